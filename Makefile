@@ -1,0 +1,61 @@
+# Everything is run from here; `make test` and `make lint` set up what is missing by themselves.
+
+PYTHON ?= python3
+
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+WIRE := src/headrace/wire
+KERNEL_SOURCES := $(wildcard $(WIRE)/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
+# Asked of the file, not of an import: a kernel that does not load has to fail the tests.
+KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
+NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
+
+.PHONY: help setup test test-quick lint bench bench-wire fuzz-wire dist clean
+
+help:
+	@echo "make setup | test | test-quick | lint | bench | bench-wire | fuzz-wire | dist | clean"
+
+setup: .venv/.ready .venv/.kernel
+	@echo "setup: ready (.venv)"
+
+.venv/.ready: pyproject.toml setup.py tools/setup_env.py
+	@$(PYTHON) tools/setup_env.py environment
+
+# Order-only: a renewed environment alone is no reason to compile again.
+.venv/.kernel: setup.py $(KERNEL_SOURCES) | .venv/.ready
+	@$(BIN)/python tools/setup_env.py kernel
+
+# Everything once; then the unit layer on the other kernel.
+test: .venv/.ready .venv/.kernel
+	@if $(KERNEL_EXISTS); then \
+		HEADRACE_KERNEL=compiled $(PYTEST) tests && HEADRACE_KERNEL=python $(PYTEST) tests/unit; \
+	else \
+		$(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) tests; \
+	fi
+
+test-quick: .venv/.ready .venv/.kernel
+	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q -m "not slow" tests/unit; else $(NO_KERNEL); fi
+	@HEADRACE_KERNEL=python $(PYTEST) -q -m "not slow" tests/unit
+
+lint: .venv/.ready
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check -q .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+bench: bench-wire
+
+bench-wire: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.wire
+
+fuzz-wire: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.fuzz_wire
+
+dist: .venv/.ready
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist .
+
+clean:
+	rm -rf .venv build dist src/*.egg-info $(WIRE)/_kernel*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

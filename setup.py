@@ -1,0 +1,40 @@
+"""The optional compiled kernel; everything else about the package is in pyproject.toml.
+
+Nothing here may fail an install: without Cython, without a C compiler or with one that gives up,
+the package works on its Python reference kernel. HEADRACE_NO_KERNEL=1 asks for that on purpose.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+WIRE = Path("src/headrace/wire")
+SOURCE = WIRE / "_kernel.pyx"
+
+
+def kernel() -> list[Extension]:
+    if os.environ.get("HEADRACE_NO_KERNEL") == "1" or not SOURCE.exists():
+        return []
+    extension = Extension(
+        "headrace.wire._kernel",
+        [str(SOURCE)],
+        include_dirs=[str(WIRE)],
+        depends=[str(path) for pattern in ("*.h", "*.px[di]") for path in sorted(WIRE.glob(pattern))],
+        extra_compile_args=["-O3"],
+    )
+    try:
+        from Cython.Build import cythonize
+
+        # The generated C goes to build/, so that the source tree holds sources only.
+        modules = cythonize([extension], build_dir="build/cython", language_level=3)  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever Cython trips over, the install goes on
+        print(f"headrace: kernel not compiled: {type(error).__name__}: {error}", file=sys.stderr)
+        return []
+    for module in modules:
+        module.optional = True  # set here because cythonize makes new objects and forgets it
+    return list(modules)
+
+
+setup(ext_modules=kernel())

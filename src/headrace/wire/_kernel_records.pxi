@@ -1,0 +1,299 @@
+# Records one by one.
+
+cdef struct Piece:
+    const uint8_t *data
+    Py_ssize_t size  # -1: null
+
+
+cdef class OpenBatch:
+    """A batch under construction in a buffer of the caller's: the records, and room for the header before them.
+
+    The buffer must not be resized or used elsewhere until the batch is sent.
+    """
+
+    cdef readonly object buffer
+    cdef uint8_t *data
+    cdef Py_ssize_t used, room
+    cdef int64_t first_timestamp, highest_timestamp
+    cdef int32_t records
+
+    def __init__(self, bytearray buffer not None):
+        self.room = len(buffer)
+        if self.room < HEADER_BYTES:
+            raise ValueError(f"expected a buffer of {HEADER_BYTES} bytes or more, got {self.room}")
+        self.buffer = buffer
+        self.data = <uint8_t *>PyByteArray_AS_STRING(buffer)
+        self.used = HEADER_BYTES
+        self.records = 0
+        self.first_timestamp = self.highest_timestamp = -1
+
+    @property
+    def size(self):
+        """Bytes used so far, header included."""
+        return self.used
+
+    @property
+    def record_count(self):
+        return self.records
+
+    @property
+    def base_timestamp(self):
+        return self.first_timestamp
+
+    @property
+    def max_timestamp(self):
+        return self.highest_timestamp
+
+    def append(self, int64_t timestamp, key, value, headers=()):
+        """Add a record and return its index, or -1 where it does not fit."""
+        cdef Piece k, v
+        cdef Py_buffer key_buffer, value_buffer
+        cdef bint key_held = _take(key, &k, &key_buffer)
+        cdef bint value_held
+        try:
+            value_held = _take(value, &v, &value_buffer)
+        except:
+            if key_held:
+                PyBuffer_Release(&key_buffer)
+            raise
+        try:
+            return self.add(timestamp, &k, &v, headers)
+        finally:
+            if key_held:
+                PyBuffer_Release(&key_buffer)
+            if value_held:
+                PyBuffer_Release(&value_buffer)
+
+    cdef int32_t add(self, int64_t timestamp, Piece *key, Piece *value, headers) except -2:
+        cdef int64_t delta = timestamp - self.first_timestamp if self.records else 0
+        cdef bytes extra = None if not headers else _encode_headers(headers)
+        cdef Py_ssize_t extra_size = 1 if extra is None else PyBytes_GET_SIZE(extra)
+        cdef Py_ssize_t body = 1 + hr_varint_size(delta) + hr_varint_size(self.records) + _piece_size(key) + _piece_size(value) + extra_size
+        cdef uint8_t *p
+        if body > 0x7FFFFFFF or body + hr_varint_size(body) > self.room - self.used or self.records == 0x7FFFFFFF:
+            return -1
+        p = hr_put_varint(self.data + self.used, body)
+        p = _put_record_head(p, delta, self.records)
+        p = _put_piece(p, key)
+        p = _put_piece(p, value)
+        if extra is None:
+            p[0] = 0
+        else:
+            memcpy(p, PyBytes_AS_STRING(extra), extra_size)
+        self.used = p + extra_size - self.data
+        if not self.records:
+            self.first_timestamp = timestamp
+        if timestamp > self.highest_timestamp or not self.records:
+            self.highest_timestamp = timestamp
+        self.records += 1
+        return self.records - 1
+
+
+cdef inline bint _take(object value, Piece *piece, Py_buffer *buffer) except -1:
+    """Point at the bytes of a value; True if `buffer` must be released."""
+    if type(value) is bytes:
+        piece.data = <const uint8_t *>PyBytes_AS_STRING(value)
+        piece.size = PyBytes_GET_SIZE(value)
+        return False
+    if value is None:
+        piece.data = NULL
+        piece.size = -1
+        return False
+    PyObject_GetBuffer(value, buffer, PyBUF_SIMPLE)
+    piece.data = <const uint8_t *>buffer.buf
+    piece.size = buffer.len
+    return True
+
+
+cdef inline Py_ssize_t _piece_size(Piece *piece) noexcept nogil:
+    return hr_varint_size(piece.size) + (piece.size if piece.size > 0 else 0)
+
+
+cdef inline uint8_t *_put_record_head(uint8_t *p, int64_t timestamp_delta, int32_t offset_delta) noexcept nogil:
+    p[0] = 0  # attributes, unused
+    p = hr_put_varint(p + 1, timestamp_delta)
+    return hr_put_varint(p, offset_delta)
+
+
+cdef inline uint8_t *_put_piece(uint8_t *p, Piece *piece) noexcept nogil:
+    p = hr_put_varint(p, piece.size)
+    if piece.size > 0:
+        memcpy(p, piece.data, piece.size)
+        p += piece.size
+    return p
+
+
+cdef bytes _encode_headers(headers):
+    """Count and headers of a record."""
+    cdef _Writer w = _Writer()
+    cdef Py_ssize_t size
+    cdef const char *text
+    cdef _View view
+    _write_varint(w, len(headers))
+    for key, value in headers:
+        text = PyUnicode_AsUTF8AndSize(key, &size)
+        _write_varint(w, size)
+        w.raw(text, size)
+        if value is None:
+            _write_varint(w, -1)
+        else:
+            view = _View(value)
+            _write_varint(w, view.size)
+            w.raw(view.data, view.size)
+    return PyBytes_FromStringAndSize(<char *>w.data, w.used)
+
+
+cdef int _write_varint(_Writer w, int64_t value) except -1:
+    w.used = hr_put_varint(w.reserve(10), value) - w.data
+    return 0
+
+
+def write_header(
+    bytearray buffer not None, Py_ssize_t size, int64_t base_offset, int32_t leader_epoch, int attributes,
+    int64_t base_timestamp, int64_t max_timestamp, int64_t producer_id, int producer_epoch, int32_t base_sequence,
+    int32_t record_count,
+):
+    """Fill in the header before the records in the first `size` bytes of `buffer`, checksum last."""
+    cdef uint8_t *p = <uint8_t *>PyByteArray_AS_STRING(buffer)
+    if not HEADER_BYTES <= size <= len(buffer):
+        raise ValueError(f"expected a batch of {HEADER_BYTES} to {len(buffer)} bytes, got {size}")
+    hr_put64(p, <uint64_t>base_offset)
+    hr_put32(p + 8, <uint32_t>(size - 12))
+    hr_put32(p + 12, <uint32_t>leader_epoch)
+    p[16] = 2
+    hr_put16(p + 21, <uint16_t>attributes)
+    hr_put32(p + 23, <uint32_t>(record_count - 1))
+    hr_put64(p + 27, <uint64_t>base_timestamp)
+    hr_put64(p + 35, <uint64_t>max_timestamp)
+    hr_put64(p + 43, <uint64_t>producer_id)
+    hr_put16(p + 51, <uint16_t>producer_epoch)
+    hr_put32(p + 53, <uint32_t>base_sequence)
+    hr_put32(p + 57, <uint32_t>record_count)
+    cdef uint32_t crc
+    with nogil:
+        crc = hr_crc32c(0, p + 21, size - 21)
+    hr_put32(p + 17, crc)
+
+
+cdef struct Parsed:
+    int64_t timestamp_delta, offset_delta
+    Piece key, value
+    const uint8_t *headers  # from the count on
+    const uint8_t *end
+
+
+cdef const char *_parse_record(const uint8_t **at, const uint8_t *end, Parsed *r) noexcept nogil:
+    """Take one record apart and step past it. Returns what was expected where it is not so, with `at` there."""
+    cdef int64_t number
+    cdef const uint8_t *p = hr_get_varint(at[0], end, 32, &number)
+    if p is NULL:
+        return b"the length of a record"
+    if number < 0 or number > end - p:
+        return b"a record within the batch"
+    r.end = p + number
+    at[0] = p
+    if p == r.end:
+        return b"the attributes of a record"
+    p = hr_get_varint(p + 1, r.end, 64, &r.timestamp_delta)
+    if p is NULL:
+        return b"a timestamp delta"
+    at[0] = p
+    p = hr_get_varint(p, r.end, 32, &r.offset_delta)
+    if p is NULL:
+        return b"an offset delta"
+    at[0] = p
+    p = _parse_piece(p, r.end, &r.key)
+    if p is NULL:
+        return b"a key within the record"
+    at[0] = p
+    p = _parse_piece(p, r.end, &r.value)
+    if p is NULL:
+        return b"a value within the record"
+    r.headers = p
+    at[0] = r.end
+    return NULL
+
+
+cdef inline const uint8_t *_parse_piece(const uint8_t *p, const uint8_t *end, Piece *piece) noexcept nogil:
+    cdef int64_t size
+    p = hr_get_varint(p, end, 32, &size)
+    if p is NULL or size < -1 or size > end - p:
+        return NULL
+    piece.data = p
+    piece.size = size
+    return p + size if size > 0 else p
+
+
+cdef const uint8_t *_parse_header_count(const uint8_t *p, const uint8_t *end, int64_t *count) noexcept nogil:
+    """Each header takes two bytes at least: a count that promises more is refused before anything is made."""
+    p = hr_get_varint(p, end, 32, count)
+    if p is NULL or count[0] < 0 or count[0] > (end - p) / 2:
+        return NULL
+    return p
+
+
+cdef object _malformed(const char *expected, const uint8_t *at, _View view):
+    return MalformedError(
+        f"expected {expected.decode()}, {view.size - (at - view.data)} bytes of the records are left",
+        offset=at - view.data,
+    )
+
+
+cdef object _piece_bytes(Piece *piece):
+    return None if piece.size < 0 else PyBytes_FromStringAndSize(<const char *>piece.data, piece.size)
+
+
+def decode_records(payload, int32_t record_count, int64_t base_offset, int64_t base_timestamp, int64_t append_time):
+    """The records in the decompressed payload of a batch. An `append_time` other than -1 overrides theirs."""
+    cdef _View view = _View(payload)
+    cdef const uint8_t *at = view.data
+    cdef const uint8_t *end = view.data + view.size
+    cdef const char *expected
+    cdef Parsed r
+    cdef list records = []
+    cdef int32_t index
+    for index in range(record_count):
+        expected = _parse_record(&at, end, &r)
+        if expected is not NULL:
+            raise _malformed(expected, at, view)
+        record = _named_tuple(Record, 5)
+        _place(record, 0, base_offset + r.offset_delta)
+        _place(record, 1, append_time if append_time >= 0 else base_timestamp + r.timestamp_delta)
+        _place(record, 2, _piece_bytes(&r.key))
+        _place(record, 3, _piece_bytes(&r.value))
+        _place(record, 4, _decode_headers(&r, view))
+        records.append(record)
+    if at != end:
+        raise MalformedError(f"expected {record_count} records, {end - at} bytes are left", offset=at - view.data)
+    return records
+
+
+cdef object _decode_headers(Parsed *r, _View view):
+    cdef int64_t count, place
+    cdef Piece piece
+    cdef const uint8_t *p
+    if r.end - r.headers == 1 and r.headers[0] == 0:
+        return ()
+    p = _parse_header_count(r.headers, r.end, &count)
+    if p is NULL:
+        raise _malformed(b"a count of headers", r.headers, view)
+    headers = PyTuple_New(count)
+    for place in range(count):
+        at = p
+        p = _parse_piece(p, r.end, &piece)
+        if p is NULL or piece.size < 0:
+            raise _malformed(b"the key of a header", at, view)
+        try:
+            key = PyUnicode_DecodeUTF8(<const char *>piece.data, piece.size, NULL)
+        except UnicodeDecodeError as error:
+            raise MalformedError(
+                f"expected the key of a header in UTF-8: {error.reason}", offset=piece.data - view.data
+            ) from None
+        at = p
+        p = _parse_piece(p, r.end, &piece)
+        if p is NULL:
+            raise _malformed(b"the value of a header", at, view)
+        _place(headers, place, (key, _piece_bytes(&piece)))
+    if p != r.end:
+        raise _malformed(b"the end of the record", p, view)
+    return headers

@@ -1,0 +1,179 @@
+"""Records in Arrow columns, in plain Python: row by row, which is what the compiled kernel avoids."""
+
+from __future__ import annotations
+
+from array import array
+
+from headrace.errors import MalformedError
+from headrace.wire._reference.checksums import murmur2
+from headrace.wire._reference.records import encode_record, read_headers, read_record_body, read_record_bounds
+from headrace.wire.layout import HEADER_BYTES, BytesColumn, EncodedBatch, Header, HeadersColumn
+from headrace.wire.primitives import Buffer
+
+RECORD_BYTES_MIN = 7
+COLUMN_BYTES_MAX = 0x7FFFFFFF  # offsets are int32
+
+
+def _is_null(validity: Buffer | None, index: int) -> bool:
+    return validity is not None and not memoryview(validity)[index >> 3] >> (index & 7) & 1
+
+
+def _cells(column: BytesColumn, rows: range) -> list[bytes | None]:
+    offsets = memoryview(column.offsets).cast("B").cast("q" if column.large else "i")
+    data = memoryview(column.data)
+    places = [column.first + row for row in rows]
+    return [None if _is_null(column.validity, p) else bytes(data[offsets[p] : offsets[p + 1]]) for p in places]
+
+
+def _headers(column: HeadersColumn, rows: int) -> list[list[Header]]:
+    offsets = memoryview(column.offsets).cast("B").cast("i")
+    result: list[list[Header]] = []
+    for place in range(column.first, column.first + rows):
+        items = range(0) if _is_null(column.validity, place) else range(offsets[place], offsets[place + 1])
+        names = [(name or b"").decode() for name in _cells(column.keys, items)]
+        result.append(list(zip(names, _cells(column.values, items), strict=True)))
+    return result
+
+
+def partition_keys(keys: BytesColumn, row_count: int, partition_count: int) -> bytearray:
+    """The partition of each key as int32: `(murmur2 & 0x7fffffff) % partition_count`, and -1 for a null key."""
+    cells = _cells(keys, range(row_count))
+    return bytearray(array("i", [-1 if k is None else (murmur2(k) & 0x7FFFFFFF) % partition_count for k in cells]))
+
+
+def encode_columns(
+    keys: BytesColumn | None,
+    values: BytesColumn,
+    headers: HeadersColumn | None,
+    timestamps: Buffer,
+    partitions: Buffer,
+    row_count: int,
+    partition_count: int,
+    batch_bytes_max: int,
+    spare: list[bytearray],
+) -> list[EncodedBatch]:
+    """Batches without headers from columns, rows in order within each partition.
+
+    `timestamps` are int64 milliseconds, `partitions` int32, both without nulls. `spare` is for the compiled kernel:
+    here nothing would be won by it.
+    """
+    key_cells = [None] * row_count if keys is None else _cells(keys, range(row_count))
+    value_cells = _cells(values, range(row_count))
+    header_cells = [[]] * row_count if headers is None else _headers(headers, row_count)
+    times = memoryview(timestamps).cast("B").cast("q")
+    places = memoryview(partitions).cast("B").cast("i")
+    if len(times) < row_count or len(places) < row_count:
+        raise ValueError(f"expected timestamps and partitions for {row_count} rows")
+    done: list[EncodedBatch] = []
+    open_batches: dict[int, EncodedBatch] = {}
+    for row in range(row_count):
+        if not 0 <= places[row] < partition_count:
+            raise ValueError(f"row {row}: partition {places[row]} is not one of the {partition_count}")
+    for row in range(row_count):
+        place, time = places[row], times[row]
+        cells = key_cells[row], value_cells[row], header_cells[row]
+        batch = open_batches.get(place)
+        if batch is not None:
+            record = encode_record(time - batch.base_timestamp, batch.record_count, *cells)
+            if batch.size + len(record) > batch_bytes_max:
+                done.append(batch)
+                batch = None
+        if batch is None:
+            record = encode_record(0, 0, *cells)
+            batch = EncodedBatch(place, bytearray(HEADER_BYTES), 0, time, time)
+        batch.buffer.extend(record)
+        open_batches[place] = batch._replace(
+            record_count=batch.record_count + 1, max_timestamp=max(batch.max_timestamp, time)
+        )
+    return done + [open_batches[place] for place in sorted(open_batches)]
+
+
+class ColumnDecoder:
+    """Collects the records of many batches in Arrow's layout."""
+
+    def __init__(self, with_headers: bool) -> None:
+        self._with_headers = with_headers
+        self._offsets = array("q")
+        self._timestamps = array("q")
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+        self._header_lists = array("i", [0])
+        self._header_keys: list[bytes | None] = []
+        self._header_values: list[bytes | None] = []
+        self._bytes = 0
+
+    @property
+    def row_count(self) -> int:
+        return len(self._keys)
+
+    def add(
+        self,
+        payload: Buffer,
+        record_count: int,
+        base_offset: int,
+        base_timestamp: int,
+        append_time: int,
+        first_offset: int,
+        end_offset: int,
+    ) -> None:
+        """Add the records of a decompressed payload with first_offset <= offset < end_offset.
+
+        After an error the decoder must not be used any further.
+        """
+        view = memoryview(payload)
+        if not 0 <= record_count <= len(view) // RECORD_BYTES_MIN:
+            raise MalformedError(
+                f"expected at most {len(view) // RECORD_BYTES_MIN} records, got {record_count}", offset=0
+            )
+        self._bytes += len(view)
+        if self._bytes > COLUMN_BYTES_MAX:
+            raise ValueError(f"a column would pass {COLUMN_BYTES_MAX} bytes: finish it before adding more")
+        pos = 0
+        for _ in range(record_count):
+            start, end, pos = read_record_bounds(view, pos)
+            timestamp, offset, key, value, at = read_record_body(view, start, end)
+            offset += base_offset
+            if not first_offset <= offset < end_offset:
+                continue
+            self._offsets.append(offset)
+            self._timestamps.append(append_time if append_time >= 0 else base_timestamp + timestamp)
+            self._keys.append(key)
+            self._values.append(value)
+            if self._with_headers:
+                for name, content in read_headers(view, at, end):
+                    self._header_keys.append(name.encode())
+                    self._header_values.append(content)
+                self._header_lists.append(len(self._header_keys))
+        if pos != len(view):
+            raise MalformedError(f"expected {record_count} records, {len(view) - pos} bytes are left", offset=pos)
+
+    def finish(self) -> tuple[bytearray, bytearray, _Column, _Column, tuple[bytearray, _Column, _Column] | None]:
+        """Offsets, timestamps, keys, values, and (with headers) list offsets, keys and values of them.
+
+        A column of bytes is (validity or None, int32 offsets, data). The decoder is spent.
+        """
+        headers = None
+        if self._with_headers:
+            headers = bytearray(self._header_lists), _column(self._header_keys), _column(self._header_values)
+        return (
+            bytearray(self._offsets),
+            bytearray(self._timestamps),
+            _column(self._keys),
+            _column(self._values),
+            headers,
+        )
+
+
+_Column = tuple[bytearray | None, bytearray, bytearray]
+
+
+def _column(cells: list[bytes | None]) -> _Column:
+    validity = bytearray((len(cells) + 7) // 8)
+    offsets = array("i", [0])
+    data = bytearray()
+    for row, cell in enumerate(cells):
+        if cell is not None:
+            validity[row >> 3] |= 1 << (row & 7)
+            data += cell
+        offsets.append(len(data))
+    return validity if None in cells else None, bytearray(offsets), data

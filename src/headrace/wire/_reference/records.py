@@ -1,0 +1,191 @@
+"""Records one by one, in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.errors import MalformedError
+from headrace.wire._reference.checksums import crc32c
+from headrace.wire.layout import (
+    ATTRIBUTES_OFFSET,
+    CRC_OFFSET,
+    HEADER_BYTES,
+    PREFIX_BYTES,
+    Header,
+    Record,
+    header_layout,
+)
+from headrace.wire.primitives import Buffer, read_varint, read_varlong, write_varint
+
+RECORD_COUNT_MAX = 0x7FFFFFFF
+
+
+class OpenBatch:
+    """A batch under construction in a buffer of the caller's: the records, and room for the header before them.
+
+    The buffer must not be resized or used elsewhere until the batch is sent.
+    """
+
+    def __init__(self, buffer: bytearray) -> None:
+        if len(buffer) < HEADER_BYTES:
+            raise ValueError(f"expected a buffer of {HEADER_BYTES} bytes or more, got {len(buffer)}")
+        self.buffer = buffer
+        self.size = HEADER_BYTES
+        self.record_count = 0
+        self.base_timestamp = self.max_timestamp = -1
+
+    def append(self, timestamp: int, key: Buffer | None, value: Buffer | None, headers: Iterable[Header] = ()) -> int:
+        """Add a record and return its index, or -1 where it does not fit."""
+        index = self.record_count
+        record = encode_record(timestamp - self.base_timestamp if index else 0, index, key, value, headers)
+        if self.size + len(record) > len(self.buffer) or index == RECORD_COUNT_MAX:
+            return -1
+        self.buffer[self.size : self.size + len(record)] = record
+        self.size += len(record)
+        if not index:
+            self.base_timestamp = self.max_timestamp = timestamp
+        self.max_timestamp = max(self.max_timestamp, timestamp)
+        self.record_count += 1
+        return index
+
+
+def encode_record(
+    timestamp_delta: int, offset_delta: int, key: Buffer | None, value: Buffer | None, headers: Iterable[Header]
+) -> bytearray:
+    """A record with its length before it."""
+    body = bytearray(b"\0")  # attributes, unused
+    write_varint(body, timestamp_delta)
+    write_varint(body, offset_delta)
+    _write_piece(body, key)
+    _write_piece(body, value)
+    pairs = list(headers)
+    write_varint(body, len(pairs))
+    for name, content in pairs:
+        _write_piece(body, name.encode())
+        _write_piece(body, content)
+    record = bytearray()
+    write_varint(record, len(body))
+    return record + body
+
+
+def _write_piece(out: bytearray, piece: Buffer | None) -> None:
+    if piece is None:
+        write_varint(out, -1)
+        return
+    data = memoryview(piece).cast("B")
+    write_varint(out, len(data))
+    out += data
+
+
+def write_header(
+    buffer: bytearray,
+    size: int,
+    base_offset: int,
+    leader_epoch: int,
+    attributes: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    record_count: int,
+) -> None:
+    """Fill in the header before the records in the first `size` bytes of `buffer`, checksum last."""
+    if not HEADER_BYTES <= size <= len(buffer):
+        raise ValueError(f"expected a batch of {HEADER_BYTES} to {len(buffer)} bytes, got {size}")
+    header_layout.pack_into(
+        buffer,
+        0,
+        base_offset,
+        size - PREFIX_BYTES,
+        leader_epoch,
+        2,
+        0,
+        attributes,
+        record_count - 1,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        record_count,
+    )
+    with memoryview(buffer) as view:
+        checksum = crc32c(view[ATTRIBUTES_OFFSET:size])
+    buffer[CRC_OFFSET:ATTRIBUTES_OFFSET] = checksum.to_bytes(4, "big")
+
+
+def decode_records(
+    payload: Buffer, record_count: int, base_offset: int, base_timestamp: int, append_time: int
+) -> list[Record]:
+    """The records in the decompressed payload of a batch. An `append_time` other than -1 overrides theirs."""
+    view = memoryview(payload)
+    records = []
+    pos = 0
+    for _ in range(record_count):
+        start, end, pos = read_record_bounds(view, pos)
+        timestamp, offset, key, value, at = read_record_body(view, start, end)
+        headers = read_headers(view, at, end)
+        records.append(
+            Record(
+                base_offset + offset,
+                append_time if append_time >= 0 else base_timestamp + timestamp,
+                key,
+                value,
+                headers,
+            )
+        )
+    if pos != len(view):
+        raise MalformedError(f"expected {record_count} records, {len(view) - pos} bytes are left", offset=pos)
+    return records
+
+
+def read_record_bounds(view: memoryview, pos: int) -> tuple[int, int, int]:
+    """Start and end of the record at `pos`, and where the next one is."""
+    length, start = read_varint(view, pos, len(view))
+    if not 0 <= length <= len(view) - start:
+        raise MalformedError(
+            f"expected a record within the batch, {len(view) - start} bytes of the records are left", offset=pos
+        )
+    return start, start + length, start + length
+
+
+def read_record_body(view: memoryview, pos: int, end: int) -> tuple[int, int, bytes | None, bytes | None, int]:
+    """Timestamp delta, offset delta, key, value, and where the headers start."""
+    if pos >= end:
+        raise MalformedError("expected the attributes of a record, 0 bytes of it are left", offset=pos)
+    timestamp, pos = read_varlong(view, pos + 1, end)
+    offset, pos = read_varint(view, pos, end)
+    key, pos = _read_piece(view, pos, end, "a key")
+    value, pos = _read_piece(view, pos, end, "a value")
+    return timestamp, offset, key, value, pos
+
+
+def read_headers(view: memoryview, pos: int, end: int) -> tuple[Header, ...]:
+    """The headers, which must fill the rest of the record."""
+    count, at = read_varint(view, pos, end)
+    if not 0 <= count <= (end - at) // 2:
+        raise MalformedError(f"expected a count of headers, got {count} with {end - at} bytes left", offset=pos)
+    headers = []
+    for _ in range(count):
+        start = at
+        name, at = _read_piece(view, at, end, "the key of a header")
+        if name is None:
+            raise MalformedError("expected the key of a header, got null", offset=start)
+        content, at = _read_piece(view, at, end, "the value of a header")
+        try:
+            headers.append((name.decode(), content))
+        except UnicodeDecodeError as error:
+            raise MalformedError(f"expected the key of a header in UTF-8: {error.reason}", offset=start) from None
+    if at != end:
+        raise MalformedError(f"expected the end of the record, {end - at} bytes are left", offset=at)
+    return tuple(headers)
+
+
+def _read_piece(view: memoryview, pos: int, end: int, what: str) -> tuple[bytes | None, int]:
+    size, start = read_varint(view, pos, end)
+    if not -1 <= size <= end - start:
+        raise MalformedError(f"expected {what} within the record, got a size of {size}", offset=pos)
+    if size < 0:
+        return None, start
+    return bytes(view[start : start + size]), start + size

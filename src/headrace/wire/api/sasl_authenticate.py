@@ -1,0 +1,16 @@
+"""Key 36: the exchange of a SASL mechanism."""
+
+from __future__ import annotations
+
+from headrace.wire.schema import Message, bytes_, int16, int64, string
+
+
+class SaslAuthenticateRequest(Message, api_key=36, versions="0-2", flexible="2+"):
+    auth_bytes: bytes = bytes_(secret=True)
+
+
+class SaslAuthenticateResponse(Message, api_key=36, versions="0-2", flexible="2+"):
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+    auth_bytes: bytes = bytes_(secret=True)
+    session_lifetime_ms: int = int64("1+", ignorable=True)

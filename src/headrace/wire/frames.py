@@ -1,0 +1,152 @@
+"""Frames: a size, a header, a message.
+
+    bytes of a peer → FrameDecoder.feed → frames → decode_request / decode_response → message
+    message → encode_request / encode_response → a gather list for `sendmsg`: the record batches of a
+    produce request (or of a fetch response) are in it by reference
+
+Which header goes with which message follows from (API key, version) alone: flexible versions have
+tagged fields in the header too. The one exception is the response of ApiVersions, whose header stays at
+version 0, because a client reads it before both sides have agreed on anything (KIP-511).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from headrace.errors import MalformedError
+from headrace.wire.api import request_class, response_class
+from headrace.wire.primitives import Buffer, read_uvarint
+from headrace.wire.schema import Message, codec
+
+FRAME_BYTES_MAX = 100 * 1024 * 1024  # what brokers take by default: socket.request.max.bytes
+API_VERSIONS = 18
+
+_request_head = struct.Struct(">hhih")
+_int32 = struct.Struct(">i")
+
+
+class RequestHeader(NamedTuple):
+    """What stands before every request."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+
+
+def encode_request(message: Message, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:
+    """A whole request frame as a gather list."""
+    raw_id = b"" if client_id is None else client_id.encode()
+    head = _request_head.pack(message.api_key, version, correlation_id, -1 if client_id is None else len(raw_id))
+    head += raw_id
+    if version in message.flexible:
+        head += b"\0"
+    return codec(type(message), version).encode_frame(message, head)
+
+
+def encode_response(message: Message, version: int, correlation_id: int) -> list[Buffer]:
+    """A whole response frame as a gather list."""
+    head = _int32.pack(correlation_id)
+    if version in message.flexible and message.api_key != API_VERSIONS:
+        head += b"\0"
+    return codec(type(message), version).encode_frame(message, head)
+
+
+def decode_request_header(frame: Buffer) -> tuple[RequestHeader, int]:
+    """The header of a request frame (without its size) and where the message starts."""
+    if len(frame) < _request_head.size:
+        raise MalformedError(f"expected a request header of 10 bytes or more, got {len(frame)} bytes", offset=0)
+    key, version, correlation_id, id_length = _request_head.unpack_from(frame)
+    pos = _request_head.size
+    client_id = None
+    if id_length >= 0:
+        if id_length > len(frame) - pos:
+            raise MalformedError(f"expected a client id of {id_length} bytes, {len(frame) - pos} left", offset=8)
+        try:
+            client_id = str(frame[pos : pos + id_length], "utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedError(f"expected a client id in UTF-8: {error.reason}", offset=pos) from None
+        pos += id_length
+    elif id_length != -1:
+        raise MalformedError(f"expected the length of the client id, got {id_length}", offset=8)
+    return RequestHeader(key, version, correlation_id, client_id), pos
+
+
+def decode_request_body(header: RequestHeader, frame: Buffer, pos: int) -> Message:
+    """The message after a request header. Raises UnsupportedVersionError for what we do not speak."""
+    cls = request_class(header.api_key)
+    message_codec = codec(cls, header.api_version)
+    if header.api_version in cls.flexible:
+        pos = _skip_tags(frame, pos)
+    message: Message = message_codec.decode(frame, pos)
+    return message
+
+
+def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Message]:
+    """Correlation id and message of a response frame (without its size)."""
+    cls = response_class(api_key)
+    correlation_id = decode_correlation_id(frame)
+    pos = _int32.size
+    if version in cls.flexible and api_key != API_VERSIONS:
+        pos = _skip_tags(frame, pos)
+    return correlation_id, codec(cls, version).decode(frame, pos)
+
+
+def decode_correlation_id(frame: Buffer) -> int:
+    """The first four bytes of a response: enough to know which request it answers."""
+    if len(frame) < _int32.size:
+        raise MalformedError(f"expected a correlation id of 4 bytes, got {len(frame)} bytes", offset=0)
+    return int(_int32.unpack_from(frame)[0])
+
+
+def _skip_tags(frame: Buffer, pos: int) -> int:
+    """No tagged field of a header has a meaning yet: step over them."""
+    end = len(frame)
+    count, pos = read_uvarint(frame, pos, end)
+    for _ in range(count):
+        _, pos = read_uvarint(frame, pos, end)
+        start = pos
+        size, pos = read_uvarint(frame, pos, end)
+        if size > end - pos:
+            raise MalformedError(f"expected a tagged field of {size} bytes, {end - pos} left", offset=start)
+        pos += size
+    return pos
+
+
+class FrameDecoder:
+    """Cuts a stream of bytes into frames.
+
+    Memory follows what has arrived, never what a size prefix promises.
+    """
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._pending = bytearray()
+
+    def feed(self, data: Buffer) -> list[bytes]:
+        """The frames that `data` completes, without their size prefix."""
+        pending = self._pending
+        pending += data
+        frames: list[bytes] = []
+        pos = 0
+        while len(pending) - pos >= _int32.size:
+            (size,) = _int32.unpack_from(pending, pos)
+            if not 0 <= size <= self._frame_bytes_max:
+                raise MalformedError(
+                    f"expected a frame of 0 to {self._frame_bytes_max} bytes, got a size of {size}", offset=pos
+                )
+            if len(pending) - pos - _int32.size < size:
+                break
+            start = pos + _int32.size
+            pos = start + size
+            with memoryview(pending) as view:
+                frames.append(bytes(view[start:pos]))
+        if pos:
+            del pending[:pos]
+        return frames
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much of an unfinished frame is held."""
+        return len(self._pending)

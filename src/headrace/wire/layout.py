@@ -1,0 +1,124 @@
+"""Shapes that the kernels and their callers share: a batch header, a record, a column of bytes."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from headrace.wire.primitives import Buffer
+
+# The header of a record batch, magic 2. Base offset and leader epoch lie outside the checksum, so that a
+# broker can set them without touching the rest.
+HEADER_BYTES = 61
+LENGTH_OFFSET = 8
+EPOCH_OFFSET = 12
+MAGIC_OFFSET = 16
+CRC_OFFSET = 17
+ATTRIBUTES_OFFSET = 21
+PREFIX_BYTES = 12  # base offset and length: what the length does not count
+header_layout = struct.Struct(">qiibIhiqqqhii")
+assert header_layout.size == HEADER_BYTES
+
+CODEC_MASK = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_LEADER_EPOCH = -1
+NO_TIMESTAMP = -1
+
+RECORD_OVERHEAD_BYTES_MAX = 36
+"""What a record takes at most beside key, value and headers: the varints at their longest."""
+
+Header = tuple[str, bytes | None]
+
+
+class BatchHeader(NamedTuple):
+    """The 61 bytes before the records of a batch."""
+
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return self.length + PREFIX_BYTES
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_MASK
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def append_time(self) -> int:
+        """The timestamp of all records if the broker set it, else -1."""
+        return self.max_timestamp if self.attributes & LOG_APPEND_TIME else NO_TIMESTAMP
+
+
+class Record(NamedTuple):
+    """A record as it is read."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+
+
+class BytesColumn(NamedTuple):
+    """An Arrow column of binary or string, as its buffers."""
+
+    validity: Buffer | None
+    offsets: Buffer  # int32, or int64 if large
+    data: Buffer
+    first: int  # where in the buffers row 0 is
+    large: bool
+
+
+class HeadersColumn(NamedTuple):
+    """An Arrow column of list<struct<key, value>>, as its buffers."""
+
+    validity: Buffer | None
+    offsets: Buffer  # int32
+    first: int
+    keys: BytesColumn
+    values: BytesColumn
+
+
+class EncodedBatch(NamedTuple):
+    """Records of one partition, encoded, with room for the header before them."""
+
+    partition: int
+    buffer: bytearray
+    record_count: int
+    base_timestamp: int
+    max_timestamp: int
+
+    @property
+    def size(self) -> int:
+        return len(self.buffer)

@@ -1,0 +1,65 @@
+"""Varints in plain Python, for the reference kernel and for whatever is not hot.
+
+Kafka has two sorts: unsigned (lengths and tags of flexible messages) and zigzag (everything inside
+a record). Both put seven bits in a byte, lowest first, at most five bytes for 32 bits and ten for 64.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import MalformedError
+
+Buffer = bytes | bytearray | memoryview
+
+UVARINT_BYTES_MAX = 5
+VARLONG_BYTES_MAX = 10
+
+
+def write_uvarint(out: bytearray, value: int) -> None:
+    """Append an unsigned varint."""
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def write_varint(out: bytearray, value: int) -> None:
+    """Append a zigzag varint (32 or 64 bits: the encoding is the same)."""
+    write_uvarint(out, value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def read_uvarint(buf: Buffer, pos: int, end: int, bytes_max: int = UVARINT_BYTES_MAX) -> tuple[int, int]:
+    """The unsigned varint at `pos` and the position after it; what lies beyond 32 (64) bits is refused."""
+    value = shift = 0
+    start = pos
+    while True:
+        if pos >= end:
+            raise MalformedError("expected a varint, but the buffer ends inside it", offset=start)
+        byte = buf[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if pos - start == bytes_max:
+            raise MalformedError(f"expected a varint of at most {bytes_max} bytes, but it goes on", offset=start)
+    if value >> (32 if bytes_max == UVARINT_BYTES_MAX else 64):
+        raise MalformedError(f"expected a varint of at most {bytes_max} bytes, got {value}", offset=start)
+    return value, pos
+
+
+def read_varint(buf: Buffer, pos: int, end: int) -> tuple[int, int]:
+    """A zigzag varint of 32 bits."""
+    raw, pos = read_uvarint(buf, pos, end)
+    return raw >> 1 ^ -(raw & 1), pos
+
+
+def read_varlong(buf: Buffer, pos: int, end: int) -> tuple[int, int]:
+    """A zigzag varint of 64 bits."""
+    raw, pos = read_uvarint(buf, pos, end, VARLONG_BYTES_MAX)
+    return raw >> 1 ^ -(raw & 1), pos
+
+
+def varint_size(value: int) -> int:
+    """How many bytes `write_varint` takes."""
+    raw = value << 1 if value >= 0 else (-value << 1) - 1
+    return max(1, (raw.bit_length() + 6) // 7)

@@ -1,0 +1,235 @@
+"""Record batches (magic 2): sealing them, cutting them out of bytes, reading the records in them.
+
+    one by one      OpenBatch.append … → seal → bytes to send
+    in columns      columns.encode     → seal → bytes to send
+    bytes of a log or of a fetch → read_batches → RecordBatch → records(), or columns.ArrowDecoder
+
+A sealed batch lies in one piece, in the buffer it was built in unless it was compressed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from headrace.errors import CorruptBatchError, MalformedError
+from headrace.wire.compression import DECOMPRESSED_BYTES_MAX, NONE, compress, decompress
+from headrace.wire.kernel import kernel
+from headrace.wire.layout import (
+    ATTRIBUTES_OFFSET,
+    CONTROL,
+    HEADER_BYTES,
+    LENGTH_OFFSET,
+    LOG_APPEND_TIME,
+    MAGIC_OFFSET,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    PREFIX_BYTES,
+    RECORD_OVERHEAD_BYTES_MAX,
+    TRANSACTIONAL,
+    BatchHeader,
+    EncodedBatch,
+    Header,
+    Record,
+    header_layout,
+)
+from headrace.wire.primitives import Buffer
+
+OpenBatch = kernel.OpenBatch
+
+_control_key = struct.Struct(">hh")
+_control_value = struct.Struct(">hi")
+_length = struct.Struct(">i")
+
+
+class Producer(NamedTuple):
+    """Who wrote a batch: what makes it idempotent, and part of a transaction."""
+
+    producer_id: int = NO_PRODUCER_ID
+    epoch: int = NO_PRODUCER_EPOCH
+    base_sequence: int = NO_SEQUENCE
+    transactional: bool = False
+
+
+NO_PRODUCER = Producer()
+
+
+def seal(
+    batch: OpenBatch | EncodedBatch,
+    *,
+    codec: int = NONE,
+    level: int | None = None,
+    producer: Producer = NO_PRODUCER,
+    base_offset: int = 0,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    attributes: int = 0,
+    max_timestamp: int | None = None,
+) -> memoryview:
+    """Compress the records and put the header before them. The batch must not be appended to any more."""
+    buffer, size = batch.buffer, batch.size
+    if codec != NONE:
+        with memoryview(buffer) as view:
+            payload = compress(codec, view[HEADER_BYTES:size], level)
+        buffer, size = bytearray(HEADER_BYTES) + payload, HEADER_BYTES + len(payload)
+    kernel.write_header(
+        buffer,
+        size,
+        base_offset,
+        leader_epoch,
+        attributes | codec | (TRANSACTIONAL if producer.transactional else 0),
+        batch.base_timestamp,
+        batch.max_timestamp if max_timestamp is None else max_timestamp,
+        producer.producer_id,
+        producer.epoch,
+        producer.base_sequence,
+        batch.record_count,
+    )
+    return memoryview(buffer)[:size]
+
+
+def encode(
+    records: Iterable[Record],
+    *,
+    codec: int = NONE,
+    level: int | None = None,
+    producer: Producer = NO_PRODUCER,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    append_time: int | None = None,
+    control: bool = False,
+) -> memoryview:
+    """A batch of records whose offsets follow one another; with `append_time`, as if the broker had set it."""
+    rows = list(records)
+    batch = OpenBatch(bytearray(HEADER_BYTES + sum(record_bytes_max(r.key, r.value, r.headers) for r in rows)))
+    for record in rows:
+        batch.append(record.timestamp, record.key, record.value, record.headers)
+    return seal(
+        batch,
+        codec=codec,
+        level=level,
+        producer=producer,
+        base_offset=rows[0].offset if rows else 0,
+        leader_epoch=leader_epoch,
+        attributes=(CONTROL if control else 0) | (0 if append_time is None else LOG_APPEND_TIME),
+        max_timestamp=append_time,
+    )
+
+
+def record_bytes_max(key: Buffer | None, value: Buffer | None, headers: Iterable[Header] = ()) -> int:
+    """The most that a record can take in a batch."""
+    size = RECORD_OVERHEAD_BYTES_MAX + (len(key) if key else 0) + (len(value) if value else 0)
+    for name, content in headers:
+        # Two lengths of five bytes at most; four bytes at most for a character in UTF-8.
+        size += 10 + (len(name) if name.isascii() else 4 * len(name)) + (len(content) if content else 0)
+    return size
+
+
+class RecordBatch:
+    """A batch as it lies in a buffer: the header is parsed, the records are not."""
+
+    __slots__ = ("header", "view")
+
+    def __init__(self, header: BatchHeader, view: memoryview) -> None:
+        self.header = header
+        self.view = view
+
+    def verify(self) -> None:
+        """Check the checksum."""
+        computed = kernel.crc32c(self.view[ATTRIBUTES_OFFSET:])
+        if computed != self.header.crc:
+            raise CorruptBatchError(
+                f"batch at offset {self.header.base_offset}: its checksum says {self.header.crc:#010x}, "
+                f"its bytes give {computed:#010x}"
+            )
+
+    def payload(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
+        """The records, decompressed, still encoded."""
+        return decompress(self.header.codec, self.view[HEADER_BYTES:], bytes_max)
+
+    def records(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> list[Record]:
+        """The records as objects, after checking the checksum."""
+        self.verify()
+        header = self.header
+        return kernel.decode_records(
+            self.payload(bytes_max), header.record_count, header.base_offset, header.base_timestamp, header.append_time
+        )
+
+    def __repr__(self) -> str:
+        header = self.header
+        return f"RecordBatch(offsets {header.base_offset}-{header.last_offset}, {header.size} bytes)"
+
+
+def read_batches(data: Buffer, *, partial: bool = False) -> Iterator[RecordBatch]:
+    """The batches in `data`, one after the other.
+
+    A fetch may end in the middle of a batch, for brokers cut at a number of bytes: `partial` leaves that tail out.
+    """
+    view = memoryview(data)
+    pos, end = 0, len(view)
+    while pos < end:
+        batch = parse_batch(view, pos, partial=partial)
+        if batch is None:
+            return
+        yield batch
+        pos += batch.header.size
+
+
+def parse_batch(view: memoryview, pos: int, *, partial: bool = False) -> RecordBatch | None:
+    """The batch at `pos`, its header checked against what is there; None for a partial tail where that may be."""
+    left = len(view) - pos
+    if left >= PREFIX_BYTES:
+        (length,) = _length.unpack_from(view, pos + LENGTH_OFFSET)
+        if left > MAGIC_OFFSET and view[pos + MAGIC_OFFSET] != 2:
+            raise MalformedError(
+                f"expected a record batch with magic 2, got magic {view[pos + MAGIC_OFFSET]}", offset=pos + MAGIC_OFFSET
+            )
+        if length < HEADER_BYTES - PREFIX_BYTES:
+            raise MalformedError(
+                f"expected a batch length of {HEADER_BYTES - PREFIX_BYTES} or more, got {length}",
+                offset=pos + LENGTH_OFFSET,
+            )
+        if length <= left - PREFIX_BYTES:
+            header = BatchHeader._make(header_layout.unpack_from(view, pos))
+            if header.record_count < 0 or header.last_offset_delta < 0:
+                raise MalformedError(
+                    f"expected counts of 0 or more, got {header.record_count} records and a last offset delta "
+                    f"of {header.last_offset_delta}",
+                    offset=pos,
+                )
+            return RecordBatch(header, view[pos : pos + header.size])
+        if partial:
+            return None
+        raise MalformedError(f"expected a batch of {length + PREFIX_BYTES} bytes, {left} left", offset=pos)
+    if partial:
+        return None
+    raise MalformedError(f"expected a batch of {HEADER_BYTES} bytes or more, {left} left", offset=pos)
+
+
+class Marker(NamedTuple):
+    """The end of a transaction in a partition."""
+
+    committed: bool
+    coordinator_epoch: int
+
+
+def encode_marker(marker: Marker, producer_id: int, epoch: int, timestamp: int, offset: int = 0) -> memoryview:
+    """The control batch that a coordinator has written to end a transaction."""
+    key = _control_key.pack(0, int(marker.committed))
+    value = _control_value.pack(0, marker.coordinator_epoch)
+    writer = Producer(producer_id, epoch, NO_SEQUENCE, transactional=True)
+    return encode([Record(offset, timestamp, key, value, ())], producer=writer, control=True)
+
+
+def decode_marker(record: Record) -> Marker | None:
+    """What the record of a control batch says; None for kinds that do not end a transaction."""
+    if record.key is None or len(record.key) < _control_key.size:
+        raise MalformedError(f"expected the key of a control record, got {record.key!r}", offset=0)
+    _, kind = _control_key.unpack_from(record.key)
+    if kind not in (0, 1):
+        return None
+    if record.value is None or len(record.value) < _control_value.size:
+        raise MalformedError(f"expected the value of a transaction marker, got {record.value!r}", offset=0)
+    _, coordinator_epoch = _control_value.unpack_from(record.value)
+    return Marker(kind == 1, coordinator_epoch)

@@ -1,0 +1,178 @@
+"""docs/behaviours.md tells the truth: a row is done when, and only when, a test shows it.
+
+The markers are read from the tests' source, not from a pytest run: a run of one file, or on a machine
+that skips some, must not make the other tests look missing.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+ROW = re.compile(r"\| ([A-Z]\d\d) \| (\S[^|]*\S) \| (pending|done) \|")
+HEAD_OR_RULE = re.compile(r"\| ID \|.*|\|[-|: ]+\|")
+
+
+def check(table: str, tests: Path) -> list[str]:
+    """What is wrong between the table and the tests, one sentence each; empty when all is well."""
+    rows, complaints = read_table(table)
+    shown, complaints_of_tests = read_tests(tests)
+    complaints += complaints_of_tests
+    known = {row for row, _ in rows}
+    for row, count in Counter(row for row, _ in rows).items():
+        if count > 1:
+            complaints.append(f"{row}: {count} rows have this ID")
+    for row, status in rows:
+        if status == "done" and row not in shown:
+            complaints.append(f"{row}: done, but no test shows it")
+        if status == "pending" and row in shown:
+            complaints.append(f"{row}: still pending, but shown at {shown[row]}")
+    complaints += [f"{place}: there is no row {row}" for row, place in shown.items() if row not in known]
+    return complaints
+
+
+def read_table(table: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """The (ID, status) of each row, and a complaint for each table line that is not a row."""
+    rows, complaints = [], []
+    for line in table.splitlines():
+        if match := ROW.fullmatch(line):
+            rows.append((match[1], match[3]))
+        elif line.lstrip().startswith("|") and not HEAD_OR_RULE.fullmatch(line):
+            complaints.append(f"not of the form `| P01 | … | pending |`: {line}")
+    return rows, complaints
+
+
+def read_tests(tests: Path) -> tuple[dict[str, str], list[str]]:
+    """Where each ID is shown, and a complaint for each marker that marks nothing."""
+    shown: dict[str, str] = {}
+    complaints = []
+    for path in sorted(tests.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        in_force = set()
+        for marker in markers_on_tests(tree) if path.name.startswith("test_") else ():
+            names = [arg.value for arg in marker.args if isinstance(arg, ast.Constant)]
+            if names and len(names) == len(marker.args):
+                in_force.add(marker.func)
+                shown |= {str(name): f"{path.relative_to(tests)}:{marker.lineno}" for name in names}
+        for node in ast.walk(tree):
+            if is_behaviour(node) and node not in in_force:
+                assert isinstance(node, ast.Attribute)
+                where = f"{path.relative_to(tests)}:{node.lineno}"
+                complaints.append(f"{where}: a behaviour marker stands on a test and names its IDs literally")
+    return shown, complaints
+
+
+def markers_on_tests(tree: ast.Module) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            is_test = node.name.startswith("Test" if isinstance(node, ast.ClassDef) else "test")
+            for decorator in node.decorator_list if is_test else ():
+                if isinstance(decorator, ast.Call) and is_behaviour(decorator.func):
+                    yield decorator
+
+
+def is_behaviour(node: ast.AST) -> bool:
+    """Whether this is the `pytest.mark.behaviour` of a marker."""
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "behaviour"
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "mark"
+    )
+
+
+def test_the_table_and_the_tests_agree():
+    table = (PROJECT / "docs" / "behaviours.md").read_text(encoding="utf-8")
+    assert read_table(table)[0], "the table has no rows"
+    assert check(table, PROJECT / "tests") == []
+
+
+# --- the check itself, on planted tables and tests ---
+
+TABLE = "| ID | behaviour | status |\n|---|---|---|\n| P01 | it runs | {P01} |\n| P02 | it stops | {P02} |\n"
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """check() on rows P01 and P02 of the given status, and tests/<folder>/<file> of the given source."""
+
+    def run(source: str, file: str = "test_planted.py", **status: str) -> list[str]:
+        (tmp_path / "tests" / "deep").mkdir(parents=True)
+        (tmp_path / "tests" / "deep" / file).write_text(source)
+        return check(TABLE.format(**{"P01": "pending", "P02": "pending", **status}), tmp_path / "tests")
+
+    return run
+
+
+MARKED = '@pytest.mark.behaviour("P01")\n'
+
+
+def test_all_pending_and_no_marker_is_fine(planted):
+    assert planted("def test_x(): ...") == []
+
+
+@pytest.mark.parametrize("test", ["def test_x(): ...", "async def test_x(): ...", "class TestX: ..."])
+def test_a_done_row_with_its_test_is_fine(planted, test):
+    assert planted(MARKED + test, P01="done") == []
+
+
+def test_one_test_may_show_several_rows(planted):
+    marked = '@pytest.mark.behaviour("P01", "P02")\ndef test_x(): ...'
+    assert planted(marked, P01="done", P02="done") == []
+
+
+def test_a_method_may_carry_the_marker(planted):
+    source = "class TestX:\n @pytest.mark.slow\n @pytest.mark.behaviour('P01')\n def test_y(self): ...\n"
+    assert planted(source, P01="done") == []
+
+
+def test_a_done_row_without_a_test_is_told(planted):
+    assert planted("def test_x(): ...", P02="done") == ["P02: done, but no test shows it"]
+
+
+def test_a_pending_row_with_a_test_is_told(planted):
+    assert planted(MARKED + "def test_x(): ...") == ["P01: still pending, but shown at deep/test_planted.py:1"]
+
+
+def test_an_unknown_id_is_told(planted):
+    assert planted('@pytest.mark.behaviour("X99")\ndef test_x(): ...') == [
+        "deep/test_planted.py:1: there is no row X99"
+    ]
+
+
+def test_a_duplicate_row_is_told(tmp_path):
+    twice = "| P01 | it runs | pending |\n| P01 | it stops | pending |\n"
+    assert check(twice, tmp_path) == ["P01: 2 rows have this ID"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["| P1 | it runs | pending |", "| P01 | it runs | maybe |", "|P01|it runs|done|", "| P01 |  | done |"],
+)
+def test_a_line_that_is_nearly_a_row_is_told(tmp_path, line):
+    (complaint,) = check(line, tmp_path)
+    assert complaint.endswith(line)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        MARKED + "def helper(): ...",
+        "@pytest.mark.behaviour\ndef test_x(): ...",
+        "@pytest.mark.behaviour()\ndef test_x(): ...",
+        "@pytest.mark.behaviour(NAME)\ndef test_x(): ...",
+        "pytestmark = pytest.mark.behaviour('P01')",
+    ],
+)
+def test_a_marker_that_marks_nothing_shows_nothing_and_is_told(planted, source):
+    complaints = planted(source, P01="done")
+    assert "P01: done, but no test shows it" in complaints
+    assert any("stands on a test and names its IDs" in complaint for complaint in complaints)
+
+
+def test_a_marker_in_a_file_pytest_does_not_collect_is_told(planted):
+    assert len(planted(MARKED + "def test_x(): ...", file="helpers.py", P01="done")) == 2

@@ -1,0 +1,88 @@
+"""The import contracts of pyproject.toml hold, and would notice if they did not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+SOURCES = PROJECT.parent / "src"
+LAYERS = ("errors", "config", "wire", "broker", "client", "producer", "legacy", "spark", "cli", "ui")
+
+
+def lint(sources: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Check the package under `sources`: a process of its own, for imports are looked up on sys.path."""
+    code = (
+        "import sys; from importlinter.cli import lint_imports;"
+        f" sys.exit(lint_imports({str(PROJECT)!r}, no_cache=True, no_logo=True))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(sources)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def plant(root: Path, imports: dict[str, str]) -> Path:
+    """A package with every layer there is to be; `imports` says which layer imports what."""
+    for layer in LAYERS:
+        folder = root / "headrace" / layer
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(imports.get(layer, ""))
+    (root / "headrace" / "__init__.py").write_text("")
+    return root
+
+
+def test_the_package_keeps_its_layers(tmp_path):
+    done = lint(SOURCES, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_whole_house_as_designed_is_allowed(tmp_path):
+    imports = {
+        "wire": "import headrace.errors",
+        "client": "import headrace.wire, headrace.config",
+        "producer": "import headrace.client",
+        "legacy": "import headrace.producer",
+        "spark": "import headrace.producer",
+        "broker": "import headrace.wire, headrace.config",
+        "cli": "import headrace.spark, headrace.broker",
+        "ui": "import headrace.producer",
+    }
+    done = lint(plant(tmp_path, imports), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("layer", "imported"),
+    [
+        ("wire", "headrace.client"),
+        ("wire", "headrace.config"),
+        ("wire", "threading"),
+        ("errors", "headrace.wire"),
+        ("client", "headrace.producer"),
+        ("producer", "headrace.spark"),
+        ("producer", "headrace.broker"),
+        ("spark", "headrace.broker"),
+        ("spark", "headrace.cli"),
+        ("broker", "headrace.client"),
+        ("cli", "headrace.ui"),
+    ],
+)
+def test_an_import_against_the_current_is_caught(tmp_path, layer, imported):
+    done = lint(plant(tmp_path, {layer: f"import {imported}"}), tmp_path)
+    assert done.returncode == 1
+    assert "BROKEN" in done.stdout
+    assert f"headrace.{layer}" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_module_without_a_place_in_the_layers_is_caught(tmp_path):
+    root = plant(tmp_path, {})
+    (root / "headrace" / "stray.py").write_text("")
+    done = lint(root, tmp_path)
+    assert done.returncode == 1
+    assert "stray" in done.stdout, done.stdout + done.stderr
