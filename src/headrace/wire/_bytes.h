@@ -56,6 +56,23 @@ static inline const uint8_t *hr_get_varint(const uint8_t *p, const uint8_t *end,
     return p;
 }
 
+/* As RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. */
+static inline int hr_is_utf8(const uint8_t *p, int64_t size) {
+    const uint8_t *end = p + size;
+    while (p < end) {
+        uint8_t first = *p++;
+        if (first < 0x80) continue;
+        int more = first >= 0xc2 && first < 0xe0 ? 1 : first >= 0xe0 && first < 0xf0 ? 2 : first >= 0xf0 && first < 0xf5 ? 3 : 0;
+        if (!more || end - p < more) return 0;
+        if ((first == 0xe0 && *p < 0xa0) || (first == 0xed && *p > 0x9f) || (first == 0xf0 && *p < 0x90) ||
+            (first == 0xf4 && *p > 0x8f))
+            return 0;
+        while (more--)
+            if ((*p++ & 0xc0) != 0x80) return 0;
+    }
+    return 1;
+}
+
 /* Kafka's murmur2: seed 0x9747b28c, the whole signed 32 bits. */
 static inline int32_t hr_murmur2(const uint8_t *data, int32_t length) {
     const uint32_t m = 0x5bd1e995u;

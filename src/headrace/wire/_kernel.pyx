@@ -16,6 +16,8 @@ from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from pyarrow import allocate_buffer
+
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError
 from headrace.wire.layout import EncodedBatch, Record
 
@@ -36,6 +38,7 @@ cdef extern from "_bytes.h" nogil:
     uint8_t *hr_put_varint(uint8_t *p, int64_t v)
     const uint8_t *hr_get_uvarint(const uint8_t *p, const uint8_t *end, int bits, uint64_t *out)
     const uint8_t *hr_get_varint(const uint8_t *p, const uint8_t *end, int bits, int64_t *out)
+    bint hr_is_utf8(const uint8_t *p, int64_t size)
     int32_t hr_murmur2(const uint8_t *data, int32_t length)
 
 cdef extern from "Python.h":

@@ -166,7 +166,13 @@ cdef class _ColumnEncoder:
         buffer = self.buffers[partition]
         PyByteArray_Resize(buffer, o.at - o.start)
         self.buffers[partition] = None
-        self.batches.append(EncodedBatch(partition, buffer, o.record_count, o.base_timestamp, o.max_timestamp))
+        batch = _named_tuple(EncodedBatch, 5)
+        _place(batch, 0, partition)
+        _place(batch, 1, buffer)
+        _place(batch, 2, o.record_count)
+        _place(batch, 3, o.base_timestamp)
+        _place(batch, 4, o.max_timestamp)
+        self.batches.append(batch)
         o.start = NULL
         return 0
 
@@ -245,9 +251,9 @@ def encode_columns(
             else:
                 p[0] = 0
                 p += 1
-            o.at = p
             o.record_count += 1
-            o.bytes_left -= _row_bytes_max(key_column, value_column, header_column, has_keys, has_headers, row)
+            o.bytes_left -= p - o.at  # the bound stays one: no record takes more than was counted for it
+            o.at = p
             if timestamp_of[row] > o.max_timestamp:
                 o.max_timestamp = timestamp_of[row]
     for partition in range(partition_count):
@@ -272,31 +278,38 @@ cdef inline Py_ssize_t _row_bytes_max(
 
 
 cdef class _Growing:
-    """A bytearray that is written through a pointer: `reserve`, then write at `at` and move it on."""
+    """An Arrow buffer that is written through a pointer: `reserve`, then write at `at` and move it on.
 
-    cdef bytearray array
+    Arrow's allocator keeps what is freed for the next buffer; malloc gives large blocks back to the system, and
+    taking them again costs a page fault for every 4 KiB, more than the decoding itself.
+    """
+
+    cdef object buffer
+    cdef uint8_t *start
     cdef uint8_t *at
+    cdef Py_ssize_t room
 
     def __cinit__(self):
-        self.array = bytearray()
-        self.at = self.start()
+        self.buffer = allocate_buffer(0, resizable=True)
+        self.resize(64)
 
-    cdef inline uint8_t *start(self):
-        return <uint8_t *>PyByteArray_AS_STRING(self.array)
-
-    cdef inline Py_ssize_t used(self):
-        return self.at - self.start()
-
-    cdef int reserve(self, Py_ssize_t size) except -1:
-        cdef Py_ssize_t room = len(self.array), used = self.used()
-        if used + size > room:
-            PyByteArray_Resize(self.array, max(used + size, room + room // 2))
-            self.at = self.start() + used
+    cdef int resize(self, Py_ssize_t size) except -1:
+        cdef Py_ssize_t used = self.at - self.start
+        self.buffer.resize(size)
+        self.start = <uint8_t *><uint64_t>self.buffer.address
+        self.at = self.start + used
+        self.room = size
         return 0
 
-    cdef bytearray finish(self):
-        PyByteArray_Resize(self.array, self.used())
-        return self.array
+    cdef int reserve(self, Py_ssize_t size) except -1:
+        cdef Py_ssize_t used = self.at - self.start
+        if used + size > self.room:
+            self.resize(max(used + size, self.room + self.room // 2))
+        return 0
+
+    cdef object finish(self):
+        self.buffer.resize(self.at - self.start)
+        return self.buffer
 
 
 cdef class _GrowingBytes:
@@ -314,7 +327,7 @@ cdef class _GrowingBytes:
         _put_native32(self.offsets, 0)
 
     cdef int reserve(self, int64_t rows, Py_ssize_t size) except -1:
-        cdef Py_ssize_t more_bits = (self.rows + rows + 7) // 8 - self.validity.used()
+        cdef Py_ssize_t more_bits = (self.rows + rows + 7) // 8 - (self.validity.at - self.validity.start)
         if self.size + size > COLUMN_BYTES_MAX:
             raise ValueError(f"a column would pass {COLUMN_BYTES_MAX} bytes: finish it before adding more")
         self.offsets.reserve(rows * 4)
@@ -323,7 +336,7 @@ cdef class _GrowingBytes:
             self.validity.reserve(more_bits)
             memset(self.validity.at, 0, more_bits)
             self.validity.at += more_bits
-        self.bits = self.validity.start()
+        self.bits = self.validity.start
         return 0
 
     cdef inline void add(self, Piece *piece) noexcept nogil:
@@ -338,7 +351,7 @@ cdef class _GrowingBytes:
         self.rows += 1
 
     cdef tuple finish(self):
-        self.validity.at = self.validity.start() + (self.rows + 7) // 8
+        self.validity.at = self.validity.start + (self.rows + 7) // 8
         validity = self.validity.finish() if self.nulls else None
         return validity, self.offsets.finish(), self.data.finish()
 
@@ -361,7 +374,7 @@ cdef class ColumnDecoder:
     cdef int64_t rows
     cdef bint with_headers
 
-    def __init__(self, bint with_headers):
+    def __init__(self, bint with_headers, Py_ssize_t bytes_hint=0):
         self.with_headers = with_headers
         self.offsets = _Growing()
         self.timestamps = _Growing()
@@ -372,6 +385,9 @@ cdef class ColumnDecoder:
         self.header_lists = _Growing()
         self.header_lists.reserve(4)
         _put_native32(self.header_lists, 0)
+        # Growing step by step would move what is there again and again; pages that stay untouched cost nothing.
+        self.keys.data.reserve(bytes_hint)
+        self.values.data.reserve(bytes_hint)
 
     @property
     def row_count(self):
@@ -439,6 +455,8 @@ cdef class ColumnDecoder:
             p = _parse_piece(p, r.end, &piece)
             if p is NULL or piece.size < 0:
                 return b"the key of a header"
+            if not hr_is_utf8(piece.data, piece.size):
+                return b"the key of a header in UTF-8"
             self.header_keys.add(&piece)
             at[0] = p
             p = _parse_piece(p, r.end, &piece)

@@ -17,6 +17,9 @@ DEF ARRAY = 13
 
 DEF STRING_BYTES_MAX = 0x7FFF
 
+cdef extern from "Python.h":
+    object PyNumber_Index(object o)
+
 cdef int[9] FIXED_BYTES = [1, 1, 2, 2, 4, 4, 8, 8, 16]
 cdef int64_t[7] LOWEST = [0, -0x80, -0x8000, 0, -0x80000000, 0, INT64_MIN]
 cdef int64_t[7] HIGHEST = [1, 0x7F, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF]
@@ -374,6 +377,8 @@ cdef class _StructCodec:
             w.used += 1
             if value is not None:
                 self.encode_value(op, STRUCT, value, w)
+        elif value is None and op.kind >= STRING:
+            self.encode_length(-1, op.kind != STRING, w)
         else:
             self.encode_value(op, op.kind, value, w)
         return 0
@@ -387,30 +392,39 @@ cdef class _StructCodec:
         if kind == STRUCT:
             return (<_StructCodec>op.element).encode(value, w)
         if kind == RECORDS:
-            return self.encode_records(value, w)
-        if value is None:
-            return self.encode_length(-1, kind == BYTES, w)
+            return self.encode_records(op, value, w)
         if kind == STRING:
-            text = PyUnicode_AsUTF8AndSize(value, &size)
-            if size > STRING_BYTES_MAX:
-                raise ValueError(f"{self.path(op)} has {size} bytes, more than {STRING_BYTES_MAX}")
+            text = self.utf8(op, value, &size)
             self.encode_length(size, False, w)
             return w.raw(text, size)
         if kind == BYTES:
-            view = _View(value)
+            try:
+                view = _View(value)
+            except TypeError:  # it may be a secret: say what it is, not what it holds
+                raise ValueError(f"{self.path(op)} is of type {type(value).__name__}: expected bytes") from None
             self.encode_length(view.size, True, w)
             return w.raw(view.data, view.size)
         return self.encode_float_or_uuid(op, kind, value, w)
+
+    cdef const char *utf8(self, Op *op, object value, Py_ssize_t *size) except NULL:
+        cdef const char *text
+        if not isinstance(value, str):
+            raise ValueError(f"{self.path(op)} is {value!r}: expected a string")
+        try:
+            text = PyUnicode_AsUTF8AndSize(value, size)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{self.path(op)} is {value!r}: {error.reason}") from None
+        if size[0] > STRING_BYTES_MAX:
+            raise ValueError(f"{self.path(op)} has {size[0]} bytes, more than {STRING_BYTES_MAX}")
+        return text
 
     cdef int encode_integer(self, Op *op, int kind, object value, _Writer w) except -1:
         cdef int64_t number
         cdef uint8_t *p = w.reserve(8)
         try:
-            number = value
+            number = PyNumber_Index(value)  # a plain conversion would cut 1.5 down to 1
         except (TypeError, OverflowError) as error:
             raise ValueError(f"{self.path(op)} is {value!r}: {error}") from None
-        if kind == BOOLEAN:
-            number = number != 0
         if not LOWEST[kind] <= number <= HIGHEST[kind]:
             raise ValueError(
                 f"{self.path(op)} is {value!r}: expected {LOWEST[kind]} to {HIGHEST[kind]}"
@@ -430,12 +444,12 @@ cdef class _StructCodec:
         cdef double number
         cdef uint64_t bits
         if kind == UUID:
-            if len(value) != 16:
-                raise ValueError(f"{self.path(op)} has {len(value)} bytes, not 16")
-            return w.raw(PyBytes_AS_STRING(<bytes?>value), 16)
+            if type(value) is not bytes or len(value) != 16:
+                raise ValueError(f"{self.path(op)} is {value!r}: expected 16 bytes")
+            return w.raw(PyBytes_AS_STRING(<bytes>value), 16)
         try:
             number = value
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise ValueError(f"{self.path(op)} is {value!r}: {error}") from None
         memcpy(&bits, &number, 8)
         hr_put64(w.reserve(8), bits)
@@ -453,12 +467,14 @@ cdef class _StructCodec:
             w.used += 2
         return 0
 
-    cdef int encode_records(self, object value, _Writer w) except -1:
+    cdef int encode_records(self, Op *op, object value, _Writer w) except -1:
         cdef Py_ssize_t size = 0
-        if value is None:
-            return self.encode_length(-1, True, w)
         buffers = (value,) if isinstance(value, (bytes, bytearray, memoryview)) else value
+        if not isinstance(buffers, (list, tuple)):
+            raise ValueError(f"{self.path(op)} is of type {type(value).__name__}: expected buffers")
         for buffer in buffers:
+            if not isinstance(buffer, (bytes, bytearray, memoryview)) or memoryview(buffer).nbytes != len(buffer):
+                raise ValueError(f"{self.path(op)} has a buffer of type {type(buffer).__name__}: expected bytes")
             size += len(buffer)
         self.encode_length(size, True, w)
         if size:

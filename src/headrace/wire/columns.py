@@ -134,11 +134,10 @@ def _fixed_buffer(column: pa.Array, width: int) -> Buffer:
 
 
 class ArrowDecoder:
-    """Collects the records of batches in columns."""
+    """Collects the records of batches in columns. `bytes_hint`: about how many bytes of records are to come."""
 
-    def __init__(self, *, with_headers: bool = False) -> None:
-        self._decoder = kernel.ColumnDecoder(with_headers)
-        self._with_headers = with_headers
+    def __init__(self, *, with_headers: bool = False, bytes_hint: int = 0) -> None:
+        self._decoder = kernel.ColumnDecoder(with_headers, bytes_hint)
 
     @property
     def row_count(self) -> int:
@@ -185,7 +184,6 @@ class ArrowDecoder:
                 [_bytes_array(pa.string(), count, header_keys), _bytes_array(pa.binary(), count, header_values)],
                 fields=list(HEADERS_TYPE.value_type),
             )
-            items.validate(full=True)  # header keys come from the network: are they UTF-8?
             columns["headers"] = pa.ListArray.from_arrays(
                 pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(lists)]), items, type=HEADERS_TYPE
             )

@@ -20,6 +20,7 @@ from headrace.wire.primitives import Buffer, read_uvarint
 from headrace.wire.schema import Message, codec
 
 FRAME_BYTES_MAX = 100 * 1024 * 1024  # what brokers take by default: socket.request.max.bytes
+CLIENT_ID_BYTES_MAX = 0x7FFF
 API_VERSIONS = 18
 
 _request_head = struct.Struct(">hhih")
@@ -38,6 +39,8 @@ class RequestHeader(NamedTuple):
 def encode_request(message: Message, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:
     """A whole request frame as a gather list."""
     raw_id = b"" if client_id is None else client_id.encode()
+    if len(raw_id) > CLIENT_ID_BYTES_MAX:
+        raise ValueError(f"client_id has {len(raw_id)} bytes, more than {CLIENT_ID_BYTES_MAX}")
     head = _request_head.pack(message.api_key, version, correlation_id, -1 if client_id is None else len(raw_id))
     head += raw_id
     if version in message.flexible:

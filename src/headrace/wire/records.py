@@ -87,7 +87,8 @@ def seal(
         producer.base_sequence,
         batch.record_count,
     )
-    return memoryview(buffer)[:size]
+    view = memoryview(buffer)
+    return view if len(view) == size else view[:size]
 
 
 def encode(

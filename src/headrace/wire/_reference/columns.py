@@ -91,7 +91,7 @@ def encode_columns(
 class ColumnDecoder:
     """Collects the records of many batches in Arrow's layout."""
 
-    def __init__(self, with_headers: bool) -> None:
+    def __init__(self, with_headers: bool, bytes_hint: int = 0) -> None:  # the hint is for the compiled kernel
         self._with_headers = with_headers
         self._offsets = array("q")
         self._timestamps = array("q")

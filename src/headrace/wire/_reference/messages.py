@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import MalformedError, UnsupportedVersionError
@@ -11,7 +12,7 @@ from headrace.wire.primitives import Buffer, read_uvarint, write_uvarint
 if TYPE_CHECKING:
     from headrace.wire.schema import FieldPlan, StructPlan
 
-_STRUCT, _ARRAY, _RECORDS, _BYTES, _STRING, _UUID = 12, 13, 11, 10, 9, 8
+_STRUCT, _ARRAY, _RECORDS, _BYTES, _STRING, _UUID, _BOOLEAN = 12, 13, 11, 10, 9, 8, 0
 _FIXED = {
     kind: struct.Struct(code) for kind, code in enumerate([">?", ">b", ">h", ">H", ">i", ">I", ">q", ">d", ">16s"])
 }
@@ -92,6 +93,8 @@ class _Writer:
             self._out += b"\xff" if value is None else b"\x01"
             if value is not None:
                 self._value(_STRUCT, field.element, value, plan.flexible, name)
+        elif value is None and field.kind >= _STRING:
+            self._length(None, plan.flexible, wide=field.kind != _STRING)
         else:
             self._value(field.kind, field.element, value, plan.flexible, name)
 
@@ -100,20 +103,13 @@ class _Writer:
             assert element is not None
             self.struct(element, value)
         elif kind == _RECORDS:
-            self._records(value, flexible)
+            self._records(value, flexible, name)
         elif kind in (_STRING, _BYTES):
-            raw = value if value is None or kind == _BYTES else value.encode()
-            if kind == _STRING and raw is not None and len(raw) > STRING_BYTES_MAX:
-                raise ValueError(f"{name} has {len(raw)} bytes, more than {STRING_BYTES_MAX}")
-            self._length(None if raw is None else len(raw), flexible, wide=kind == _BYTES)
-            self._out += raw or b""
-        elif kind == _UUID and len(value) != 16:
-            raise ValueError(f"{name} has {len(value)} bytes, not 16")
+            raw = _string(value, name) if kind == _STRING else _bytes(value, name)
+            self._length(len(raw), flexible, wide=kind == _BYTES)
+            self._out += raw
         else:
-            try:
-                self._out += _FIXED[kind].pack(value)
-            except struct.error as error:
-                raise ValueError(f"{name} is {value!r}: {error}") from None
+            self._out += _fixed(kind, value, name)
 
     def _length(self, length: int | None, flexible: bool, wide: bool) -> None:
         if flexible:
@@ -121,11 +117,13 @@ class _Writer:
         else:
             self._out += (_INT32 if wide else _INT16).pack(-1 if length is None else length)
 
-    def _records(self, value: Any, flexible: bool) -> None:
-        if value is None:
-            self._length(None, flexible, wide=True)
-            return
-        buffers = [value] if isinstance(value, (bytes, bytearray, memoryview)) else list(value)
+    def _records(self, value: Any, flexible: bool, name: str) -> None:
+        buffers = [value] if isinstance(value, (bytes, bytearray, memoryview)) else value
+        if not isinstance(buffers, (list, tuple)):
+            raise ValueError(f"{name} is of type {type(value).__name__}: expected buffers")
+        for buffer in buffers:
+            if not isinstance(buffer, (bytes, bytearray, memoryview)) or memoryview(buffer).nbytes != len(buffer):
+                raise ValueError(f"{name} has a buffer of type {type(buffer).__name__}: expected bytes")
         self._length(sum(len(buffer) for buffer in buffers), flexible, wide=True)
         if buffers:
             self._parts += [bytes(self._out), *buffers]
@@ -144,6 +142,38 @@ class _Writer:
             write_uvarint(self._out, tag)
             write_uvarint(self._out, len(tagged[tag]))
             self._out += tagged[tag]
+
+
+def _string(value: Any, name: str) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}: expected a string")
+    try:
+        raw = value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is {value!r}: {error.reason}") from None
+    if len(raw) > STRING_BYTES_MAX:
+        raise ValueError(f"{name} has {len(raw)} bytes, more than {STRING_BYTES_MAX}")
+    return raw
+
+
+def _bytes(value: Any, name: str) -> bytes:
+    try:
+        return bytes(memoryview(value))
+    except TypeError:  # it may be a secret: say what it is, not what it holds
+        raise ValueError(f"{name} is of type {type(value).__name__}: expected bytes") from None
+
+
+def _fixed(kind: int, value: Any, name: str) -> bytes:
+    if kind == _UUID:
+        if type(value) is not bytes or len(value) != 16:
+            raise ValueError(f"{name} is {value!r}: expected 16 bytes")
+        return value
+    try:
+        if kind == _BOOLEAN and not 0 <= index(value) <= 1:
+            raise ValueError("expected True or False")
+        return _FIXED[kind].pack(value)
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise ValueError(f"{name} is {value!r}: {error}") from None
 
 
 class _Reader:

@@ -1,0 +1,1 @@
+"""Benchmarks and long runs: `make bench-…`, `make fuzz-wire`."""
