@@ -4,6 +4,7 @@
     _kernel_messages.pxi   messages by their plan
     _kernel_records.pxi    records one by one: an open batch, decoding to objects
     _kernel_columns.pxi    records in Arrow columns, both ways
+    _kernel_lane.pxi       a topic's open batches: partition, append, future, in one call
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -11,6 +12,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndS
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject, PyTypeObject
+cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -40,6 +42,14 @@ cdef extern from "_bytes.h" nogil:
     const uint8_t *hr_get_varint(const uint8_t *p, const uint8_t *end, int bits, int64_t *out)
     bint hr_is_utf8(const uint8_t *p, int64_t size)
     int32_t hr_murmur2(const uint8_t *data, int32_t length)
+
+cdef extern from "time.h" nogil:
+    ctypedef int clockid_t
+    cdef struct timespec:
+        long tv_sec
+        long tv_nsec
+    clockid_t CLOCK_REALTIME
+    int clock_gettime(clockid_t clock, timespec *now)
 
 cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t size, const char *errors)
@@ -99,3 +109,4 @@ cdef inline void _place(object target, Py_ssize_t index, object value):
 include "_kernel_messages.pxi"
 include "_kernel_records.pxi"
 include "_kernel_columns.pxi"
+include "_kernel_lane.pxi"

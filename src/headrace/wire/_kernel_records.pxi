@@ -16,6 +16,7 @@ cdef class OpenBatch:
     cdef Py_ssize_t used, room
     cdef int64_t first_timestamp, highest_timestamp
     cdef int32_t records
+    cdef readonly bint closed
 
     def __init__(self, bytearray buffer not None):
         self.room = len(buffer)
@@ -26,6 +27,10 @@ cdef class OpenBatch:
         self.used = HEADER_BYTES
         self.records = 0
         self.first_timestamp = self.highest_timestamp = -1
+
+    def close(self):
+        """Take no more records."""
+        self.closed = True
 
     @property
     def size(self):
@@ -45,7 +50,7 @@ cdef class OpenBatch:
         return self.highest_timestamp
 
     def append(self, int64_t timestamp, key, value, headers=()):
-        """Add a record and return its index, or -1 where it does not fit."""
+        """Add a record and return its index, or -1 where it does not fit or the batch is closed."""
         cdef Piece k, v
         cdef Py_buffer key_buffer, value_buffer
         cdef bint key_held = _take(key, &k, &key_buffer)
@@ -70,7 +75,7 @@ cdef class OpenBatch:
         cdef Py_ssize_t extra_size = 1 if extra is None else PyBytes_GET_SIZE(extra)
         cdef Py_ssize_t body = 1 + hr_varint_size(delta) + hr_varint_size(self.records) + _piece_size(key) + _piece_size(value) + extra_size
         cdef uint8_t *p
-        if body > 0x7FFFFFFF or body + hr_varint_size(body) > self.room - self.used or self.records == 0x7FFFFFFF:
+        if self.closed or body > 0x7FFFFFFF or body + hr_varint_size(body) > self.room - self.used:
             return -1
         p = hr_put_varint(self.data + self.used, body)
         p = _put_record_head(p, delta, self.records)

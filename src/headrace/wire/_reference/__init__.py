@@ -2,17 +2,21 @@
 
 from headrace.wire._reference.checksums import crc32c, murmur2
 from headrace.wire._reference.columns import ColumnDecoder, encode_columns, partition_keys
+from headrace.wire._reference.lane import Lane, RecordFuture, run_callbacks
 from headrace.wire._reference.messages import MessageCodec
 from headrace.wire._reference.records import OpenBatch, decode_records, write_header
 
 __all__ = [
     "ColumnDecoder",
+    "Lane",
     "MessageCodec",
     "OpenBatch",
+    "RecordFuture",
     "crc32c",
     "decode_records",
     "encode_columns",
     "murmur2",
     "partition_keys",
+    "run_callbacks",
     "write_header",
 ]

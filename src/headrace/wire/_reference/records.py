@@ -17,9 +17,6 @@ from headrace.wire.layout import (
 )
 from headrace.wire.primitives import Buffer, read_varint, read_varlong, write_varint
 
-RECORD_COUNT_MAX = 0x7FFFFFFF
-
-
 class OpenBatch:
     """A batch under construction in a buffer of the caller's: the records, and room for the header before them.
 
@@ -33,12 +30,17 @@ class OpenBatch:
         self.size = HEADER_BYTES
         self.record_count = 0
         self.base_timestamp = self.max_timestamp = -1
+        self.closed = False
+
+    def close(self) -> None:
+        """Take no more records."""
+        self.closed = True
 
     def append(self, timestamp: int, key: Buffer | None, value: Buffer | None, headers: Iterable[Header] = ()) -> int:
-        """Add a record and return its index, or -1 where it does not fit."""
+        """Add a record and return its index, or -1 where it does not fit or the batch is closed."""
         index = self.record_count
         record = encode_record(timestamp - self.base_timestamp if index else 0, index, key, value, headers)
-        if self.size + len(record) > len(self.buffer) or index == RECORD_COUNT_MAX:
+        if self.closed or self.size + len(record) > len(self.buffer):
             return -1
         self.buffer[self.size : self.size + len(record)] = record
         self.size += len(record)

@@ -1,0 +1,60 @@
+"""The real broker that the other tests lean on does what they take for granted."""
+
+import os
+import socket
+
+import pytest
+
+import samples
+from peers import librdkafka
+from peers.real_kafka import RealKafka, answers_api_versions
+from waiting import eventually
+
+
+@pytest.fixture
+def own_kafka(kafka_jars, tmp_path):
+    """A broker that the test may end as it likes."""
+    broker = RealKafka(kafka_jars("4.3.0"), tmp_path / "kafka", {"num.partitions": "3"})
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.remove()
+
+
+def has_ended(pid):
+    """Whether nothing is left of the group that a process led."""
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_broker_keeps_its_address_and_its_data_over_kill_and_stop_and_leaves_nothing_behind(own_kafka):
+    bootstrap, pids = own_kafka.bootstrap, [own_kafka.pid]
+    topic = own_kafka.create_topic("kept", 2, {"cleanup.policy": "compact"})
+    librdkafka.produce(bootstrap, topic, samples.small()[:1], partition=1)
+    for end in (own_kafka.kill, own_kafka.stop):
+        end()
+        assert own_kafka.pid is None
+        assert not answers_api_versions(own_kafka.port)
+        own_kafka.restart()
+        pids.append(own_kafka.pid)
+        assert own_kafka.bootstrap == bootstrap
+        assert librdkafka.consume(bootstrap, topic, 1, partition=1) == samples.small()[:1]
+
+    own_kafka.remove()
+
+    eventually("the end of all processes", lambda: all(has_ended(pid) for pid in pids))
+    assert not own_kafka.data_dir.exists()
+    with socket.create_server(("127.0.0.1", own_kafka.port)):
+        pass  # the port is free again
+
+
+def test_a_broker_that_cannot_start_says_why_and_is_gone(kafka_jars, tmp_path):
+    broker = RealKafka(kafka_jars("4.3.0"), tmp_path / "kafka", {"num.network.threads": "0"})
+    with pytest.raises(RuntimeError, match=r"num\.network\.threads"):
+        broker.start()
+    assert broker.pid is None
+    broker.remove()

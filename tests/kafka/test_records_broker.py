@@ -1,0 +1,207 @@
+"""Record batches through a real broker: librdkafka writes and we read, we write and librdkafka reads."""
+
+import re
+
+import pytest
+from confluent_kafka import Producer as LibrdkafkaProducer
+
+import samples
+from headrace.wire import columns, records
+from headrace.wire.api.init_producer_id import InitProducerIdRequest
+from headrace.wire.compression import CODEC_IDS, CODEC_NAMES
+from headrace.wire.layout import MAGIC_OFFSET
+from headrace.wire.records import RecordBatch, read_batches
+from peers import librdkafka
+from peers.batches import Batch, read_by_us
+from peers.connection import Connection
+from waiting import eventually
+from writers import WRITERS, records_of
+
+SAMPLES = {"small": samples.small(), "large": samples.large()}
+PARTITIONS = {codec: number for number, codec in enumerate(CODEC_IDS)}
+
+BATCH_LINE = re.compile(r"baseOffset: (\d+) lastOffset: (\d+) .* compresscodec: (\w+) .* isvalid: (\w+)")
+RECORD_LINE = re.compile(
+    r"\| offset: (\d+) CreateTime: (\d+) keySize: (-?\d+) valueSize: (-?\d+) .*?headerKeys: \[(.*?)\](.*)"
+)
+
+
+@pytest.fixture(scope="module")
+def connection(kafka):
+    with Connection(kafka.bootstrap) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def of_librdkafka(kafka):
+    """Topics that librdkafka has written a sample to, a partition for each codec."""
+    for name, sample in SAMPLES.items():
+        topic = kafka.create_topic(f"of-librdkafka-{name}", len(PARTITIONS))
+        for codec, partition in PARTITIONS.items():
+            librdkafka.produce(kafka.bootstrap, topic, sample, codec=codec, partition=partition)
+
+
+@pytest.fixture(scope="module")
+def ours(kafka, connection):
+    """Topics that each of our writers has written both samples to, a partition for each codec."""
+    for way, write in WRITERS.items():
+        topic = kafka.create_topic(f"ours-{way}", len(PARTITIONS))
+        for codec, partition in PARTITIONS.items():
+            for sample in SAMPLES.values():
+                answer = connection.produce(topic, write(Batch.of(sample, codec=CODEC_IDS[codec])), partition=partition)
+                assert answer.error_code == 0, answer
+
+
+def ours_expected():
+    return SAMPLES["small"] + samples.shifted(SAMPLES["large"], len(SAMPLES["small"]))
+
+
+def fetch_batches(connection, topic, partition=0):
+    """All batches of a partition; one fetch goes to the end of a segment at most."""
+    batches: list[RecordBatch] = []
+    offset, end_offset = 0, 1
+    while offset < end_offset:
+        fetched = connection.fetch(topic, partition=partition, offset=offset)
+        batches += read_batches(fetched.records, partial=True)
+        offset, end_offset = batches[-1].header.last_offset + 1, fetched.high_watermark
+    return batches
+
+
+def columns_of(batches):
+    decoder = columns.ArrowDecoder(with_headers=True)
+    for batch in batches:
+        decoder.add(batch)
+    return records_of(decoder.finish())
+
+
+@pytest.mark.parametrize("codec", PARTITIONS)
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.usefixtures("of_librdkafka")
+def test_what_librdkafka_wrote_we_fetch_and_read(sample, codec, connection):
+    batches = fetch_batches(connection, f"of-librdkafka-{sample}", partition=PARTITIONS[codec])
+    assert {batch.header.codec for batch in batches} == {CODEC_IDS[codec]}
+    assert [record for batch in batches for record in batch.records()] == SAMPLES[sample]
+    assert columns_of(batches) == SAMPLES[sample]
+
+
+@pytest.mark.parametrize("codec", PARTITIONS)
+@pytest.mark.parametrize("way", WRITERS)
+@pytest.mark.usefixtures("ours")
+def test_what_we_wrote_the_broker_takes_and_librdkafka_reads(way, codec, kafka):
+    expected = ours_expected()
+    found = librdkafka.consume(kafka.bootstrap, f"ours-{way}", len(expected), partition=PARTITIONS[codec])
+    assert found == expected
+
+
+@pytest.mark.parametrize("codec", PARTITIONS)
+@pytest.mark.usefixtures("ours")
+def test_what_we_wrote_comes_back_to_us_as_it_was(codec, connection):
+    batches = fetch_batches(connection, "ours-columns", partition=PARTITIONS[codec])
+    assert [batch.header.codec for batch in batches] == [CODEC_IDS[codec]] * len(SAMPLES)
+    assert [record for batch in batches for record in batch.records()] == ours_expected()
+
+
+@pytest.mark.parametrize("way", WRITERS)
+def test_kafkas_dump_of_its_log_shows_our_batches_valid_and_whole(way, kafka, connection):
+    topic = kafka.create_topic(f"dumped-{way}")
+    small = samples.small()
+    for codec in CODEC_IDS.values():
+        assert connection.produce(topic, WRITERS[way](Batch.of(small, codec=codec))).error_code == 0
+
+    dump = kafka.dump_log(topic)
+
+    batches = [match.groups() for line in dump.splitlines() if (match := BATCH_LINE.search(line))]
+    assert batches == [
+        (str(codec * len(small)), str(codec * len(small) + len(small) - 1), CODEC_NAMES[codec], "true")
+        for codec in CODEC_IDS.values()
+    ]
+    found = [match.groups() for line in dump.splitlines() if (match := RECORD_LINE.match(line))]
+    assert found == [line_of(record) for codec in CODEC_IDS.values() for record in samples.shifted(small, codec * 6)]
+
+
+def line_of(record):
+    """The parts of a record's line in Kafka's dump."""
+    key = "" if record.key is None else f" key: {record.key.decode()}"
+    value = "" if record.value is None else f" payload: {record.value.decode()}"
+    return (
+        str(record.offset),
+        str(record.timestamp),
+        str(-1 if record.key is None else len(record.key)),
+        str(-1 if record.value is None else len(record.value)),
+        ",".join(name for name, _ in record.headers),
+        key + value,
+    )
+
+
+def test_kafkas_console_consumer_prints_what_we_wrote(kafka, connection):
+    topic = kafka.create_topic("printed")
+    for codec in CODEC_IDS.values():
+        batch = Batch.of(samples.small()[:2], codec=codec)
+        assert connection.produce(topic, WRITERS["columns"](batch)).error_code == 0
+
+    lines = kafka.console_consume(topic, records_max=10)
+
+    first = f"CreateTime:{samples.TIME_MS}\tPartition:0\tOffset:%d\tNO_HEADERS\tkey\tvalue"
+    second = f"CreateTime:{samples.TIME_MS + 250}\tPartition:0\tOffset:%d\t%s\tnull\tno key"
+    headers = "plain:1,plain:2,empty:,null:null"
+    assert lines == [line for offset in range(0, 10, 2) for line in (first % offset, second % (offset + 1, headers))]
+
+
+def test_where_the_broker_sets_the_time_we_read_its_time(kafka, connection):
+    topic = kafka.create_topic("append-time", configs={"message.timestamp.type": "LogAppendTime"})
+    answer = connection.produce(topic, WRITERS["encode"](Batch.of(samples.small(), codec=CODEC_IDS["zstd"])))
+    (batch,) = fetch_batches(connection, topic)
+    assert answer.log_append_time_ms > samples.TIME_MS
+    assert {record.timestamp for record in batch.records()} == {answer.log_append_time_ms}
+    assert columns_of([batch]) == batch.records()
+
+
+def test_a_resent_idempotent_batch_of_ours_is_known_as_a_duplicate(kafka, connection):
+    topic = kafka.create_topic("idempotent")
+    given = eventually("a producer id", lambda: new_producer_id(connection))
+    who = {"producer_id": given.producer_id, "producer_epoch": given.producer_epoch}
+    first = WRITERS["open-batch"](Batch.of(samples.small(), base_sequence=0, **who))
+    second = WRITERS["columns"](Batch.of(samples.small(), base_sequence=6, codec=CODEC_IDS["lz4"], **who))
+
+    answers = [connection.produce(topic, data) for data in (first, second, first, second)]
+
+    assert [(answer.error_code, answer.base_offset) for answer in answers] == [(0, 0), (0, 6), (0, 0), (0, 6)]
+    assert len(librdkafka.consume(kafka.bootstrap, topic, 12)) == 12
+    assert connection.fetch(topic).high_watermark == 12
+
+
+def new_producer_id(connection):
+    given = connection.call(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), 4)
+    # The first one asked of a broker makes it fetch a block of them, and meanwhile it says: loading.
+    return given if given.error_code == 0 else None
+
+
+def test_the_markers_of_a_real_coordinator_are_read_as_commit_and_abort(kafka, connection):
+    topic = kafka.create_topic("transactions")
+    producer = LibrdkafkaProducer(
+        {"bootstrap.servers": kafka.bootstrap, "transactional.id": "of-librdkafka", "linger.ms": 100, "log_level": 0}
+    )
+    producer.init_transactions(30)
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        librdkafka.append(producer, topic, samples.small())
+        end(30)
+
+    # A commit or an abort is answered once it is decided: the markers come after.
+    eventually("the second marker", lambda: connection.fetch(topic).last_stable_offset == 14)
+    batches = fetch_batches(connection, topic)
+    said = [read_by_us(batch) for batch in batches]
+    (aborted,) = connection.fetch(topic, offset=7, committed=True).aborted_transactions
+
+    assert [batch.base_offset for batch in said] == [0, 6, 7, 13]
+    assert [batch.transactional for batch in said] == [True] * 4
+    assert [batch.marker and batch.marker.committed for batch in said] == [None, True, None, False]
+    assert {batch.producer_id for batch in said} == {aborted.producer_id}
+    assert aborted.first_offset == 7
+    # What a coordinator wrote, and we write again from our reading, is the same to the byte.
+    for there, marker in ((batches[1], said[1]), (batches[3], said[3])):
+        assert marker.marker is not None
+        again = records.encode_marker(
+            marker.marker, marker.producer_id, marker.producer_epoch, marker.max_timestamp, marker.base_offset
+        )
+        assert bytes(again)[MAGIC_OFFSET:] == bytes(there.view)[MAGIC_OFFSET:]

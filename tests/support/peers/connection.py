@@ -1,0 +1,97 @@
+"""One socket to a broker, one message at a time, by headrace's wire layer and nothing above it."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from types import TracebackType
+
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from headrace.wire.api.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from headrace.wire.frames import FrameDecoder, decode_response, encode_request
+from headrace.wire.schema import Message, Records
+
+ANSWER_SECONDS_MAX = 30
+_RECEIVE_BYTES = 256 * 1024
+_FETCH_BYTES_MAX = 16 * 1024 * 1024
+
+
+class Connection:
+    """Sends requests and reads responses, each in the version it is told."""
+
+    def __init__(self, bootstrap: str) -> None:
+        host, port = bootstrap.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS_MAX)
+        self._decoder = FrameDecoder()
+        self._correlation_ids = itertools.count(1)
+
+    def call(self, request: Message, version: int) -> Message:
+        """The response to a request."""
+        correlation_id = self.send(request, version)
+        frames: list[bytes] = []
+        while not frames:
+            data = self._socket.recv(_RECEIVE_BYTES)
+            if not data:
+                raise ConnectionError(f"the broker hung up on {type(request).__name__} v{version}")
+            frames = self._decoder.feed(data)
+        answered, response = decode_response(request.api_key, version, frames[0])
+        assert (answered, len(frames)) == (correlation_id, 1)
+        return response
+
+    def send(self, request: Message, version: int) -> int:
+        """Send a request that has no response, or whose response is not waited for; its correlation id."""
+        correlation_id = next(self._correlation_ids)
+        self._socket.sendall(b"".join(encode_request(request, version, correlation_id, "headrace-tests")))
+        return correlation_id
+
+    def produce(
+        self, topic: str, data: Records, *, version: int = 9, partition: int = 0, transactional_id: str | None = None
+    ) -> PartitionProduceResponse:
+        """What the broker says to batches, or to a message set, for one partition."""
+        partitions = [PartitionProduceData(partition_index=partition, records=data)]
+        request = ProduceRequest(
+            transactional_id=transactional_id,
+            acks=-1,
+            timeout_ms=ANSWER_SECONDS_MAX * 1000,
+            topic_data=[TopicProduceData(name=topic, partition_data=partitions)],
+        )
+        response = self.call(request, version)
+        assert isinstance(response, ProduceResponse)
+        ((answer,),) = (answers.partition_responses for answers in response.responses)
+        return answer
+
+    def fetch(
+        self, topic: str, *, version: int = 12, partition: int = 0, offset: int = 0, committed: bool = False
+    ) -> PartitionData:
+        """What the broker has of a partition from an offset on, up to a few megabytes."""
+        wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES_MAX)
+        request = FetchRequest(
+            max_wait_ms=1000,
+            min_bytes=1,
+            max_bytes=_FETCH_BYTES_MAX,
+            isolation_level=int(committed),
+            topics=[FetchTopic(topic=topic, partitions=[wanted])],
+        )
+        response = self.call(request, version)
+        assert isinstance(response, FetchResponse)
+        assert response.error_code == 0
+        ((answer,),) = (answers.partitions for answers in response.responses)
+        assert answer.error_code == 0
+        return answer
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
