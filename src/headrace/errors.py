@@ -4,10 +4,13 @@
 
     HeadraceError
     ├── ConfigError                 an option, its value and what is allowed
+    ├── SerializationError          a key or value that its serializer cannot take
     ├── WireError                   bytes that are not what the protocol says
     │   ├── MalformedError          what was expected, what came, at which offset
     │   └── CorruptBatchError       a checksum or a count that does not hold
     ├── UnsupportedVersionError     a message that this version cannot express
+    ├── AuthenticationError         the broker or we refuse to go on: no retry will help
+    │   └── TlsError                of the handshake: certificates, names, protocols
     └── BrokerError                 an error code in a response, see `ERROR_CODES`
 
 All of them survive pickling with their attributes, because Spark carries them from
@@ -37,6 +40,18 @@ class ConfigError(HeadraceError):
     """An option is unknown, out of range, or contradicts another one."""
 
 
+class SerializationError(HeadraceError):
+    """A key or value is of a type, or has a value, that its serializer cannot take."""
+
+    _fields = ("serializer", "topic", "value_type")
+
+    def __init__(self, message: str, *, topic: str, serializer: str, value_type: str) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.serializer = serializer
+        self.value_type = value_type
+
+
 class WireError(HeadraceError):
     """Bytes from a peer or a file that are not what the protocol says."""
 
@@ -60,6 +75,50 @@ class CorruptBatchError(WireError):
 
 class UnsupportedVersionError(HeadraceError):
     """A message that cannot be expressed in the version at hand."""
+
+
+class AuthenticationError(HeadraceError):
+    """Who we say we are, or who the broker says it is, was not accepted. Trying again changes nothing."""
+
+
+class TlsError(AuthenticationError):
+    """A TLS handshake failed: a certificate, a host name, or a protocol."""
+
+
+class ConnectionFailedError(HeadraceError):
+    """A connection could not be made, or broke; what it carried is tried again elsewhere or later."""
+
+
+class ClosedError(HeadraceError):
+    """Used after `close`."""
+
+
+class IllegalStateError(HeadraceError):
+    """A call that does not fit the state of things."""
+
+
+class TimedOutError(HeadraceError, TimeoutError):
+    """Waited as long as was allowed."""
+
+
+class BufferExhaustedError(TimedOutError):
+    """The buffer stayed full for all of max.block.ms."""
+
+
+class RecordTooLargeError(HeadraceError):
+    """A record that is larger than a request, or the whole buffer, may be."""
+
+
+class TransactionError(HeadraceError):
+    """What became of a transaction."""
+
+
+class AbortableError(TransactionError):
+    """The transaction has to be aborted; after that the producer goes on."""
+
+
+class FatalTransactionError(TransactionError):
+    """The producer can do no more: close it."""
 
 
 class BrokerError(HeadraceError):

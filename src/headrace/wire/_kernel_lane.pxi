@@ -127,7 +127,7 @@ def run_callbacks(list callbacks, metadata_class, str topic, int32_t partition, 
         metadata = _named_tuple(metadata_class, 6)
         _place(metadata, 0, topic)
         _place(metadata, 1, partition)
-        _place(metadata, 2, base_offset + future.index if base_offset >= 0 else -1)
+        _place(metadata, 2, base_offset + future.index if base_offset >= 0 else None)
         _place(metadata, 3, append_time if append_time >= 0 else future.timestamp)
         _place(metadata, 4, future.key_size)
         _place(metadata, 5, future.value_size)

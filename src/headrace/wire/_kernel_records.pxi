@@ -32,6 +32,14 @@ cdef class OpenBatch:
         """Take no more records."""
         self.closed = True
 
+    def adopt(self, int32_t record_count, int64_t base_timestamp, int64_t max_timestamp):
+        """Take the whole buffer as records that were encoded elsewhere, and close."""
+        self.used = self.room
+        self.records = record_count
+        self.first_timestamp = base_timestamp
+        self.highest_timestamp = max_timestamp
+        self.closed = True
+
     @property
     def size(self):
         """Bytes used so far, header included."""

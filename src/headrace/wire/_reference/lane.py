@@ -111,7 +111,7 @@ def run_callbacks(
     """Tell each `(future, callback)` its metadata. Returns the errors that callbacks raised."""
     errors = []
     for future, callback in callbacks:
-        offset = base_offset + future.index if base_offset >= 0 else -1
+        offset = base_offset + future.index if base_offset >= 0 else None
         stamp = append_time if append_time >= 0 else future.timestamp
         try:
             callback(metadata_class(topic, partition, offset, stamp, future.key_size, future.value_size), None)

@@ -17,6 +17,7 @@ from headrace.wire.layout import (
 )
 from headrace.wire.primitives import Buffer, read_varint, read_varlong, write_varint
 
+
 class OpenBatch:
     """A batch under construction in a buffer of the caller's: the records, and room for the header before them.
 
@@ -34,6 +35,13 @@ class OpenBatch:
 
     def close(self) -> None:
         """Take no more records."""
+        self.closed = True
+
+    def adopt(self, record_count: int, base_timestamp: int, max_timestamp: int) -> None:
+        """Take the whole buffer as records that were encoded elsewhere, and close."""
+        self.size = len(self.buffer)
+        self.record_count = record_count
+        self.base_timestamp, self.max_timestamp = base_timestamp, max_timestamp
         self.closed = True
 
     def append(self, timestamp: int, key: Buffer | None, value: Buffer | None, headers: Iterable[Header] = ()) -> int:

@@ -1,0 +1,117 @@
+"""What `sasl.*` options come to: a user and a password, or somebody to ask for a token.
+
+options → SaslSettings (checked) → mechanism(host) for each connection, see sasl.py
+sasl.jaas.config, as Java has it → jaas_options → user and password
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.client.sasl import (
+    MECHANISMS,
+    OAUTHBEARER,
+    PLAIN,
+    SCRAM_SHA_256,
+    SCRAM_SHA_512,
+    Mechanism,
+    OAuthBearerMechanism,
+    PlainMechanism,
+    ScramMechanism,
+    Token,
+    TokenProvider,
+)
+from headrace.errors import ConfigError
+
+REFRESH_WINDOW_FACTOR = 0.8
+"""The part of a token's life after which a new one is fetched (Kafka's sasl.login.refresh.window.factor)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaslSettings:
+    """How to authenticate. Checked when made; the repr keeps the secrets."""
+
+    name: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token_provider: TokenProvider | None = field(default=None, repr=False)
+    token_auth: bool = False
+    """User and password are the id and the HMAC of a delegation token (KIP-48)."""
+
+    def __post_init__(self) -> None:
+        if self.name not in MECHANISMS:
+            hint = "; Kerberos is not supported" if self.name == "GSSAPI" else ""
+            raise ConfigError(f"sasl.mechanism: {self.name!r} is not one of {', '.join(MECHANISMS)}{hint}")
+        if self.name == OAUTHBEARER:
+            if not callable(self.token_provider):
+                raise ConfigError(f"sasl.mechanism={self.name} needs a token provider: a callable that returns a token")
+            return
+        for option, value in (("sasl.username", self.username), ("sasl.password", self.password)):
+            if not value:
+                raise ConfigError(f"sasl.mechanism={self.name} needs {option}, which is not set")
+            if "\0" in value:
+                raise ConfigError(f"{option} contains a NUL character, which SASL cannot carry")
+        if self.token_auth and self.name == PLAIN:
+            raise ConfigError(f"delegation tokens need {SCRAM_SHA_256} or {SCRAM_SHA_512}, not sasl.mechanism={PLAIN}")
+
+    def mechanism(self, host: str) -> Mechanism:
+        """A fresh authentication; `host` says in messages which broker it is about."""
+        if self.name == OAUTHBEARER:
+            assert self.token_provider is not None
+            return OAuthBearerMechanism(host, self.token_provider)
+        assert self.username is not None
+        assert self.password is not None
+        if self.name == PLAIN:
+            return PlainMechanism(host, self.username, self.password)
+        return ScramMechanism(host, self.name, self.username, self.password, token_auth=self.token_auth)
+
+
+class TokenCache:
+    """A token provider that asks another one only when the life of the token is nearly over.
+
+    Every connection needs a token when it is made, and fetching one may take a trip to another server.
+    """
+
+    def __init__(self, provider: TokenProvider, time_ms: Callable[[], float]) -> None:
+        self._provider = provider
+        self._time_ms = time_ms
+        # I/O thread only, both.
+        self._token: Token | None = None
+        self._refresh_at_ms = 0.0
+
+    def __call__(self) -> str | Token:
+        now, kept = self._time_ms(), self._token
+        if kept is not None and now < self._refresh_at_ms:
+            return kept
+        try:
+            token = self._provider()
+        except Exception:
+            if kept is not None and kept.lifetime_ms is not None and now < kept.lifetime_ms:
+                return kept  # the old one still has some life in it
+            raise
+        if isinstance(token, Token) and token.lifetime_ms is not None:
+            self._token = token
+            self._refresh_at_ms = now + (token.lifetime_ms - now) * REFRESH_WINDOW_FACTOR
+        return token
+
+
+_JAAS_ENTRY = re.compile(r"\s*[\w.$]+\s+(?:required|requisite|sufficient|optional)\b(.*?);?\s*", re.DOTALL | re.I)
+_JAAS_OPTION = re.compile(r'\s+([\w.\-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.DOTALL)
+
+
+def jaas_options(text: str) -> dict[str, str]:
+    """The options of a `sasl.jaas.config` as Java takes it: `…LoginModule required username="u" password="p";`."""
+    entry = _JAAS_ENTRY.fullmatch(text)
+    rest = entry[1] if entry else text
+    options: dict[str, str] = {}
+    while rest.strip() or entry is None:
+        option = _JAAS_OPTION.match(rest) if entry else None
+        if option is None:
+            # The text is full of secrets: no part of it goes into the message.
+            raise ConfigError('sasl.jaas.config: expected `<login module> required name="value" …;`')
+        name, quoted, bare = option.groups()
+        options[name] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+        rest = rest[option.end() :]
+    return options

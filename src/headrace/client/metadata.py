@@ -1,0 +1,356 @@
+"""What is known of the cluster: brokers, topics, leaders; and when to ask again.
+
+    application threads: add_topic, request_update, wait_for_update
+    the polling thread: MetadataUpdater.maybe_update → MetadataRequest → Metadata.update → waiters wake
+
+A snapshot (`Cluster`) is immutable and replaced as a whole, so readers need no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headrace.client.addresses import Endpoint
+from headrace.client.clock import Clock
+from headrace.client.network import NetworkClient, backoff_ms
+from headrace.client.requests import Request, Response
+from headrace.errors import BrokerError, HeadraceError, error_name
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+
+NO_LEADER = -1
+LEADER_NOT_AVAILABLE = 5
+UNKNOWN_TOPIC_OR_PARTITION = 3
+INVALID_TOPIC = 17
+TOPIC_AUTHORIZATION_FAILED = 29
+FATAL_TOPIC_ERRORS = (INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED)
+METADATA_VERSIONS = (1, 13)
+
+
+class PartitionInfo(NamedTuple):
+    partition: int
+    leader: int  # NO_LEADER while there is none
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class TopicInfo(NamedTuple):
+    name: str
+    topic_id: bytes
+    partitions: Sequence[PartitionInfo]  # by number
+    internal: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Cluster:
+    """A snapshot."""
+
+    brokers: Mapping[int, Endpoint] = field(default_factory=dict)
+    topics: Mapping[str, TopicInfo] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)  # topics that came with one
+    controller_id: int = -1
+    cluster_id: str | None = None
+
+    def partition_count(self, topic: str) -> int | None:
+        info = self.topics.get(topic)
+        return len(info.partitions) if info else None
+
+    def leader(self, topic: str, partition: int) -> int:
+        info = self.topics.get(topic)
+        if info is None or not 0 <= partition < len(info.partitions):
+            return NO_LEADER
+        return info.partitions[partition].leader
+
+    def topic_id(self, topic: str) -> bytes | None:
+        info = self.topics.get(topic)
+        return info.topic_id if info and any(info.topic_id) else None
+
+    def partitions_for(self, topic: str) -> Sequence[int]:
+        return range(self.partition_count(topic) or 0)
+
+    def available_partitions_for(self, topic: str) -> Sequence[int]:
+        """Those that have a leader now."""
+        info = self.topics.get(topic)
+        return [p.partition for p in info.partitions if p.leader != NO_LEADER] if info else ()
+
+
+class Metadata:
+    """The current snapshot and the wish for a newer one. Shared between threads."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        max_age_ms: float = 300_000,
+        max_idle_ms: float = 300_000,
+        retry_backoff_ms: float = 100,
+        retry_backoff_max_ms: float = 1000,
+        on_update: Callable[[Cluster], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._max_age_ms = max_age_ms
+        self._max_idle_ms = max_idle_ms
+        self._retry_backoff_ms = retry_backoff_ms
+        self._retry_backoff_max_ms = retry_backoff_max_ms
+        self._on_update = on_update
+        self._chance = random.Random()
+        self.cluster = Cluster()  # Replaced as a whole, by the polling thread.
+        self._changed = threading.Condition()
+        self._topics: dict[str, float] = {}  # Guarded by _changed: topic → when it was last used.
+        self._version = 0  # Guarded by _changed: counts updates.
+        self._update_wanted = False  # Guarded by _changed.
+        self._fatal: HeadraceError | None = None  # Guarded by _changed: every waiter gets it.
+        self._refreshed_ms = -1e18
+        self._attempted_ms = -1e18
+        self._failures = 0
+
+    # -- any thread ----------------------------------------------------------------------------
+
+    def add_topic(self, topic: str) -> bool:
+        """Track a topic; True if it is new."""
+        with self._changed:
+            new = topic not in self._topics
+            self._topics[topic] = self._clock.monotonic_ms()
+            if new:
+                self._update_wanted = True
+            return new
+
+    def touch(self, topics: Iterable[str]) -> None:
+        """These are in use: they stay."""
+        now = self._clock.monotonic_ms()
+        with self._changed:
+            for topic in topics:
+                self._topics[topic] = now
+
+    def request_update(self) -> int:
+        """Ask for a new snapshot; returns the version of the present one, to wait for the next."""
+        with self._changed:
+            self._update_wanted = True
+            return self._version
+
+    def wait_for_update(self, version: int, timeout_ms: float) -> bool:
+        """Wait until the snapshot is newer than `version`; False if the time is up first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version > version or self._fatal, max(0.0, timeout_ms) / 1000)
+            if self._fatal is not None:
+                error, self._fatal = self._fatal, None
+                raise error
+            return self._version > version
+
+    def raise_topic_error(self, topic: str) -> None:
+        """What can never work is said at once."""
+        code = self.cluster.errors.get(topic)
+        if code in FATAL_TOPIC_ERRORS:
+            raise BrokerError(f"topic {topic!r}", code=code)
+
+    # -- the polling thread --------------------------------------------------------------------
+
+    def time_to_update_ms(self, now: float) -> float:
+        """How long until an update is due."""
+        wait = 0.0 if self._update_wanted else self._refreshed_ms + self._max_age_ms - now
+        pause = backoff_ms(self._retry_backoff_ms, self._retry_backoff_max_ms, max(1, self._failures), self._chance)
+        return max(0.0, wait, self._attempted_ms + pause - now)
+
+    def topics_wanted(self, now: float) -> list[str]:
+        """What to ask for; topics that nobody has used for long are let go."""
+        with self._changed:
+            self._topics = {t: used for t, used in self._topics.items() if now - used <= self._max_idle_ms}
+            return list(self._topics)
+
+    def attempt(self, now: float) -> None:
+        self._attempted_ms = now
+
+    def fail(self, error: HeadraceError | None = None, fatal: bool = False) -> None:
+        """An attempt failed. A fatal error (wrong credentials, say) reaches everybody who waits."""
+        self._failures += 1
+        if fatal:
+            with self._changed:
+                self._fatal = error
+                self._changed.notify_all()
+
+    def update(self, response: MetadataResponse, now: float) -> None:
+        """Take over what a broker said; older leader epochs than known ones are stale and ignored (KIP-320)."""
+        cluster = self._merge(response)
+        with self._changed:
+            new_topics = [t for t in self._topics if t not in cluster.topics and t not in cluster.errors]
+            self.cluster = cluster
+            retry = any(code not in FATAL_TOPIC_ERRORS for code in cluster.errors.values())
+            leaderless = any(p.leader == NO_LEADER for t in cluster.topics.values() for p in t.partitions)
+            self._update_wanted = retry or leaderless or bool(new_topics)
+            self._failures = self._failures + 1 if self._update_wanted else 0
+            self._refreshed_ms = now
+            self._version += 1
+            self._changed.notify_all()
+        if self._on_update is not None:
+            self._on_update(cluster)
+
+    def _merge(self, response: MetadataResponse) -> Cluster:
+        topics: dict[str, TopicInfo] = {}
+        errors: dict[str, int] = {}
+        for topic in response.topics:
+            if topic.name is None:
+                continue
+            if topic.error_code and topic.error_code != LEADER_NOT_AVAILABLE:
+                errors[topic.name] = topic.error_code
+                continue
+            known = self.cluster.topics.get(topic.name)
+            partitions = sorted(
+                (
+                    PartitionInfo(
+                        p.partition_index, p.leader_id, p.leader_epoch, tuple(p.replica_nodes), tuple(p.isr_nodes)
+                    )
+                    for p in topic.partitions
+                ),
+                key=lambda p: p.partition,
+            )
+            if known is not None and known.topic_id == topic.topic_id:
+                for i, (old, new) in enumerate(zip(known.partitions, partitions, strict=False)):
+                    if new.leader_epoch != -1 and old.leader_epoch > new.leader_epoch:
+                        partitions[i] = old
+            if [p.partition for p in partitions] == list(range(len(partitions))) and partitions:
+                topics[topic.name] = TopicInfo(topic.name, topic.topic_id, tuple(partitions), topic.is_internal)
+            else:
+                errors[topic.name] = topic.error_code or LEADER_NOT_AVAILABLE
+        # Brokers may answer for some topics only: what is tracked and was known stays known.
+        for name, info in self.cluster.topics.items():
+            if name not in topics and name not in errors and name in self._topics:
+                topics[name] = info
+        brokers = {b.node_id: Endpoint(b.host, b.port) for b in response.brokers}
+        return Cluster(brokers, topics, errors, response.controller_id, response.cluster_id)
+
+    def update_leader(self, topic: str, partition: int, leader: int, epoch: int) -> None:
+        """A hint that came with an error (KIP-951): cheaper than asking for everything again."""
+        info = self.cluster.topics.get(topic)
+        if info is None or partition >= len(info.partitions) or leader not in self.cluster.brokers:
+            return
+        old = info.partitions[partition]
+        if epoch <= old.leader_epoch:
+            return
+        partitions = list(info.partitions)
+        partitions[partition] = old._replace(leader=leader, leader_epoch=epoch)
+        topics = {**self.cluster.topics, topic: info._replace(partitions=tuple(partitions))}
+        cluster = self.cluster
+        self.cluster = Cluster(cluster.brokers, topics, cluster.errors, cluster.controller_id, cluster.cluster_id)
+
+
+class MetadataUpdater:
+    """Keeps the snapshot fresh over a network client. Polling thread only."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        client: NetworkClient,
+        bootstrap: Sequence[Endpoint],
+        *,
+        request_timeout_ms: float,
+        rebootstrap_trigger_ms: float | None,  # None: never (metadata.recovery.strategy=none)
+        allow_auto_topic_creation: bool = True,
+        all_topics: bool = False,
+        log: logging.Logger | logging.LoggerAdapter[logging.Logger] | None = None,
+    ) -> None:
+        self.metadata = metadata
+        self._client = client
+        self._bootstrap = bootstrap
+        self._request_timeout_ms = request_timeout_ms
+        self._rebootstrap_trigger_ms = rebootstrap_trigger_ms
+        self._allow_auto_topic_creation = allow_auto_topic_creation
+        self._all_topics = all_topics
+        self._log = log or logging.getLogger("headrace.client")
+        self._in_flight = False
+        self._unreachable_since_ms: float | None = None
+        self._node_ids: list[int] = []
+        self._use_bootstrap()
+
+    @property
+    def node_ids(self) -> list[int]:
+        """The brokers known now: those of the bootstrap list (negative) until the first answer."""
+        return self._node_ids
+
+    def _use_bootstrap(self) -> None:
+        for node_id in self._node_ids:
+            self._client.forget_node(node_id)
+        self._node_ids = [-1 - i for i in range(len(self._bootstrap))]
+        for node_id, endpoint in zip(self._node_ids, self._bootstrap, strict=True):
+            self._client.set_node(node_id, endpoint)
+
+    def maybe_update(self, now: float) -> float:
+        """Send a request if one is due; returns how long to wait before asking again."""
+        if self._in_flight:
+            return self._request_timeout_ms
+        wait = self.metadata.time_to_update_ms(now)
+        if wait > 0:
+            return wait
+        node_id = self._client.least_loaded_node(self._node_ids, now)
+        if node_id is None:
+            return self._nobody_reachable(now)
+        if not self._client.is_ready(node_id, now):
+            # Connecting, or its slots are full: an event will come, a failed connection will have its backoff.
+            return max(1.0, min(self._client.delay_ms(node_id, now), 100.0))
+        self._unreachable_since_ms = None
+        self._send(node_id, now)
+        return self._request_timeout_ms
+
+    def _nobody_reachable(self, now: float) -> float:
+        if self._unreachable_since_ms is None:
+            self._unreachable_since_ms = now
+        trigger = self._rebootstrap_trigger_ms
+        on_bootstrap = all(node_id < 0 for node_id in self._node_ids)
+        if trigger is not None and not on_bootstrap and now - self._unreachable_since_ms >= min(trigger, 1000.0):
+            self._log.warning("no known broker can be reached: starting again from bootstrap.servers")
+            self._unreachable_since_ms = None
+            self._use_bootstrap()
+            return 0.0
+        return max(1.0, min((self._client.delay_ms(n, now) for n in self._node_ids), default=100.0))
+
+    def _send(self, node_id: int, now: float) -> None:
+        topics = None if self._all_topics else self.metadata.topics_wanted(now)
+
+        def build(version: int) -> MetadataRequest:
+            if topics is None:
+                return MetadataRequest(topics=None)
+            return MetadataRequest(
+                topics=[MetadataRequestTopic(name=topic) for topic in topics],
+                allow_auto_topic_creation=self._allow_auto_topic_creation,
+            )
+
+        self._in_flight = True
+        self.metadata.attempt(now)
+        self._client.send(
+            node_id,
+            Request(MetadataRequest.api_key, build, self._on_response, METADATA_VERSIONS, self._request_timeout_ms),
+            now,
+        )
+
+    def _on_response(self, response: Response) -> None:
+        self._in_flight = False
+        if response.error is not None:
+            self.metadata.fail(response.error)
+            return
+        answer: MetadataResponse = response.message
+        if not answer.brokers:
+            self._log.warning("node %d knows no brokers: trying another", response.node_id)
+            self.metadata.fail()
+            return
+        if answer.error_code:
+            self._log.warning("node %d: %s", response.node_id, error_name(answer.error_code))
+            self.metadata.fail()
+            if self._rebootstrap_trigger_ms is not None:
+                self._use_bootstrap()
+            return
+        self._take_brokers(answer)
+        self.metadata.update(answer, self.metadata._clock.monotonic_ms())
+
+    def _take_brokers(self, answer: MetadataResponse) -> None:
+        current = {b.node_id: Endpoint(b.host, b.port) for b in answer.brokers}
+        for node_id, endpoint in current.items():
+            self._client.set_node(node_id, endpoint)
+        # The bootstrap connections are kept until they are idle: the first one answers more than once.
+        for node_id in self._node_ids:
+            if node_id >= 0 and node_id not in current:
+                self._client.forget_node(node_id)
+        self._node_ids = list(current)

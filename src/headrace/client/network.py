@@ -1,0 +1,374 @@
+"""The selector loop: connections by node, requests in and answers out.
+
+    ready(node) → connect if need be → send(node, request) → poll → request.on_response(Response)
+
+One thread owns all of it; `wakeup` is the only method other threads may call. Handlers run inside `poll`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from headrace.client.addresses import Address, Endpoint, resolve
+from headrace.client.clock import Clock
+from headrace.client.connection import Connection, ConnectionSettings, State
+from headrace.client.requests import InFlight, Request, Response
+from headrace.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    HeadraceError,
+    UnsupportedVersionError,
+    WireError,
+)
+from headrace.wire import frames
+
+EXPONENT_BASE = 2
+JITTER = 0.2
+POLL_MS_MAX = 60_000.0
+
+
+@dataclass(slots=True, frozen=True)
+class NetworkSettings:
+    """How many requests, and how long to wait between attempts."""
+
+    max_in_flight: int = 5
+    reconnect_backoff_ms: float = 50
+    reconnect_backoff_max_ms: float = 1000
+    connections_max_idle_ms: float = 9 * 60_000
+
+
+class NetworkObserver(Protocol):
+    """Who counts connections and bytes; the metrics do."""
+
+    def connection_opened(self, node_id: int) -> None: ...
+    def connection_closed(self, node_id: int) -> None: ...
+    def connection_failed(self, node_id: int, error: HeadraceError) -> None: ...
+    def request_sent(self, node_id: int, size: int) -> None: ...
+    def response_received(self, node_id: int, size: int, latency_ms: float, throttle_ms: int) -> None: ...
+
+
+@dataclass(slots=True)
+class _NodeState:
+    """What outlives a connection: which address is next, and when."""
+
+    endpoint: Endpoint
+    addresses: list[Address]
+    next_address: int = 0
+    failures: int = 0
+    retry_at_ms: float = 0.0
+    authentication_error: AuthenticationError | None = None
+
+
+def backoff_ms(base: float, maximum: float, failures: int, chance: random.Random) -> float:
+    """Exponential, with jitter, so that many clients do not come back in step."""
+    if failures <= 0 or base <= 0:
+        return 0.0
+    wait: float = min(base * EXPONENT_BASE ** min(failures - 1, 30), max(base, maximum))
+    return wait * chance.uniform(1 - JITTER, 1 + JITTER)
+
+
+class NetworkClient:
+    """Requests to nodes over at most one connection each."""
+
+    def __init__(
+        self,
+        connection_settings: ConnectionSettings,
+        settings: NetworkSettings,
+        clock: Clock,
+        observer: NetworkObserver | None = None,
+        log: logging.Logger | logging.LoggerAdapter[logging.Logger] | None = None,
+    ) -> None:
+        self._connection_settings = connection_settings
+        self._settings = settings
+        self._clock = clock
+        self._observer = observer
+        self._log = log or logging.getLogger("headrace.client")
+        self._chance = random.Random()
+        self._selector = selectors.DefaultSelector()
+        self._connections: dict[int, Connection] = {}
+        self._nodes: dict[int, _NodeState] = {}
+        self._local: list[Response] = []  # failures known before anything was sent
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
+        self._wake_pending = False
+        self.on_auth_failure: Callable[[AuthenticationError], None] | None = None
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def set_node(self, node_id: int, endpoint: Endpoint) -> None:
+        """Say where a node is; a changed address closes the old connection once it is idle."""
+        known = self._nodes.get(node_id)
+        if known is not None and known.endpoint == endpoint:
+            return
+        self._nodes[node_id] = _NodeState(endpoint, [])
+        if known is not None and node_id in self._connections:
+            self._drop(node_id, ConnectionFailedError(f"node {node_id} moved from {known.endpoint} to {endpoint}"))
+
+    def forget_node(self, node_id: int) -> None:
+        """The cluster has no such node any more."""
+        self._nodes.pop(node_id, None)
+        if node_id in self._connections:
+            self._drop(node_id, ConnectionFailedError(f"node {node_id} has left the cluster"))
+
+    def is_ready(self, node_id: int, now: float) -> bool:
+        """True if a request could go out at once; else sees to it that there will be a connection."""
+        connection = self._connections.get(node_id)
+        if connection is None:
+            self._connect(node_id, now)
+            return False
+        return (
+            connection.state is State.READY
+            and len(connection.in_flight) < self._settings.max_in_flight
+            and now >= connection.throttled_until_ms
+        )
+
+    def is_connected(self, node_id: int) -> bool:
+        connection = self._connections.get(node_id)
+        return connection is not None and connection.state is State.READY
+
+    def delay_ms(self, node_id: int, now: float) -> float:
+        """How long until it is worth asking `is_ready` again; events on the connection come sooner by themselves."""
+        connection = self._connections.get(node_id)
+        if connection is not None:
+            return max(0.0, connection.throttled_until_ms - now) or POLL_MS_MAX
+        state = self._nodes.get(node_id)
+        return max(0.0, state.retry_at_ms - now) if state is not None else POLL_MS_MAX
+
+    def is_backing_off(self, node_id: int, now: float) -> bool:
+        """True if the last attempt failed and it is too early for the next."""
+        state = self._nodes.get(node_id)
+        return node_id not in self._connections and state is not None and now < state.retry_at_ms
+
+    def authentication_error(self, node_id: int) -> AuthenticationError | None:
+        state = self._nodes.get(node_id)
+        return state.authentication_error if state else None
+
+    def in_flight_count(self, node_id: int) -> int:
+        connection = self._connections.get(node_id)
+        return len(connection.in_flight) if connection else 0
+
+    def total_in_flight(self) -> int:
+        return sum(len(connection.in_flight) for connection in self._connections.values())
+
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def finalized_features(self) -> dict[str, int]:
+        """Of any broker that has answered."""
+        for connection in self._connections.values():
+            if connection.state is State.READY:
+                return connection.versions.finalized_features
+        return {}
+
+    def least_loaded_node(self, node_ids: list[int], now: float) -> int | None:
+        """A node to ask something any node can answer: the connected one with the least in flight, else one to try."""
+        ready = [n for n in node_ids if self.is_connected(n)]
+        free = [n for n in ready if self.in_flight_count(n) < self._settings.max_in_flight]
+        if free:
+            return min(free, key=self.in_flight_count)
+        connecting = [n for n in node_ids if n in self._connections and n not in ready]
+        if connecting:
+            return connecting[0]
+        idle = [n for n in node_ids if n not in self._connections and not self.is_backing_off(n, now)]
+        return self._chance.choice(idle) if idle else None
+
+    def _connect(self, node_id: int, now: float) -> None:
+        state = self._nodes.get(node_id)
+        if state is None or now < state.retry_at_ms:
+            return
+        settings = self._connection_settings
+        try:
+            if state.next_address >= len(state.addresses):
+                state.addresses, state.next_address = resolve(state.endpoint), 0
+            address = state.addresses[state.next_address]
+            state.next_address += 1
+            wait = min(settings.connect_timeout_ms * EXPONENT_BASE**state.failures, settings.connect_timeout_max_ms)
+            settings = replace(settings, connect_timeout_ms=wait * self._chance.uniform(1 - JITTER, 1 + JITTER))
+            connection = Connection(node_id, state.endpoint, address, settings, now)
+        except (HeadraceError, OSError) as error:
+            self._failed(node_id, _as_ours(error), now)
+            return
+        self._connections[node_id] = connection
+        self._selector.register(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def send(self, node_id: int, request: Request, now: float) -> None:
+        """Send to a node that `is_ready`. What this version of the broker cannot take fails in the next `poll`."""
+        connection = self._connections[node_id]
+        try:
+            entry = connection.send(request, now)
+        except UnsupportedVersionError as error:
+            self._local.append(Response(request, node_id, -1, error=error))
+            return
+        except HeadraceError as error:
+            self._lose(connection, error, now)
+            return
+        if self._observer is not None:
+            self._observer.request_sent(node_id, entry.bytes_left)
+        self._watch(connection)
+
+    def wakeup(self) -> None:
+        """Make `poll` return soon. Any thread."""
+        if not self._wake_pending:
+            self._wake_pending = True
+            # A full pipe is as good as a byte in it.
+            with contextlib.suppress(BlockingIOError, OSError):
+                self._wake_sender.send(b"\0")
+
+    def poll(self, timeout_ms: float, now: float) -> None:
+        """Wait for events up to `timeout_ms`, deal with them, and call the handlers of what was answered or lost."""
+        if self._local:
+            timeout_ms = 0.0
+        for connection in self._connections.values():
+            timeout_ms = min(timeout_ms, connection.next_deadline_ms() - now)
+        events = self._selector.select(max(0.0, min(timeout_ms, POLL_MS_MAX)) / 1000.0)
+        now = self._clock.monotonic_ms()
+        answered: list[tuple[Connection, InFlight, bytes]] = []
+        for key, mask in events:
+            if key.data is None:
+                self._drain_wakeups()
+            elif key.data.state is not State.CLOSED:
+                self._handle(key.data, mask, now, answered)
+        self._check_deadlines(now)
+        local, self._local = self._local, []
+        for response in local:
+            self._deliver(response)
+        for connection, entry, frame in answered:
+            self._answer(connection, entry, frame, now)
+
+    def _drain_wakeups(self) -> None:
+        self._wake_pending = False
+        with contextlib.suppress(BlockingIOError):
+            self._wake_receiver.recv(4096)
+
+    def _handle(
+        self, connection: Connection, mask: int, now: float, answered: list[tuple[Connection, InFlight, bytes]]
+    ) -> None:
+        before, sock = connection.state, connection.socket
+        try:
+            if mask & selectors.EVENT_WRITE:
+                connection.on_writable(now)
+            if mask & selectors.EVENT_READ and connection.state is not State.CONNECTING:
+                answered.extend((connection, entry, frame) for entry, frame in connection.on_readable(now))
+        except HeadraceError as error:
+            self._lose(connection, error, now)
+            return
+        if connection.state is State.READY and before is not State.READY:
+            self._established(connection)
+        if connection.socket is not sock:  # TLS put its own around it
+            self._selector.unregister(sock)
+            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        for entry in connection.take_unanswered():
+            self._deliver(Response(entry.request, connection.node_id, entry.version))
+        self._watch(connection)
+
+    def _established(self, connection: Connection) -> None:
+        state = self._nodes[connection.node_id]
+        state.failures, state.retry_at_ms, state.authentication_error = 0, 0.0, None
+        self._log.debug("connected to node %d at %s", connection.node_id, connection.endpoint)
+        if self._observer is not None:
+            self._observer.connection_opened(connection.node_id)
+
+    def _watch(self, connection: Connection) -> None:
+        if connection.state is State.CLOSED:
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
+        if self._selector.get_key(connection.socket).events != wanted:
+            self._selector.modify(connection.socket, wanted, connection)
+        for entry in connection.take_unanswered():
+            self._local.append(Response(entry.request, connection.node_id, entry.version))
+
+    def _answer(self, connection: Connection, entry: InFlight, frame: bytes, now: float) -> None:
+        response = Response(entry.request, connection.node_id, entry.version, latency_ms=now - entry.sent_ms)
+        try:
+            _, response.message = frames.decode_response(entry.request.api_key, entry.version, frame)
+        except WireError as error:
+            response.error = error
+            self._deliver(response)
+            self._lose(connection, error, now)
+            return
+        if response.throttle_ms:
+            # KIP-219: the broker answers at once and mutes us; we keep quiet by ourselves.
+            connection.throttled_until_ms = max(connection.throttled_until_ms, now + response.throttle_ms)
+        if self._observer is not None:
+            self._observer.response_received(connection.node_id, len(frame), response.latency_ms, response.throttle_ms)
+        self._deliver(response)
+
+    def _deliver(self, response: Response) -> None:
+        """A handler that fails must not take the others, or the loop, with it."""
+        try:
+            response.request.on_response(response)
+        except Exception:
+            self._log.exception("a response handler failed; the connection goes on")
+
+    # -- losing connections --------------------------------------------------------------------
+
+    def _check_deadlines(self, now: float) -> None:
+        for connection in list(self._connections.values()):
+            error = connection.overdue(now)
+            if error is not None:
+                self._lose(connection, error, now)
+            elif not connection.in_flight and now - connection.last_active_ms > self._settings.connections_max_idle_ms:
+                self._drop(connection.node_id, ConnectionFailedError("idle"))
+
+    def _lose(self, connection: Connection, error: HeadraceError, now: float) -> None:
+        was_ready = connection.state is State.READY
+        self._drop(connection.node_id, error)
+        self._failed(connection.node_id, error, now, established=was_ready)
+
+    def _drop(self, node_id: int, error: HeadraceError) -> None:
+        """Close a connection and fail what it carried."""
+        connection = self._connections.pop(node_id)
+        self._selector.unregister(connection.socket)
+        was_ready = connection.state is State.READY
+        for entry in connection.close():
+            failure = error if isinstance(error, ConnectionFailedError) else ConnectionFailedError(str(error))
+            self._local.append(Response(entry.request, node_id, entry.version, error=failure))
+        if was_ready and self._observer is not None:
+            self._observer.connection_closed(node_id)
+
+    def _failed(self, node_id: int, error: HeadraceError, now: float, established: bool = False) -> None:
+        state = self._nodes.get(node_id)
+        if state is None:
+            return
+        state.failures += 1
+        if established:
+            state.addresses = []  # ask the name service again: the address may have changed
+        settings = self._settings
+        wait = backoff_ms(
+            settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms, state.failures, self._chance
+        )
+        # Other addresses of the same name are tried without waiting.
+        state.retry_at_ms = now + (0.0 if state.next_address < len(state.addresses) else wait)
+        self._log.warning("node %d at %s: %s", node_id, state.endpoint, error)
+        if isinstance(error, AuthenticationError):
+            state.authentication_error = error
+            if self.on_auth_failure is not None:
+                self.on_auth_failure(error)
+        if self._observer is not None:
+            self._observer.connection_failed(node_id, error)
+
+    def close(self) -> None:
+        """Close every connection; handlers of what was in flight are told."""
+        for node_id in list(self._connections):
+            self._drop(node_id, ConnectionFailedError("the client was closed"))
+        local, self._local = self._local, []
+        for response in local:
+            self._deliver(response)
+        self._selector.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+
+def _as_ours(error: Exception) -> HeadraceError:
+    return error if isinstance(error, HeadraceError) else ConnectionFailedError(str(error))

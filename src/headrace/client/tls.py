@@ -1,0 +1,304 @@
+"""TLS on non-blocking sockets.
+
+    TlsSettings (ssl.* options) → context() → wrap(socket) → handshake() until "done" → send() and receive()
+
+Python's SSLSocket encrypts straight into the system's buffer, so it serves a selector loop as it is. It has no gather
+write, though: `send` joins small buffers, because each write makes at least one TLS record. A call that would block is
+to be made again with the same bytes first, more may follow: OpenSSL has part of them under way.
+
+What cannot get better by itself is a TlsError; a connection that just ended is a ConnectionError.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from headrace.errors import ConfigError, TlsError
+from headrace.wire.primitives import Buffer
+
+if TYPE_CHECKING:
+    import socket
+
+SEND_BYTES = 64 * 1024
+"""What goes to OpenSSL in one call: four TLS records, so that the price of a call no longer counts."""
+PROTOCOLS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+Outcome = Literal["done", "want_read", "want_write"]
+
+_PEM_MARK = b"-----BEGIN "
+_STORES = {b"\xfe\xed\xfe\xed": "a Java keystore (JKS)", b"\xce\xce\xce\xce": "a Java keystore (JCEKS)"}
+_DER_SEQUENCE = b"\x30"
+_HOSTNAME_MISMATCH = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRESS_MISMATCH
+# What OpenSSL says of bytes that are not TLS; newer releases tell less and less.
+_NOT_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "HTTP_REQUEST",
+    "UNKNOWN_PROTOCOL",
+    "RECORD_LAYER_FAILURE",
+    "PACKET_LENGTH_TOO_LONG",
+)
+_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_OURS_REFUSED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """What `ssl.*` options come to. Files and texts are PEM, one of each pair at most. The repr keeps secrets."""
+
+    ca_file: str | None = None
+    ca_pem: str | None = None
+    cert_file: str | None = None
+    """The client's certificate chain, and its key if `key_file` is not given."""
+    cert_pem: str | None = None
+    key_file: str | None = None
+    key_pem: str | None = field(default=None, repr=False)
+    key_password: str | None = field(default=None, repr=False)
+    check_hostname: bool = True
+    protocols: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
+    ciphers: tuple[str, ...] = ()
+    """Names as Java or as OpenSSL writes them; empty: the library's choice."""
+
+    @property
+    def ca(self) -> str:
+        """Whom we trust, for messages."""
+        return self.ca_file or ("the given PEM text" if self.ca_pem else "the system's certificate authorities")
+
+
+class TlsContext(ssl.SSLContext):
+    """An SSLContext that remembers whom it trusts, for messages."""
+
+    ca: str = ""
+
+
+def context(settings: TlsSettings) -> TlsContext:
+    """Load certificates and key. What is wrong with them is a ConfigError, before anything is dialled."""
+    made = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.ca = settings.ca
+    made.check_hostname = settings.check_hostname
+    _limit_protocols(made, settings.protocols)
+    if settings.ciphers:
+        _limit_ciphers(made, settings.ciphers)
+    _load_authorities(made, settings)
+    _load_own_certificate(made, settings)
+    return made
+
+
+def _limit_protocols(made: TlsContext, names: tuple[str, ...]) -> None:
+    versions = sorted(PROTOCOLS[name] for name in names if name in PROTOCOLS)
+    if not versions or len(versions) != len(names):
+        raise ConfigError(f"ssl.enabled.protocols: {', '.join(names) or 'none'}: choose from {', '.join(PROTOCOLS)}")
+    made.minimum_version, made.maximum_version = versions[0], versions[-1]
+
+
+def _limit_ciphers(made: TlsContext, names: tuple[str, ...]) -> None:
+    """Allow these suites only. Python cannot pick among those of TLS 1.3: it is all of them, or no TLS 1.3."""
+    modern = {str(cipher["name"]) for cipher in made.get_ciphers() if str(cipher["name"]).startswith("TLS_")}
+    chosen_modern = modern.intersection(names)
+    older = [_openssl_name(name) for name in names if name not in modern]
+    if not chosen_modern:
+        made.maximum_version = ssl.TLSVersion.TLSv1_2
+    elif chosen_modern != modern and made.maximum_version != ssl.TLSVersion.TLSv1_2:
+        raise ConfigError(
+            f"ssl.cipher.suites: Python cannot leave out {', '.join(sorted(modern - chosen_modern))}; name all suites "
+            f"of TLS 1.3 or none, or set ssl.enabled.protocols=TLSv1.2"
+        )
+    if not older:
+        made.minimum_version = ssl.TLSVersion.TLSv1_3
+        return
+    try:
+        made.set_ciphers(":".join(older))
+    except ssl.SSLError:
+        raise ConfigError(f"ssl.cipher.suites: OpenSSL knows none of {', '.join(names)}") from None
+
+
+def _openssl_name(name: str) -> str:
+    """TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, as Java has it → ECDHE-RSA-AES256-GCM-SHA384."""
+    if "_WITH_" not in name:
+        return name
+    exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
+    cipher = cipher.replace("AES_", "AES").replace("_CBC", "").replace("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305")
+    prefix = "" if exchange == "RSA" else f"{exchange}_"
+    return f"{prefix}{cipher}".replace("_", "-")
+
+
+def _load_authorities(made: TlsContext, settings: TlsSettings) -> None:
+    if settings.ca_file is None and settings.ca_pem is None:
+        made.load_default_certs()
+        return
+    if settings.ca_file is not None:
+        _check_pem(settings.ca_file, "ssl.truststore.location")
+    try:
+        made.load_verify_locations(cafile=settings.ca_file, cadata=settings.ca_pem)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"no certificate authority could be read from {settings.ca}: {_reason(error)}") from None
+
+
+def _load_own_certificate(made: TlsContext, settings: TlsSettings) -> None:
+    if settings.cert_file is None and settings.cert_pem is None:
+        if settings.key_file is not None or settings.key_pem is not None:
+            raise ConfigError("a client key without a certificate: set ssl.keystore.certificate.chain as well")
+        return
+    for option, file in (("ssl.keystore.location", settings.cert_file), ("ssl.key.location", settings.key_file)):
+        if file is not None:
+            _check_pem(file, option)
+    with _as_file(settings.cert_file, settings.cert_pem) as cert, _as_file(settings.key_file, settings.key_pem) as key:
+        assert cert is not None
+        asked = False
+
+        def password() -> str:
+            nonlocal asked
+            asked = True
+            return settings.key_password or ""
+
+        try:
+            # Without a function to ask, OpenSSL would ask the terminal.
+            made.load_cert_chain(cert, key, password)
+        except ssl.SSLError as error:
+            if asked:
+                problem = "ssl.key.password is wrong" if settings.key_password else "its key needs ssl.key.password"
+            elif error.reason == "KEY_VALUES_MISMATCH":
+                problem = "its key belongs to another certificate"
+            else:
+                problem = f"{_reason(error)}; expected a PEM certificate chain and its private key"
+            raise ConfigError(f"the client certificate cannot be used: {problem}") from None
+
+
+def _check_pem(file: str, option: str) -> None:
+    """PEM is all Python's TLS can read: say so before OpenSSL says something stranger."""
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot read {file}: {error.strerror}") from None
+    if _PEM_MARK in content:
+        return
+    found = _STORES.get(content[:4], "a PKCS12 keystore or DER" if content[:1] == _DER_SEQUENCE else "something else")
+    raise ConfigError(
+        f"{option}: expected PEM in {file}, found {found}; convert it: keytool -importkeystore -srckeystore {file} "
+        f"-destkeystore store.p12 -deststoretype PKCS12 && openssl pkcs12 -in store.p12 -nodes -out store.pem"
+    )
+
+
+@contextmanager
+def _as_file(file: str | None, text: str | None) -> Iterator[str | None]:
+    """A file with the text for as long as it takes to load it: OpenSSL's loader takes no text."""
+    if file is not None or text is None:
+        yield file
+        return
+    handle, path = tempfile.mkstemp(suffix=".pem")  # nobody else may read it
+    try:
+        with os.fdopen(handle, "w") as out:
+            out.write(text)
+        yield path
+    finally:
+        os.unlink(path)
+
+
+def wrap(sock: socket.socket, tls_context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
+    """A connected socket, made non-blocking, with TLS around it. The handshake is yet to be done."""
+    sock.setblocking(False)
+    # A dot at the end of a name is DNS's business; certificates have none.
+    return tls_context.wrap_socket(sock, server_hostname=host.rstrip("."), do_handshake_on_connect=False)
+
+
+def handshake(sock: ssl.SSLSocket) -> Outcome:
+    """Go on with the handshake as far as it goes without waiting."""
+    try:
+        sock.do_handshake()
+    except ssl.SSLWantReadError:
+        return "want_read"
+    except ssl.SSLWantWriteError:
+        return "want_write"
+    except OSError as error:
+        raise explain(error, sock) from None
+    return "done"
+
+
+def send(sock: ssl.SSLSocket, buffers: Iterable[Buffer]) -> int:
+    """Write from the front of a gather list and return how many bytes went; 0: wait until the socket is writable."""
+    try:
+        return sock.send(_front(buffers))
+    except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+        return 0
+    except OSError as error:
+        raise explain(error, sock) from None
+
+
+def _front(buffers: Iterable[Buffer]) -> Buffer:
+    """The first SEND_BYTES of a gather list; large buffers are not copied. Never less than the last time."""
+    parts: list[Buffer] = []
+    room = SEND_BYTES
+    for buffer in buffers:
+        parts.append(memoryview(buffer)[:room])
+        room -= len(parts[-1])
+        if not room:
+            break
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def receive(sock: ssl.SSLSocket, bytes_max: int) -> bytes | None:
+    """What has come, b"" at the end of the stream, None if nothing is there.
+
+    One call gives one TLS record at most. What is left stays in the system's buffer, so a selector fires again.
+    """
+    try:
+        return sock.recv(bytes_max)
+    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return None
+    except OSError as error:
+        raise explain(error, sock) from None
+
+
+def explain(error: OSError, sock: ssl.SSLSocket) -> TlsError | ConnectionError:
+    """What an error of the socket means, and what to do about it."""
+    host = sock.server_hostname
+    reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+    # In TLS 1.3 a broker looks at our certificate when the handshake is over for us.
+    if "ALERT" in reason and reason.endswith(_OURS_REFUSED):
+        return TlsError(
+            f"{host} did not accept our certificate ({_reason(error)}); set ssl.keystore.* to a certificate that the "
+            f"broker's truststore knows"
+        )
+    if sock.version() is not None:
+        return ConnectionError(f"TLS connection to {host} broke: {_reason(error)}")
+    if not isinstance(error, ssl.SSLError) or isinstance(error, _ENDED):
+        return ConnectionError(
+            f"{host} ended the connection in the TLS handshake: does it speak TLS on this port (security.protocol), "
+            f"and does it ask for a client certificate?"
+        )
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return TlsError(_verification_problem(error, host, getattr(sock.context, "ca", "")))
+    if reason in _NOT_TLS:
+        return TlsError(
+            f"{host} does not speak TLS on this port ({_reason(error)}); use the port of its TLS listener, or "
+            f"security.protocol=PLAINTEXT (SASL_PLAINTEXT) for this one"
+        )
+    return TlsError(
+        f"TLS with {host} failed: {_reason(error)}; compare ssl.enabled.protocols and ssl.cipher.suites with its own, "
+        f"and see whether it wants a client certificate"
+    )
+
+
+def _verification_problem(error: ssl.SSLCertVerificationError, host: str | None, ca: str) -> str:
+    if error.verify_code in _HOSTNAME_MISMATCH:
+        return (
+            f"the certificate of {host} is for other names; connect by a name that it has (openssl s_client shows "
+            f"them), or set ssl.endpoint.identification.algorithm= to nothing, which lets anyone with a certificate in"
+        )
+    return (
+        f"the certificate of {host} is not trusted: {error.verify_message}; trusted are {ca}: set "
+        f"ssl.truststore.location to a PEM file with the authority that signed it"
+    )
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """OpenSSL's words without its source lines."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.lower().replace("_", " ")
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)

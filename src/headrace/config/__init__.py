@@ -1,0 +1,29 @@
+"""The option machinery: an option is declared once, and that gives parsing, checks, docs and `config show`.
+
+option.py      Option, its checks, Secret
+resolved.py    Options → Config
+properties.py  `.properties` files
+"""
+
+from headrace.config.option import INT_MAX, LONG_MAX, Between, Check, Importance, Kind, NotEmpty, OneOf, Option, Secret
+from headrace.config.properties import parse_properties, read_properties
+from headrace.config.resolved import Config, Layer, Options, Origin
+
+__all__ = [
+    "INT_MAX",
+    "LONG_MAX",
+    "Between",
+    "Check",
+    "Config",
+    "Importance",
+    "Kind",
+    "Layer",
+    "NotEmpty",
+    "OneOf",
+    "Option",
+    "Options",
+    "Origin",
+    "Secret",
+    "parse_properties",
+    "read_properties",
+]

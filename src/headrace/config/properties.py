@@ -1,0 +1,78 @@
+"""Java's `.properties` format."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from headrace.errors import ConfigError
+
+_BLANKS = " \t\f"
+_NEWLINE = re.compile(r"\r\n|\n|\r")  # not splitlines(): that also cuts at \f
+_ESCAPE = re.compile(r"\\(u(?P<code>.{0,4})|(?P<plain>.)|$)", re.DOTALL)
+_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+# A key ends at the first separator that is not escaped; blanks around one `=` or `:` belong to it.
+_ENTRY = re.compile(r"(?P<key>(?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(?P<value>.*)", re.DOTALL)
+
+
+def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The entries of a file; of equal keys the last one stays."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the options in {os.fspath(path)}: {error.strerror}") from error
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:  # what Java itself writes
+        text = data.decode("latin-1")
+    try:
+        return parse_properties(text)
+    except ValueError as error:
+        raise ConfigError(f"{os.fspath(path)}: {error}") from error
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """The entries of a text; ValueError if an escape makes no sense."""
+    found: dict[str, str] = {}
+    for line in _logical_lines(text):
+        entry = _ENTRY.fullmatch(line)
+        assert entry is not None, line  # every part of it may be empty
+        found[_unescape(entry["key"])] = _unescape(entry["value"])
+    return found
+
+
+def _logical_lines(text: str) -> list[str]:
+    """Lines without comments and blank ones, joined where one ends in a backslash."""
+    lines: list[str] = []
+    joined = ""
+    for natural in _NEWLINE.split(text):
+        line = natural.lstrip(_BLANKS)
+        if not joined and line[:1] in ("", "#", "!"):
+            continue
+        joined += line
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            joined = joined[:-1]
+        else:
+            lines.append(joined)
+            joined = ""
+    return [*lines, joined] if joined else lines
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    plain = _ESCAPE.sub(_character, text)
+    # Two escapes that make one character, as Java writes what lies beyond 16 bits.
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def _character(escape: re.Match[str]) -> str:
+    code = escape["code"]
+    if code is None:
+        plain = escape["plain"] or ""
+        return _ESCAPED.get(plain, plain)
+    if not re.fullmatch(r"[0-9A-Fa-f]{4}", code):
+        raise ValueError(f"\\u must be followed by four hexadecimal digits, got {code!r}")
+    return chr(int(code, 16))

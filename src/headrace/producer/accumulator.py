@@ -1,0 +1,490 @@
+"""Where records wait: for each partition a deque of batches, the last one open.
+
+    application threads: Lane.append (compiled), or `append` here where a batch has to be opened first
+    the I/O thread: ready → drain → (request) → complete, reenqueue, or fail
+
+A record goes into the open batch of its partition. Where there is none, or no room, `append` closes the old batch,
+lets go of the lock, takes memory from the pool (which may block), and looks again, because another thread may have
+been quicker. The lock of a topic guards its deques; it is held for a moment and never while waiting.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.client.clock import SYSTEM_CLOCK, Clock
+from headrace.client.metadata import NO_LEADER, Cluster
+from headrace.client.network import backoff_ms
+from headrace.errors import ClosedError, RecordTooLargeError
+from headrace.producer.batch import Delivery, ProducerBatch
+from headrace.producer.buffer_pool import BufferPool
+from headrace.producer.partitioners import AdaptiveSticky
+from headrace.wire.kernel import KERNEL_NAME, kernel
+from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header
+from headrace.wire.records import record_bytes_max
+
+if TYPE_CHECKING:
+    from headrace.wire._reference import Lane, RecordFuture
+else:
+    Lane = kernel.Lane
+
+APPEND_ATTEMPTS_MAX = 100  # threads racing for one partition: each round somebody has won
+
+NOT_ENOUGH_ROOM_HINT = "send smaller records, or raise max.request.size (and max.message.bytes of the topic)"
+
+
+@dataclass(slots=True, frozen=True)
+class AccumulatorSettings:
+    batch_bytes: int = 16 * 1024
+    linger_ms: float = 5
+    max_request_bytes: int = 1024 * 1024
+    retry_backoff_ms: float = 100
+    retry_backoff_max_ms: float = 1000
+    delivery_timeout_ms: float = 120_000
+    codec: int = 0
+    level: int | None = None
+    hashes_keys: bool = True
+    adaptive: bool = True
+
+
+class PartitionQueue:
+    """The batches of one partition, oldest first."""
+
+    __slots__ = ("batches", "muted", "partition", "topic")
+
+    def __init__(self, topic: TopicQueues, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.batches: deque[ProducerBatch] = deque()  # Guarded by topic.lock.
+        self.muted = False  # I/O thread only.
+
+
+class TopicQueues:
+    """A topic: its lane for appending, its queues for sending."""
+
+    def __init__(self, name: str, partition_count: int, make_lane: Callable[[TopicQueues, int], Lane]) -> None:
+        self.name = name
+        self.lock = threading.RLock()
+        self.queues = [PartitionQueue(self, partition) for partition in range(partition_count)]
+        self._make_lane = make_lane
+        self.lane = make_lane(self, partition_count)
+        self.sticky_bytes = 0  # Guarded by lock: what went to the sticky partition since it was chosen.
+
+    def grow(self, partition_count: int) -> None:
+        """More partitions: a new lane that goes on with the open batches of the old one."""
+        with self.lock:
+            old = self.lane
+            self.queues += [PartitionQueue(self, p) for p in range(len(self.queues), partition_count)]
+            lane = self._make_lane(self, partition_count)
+            lane.open_batches[: len(old.open_batches)] = old.open_batches
+            lane.sticky = old.sticky
+            self.lane = lane
+
+
+@dataclass(slots=True)
+class Ready:
+    """What could be sent now, and when to look again."""
+
+    nodes: dict[int, list[PartitionQueue]] = field(default_factory=dict)
+    next_check_ms: float = float("inf")
+    leaderless: set[str] = field(default_factory=set)
+
+
+class Accumulator:
+    """All the queues of a producer."""
+
+    def __init__(
+        self,
+        settings: AccumulatorSettings,
+        pool: BufferPool,
+        clock: Clock,
+        wake: Callable[[], None],
+        sticky: AdaptiveSticky,
+        on_open: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self._settings = settings
+        self.pool = pool
+        self._clock = clock
+        self._wake = wake
+        self._sticky = sticky
+        self._on_open = on_open  # told of every partition that gets a batch
+        self._chance = random.Random()
+        self.topics: dict[str, TopicQueues] = {}
+        self.lanes: dict[str, Lane] = {}  # what send() looks into first
+        self._topics_lock = threading.Lock()
+        self._active: dict[PartitionQueue, None] = {}  # Queues that may hold batches; adding is atomic, any thread.
+        self._incomplete: dict[ProducerBatch, None] = {}  # Not answered yet. Added by any thread, removed by I/O.
+        self._flushes = 0  # Guarded by _topics_lock.
+        self._closed = False
+        self._drain_start = 0  # I/O thread only: where the last drain stopped, so that nobody starves.
+
+    # -- application threads -------------------------------------------------------------------
+
+    def topic(self, name: str, partition_count: int) -> TopicQueues:
+        """The queues of a topic, made or grown to the number of partitions that it has now."""
+        queues = self.topics.get(name)
+        if queues is None or len(queues.queues) < partition_count:
+            with self._topics_lock:
+                queues = self.topics.get(name)
+                if queues is None:
+                    queues = self.topics[name] = TopicQueues(name, partition_count, self._make_lane)
+                elif len(queues.queues) < partition_count:
+                    queues.grow(partition_count)
+                self.lanes[name] = queues.lane
+        return queues
+
+    def _make_lane(self, topic: TopicQueues, partition_count: int) -> Lane:
+        # The compiled lane reads the system's clock by itself.
+        own_clock = self._clock is SYSTEM_CLOCK and KERNEL_NAME == "compiled"
+        return Lane(
+            topic.name,
+            partition_count,
+            self._settings.max_request_bytes - HEADER_BYTES,
+            self._settings.hashes_keys,
+            topic.lock,
+            None if own_clock else self._clock.time_ms,  # type: ignore[arg-type]
+        )
+
+    def append(
+        self,
+        topic: TopicQueues,
+        cluster: Cluster,
+        partition: int | None,
+        timestamp: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[Header],
+        on_delivery: Delivery | None,
+        deadline_ms: float,
+        choose_again: Callable[[int], int] | None = None,
+    ) -> RecordFuture:
+        """Append a record whose batch has to be opened first, perhaps. Blocks for memory until the deadline.
+
+        `choose_again(previous)` lets a partitioner pick another partition before a new batch is opened.
+        """
+        size = self._checked_size(key, value, headers)
+        keyless = partition is None and not (self._settings.hashes_keys and key is not None)
+        for _ in range(APPEND_ATTEMPTS_MAX):
+            with topic.lock:
+                self._check_open()
+                if keyless and topic.lane.sticky < 0:
+                    self._move_on(topic, cluster)
+                future = topic.lane.append(key, value, partition, timestamp, headers, on_delivery)
+                if future is not None:
+                    return future
+                place = partition if partition is not None else self._place(topic, key)
+                self._close_open(topic, place)
+                if keyless and topic.sticky_bytes >= self._settings.batch_bytes:
+                    self._move_on(topic, cluster)
+                    continue
+            if choose_again is not None and partition is not None:
+                partition, choose_again = choose_again(partition), None
+                continue
+            future = self._append_to_new(
+                topic, place, partition, timestamp, key, value, headers, on_delivery, size, deadline_ms
+            )
+            if future is not None:
+                return future
+        raise AssertionError("an append lost every race")
+
+    def _append_to_new(
+        self,
+        topic: TopicQueues,
+        place: int,
+        partition: int | None,
+        timestamp: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[Header],
+        on_delivery: Delivery | None,
+        size: int,
+        deadline_ms: float,
+    ) -> RecordFuture | None:
+        room = max(self._settings.batch_bytes, HEADER_BYTES + size)
+        if self.pool.available_bytes < room:
+            self._wake()  # what is buffered has to go out for memory to come back
+        buffer: bytearray | None = self.pool.allocate(room, max(0.0, deadline_ms - self._clock.monotonic_ms()))
+        with topic.lock:
+            opened = topic.lane.open_batches[place]
+            self._check_open()
+            if opened is None or opened.closed:
+                assert buffer is not None
+                batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
+                topic.lane.open_batches[place] = batch
+                self._enqueue(topic, batch)
+                buffer = None
+            future = topic.lane.append(
+                key, value, place if partition is not None else None, timestamp, headers, on_delivery
+            )
+        if buffer is not None:
+            self.pool.release(buffer, room)
+        else:
+            self._wake()
+        return future
+
+    def _enqueue(self, topic: TopicQueues, batch: ProducerBatch) -> None:
+        """A new batch at the end of its queue. topic.lock is held."""
+        if self._on_open is not None:
+            self._on_open(topic.name, batch.partition)
+        queue = topic.queues[batch.partition]
+        queue.batches.append(batch)
+        self._incomplete[batch] = None
+        self._active[queue] = None
+
+    def _place(self, topic: TopicQueues, key: bytes | None) -> int:
+        if key is not None and self._settings.hashes_keys:
+            return int((kernel.murmur2(key) & 0x7FFFFFFF) % len(topic.queues))
+        return topic.lane.sticky
+
+    def _close_open(self, topic: TopicQueues, place: int) -> None:
+        """The open batch takes no more. topic.lock is held."""
+        batch = topic.lane.open_batches[place]
+        if batch is not None:
+            batch.close()
+            topic.lane.open_batches[place] = None
+            if place == topic.lane.sticky:
+                topic.sticky_bytes += batch.size
+            self._wake()
+
+    def _move_on(self, topic: TopicQueues, cluster: Cluster) -> None:
+        """Choose the partition for the next records without a key (KIP-794). topic.lock is held."""
+        sizes = None
+        if self._settings.adaptive:
+            sizes = {queue.partition: len(queue.batches) for queue in topic.queues}
+        topic.lane.sticky = self._sticky.next_partition(
+            topic.name,
+            sizes,
+            cluster.available_partitions_for(topic.name),
+            range(len(topic.queues)),
+            self._chance,
+        )
+        topic.sticky_bytes = 0
+
+    def _checked_size(self, key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
+        size = record_bytes_max(key, value, headers)
+        if size + HEADER_BYTES > self._settings.max_request_bytes:
+            raise RecordTooLargeError(
+                f"a record of {size} bytes serialised is larger than max.request.size "
+                f"({self._settings.max_request_bytes}): {NOT_ENOUGH_ROOM_HINT}"
+            )
+        if size + HEADER_BYTES > self.pool.total_bytes:
+            raise RecordTooLargeError(
+                f"a record of {size} bytes serialised is larger than buffer.memory ({self.pool.total_bytes}): "
+                f"raise buffer.memory"
+            )
+        return size
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the producer is closed")
+
+    def append_encoded(
+        self, topic: TopicQueues, encoded: Iterable[EncodedBatch], reserved_bytes: int
+    ) -> list[ProducerBatch]:
+        """Queue batches that were encoded from columns, for which so much of the pool was reserved."""
+        now = self._clock.monotonic_ms()
+        pieces = list(encoded)
+        batches = [ProducerBatch.from_encoded(topic.name, piece, piece.size, now) for piece in pieces]
+        self.pool.release(None, reserved_bytes - sum(piece.size for piece in pieces))
+        with topic.lock:
+            self._check_open()
+            for batch in batches:
+                self._close_open(topic, batch.partition)  # records sent before go first
+                self._enqueue(topic, batch)
+        self._wake()
+        return batches
+
+    # -- the I/O thread ------------------------------------------------------------------------
+
+    def ready(self, cluster: Cluster, now: float) -> Ready:
+        """Which nodes have something to be sent to them: full, lingered, retried, or wanted at once (P25)."""
+        result = Ready()
+        hurry = self._flushes > 0 or self._closed or self.pool.waiting_threads > 0
+        linger = self._settings.linger_ms
+        for queue in list(self._active):
+            batches = queue.batches
+            try:
+                first = batches[0]
+            except IndexError:
+                self._retire(queue)
+                continue
+            leader = cluster.leader(queue.topic.name, queue.partition)
+            if leader == NO_LEADER:
+                result.leaderless.add(queue.topic.name)
+                continue
+            if queue.muted:
+                continue
+            if first.attempts:
+                wait = first.last_attempt_ms + self._backoff_ms(first) - now
+            elif hurry or len(batches) > 1 or first.closed:
+                wait = 0.0
+            else:
+                wait = first.created_ms + linger - now
+            if wait <= 0:
+                result.nodes.setdefault(leader, []).append(queue)
+            elif wait < result.next_check_ms:
+                result.next_check_ms = wait
+        return result
+
+    def _retire(self, queue: PartitionQueue) -> None:
+        with queue.topic.lock:
+            if not queue.batches:
+                self._active.pop(queue, None)
+
+    def _backoff_ms(self, batch: ProducerBatch) -> float:
+        settings = self._settings
+        # The jitter of a batch is its own, not of the moment: else `ready` and `drain` would disagree.
+        chance = random.Random(id(batch) ^ batch.attempts)
+        return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, batch.attempts, chance)
+
+    def drain(
+        self,
+        queues: list[PartitionQueue],
+        now: float,
+        may_drain: Callable[[ProducerBatch], bool] | None,
+        assign: Callable[[ProducerBatch], None] | None,
+    ) -> list[ProducerBatch]:
+        """One batch a partition, round robin over the node's partitions, up to max.request.size (P26)."""
+        taken: list[ProducerBatch] = []
+        size = 0
+        count = len(queues)
+        start = self._drain_start % count
+        for step in range(count):
+            queue = queues[(start + step) % count]
+            with queue.topic.lock:
+                if not queue.batches:
+                    continue
+                batch = queue.batches[0]
+                if may_drain is not None and not may_drain(batch):
+                    continue
+                if taken and size + batch.size > self._settings.max_request_bytes:
+                    self._drain_start = start + step
+                    return taken
+                queue.batches.popleft()
+                if not batch.closed:
+                    self._close_open(queue.topic, queue.partition)
+                    batch.close()
+            if assign is not None and not batch.has_sequence:
+                assign(batch)
+            size += len(batch.seal(self._settings.codec, self._settings.level))
+            batch.drained_ms = now
+            taken.append(batch)
+        self._drain_start = start + 1
+        return taken
+
+    def mute(self, batch: ProducerBatch) -> None:
+        self.topics[batch.topic].queues[batch.partition].muted = True
+
+    def unmute(self, batch: ProducerBatch) -> None:
+        self.topics[batch.topic].queues[batch.partition].muted = False
+
+    def reenqueue(self, batch: ProducerBatch, now: float, counted: bool = True) -> None:
+        """Back to the front, or, with a sequence number, to its place in the order."""
+        if counted:
+            batch.attempts += 1
+        batch.last_attempt_ms = now
+        self._put_back(batch)
+
+    def _put_back(self, batch: ProducerBatch) -> None:
+        queue = self.topics[batch.topic].queues[batch.partition]
+        with queue.topic.lock:
+            place = 0
+            if batch.has_sequence:
+                for place, other in enumerate(queue.batches):  # noqa: B007
+                    if not other.has_sequence or (other.base_sequence - batch.base_sequence) & 0x7FFFFFFF < 0x40000000:
+                        break
+                else:
+                    place = len(queue.batches)
+            queue.batches.insert(place, batch)
+            self._active[queue] = None
+
+    def split_and_reenqueue(self, batch: ProducerBatch, now: float) -> list[ProducerBatch]:
+        """Halve a batch that the broker found too large; the parts take its place."""
+        parts = batch.split(now)
+        for part in reversed(parts):
+            self._incomplete[part] = None
+            self._put_back(part)
+        self.finish(batch)
+        return parts
+
+    def finish(self, batch: ProducerBatch) -> None:
+        """A batch is over, and so is the request that carried it: its memory goes back."""
+        self._incomplete.pop(batch, None)
+        if batch.allocated_bytes:
+            size, batch.allocated_bytes = batch.allocated_bytes, 0
+            batch.sealed = None
+            self.pool.release(batch.buffer, size)
+
+    def close_open_batches(self) -> None:
+        """Every next send has to open a batch, and so hears of what has happened."""
+        for topic in list(self.topics.values()):
+            with topic.lock:
+                for place, batch in enumerate(topic.lane.open_batches):
+                    if batch is not None:
+                        self._close_open(topic, place)
+
+    def expired(self, now: float) -> list[ProducerBatch]:
+        """Batches that waited here for longer than delivery.timeout.ms; they are taken out."""
+        limit = now - self._settings.delivery_timeout_ms
+        found: list[ProducerBatch] = []
+        for queue in list(self._active):
+            if not queue.batches or queue.batches[0].created_ms > limit:
+                continue
+            with queue.topic.lock:
+                while queue.batches and queue.batches[0].created_ms <= limit:
+                    batch = queue.batches.popleft()
+                    if not batch.closed:
+                        self._close_open(queue.topic, queue.partition)
+                        batch.close()
+                    found.append(batch)
+        return found
+
+    def next_expiry_ms(self, now: float) -> float:
+        """How long until the oldest waiting batch expires."""
+        oldest = min((q.batches[0].created_ms for q in list(self._active) if q.batches), default=None)
+        return float("inf") if oldest is None else max(0.0, oldest + self._settings.delivery_timeout_ms - now)
+
+    def has_undrained(self) -> bool:
+        return any(queue.batches for queue in list(self._active))
+
+    def has_incomplete(self) -> bool:
+        return bool(self._incomplete)
+
+    def undrained(self) -> list[ProducerBatch]:
+        """Take out all that was not sent yet (a transaction is aborted, or the producer closed by force)."""
+        found: list[ProducerBatch] = []
+        for queue in list(self._active):
+            with queue.topic.lock:
+                for batch in queue.batches:
+                    if not batch.closed:
+                        self._close_open(queue.topic, queue.partition)
+                        batch.close()
+                    found.append(batch)
+                queue.batches.clear()
+        return found
+
+    def incomplete(self) -> list[ProducerBatch]:
+        return list(self._incomplete)
+
+    def begin_flush(self) -> list[ProducerBatch]:
+        """Send without lingering from now on; returns what was there at this moment."""
+        with self._topics_lock:
+            self._flushes += 1
+        self.close_open_batches()  # what is appended later must not keep this flush waiting: it gets a new batch
+        self._wake()
+        return list(self._incomplete)
+
+    def end_flush(self) -> None:
+        with self._topics_lock:
+            self._flushes -= 1
+
+    def close(self) -> None:
+        """Refuse new records and send the rest at once."""
+        self._closed = True
+        self.close_open_batches()
+        self._wake()

@@ -1,0 +1,258 @@
+"""A batch of records on its way: open, closed, drained, in flight, done.
+
+It is the kernel's `OpenBatch` (records are appended in compiled code) and all that the producer has to know besides.
+What became of it is written once, by the I/O thread; the futures of its records read it from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError, TimedOutError
+from headrace.producer.records import RecordMetadata
+from headrace.wire import records as wire_records
+from headrace.wire.kernel import kernel
+from headrace.wire.layout import HEADER_BYTES, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, EncodedBatch
+
+if TYPE_CHECKING:
+    from headrace.wire._reference import OpenBatch, RecordFuture
+else:
+    OpenBatch, RecordFuture = kernel.OpenBatch, kernel.RecordFuture
+
+Delivery = Callable[[RecordMetadata | None, Exception | None], object]
+
+log = logging.getLogger("headrace.producer")
+
+# Guards the step from "not done" to "done" against threads that begin to wait. One for all: it is held for a moment,
+# once for each batch.
+_done_lock = threading.Lock()
+
+
+class ProducerBatch(OpenBatch):
+    """Records of one partition that are sent, retried and answered together."""
+
+    def __init__(self, topic: str, partition: int, buffer: bytearray, allocated_bytes: int, now: float) -> None:
+        super().__init__(buffer)
+        self.topic = topic
+        self.partition = partition
+        self.allocated_bytes = allocated_bytes  # what the pool wants back; 0: it is not the pool's
+        self.created_ms = now
+        self.callbacks: list[tuple[RecordFuture, Delivery]] = []
+        # I/O thread only.
+        self.attempts = 0
+        self.last_attempt_ms = now
+        self.drained_ms = now
+        self.in_flight = False
+        self.sealed: memoryview | None = None
+        self.producer_id = NO_PRODUCER_ID
+        self.producer_epoch = NO_PRODUCER_EPOCH
+        self.base_sequence = NO_SEQUENCE
+        self.is_transactional = False
+        self.sequence_was_reset = False
+        self.first_index = 0  # of the batch this one was split from
+        # Written once under _done_lock.
+        self.is_done = False
+        self.base_offset = -1
+        self.append_time = -1
+        self.error: Exception | None = None
+        self._record_errors: dict[int, str] = {}
+        self._parts: Sequence[ProducerBatch] = ()
+        self._event: threading.Event | None = None
+
+    @classmethod
+    def from_encoded(cls, topic: str, encoded: EncodedBatch, allocated_bytes: int, now: float) -> ProducerBatch:
+        """A batch whose records were encoded from columns: closed from the start."""
+        batch = cls(topic, encoded.partition, encoded.buffer, allocated_bytes, now)
+        batch.adopt(encoded.record_count, encoded.base_timestamp, encoded.max_timestamp)
+        return batch
+
+    @property
+    def has_sequence(self) -> bool:
+        return self.base_sequence != NO_SEQUENCE
+
+    @property
+    def last_sequence(self) -> int:
+        return (self.base_sequence + self.record_count - 1) & 0x7FFFFFFF
+
+    def set_producer_state(self, producer_id: int, epoch: int, base_sequence: int, transactional: bool) -> None:
+        """Who writes it and where in the order it stands; a sealed batch is sealed again with it."""
+        self.producer_id, self.producer_epoch = producer_id, epoch
+        self.base_sequence, self.is_transactional = base_sequence, transactional
+        self.sealed = None
+
+    def seal(self, codec: int, level: int | None) -> memoryview:
+        """The bytes to send; made once for a producer state."""
+        if self.sealed is None:
+            writer = wire_records.Producer(
+                self.producer_id, self.producer_epoch, self.base_sequence, self.is_transactional
+            )
+            self.sealed = wire_records.seal(self, codec=codec, level=level, producer=writer)
+        return self.sealed
+
+    def split(self, now: float) -> list[ProducerBatch]:
+        """The same records in batches of about half the size; futures and callbacks go with them."""
+        rows = kernel.decode_records(
+            memoryview(self.buffer)[HEADER_BYTES : self.size], self.record_count, 0, self.base_timestamp, -1
+        )
+        sizes = [wire_records.record_bytes_max(row.key, row.value, row.headers) for row in rows]
+        room = max((self.size - HEADER_BYTES) // 2, *sizes)
+        parts: list[ProducerBatch] = []
+        sequence = self.base_sequence
+        first = 0
+        while first < len(rows):
+            end, used = first, 0
+            while end < len(rows) and (end == first or used + sizes[end] <= room):
+                used += sizes[end]
+                end += 1
+            part = ProducerBatch(self.topic, self.partition, bytearray(HEADER_BYTES + used), 0, self.created_ms)
+            for row in rows[first:end]:
+                part.append(row.timestamp, row.key, row.value, row.headers)
+            part.close()
+            part.first_index = first
+            part.callbacks = [(f, c) for f, c in self.callbacks if first <= f.index - self.first_index < end]
+            part.attempts, part.last_attempt_ms = self.attempts, now
+            if self.has_sequence:
+                part.set_producer_state(self.producer_id, self.producer_epoch, sequence, self.is_transactional)
+                sequence = (sequence + part.record_count) & 0x7FFFFFFF
+            part.first_index += self.first_index
+            parts.append(part)
+            first = end
+        self.callbacks = []
+        with _done_lock:
+            self._parts = parts
+            event = self._event
+        if event is not None:
+            event.set()  # whoever waits goes on waiting for its part
+        return parts
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def complete(self, base_offset: int, append_time: int) -> bool:
+        """The broker has it. False if the batch was over already."""
+        if not self._finish(base_offset, append_time, None, {}):
+            return False
+        if self.callbacks:
+            shifted = base_offset - self.first_index if base_offset >= 0 else -1
+            errors = kernel.run_callbacks(
+                self.callbacks, RecordMetadata, self.topic, self.partition, shifted, append_time
+            )
+            self._log_callback_errors(errors)
+        return True
+
+    def fail(self, error: Exception, record_errors: dict[int, str] | None = None) -> bool:
+        """It will not be delivered. False if the batch was over already."""
+        if not self._finish(-1, -1, error, record_errors or {}):
+            return False
+        errors = []
+        for future, callback in self.callbacks:
+            try:
+                callback(None, self.error_of(future))
+            except Exception as raised:
+                errors.append(raised)
+        self._log_callback_errors(errors)
+        return True
+
+    def _finish(
+        self, base_offset: int, append_time: int, error: Exception | None, record_errors: dict[int, str]
+    ) -> bool:
+        with _done_lock:
+            if self.is_done:
+                return False
+            self.base_offset, self.append_time, self.error = base_offset, append_time, error
+            self._record_errors = record_errors
+            self.is_done = True
+            event = self._event
+        if event is not None:
+            event.set()
+        return True
+
+    def _log_callback_errors(self, errors: list[Exception]) -> None:
+        for error in errors:
+            log.error("a delivery callback for %s-%d failed", self.topic, self.partition, exc_info=error)
+
+    # -- what futures ask ----------------------------------------------------------------------
+
+    def done_for(self, future: RecordFuture) -> bool:
+        return self._part_of(future).is_done
+
+    def wait(self, future: RecordFuture, timeout: float | None = None) -> RecordMetadata:
+        error = self.wait_error(future, timeout)
+        if error is not None:
+            raise error
+        return self._part_of(future)._metadata_of(future)
+
+    def wait_error(self, future: RecordFuture, timeout: float | None = None) -> Exception | None:
+        if not self._wait(timeout):
+            raise TimedOutError(
+                f"no answer for record {future.index} of a batch to {self.topic}-{self.partition} after {timeout:g} s"
+            )
+        part = self._part_of(future)
+        return part.error_of(future) if part is self else part.wait_error(future, timeout)
+
+    def _wait(self, timeout: float | None) -> bool:
+        with _done_lock:
+            if self.is_done or self._parts:
+                return True
+            if self._event is None:
+                self._event = threading.Event()
+            event = self._event
+        return event.wait(timeout)
+
+    def wait_done(self, timeout: float | None = None) -> bool:
+        """Wait until it is over, with all it was split into; False if the time is up first."""
+        return self._wait(timeout) and all(part.wait_done(timeout) for part in self._parts)
+
+    def final_parts(self) -> list[ProducerBatch]:
+        """Itself, or what it was split into in the end."""
+        return [last for part in self._parts for last in part.final_parts()] if self._parts else [self]
+
+    def _part_of(self, future: RecordFuture) -> ProducerBatch:
+        for part in reversed(self._parts):
+            if future.index >= part.first_index:
+                return part._part_of(future)
+        return self
+
+    def _metadata_of(self, future: RecordFuture) -> RecordMetadata:
+        return RecordMetadata(
+            self.topic,
+            self.partition,
+            self.base_offset + future.index - self.first_index if self.base_offset >= 0 else None,
+            self.append_time if self.append_time >= 0 else future.timestamp,
+            future.key_size,
+            future.value_size,
+        )
+
+    def error_of(self, future: RecordFuture) -> Exception | None:
+        """A record's own error where the broker named the culprits (KIP-467)."""
+        if self.error is None or not self._record_errors:
+            return self.error
+        own = self._record_errors.get(future.index - self.first_index)
+        if own is not None:
+            return HeadraceError(f"record refused: {own}")
+        return HeadraceError(f"not stored, because another record of its batch was refused: {self.error}")
+
+    def add_done_callback(self, future: RecordFuture, callback: Callable[[RecordFuture], object]) -> None:
+        def forward(metadata: Any, error: Any) -> None:
+            callback(future)
+
+        part = self._part_of(future)
+        with _done_lock:
+            if not part.is_done:
+                part.callbacks.append((future, forward))
+                return
+        callback(future)
+
+    async def wait_async(self, future: RecordFuture) -> RecordMetadata:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: RecordFuture) -> None:
+            loop.call_soon_threadsafe(lambda: None if waiter.done() else waiter.set_result(None))
+
+        self.add_done_callback(future, wake)
+        await waiter
+        return self.wait(future, 0)

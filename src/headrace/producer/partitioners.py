@@ -1,0 +1,269 @@
+"""Partitioners: which partition a record goes to, if it does not say so itself.
+
+    key  → murmur2 of its bytes, the same everywhere        `partition_for_key`
+    none → one partition at a time, so that batches fill:
+             AdaptiveSticky        today's (KIP-794): for a batch's worth of bytes, then to where queues are short
+             DefaultPartitioner24  that of Kafka 2.4 (KIP-480): until the batch is complete, then to any other
+             KeyHashRoundRobinPartitioner  the one before: in turn
+
+`AdaptiveSticky` is not a `Partitioner`: it needs to know the queues, so the accumulator asks it. It works when
+`partitioner.class` is not set.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random as random_module
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from headrace.producer.plugins import PluginKind
+from headrace.wire.kernel import kernel
+
+
+class Random(Protocol):
+    """What is asked of a source of randomness: `random.Random`, or a fake."""
+
+    def randrange(self, stop: int, /) -> int: ...
+
+
+class ClusterView(Protocol):
+    """What a partitioner may ask of the cluster."""
+
+    def partitions_for(self, topic: str) -> Sequence[int]:
+        """All partitions, in order."""
+        ...
+
+    def available_partitions_for(self, topic: str) -> Sequence[int]:
+        """Those that have a leader now, in order."""
+        ...
+
+
+def partition_for_key(key_bytes: bytes, partition_count: int) -> int:
+    """Where Kafka's own producer would put this key."""
+    return (kernel.murmur2(key_bytes) & 0x7FFFFFFF) % partition_count
+
+
+class Partitioner:
+    """To be subclassed: `partition` at least."""
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        """Called once, before anything else."""
+
+    def partition(
+        self,
+        topic: str,
+        key: object,
+        key_bytes: bytes | None,
+        value: object,
+        value_bytes: bytes | None,
+        cluster: ClusterView,
+    ) -> int:
+        """The partition of a record. Called by any thread that sends."""
+        raise NotImplementedError(f"{type(self).__qualname__} must define partition")
+
+    def on_new_batch(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
+        """The record at hand needs a new batch on `previous_partition`; `partition` will be asked again for it."""
+
+    def close(self) -> None:
+        """Called once, with the producer's `close`."""
+
+
+class _StickyChoice:
+    """One partition for each topic, until it is told to move (KIP-480). Safe to share between threads."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._sticky: dict[str, int] = {}
+
+    def current(self, topic: str, cluster: ClusterView) -> int:
+        sticky = self._sticky.get(topic)
+        if sticky is None:
+            return self._sticky.setdefault(topic, self._other(topic, cluster, None))
+        if sticky >= len(cluster.partitions_for(topic)):  # the topic was made anew, with fewer
+            self.move(topic, cluster, sticky)
+            return self._sticky[topic]
+        return sticky
+
+    def move(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
+        # Another thread may have moved on already: then its choice stands.
+        if self._sticky.get(topic) == previous_partition:
+            self._sticky[topic] = self._other(topic, cluster, previous_partition)
+
+    def _other(self, topic: str, cluster: ClusterView, than: int | None) -> int:
+        available = cluster.available_partitions_for(topic)
+        choices = [p for p in available if p != than] or available or cluster.partitions_for(topic)
+        return choices[self._random.randrange(len(choices))]
+
+
+class UniformStickyPartitioner(Partitioner):
+    """Sticky for every record: keys do not matter."""
+
+    def __init__(self, random: Random | None = None) -> None:
+        self._choice = _StickyChoice(random or random_module.Random())
+
+    def partition(
+        self,
+        topic: str,
+        key: object,
+        key_bytes: bytes | None,
+        value: object,
+        value_bytes: bytes | None,
+        cluster: ClusterView,
+    ) -> int:
+        return self._choice.current(topic, cluster)
+
+    def on_new_batch(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
+        self._choice.move(topic, cluster, previous_partition)
+
+
+class DefaultPartitioner24(UniformStickyPartitioner):
+    """The default of Kafka 2.4: by key if there is one, else sticky."""
+
+    def partition(
+        self,
+        topic: str,
+        key: object,
+        key_bytes: bytes | None,
+        value: object,
+        value_bytes: bytes | None,
+        cluster: ClusterView,
+    ) -> int:
+        if key_bytes is not None:
+            return partition_for_key(key_bytes, len(cluster.partitions_for(topic)))
+        return self._choice.current(topic, cluster)
+
+
+class RoundRobinPartitioner(Partitioner):
+    """In turn over the available partitions, whatever the key."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, Iterator[int]] = {}
+        self._again: dict[str, int] = {}  # Any thread; dict.pop is atomic.
+
+    def partition(
+        self,
+        topic: str,
+        key: object,
+        key_bytes: bytes | None,
+        value: object,
+        value_bytes: bytes | None,
+        cluster: ClusterView,
+    ) -> int:
+        again = self._again.pop(topic, None)
+        if again is not None:
+            return again
+        turns = self._turns.get(topic) or self._turns.setdefault(topic, itertools.count())
+        choices = cluster.available_partitions_for(topic) or cluster.partitions_for(topic)
+        return choices[next(turns) % len(choices)]
+
+    def on_new_batch(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
+        # Being asked twice for one record must not cost a turn, or half the partitions stay empty (KAFKA-9965).
+        self._again[topic] = previous_partition
+
+
+class KeyHashRoundRobinPartitioner(RoundRobinPartitioner):
+    """The default before Kafka 2.4: by key if there is one, else in turn over the available partitions."""
+
+    def partition(
+        self,
+        topic: str,
+        key: object,
+        key_bytes: bytes | None,
+        value: object,
+        value_bytes: bytes | None,
+        cluster: ClusterView,
+    ) -> int:
+        if key_bytes is not None:
+            self._again.pop(topic, None)  # it was this record that needed a new batch
+            return partition_for_key(key_bytes, len(cluster.partitions_for(topic)))
+        return super().partition(topic, key, key_bytes, value, value_bytes, cluster)
+
+
+class AdaptiveSticky:
+    """Today's choice for keyless records (KIP-794). Its caller locks; it knows no cluster and no clock.
+
+    A topic stays on a partition for `sticky_bytes`, then goes to the next one. With `adaptive`, a partition whose
+    queue is shorter is more likely to be next: with queues of 0, 3 and 1 batches the odds are 4 : 1 : 3.
+    """
+
+    def __init__(self, sticky_bytes: int, *, adaptive: bool = True) -> None:
+        self._sticky_bytes = max(sticky_bytes, 1)
+        self._adaptive = adaptive
+        self._current: dict[str, tuple[int, int]] = {}  # topic → partition, bytes it has got
+
+    def current(self, topic: str) -> int | None:
+        """The partition the topic is on; None before the first and after the last byte of a stay."""
+        stay = self._current.get(topic)
+        return None if stay is None else stay[0]
+
+    def stay_on(self, topic: str, partition: int) -> None:
+        """Begin a stay."""
+        self._current[topic] = (partition, 0)
+
+    def appended(self, topic: str, partition: int, size_bytes: int, *, batch_is_open: bool) -> None:
+        """Count what a record took; end the stay when it is used up.
+
+        A batch that is still open may grow to twice the measure, lest a batch of a few records is left behind on
+        every partition that was visited.
+        """
+        stay = self._current.get(topic)
+        if stay is None or stay[0] != partition:  # another thread has moved on
+            return
+        total_bytes = stay[1] + size_bytes
+        if total_bytes >= self._sticky_bytes * (2 if batch_is_open else 1):
+            del self._current[topic]
+        else:
+            self._current[topic] = (partition, total_bytes)
+
+    def next_partition(
+        self,
+        topic: str,
+        queue_sizes: Mapping[int, int] | None,
+        available: Sequence[int],
+        all: Sequence[int],
+        random: Random,
+    ) -> int:
+        """Choose where to stay next.
+
+        `queue_sizes` has the number of waiting batches of each partition that may be chosen; those whose broker has
+        not taken anything for too long are left out. None if nothing is known yet.
+        """
+        if not self._adaptive or not queue_sizes or len(all) < 2:
+            return _any_of(available or all, random)
+        partitions, sizes = list(queue_sizes), list(queue_sizes.values())
+        longest = max(sizes)
+        weights = list(itertools.accumulate(longest + 1 - size for size in sizes))
+        return partitions[bisect_right(weights, random.randrange(weights[-1]))]
+
+
+def _any_of(partitions: Sequence[int], random: Random) -> int:
+    return partitions[random.randrange(len(partitions))]
+
+
+class _Adapted(Partitioner):
+    """A function, or an object with a `partition` that owes nothing to the base class."""
+
+    def __init__(self, target: object) -> None:
+        for method in ("configure", "on_new_batch", "close"):
+            if hasattr(target, method):
+                setattr(self, method, getattr(target, method))
+        self.__dict__["partition"] = getattr(target, "partition", target)
+
+
+def _adapt(value: object) -> Partitioner | None:
+    return _Adapted(value) if callable(getattr(value, "partition", value)) else None
+
+
+_JAVA = "org.apache.kafka.clients.producer."
+_KNOWN: dict[str, type[Partitioner]] = {
+    "default-2.4": DefaultPartitioner24,
+    "uniform-sticky": UniformStickyPartitioner,
+    "round-robin": RoundRobinPartitioner,
+    "key-hash-round-robin": KeyHashRoundRobinPartitioner,
+    _JAVA + "internals.DefaultPartitioner": DefaultPartitioner24,
+    _JAVA + "UniformStickyPartitioner": UniformStickyPartitioner,
+    _JAVA + "RoundRobinPartitioner": RoundRobinPartitioner,
+}
+KIND = PluginKind("partitioner", Partitioner, _KNOWN, _adapt)

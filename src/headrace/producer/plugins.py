@@ -1,0 +1,119 @@
+"""Plug-ins: an option's value becomes an object that is configured once and closed once.
+
+    "json" | "org.apache.kafka…" | "my.module.Class" | class | object | function
+        → PluginLoader.load → configure(config) → used by the producer → close()
+
+Whatever has an `on_update` besides is told of every change of the cluster.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from headrace.errors import ConfigError
+
+log = logging.getLogger("headrace")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginKind(Generic[T]):
+    """What a kind of plug-in looks like."""
+
+    noun: str
+    base: type[T]
+    known: Mapping[str, type[T]] = field(default_factory=dict)
+    """Ours, by short names and by the names of the Java classes they stand for."""
+    adapt: Callable[[object], T | None] = lambda _: None
+    """Makes one from an object that is not a `base` but will do, or gives None."""
+
+
+class PluginLoader:
+    """Loads the plug-ins of one producer, tells them of the cluster, and closes them."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self._config = config
+        self._closers: dict[int, tuple[object, Callable[[], object]]] = {}  # by identity: each is closed once
+        self._listeners: dict[int, Callable[[object], object]] = {}
+
+    def load(self, option: str, value: object, kind: PluginKind[T], **configure_arguments: object) -> T:
+        """The plug-in that `value`, given for `option`, stands for. `configure` gets the config and the arguments."""
+        given = _instance(option, value, kind)
+        plugin = given if isinstance(given, kind.base) else kind.adapt(given)
+        if plugin is None:
+            raise ConfigError(f"{option} is {given!r}, which is no {kind.noun}: see {kind.base.__qualname__}")
+        # What was given, not what it was wrapped in: that is whose identity counts, and who may listen.
+        self._remember(given, plugin)
+        configure = getattr(plugin, "configure", None)
+        if configure is not None:
+            try:
+                configure(self._config, **configure_arguments)
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(f"{option}: {_name(given)} could not be configured: {error}") from error
+        return plugin
+
+    def _remember(self, given: object, plugin: object) -> None:
+        close = getattr(plugin, "close", None)
+        if close is not None:
+            self._closers.setdefault(id(given), (given, close))
+        on_update = getattr(given, "on_update", None)
+        if on_update is not None:
+            self._listeners.setdefault(id(given), on_update)
+
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._listeners)
+
+    def on_update(self, cluster: object) -> None:
+        """Tell the cluster listeners; what one throws is logged."""
+        for on_update in self._listeners.values():
+            try:
+                on_update(cluster)
+            except Exception:
+                log.exception("a cluster listener failed: %r", on_update)
+
+    def close(self) -> None:
+        """Close every plug-in once, the last loaded first; what one throws is logged."""
+        while self._closers:
+            _, (given, close) = self._closers.popitem()
+            try:
+                close()
+            except Exception:
+                log.exception("%s could not be closed", _name(given))
+        self._listeners.clear()
+
+
+def _instance(option: str, value: object, kind: PluginKind[T]) -> object:
+    target = kind.known.get(value) or _import(option, value, kind) if isinstance(value, str) else value
+    if not isinstance(target, type):
+        return target
+    try:
+        return target()
+    except Exception as error:
+        raise ConfigError(f"{option}: {_name(target)} cannot be made without arguments: {error}") from error
+
+
+def _import(option: str, path: str, kind: PluginKind[T]) -> object:
+    module_name, _, attribute = path.replace(":", ".").rpartition(".")
+    known = ", ".join(name for name in kind.known if "." not in name)
+    remedy = f"it may be the path of a Python class{f', or one of {known}' if known else ''}"
+    if not module_name:
+        raise ConfigError(f"{option} is {path!r}; {remedy}")
+    if module_name.startswith(("org.apache.", "io.confluent.", "java.")):
+        raise ConfigError(f"{option} is {path!r}, a Java class that has no counterpart here; {remedy}")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # a module may fail in any way while it is imported
+        raise ConfigError(f"{option} is {path!r}, which cannot be imported: {error}; {remedy}") from error
+
+
+def _name(plugin: object) -> str:
+    cls = plugin if isinstance(plugin, type) else type(plugin)
+    return f"{cls.__module__}.{cls.__qualname__}"

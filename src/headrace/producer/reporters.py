@@ -1,0 +1,176 @@
+"""Metrics reporters that come with the package: for Prometheus, and for the log.
+
+    ProducerMetrics → init, metric_change, metric_removal → the reporter's list of metrics
+    a scrape, or the reporter's own thread → values
+
+Both are plug-ins for `metric.reporters`: "headrace.producer.reporters.PrometheusReporter", or an object made by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from headrace.errors import ConfigError
+from headrace.producer.metrics import Metric, MetricName, MetricsReporter
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric as Family
+
+log = logging.getLogger("headrace.metrics")
+
+LOG_INTERVAL_SECONDS = 60.0
+CLOSE_SECONDS_MAX = 5.0
+
+
+class _CollectingReporter(MetricsReporter):
+    """Knows the metrics there are."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[MetricName, Metric] = {}  # each change is one step: any thread may copy it
+
+    def init(self, metrics: Iterable[Metric]) -> None:
+        for metric in metrics:
+            self.metric_change(metric)
+
+    def metric_change(self, metric: Metric) -> None:
+        self._metrics[metric.name] = metric
+
+    def metric_removal(self, metric: Metric) -> None:
+        self._metrics.pop(metric.name, None)
+
+    def metrics(self) -> list[Metric]:
+        return list(self._metrics.values())
+
+
+class PrometheusReporter(_CollectingReporter):
+    """Shows the metrics to Prometheus: `kafka_producer_record_send_total{client_id="…"}`.
+
+    It adds to a registry of prometheus_client, by default the one that `prometheus_client.start_http_server` serves.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__()
+        try:
+            import prometheus_client
+        except ImportError:
+            raise ConfigError(
+                "PrometheusReporter needs the package prometheus-client: pip install 'headrace[metrics]'"
+            ) from None
+        self._registry = registry if registry is not None else prometheus_client.REGISTRY
+
+    def init(self, metrics: Iterable[Metric]) -> None:
+        super().init(metrics)
+        _Collector.of(self._registry).add(self)
+
+    def close(self) -> None:
+        if not self._metrics:  # else another producer shares this reporter
+            _Collector.of(self._registry).discard(self)
+
+
+class _Collector:
+    """What a registry collects: the metrics of all producers, because it wants each family in one piece."""
+
+    def __init__(self) -> None:
+        self._reporters: set[PrometheusReporter] = set()  # Guarded by _collectors_lock.
+
+    @classmethod
+    def of(cls, registry: CollectorRegistry) -> _Collector:
+        with _collectors_lock:
+            if registry not in _collectors:
+                _collectors[registry] = collector = cls()
+                registry.register(collector)
+            return _collectors[registry]
+
+    def add(self, reporter: PrometheusReporter) -> None:
+        with _collectors_lock:
+            self._reporters.add(reporter)
+
+    def discard(self, reporter: PrometheusReporter) -> None:
+        with _collectors_lock:
+            self._reporters.discard(reporter)
+
+    def describe(self) -> list[Family]:
+        """Nothing is promised: the families change as producers come and go."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        with _collectors_lock:
+            reporters = list(self._reporters)
+        families: dict[str, Family] = {}
+        for reporter in reporters:
+            for metric in reporter.metrics():
+                value = metric.value()
+                if isinstance(value, str):
+                    continue  # version and commit id: Prometheus knows numbers only
+                name = _family_name(metric.name)
+                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                if name not in families:
+                    families[name] = kind(name, metric.name.description)
+                labels = {label.replace("-", "_"): tag for label, tag in metric.name.tags}
+                families[name].add_sample(name, labels, value)
+        yield from families.values()
+
+
+_collectors: WeakKeyDictionary[CollectorRegistry, _Collector] = WeakKeyDictionary()  # Guarded by _collectors_lock.
+_collectors_lock = threading.Lock()
+
+
+def _family_name(name: MetricName) -> str:
+    """producer-topic-metrics, byte-rate → kafka_producer_topic_byte_rate."""
+    if name.group == "kafka-metrics-count":
+        return "kafka_producer_metrics_count"
+    group = name.group.removesuffix("-metrics")
+    prefix = group if group.startswith("producer") else f"producer-{group}"
+    return f"kafka-{prefix}-{name.name}".replace("-", "_")
+
+
+class LoggingReporter(_CollectingReporter):
+    """Writes what is not zero to the log `headrace.metrics` at INFO, every so many seconds."""
+
+    def __init__(self, interval_seconds: float = LOG_INTERVAL_SECONDS) -> None:
+        super().__init__()
+        self._interval_seconds = interval_seconds
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def init(self, metrics: Iterable[Metric]) -> None:
+        super().init(metrics)
+        self._thread = threading.Thread(target=self._run, name="headrace-metrics-log", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS_MAX)
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._interval_seconds):
+            self.report()
+
+    def report(self) -> None:
+        """Write a line for each group and set of tags, now."""
+        for line in self.lines():
+            log.info("%s", line)
+
+    def lines(self) -> list[str]:
+        """`producer-metrics client-id=c1: record-send-rate=3.3 …`, without zeros and NaNs."""
+        groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = defaultdict(list)
+        for metric in self.metrics():
+            value = metric.value()
+            if isinstance(value, float) and (not value or math.isnan(value)):
+                continue
+            shown = value if isinstance(value, str) else f"{value:.15g}" if value.is_integer() else f"{value:.4g}"
+            groups[metric.name.group, metric.name.tags].append(f"{metric.name.name}={shown}")
+        return [
+            f"{group} {' '.join(f'{name}={tag}' for name, tag in tags)}: {' '.join(sorted(values))}"
+            for (group, tags), values in sorted(groups.items())
+        ]

@@ -1,0 +1,492 @@
+"""The I/O thread: from batches to requests, from answers to results.
+
+One turn, `run_once`:
+
+    transactions → metadata → ready nodes → drain → expire → requests → poll → (handlers) complete or retry
+
+Everything in here runs on that thread, but for `wakeup`, `initiate_close` and `force_close`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.client.clock import Clock
+from headrace.client.metadata import Metadata, MetadataUpdater
+from headrace.client.network import NetworkClient, backoff_ms
+from headrace.client.requests import Request, Response
+from headrace.errors import (
+    ERROR_CODES,
+    AuthenticationError,
+    BrokerError,
+    ClosedError,
+    ConnectionFailedError,
+    HeadraceError,
+    TimedOutError,
+    UnsupportedVersionError,
+)
+from headrace.producer.accumulator import Accumulator
+from headrace.producer.batch import ProducerBatch
+from headrace.producer.transaction_requests import CommitOffsets, FindCoordinator, TransactionRequest
+from headrace.producer.transactions import DUPLICATE_SEQUENCE, OUT_OF_ORDER_SEQUENCE, TransactionManager
+from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+IDLE_MS = 60_000.0
+MESSAGE_TOO_LARGE = 10
+RETRY_SEND_ERROR_PAUSE_S = 0.1
+UNKNOWN_TOPIC_ID = 100
+# Errors that say: your idea of who leads is stale.
+STALE_METADATA = frozenset({3, 5, 6, 9, 56, 72, 74, 75, 100})
+NEEDS_TOPIC_IDS = 13
+PRODUCE_V2_TRANSACTIONS = 12
+
+
+@dataclass(slots=True, frozen=True)
+class SenderSettings:
+    acks: int = -1
+    retries: int = 0x7FFFFFFF
+    request_timeout_ms: int = 30_000
+    delivery_timeout_ms: float = 120_000
+    retry_backoff_ms: float = 100
+    retry_backoff_max_ms: float = 1000
+    keeps_order_by_muting: bool = False  # one request in flight, and no sequence numbers
+
+
+class SenderObserver(Protocol):
+    """Who counts; the metrics do."""
+
+    def batch_drained(self, batch: ProducerBatch, now: float) -> None: ...
+    def batch_retried(self, batch: ProducerBatch) -> None: ...
+    def batch_failed(self, batch: ProducerBatch) -> None: ...
+    def batch_split(self, batch: ProducerBatch) -> None: ...
+
+
+class Sender:
+    """Drives the client: owns sockets, requests in flight, retries and expiry."""
+
+    def __init__(
+        self,
+        client: NetworkClient,
+        updater: MetadataUpdater,
+        accumulator: Accumulator,
+        settings: SenderSettings,
+        clock: Clock,
+        log: logging.Logger | logging.LoggerAdapter[logging.Logger],
+        transactions: TransactionManager | None = None,
+        observer: SenderObserver | None = None,
+        on_failure: Callable[[ProducerBatch, Exception], None] = lambda batch, error: None,
+        on_success: Callable[[ProducerBatch], None] = lambda batch: None,
+    ) -> None:
+        self._client = client
+        self._updater = updater
+        self._metadata: Metadata = updater.metadata
+        self._accumulator = accumulator
+        self._settings = settings
+        self._clock = clock
+        self._log = log
+        self._transactions = transactions
+        self._observer = observer
+        self._on_failure = on_failure
+        self._on_success = on_success
+        self._chance = random.Random()
+        self._in_flight: dict[ProducerBatch, None] = {}
+        self._next_expiry_check_ms = 0.0
+        # Set by other threads, read here.
+        self._running = True
+        self._forced = False
+
+    # -- other threads -------------------------------------------------------------------------
+
+    def wakeup(self) -> None:
+        self._client.wakeup()
+
+    def initiate_close(self) -> None:
+        """Send what is left, then stop."""
+        self._running = False
+        self._accumulator.close()
+        self.wakeup()
+
+    def force_close(self) -> None:
+        """Stop now: what is not answered fails."""
+        self._forced = True
+        self.initiate_close()
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The thread's whole life."""
+        while self._running:
+            self._turn()
+        while not self._forced and self._has_work():
+            self._turn()
+        if self._transactions is not None and self._transactions.is_transactional:
+            self._abort_open_transaction(self._transactions)
+        self._finish()
+
+    def _abort_open_transaction(self, transactions: TransactionManager) -> None:
+        """A transaction that nobody will commit any more is not left to its time-out."""
+        while not self._forced and transactions.has_ongoing_transaction:
+            if not transactions.is_completing:
+                transactions.begin_abort()
+            self._turn()
+
+    def _turn(self) -> None:
+        try:
+            self.run_once()
+        except Exception:
+            self._log.exception("a turn of the I/O thread failed; it goes on")
+            time.sleep(RETRY_SEND_ERROR_PAUSE_S)  # an error that stays must not burn the machine
+
+    def _has_work(self) -> bool:
+        transactions = self._transactions
+        if transactions is not None and not transactions.has_fatal_error and transactions.is_completing:
+            return True
+        return self._accumulator.has_incomplete()
+
+    def _finish(self) -> None:
+        error = ClosedError("the producer was closed before the record was acknowledged")
+        if self._transactions is not None:
+            self._transactions.cancel_requests(ClosedError("the producer was closed"))
+        self._client.close()  # hands back what was in flight
+        for batch in self._accumulator.undrained():
+            self._fail(batch, error, adjust=False)
+        for batch in self._accumulator.incomplete():
+            self._fail(batch, error, adjust=False)
+        self._accumulator.pool.close()
+
+    def run_once(self) -> None:
+        """One turn."""
+        now = self._clock.monotonic_ms()
+        wait_ms = IDLE_MS
+        if self._transactions is not None:
+            wait_ms = min(wait_ms, self._run_transactions(self._transactions, now))
+        wait_ms = min(wait_ms, self._updater.maybe_update(now))
+        wait_ms = min(wait_ms, self._send_ready(now))
+        self._client.poll(wait_ms, now)
+
+    # -- transactions --------------------------------------------------------------------------
+
+    def _run_transactions(self, transactions: TransactionManager, now: float) -> float:
+        """Keep producer id and transaction going; returns how long until there is more to do."""
+        transactions.resolve_sequences()
+        transactions.maybe_bump_epoch()
+        if self._accumulator.has_incomplete():
+            transactions.maybe_init_idempotent()
+        if transactions.has_fatal_error:
+            error = transactions.last_error or HeadraceError("the producer failed")
+            for batch in self._accumulator.undrained():
+                self._fail(batch, error, adjust=False)
+            transactions.cancel_requests(error)
+            return IDLE_MS
+        if transactions.is_aborting and self._accumulator.has_undrained():
+            self._drop_unsent(transactions)
+        transactions.update_features(self._client.finalized_features())
+        request = transactions.next_request(self._accumulator.has_incomplete(), now)
+        if request is None:
+            return transactions.next_retry_ms(now) if transactions.request_in_flight is None else IDLE_MS
+        return self._send_to_coordinator(transactions, request, now)
+
+    def _drop_unsent(self, transactions: TransactionManager) -> None:
+        """Aborting: what was never sent need not be; what may have been stored has to be found out first."""
+        for batch in self._accumulator.undrained():
+            if batch.attempts:
+                self._accumulator.reenqueue(batch, batch.last_attempt_ms, counted=False)
+            else:
+                self._fail(batch, ClosedError("the transaction was aborted before the record was sent"), adjust=False)
+
+    def _send_to_coordinator(self, transactions: TransactionManager, request: TransactionRequest, now: float) -> float:
+        if request.coordinator is None:
+            node_id = self._client.least_loaded_node(self._updater.node_ids, now)
+        else:
+            node_id = transactions.coordinators[request.coordinator]
+            if node_id is None:
+                transactions.enqueue(request)
+                key = transactions.transactional_id or ""
+                if isinstance(request, CommitOffsets):
+                    key = request.group.group_id
+                request = FindCoordinator(transactions, request.coordinator, key)
+                node_id = self._client.least_loaded_node(self._updater.node_ids, now)
+        if node_id is None or not self._client.is_ready(node_id, now):
+            transactions.enqueue(request)
+            if node_id is not None and request.coordinator is not None and self._client.is_backing_off(node_id, now):
+                transactions.lose_coordinator(request.coordinator)  # it may have moved while it was away
+            delay = 50.0 if node_id is None else self._client.delay_ms(node_id, now)
+            return max(1.0, min(delay, 50.0))
+        transactions.request_in_flight = request
+
+        def on_response(response: Response) -> None:
+            request.on_response(response, self._clock.monotonic_ms(), self._retry_backoff_ms)
+
+        self._client.send(
+            node_id,
+            Request(
+                request.api_key, request.build, on_response, request.allowed_versions, self._settings.request_timeout_ms
+            ),
+            now,
+        )
+        return 0.0
+
+    def _retry_backoff_ms(self, attempts: int) -> float:
+        settings = self._settings
+        return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempts, self._chance)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def _send_ready(self, now: float) -> float:
+        """Drain what is ready into requests; returns how long until more will be."""
+        accumulator, transactions = self._accumulator, self._transactions
+        self._expire(now)
+        ready = accumulator.ready(self._metadata.cluster, now)
+        if ready.leaderless:
+            self._metadata.touch(ready.leaderless)
+            self._metadata.request_update()
+        wait_ms = min(ready.next_check_ms, self._next_expiry_check_ms - now)
+        may_drain = None if transactions is None else transactions.may_drain
+        assign = None if transactions is None else transactions.assign
+        for node_id, queues in ready.nodes.items():
+            # A node can take several requests at once: fill its slots while there is something for it.
+            while self._client.is_ready(node_id, now):
+                batches = accumulator.drain(queues, now, may_drain, assign)
+                if not batches:
+                    break
+                self._send_produce(node_id, batches, now)
+                if self._settings.keeps_order_by_muting:
+                    break
+            else:
+                wait_ms = min(wait_ms, max(1.0, self._client.delay_ms(node_id, now)))
+        return wait_ms
+
+    def _send_produce(self, node_id: int, batches: list[ProducerBatch], now: float) -> None:
+        settings = self._settings
+        by_topic: defaultdict[str, list[ProducerBatch]] = defaultdict(list)
+        for batch in batches:
+            batch.in_flight = True
+            self._in_flight[batch] = None
+            by_topic[batch.topic].append(batch)
+            if settings.keeps_order_by_muting:
+                self._accumulator.mute(batch)
+            if self._observer is not None:
+                self._observer.batch_drained(batch, now)
+        self._metadata.touch(by_topic)
+        cluster = self._metadata.cluster
+        topic_ids = {topic: cluster.topic_id(topic) for topic in by_topic}
+
+        def build(version: int) -> ProduceRequest:
+            by_id = version >= NEEDS_TOPIC_IDS
+            return ProduceRequest(
+                transactional_id=self._transactions.transactional_id if self._transactions is not None else None,
+                acks=settings.acks,
+                timeout_ms=settings.request_timeout_ms,
+                topic_data=tuple(
+                    TopicProduceData(
+                        name="" if by_id else topic,
+                        topic_id=(topic_ids[topic] or bytes(16)) if by_id else bytes(16),
+                        partition_data=tuple(
+                            PartitionProduceData(partition_index=batch.partition, records=batch.sealed)
+                            for batch in topic_batches
+                        ),
+                    )
+                    for topic, topic_batches in by_topic.items()
+                ),
+            )
+
+        newest = NEEDS_TOPIC_IDS if all(topic_ids.values()) else NEEDS_TOPIC_IDS - 1
+        transactions = self._transactions
+        if transactions is not None and transactions.is_transactional and not transactions.v2_enabled:
+            newest = PRODUCE_V2_TRANSACTIONS - 1  # v12 would add partitions to a transaction by itself
+        names = {topic_ids[topic]: topic for topic in by_topic}
+
+        def on_response(response: Response) -> None:
+            self._on_produced(response, batches, names)
+
+        self._client.send(
+            node_id,
+            Request(
+                ProduceRequest.api_key,
+                build,
+                on_response,
+                (3, newest),
+                settings.request_timeout_ms,
+                expects_response=settings.acks != 0,
+            ),
+            now,
+        )
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _on_produced(self, response: Response, batches: list[ProducerBatch], names: dict[bytes | None, str]) -> None:
+        now = self._clock.monotonic_ms()
+        for batch in batches:
+            batch.in_flight = False
+            self._in_flight.pop(batch, None)
+            if self._settings.keeps_order_by_muting:
+                self._accumulator.unmute(batch)
+        if response.error is not None:
+            for batch in batches:
+                self._on_lost(batch, response.error, now)
+            return
+        if response.message is None:  # acks=0: written, and that is all we shall know
+            for batch in batches:
+                self._complete(batch, -1, -1)
+            return
+        waiting: dict[tuple[str, int], ProducerBatch] = {(b.topic, b.partition): b for b in batches}
+        hints = {endpoint.node_id: endpoint for endpoint in response.message.node_endpoints}
+        for topic in response.message.responses:
+            name = topic.name or names.get(topic.topic_id, "")
+            for answer in topic.partition_responses:
+                answered = waiting.pop((name, answer.partition_index), None)
+                if answered is not None:
+                    self._on_answer(answered, answer, hints, now)
+        for batch in waiting.values():
+            self._on_lost(batch, ConnectionFailedError("the broker's answer left out the partition"), now)
+
+    def _on_lost(self, batch: ProducerBatch, error: HeadraceError, now: float) -> None:
+        """No answer: whether it was stored is not known. Sequence numbers make trying again safe."""
+        if isinstance(error, UnsupportedVersionError):
+            self._fail(batch, error, adjust=True)
+            return
+        self._metadata.request_update()
+        if self._may_retry(batch, now) and isinstance(error, ConnectionFailedError):
+            self._retry(batch, now)
+        else:
+            self._give_up(batch, error, now)
+
+    def _on_answer(self, batch: ProducerBatch, answer: Any, hints: dict[int, Any], now: float) -> None:
+        code = answer.error_code
+        if code == 0:
+            self._complete(batch, answer.base_offset, answer.log_append_time_ms)
+            return
+        if code == MESSAGE_TOO_LARGE and batch.record_count > 1 and not batch.is_done:
+            self._split(batch, now)
+            return
+        if code == DUPLICATE_SEQUENCE:
+            # An earlier attempt was stored; of old duplicates the broker no longer knows the offset.
+            self._complete(batch, answer.base_offset, answer.log_append_time_ms)
+            return
+        if code in STALE_METADATA:
+            leader = answer.current_leader
+            if leader.leader_id in hints or leader.leader_id in self._metadata.cluster.brokers:
+                self._metadata.update_leader(batch.topic, batch.partition, leader.leader_id, leader.leader_epoch)
+            self._metadata.request_update()
+        error = BrokerError(
+            f"{batch.topic}-{batch.partition}" + (f": {answer.error_message}" if answer.error_message else ""),
+            code=code,
+        )
+        known = ERROR_CODES.get(code)
+        retriable = known is not None and known.retriable
+        if self._transactions is not None:
+            retriable = self._transactions.can_retry(batch, code, retriable)
+        if retriable and self._may_retry(batch, now):
+            self._log.debug("retrying %s-%d: %s", batch.topic, batch.partition, error)
+            self._retry(batch, now)
+            return
+        record_errors = {e.batch_index: e.batch_index_error_message or error.name for e in answer.record_errors}
+        # Out of attempts or time on something that might have been stored: do not close the gap.
+        self._fail(batch, error, adjust=not retriable and code != OUT_OF_ORDER_SEQUENCE, record_errors=record_errors)
+
+    def _may_retry(self, batch: ProducerBatch, now: float) -> bool:
+        return (
+            not batch.is_done
+            and batch.attempts < self._settings.retries
+            and now - batch.created_ms < self._settings.delivery_timeout_ms
+            and not (self._transactions is not None and self._transactions.has_fatal_error)
+            and not self._forced
+        )
+
+    def _retry(self, batch: ProducerBatch, now: float) -> None:
+        if self._observer is not None:
+            self._observer.batch_retried(batch)
+        self._accumulator.reenqueue(batch, now)
+
+    def _split(self, batch: ProducerBatch, now: float) -> None:
+        self._log.warning(
+            "%s-%d: a batch of %d records is too large for the broker: sending it in halves",
+            batch.topic,
+            batch.partition,
+            batch.record_count,
+        )
+        parts = self._accumulator.split_and_reenqueue(batch, now)
+        if self._transactions is not None and batch.has_sequence:
+            self._transactions.adopt_parts(batch, parts)
+        if self._observer is not None:
+            self._observer.batch_split(batch)
+
+    def _complete(self, batch: ProducerBatch, base_offset: int, append_time: int) -> None:
+        if self._transactions is not None:
+            self._transactions.batch_completed(batch)
+        if batch.complete(base_offset, append_time):
+            self._on_success(batch)
+        self._accumulator.finish(batch)
+
+    def _give_up(self, batch: ProducerBatch, error: Exception, now: float) -> None:
+        """Time or attempts are used up while the fate of the batch is unknown."""
+        if self._transactions is not None:
+            self._transactions.mark_unresolved(batch)
+        waited = now - batch.created_ms
+        if waited >= self._settings.delivery_timeout_ms:
+            error = self._expiry_error(batch, waited, str(error))
+        self._fail(batch, error, adjust=False)
+
+    def _fail(
+        self, batch: ProducerBatch, error: Exception, *, adjust: bool, record_errors: dict[int, str] | None = None
+    ) -> None:
+        if self._transactions is not None:
+            self._transactions.batch_failed(batch, error, adjust=adjust)
+            if self._transactions.has_error:
+                self._accumulator.close_open_batches()
+        if batch.fail(error, record_errors):
+            if self._observer is not None:
+                self._observer.batch_failed(batch)
+            self._on_failure(batch, error)
+        if not batch.in_flight:  # else a socket may still read its bytes (KAFKA-19012)
+            self._accumulator.finish(batch)
+
+    # -- expiry --------------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> None:
+        """Fail what has waited for delivery.timeout.ms, here or on the wire."""
+        if now < self._next_expiry_check_ms:
+            return
+        for batch in self._accumulator.expired(now):
+            if batch.attempts and self._transactions is not None:
+                self._transactions.mark_unresolved(batch)
+            self._fail(batch, self._expiry_error(batch, now - batch.created_ms), adjust=False)
+        limit = now - self._settings.delivery_timeout_ms
+        for batch in [b for b in self._in_flight if b.created_ms <= limit and not b.is_done]:
+            if self._transactions is not None:
+                self._transactions.mark_unresolved(batch)
+            self._fail(
+                batch, self._expiry_error(batch, now - batch.created_ms, "no answer to the last attempt"), adjust=False
+            )
+        oldest = min((b.created_ms for b in self._in_flight if not b.is_done), default=float("inf"))
+        next_in_flight = oldest + self._settings.delivery_timeout_ms - now
+        pause = min(self._accumulator.next_expiry_ms(now), next_in_flight, self._settings.delivery_timeout_ms)
+        self._next_expiry_check_ms = now + max(1.0, pause)
+
+    def _expiry_error(self, batch: ProducerBatch, waited_ms: float, last: str = "") -> TimedOutError:
+        reason = last or self._why_waiting(batch)
+        return TimedOutError(
+            f"{batch.record_count} records to {batch.topic}-{batch.partition} expired: {waited_ms:.0f} ms since the "
+            f"batch was made, delivery.timeout.ms is {self._settings.delivery_timeout_ms:.0f}, {batch.attempts} attempts"
+            + (f"; {reason}" if reason else "")
+        )
+
+    def _why_waiting(self, batch: ProducerBatch) -> str:
+        leader = self._metadata.cluster.leader(batch.topic, batch.partition)
+        if leader < 0:
+            return "the partition has no leader"
+        if not self._client.is_connected(leader):
+            return f"there is no connection to broker {leader}"
+        return ""
+
+    def fail_for_authentication(self, error: AuthenticationError) -> None:
+        """Wrong credentials do not mend themselves: whoever waits for metadata hears of it at once."""
+        self._metadata.fail(error, fatal=True)
+        if self._transactions is not None and self._transactions.is_transactional:
+            self._transactions.fail_fatally(error)

@@ -1,0 +1,287 @@
+"""From what the user wrote to what the producer runs on.
+
+    profile, file or mapping, keywords  →  resolve  →  Config             checked, contradictions refused
+    Config  →  ProducerSettings.build                                     typed fields, for hot code
+
+`resolve` settles what options mean together, in Kafka's order: idempotence, transactions, backoffs, delivery
+timeout, client id.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.client import addresses
+from headrace.client.addresses import Endpoint
+from headrace.client.credentials import SaslSettings
+from headrace.client.tls import TlsSettings
+from headrace.config import INT_MAX, Config, Layer, read_properties
+from headrace.errors import ConfigError
+from headrace.producer.options import PRODUCER_OPTIONS, PROFILES
+from headrace.producer.plugins import PluginLoader
+from headrace.producer.security import sasl_settings, tls_settings
+from headrace.wire.compression import CODEC_IDS, DEFAULT_LEVELS, GZIP, LZ4, ZSTD
+
+log = logging.getLogger("headrace")
+
+IDEMPOTENT_IN_FLIGHT_MAX = 5
+"""A broker remembers this many batches of a producer: with more in flight it could not tell a repetition."""
+ACKS_ALL = -1
+
+_JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"  # Kafka's default; Python has no JMX
+_LZ4_LEVEL_FAST = 9  # Kafka's default, by which it means the fast compressor
+_client_numbers = itertools.count(1)  # next() is atomic
+_warned_no_effect: set[str] = set()  # Process-wide: one line for each option is enough.
+
+
+def resolve(
+    config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+    *,
+    profile: str | None = None,
+    key_serializer: object = None,
+    value_serializer: object = None,
+    **options: object,
+) -> Config:
+    """Merge, check and settle. `config` is a mapping or the path of a `.properties` file; keywords win over it.
+
+    Serializers given by themselves win over everything.
+    """
+    layers: list[Layer] = []
+    if profile is not None:
+        if profile not in PROFILES:
+            raise ConfigError(f"profile is {profile!r}; it may be {', '.join(PROFILES)}, or not set")
+        layers.append(("profile", PROFILES[profile]))
+    if isinstance(config, str | os.PathLike):
+        layers.append(("file", read_properties(config)))
+    elif config is not None:
+        layers.append(("argument", config))
+    serializers = {"key_serializer": key_serializer, "value_serializer": value_serializer}
+    layers.append(("argument", PRODUCER_OPTIONS.named({**options, **serializers})))
+    resolved = PRODUCER_OPTIONS.resolve(*layers)
+    _warn_of_no_effect(resolved)
+    if resolved["transaction.two.phase.commit.enable"]:
+        raise ConfigError("transaction.two.phase.commit.enable is true, which no released broker offers; unset it")
+    addresses.parse(resolved.optional(tuple, "bootstrap.servers") or ())
+    changes = _settle_idempotence(resolved)
+    changes |= _settle_backoffs(resolved, profile)
+    changes |= _settle_delivery_timeout(resolved)
+    changes |= _settle_client_id(resolved)
+    return resolved.derived(changes)
+
+
+def _warn_of_no_effect(config: Config) -> None:
+    for name, option in PRODUCER_OPTIONS.items():
+        if option.no_effect and config.given(name) and name not in _warned_no_effect:
+            _warned_no_effect.add(name)
+            log.warning("option %s has no effect: %s", name, option.no_effect)
+
+
+def _settle_idempotence(config: Config) -> dict[str, object]:
+    """Idempotence needs retries, acks=all and few requests in flight; a transaction needs idempotence.
+
+    Asked for, it makes the rest follow or is refused. On by default only, it gives way, as in Kafka (KIP-679).
+    """
+    wanted_by = None
+    if config["transactional.id"] is not None:
+        wanted_by = "transactional.id"
+        if config.given("enable.idempotence") and not config["enable.idempotence"]:
+            raise ConfigError("transactional.id is set, but enable.idempotence is false: a transaction needs it")
+    elif config.given("enable.idempotence") and config["enable.idempotence"]:
+        wanted_by = "enable.idempotence"
+    if wanted_by is None and not config["enable.idempotence"]:
+        return {}
+
+    enabled = True
+    if config["retries"] == 0:
+        if wanted_by:
+            raise ConfigError(f"retries is 0, but {wanted_by} is set and needs retries: leave retries unset")
+        enabled = False
+        log.info("idempotence is off, because retries is 0")
+    changes: dict[str, object] = {}
+    if _acks(config) != ACKS_ALL:
+        if wanted_by and config.given("acks"):
+            raise ConfigError(f"acks is {config['acks']}, but {wanted_by} is set and needs all: leave acks unset")
+        if wanted_by:  # the 1 is only a profile's
+            changes["acks"] = "all"
+        else:
+            enabled = False
+            log.info("idempotence is off, because acks is %s", config["acks"])
+    in_flight = config.of(int, "max.in.flight.requests.per.connection")
+    if in_flight > IDEMPOTENT_IN_FLIGHT_MAX:
+        raise ConfigError(
+            f"max.in.flight.requests.per.connection is {in_flight}; with idempotence it may be 1 to "
+            f"{IDEMPOTENT_IN_FLIGHT_MAX}: lower it, or set enable.idempotence=false"
+        )
+    if config["enable.idempotence"] is not enabled:
+        changes["enable.idempotence"] = enabled
+    return changes
+
+
+def _settle_backoffs(config: Config, profile: str | None) -> dict[str, object]:
+    changes: dict[str, object] = {}
+    if config.given("reconnect.backoff.ms") and not config.given("reconnect.backoff.max.ms"):
+        changes["reconnect.backoff.max.ms"] = config["reconnect.backoff.ms"]
+    # Kafka 2.4 knew no growing wait, so there was no option for its limit.
+    if profile == "2.4" and not config.given("retry.backoff.max.ms"):
+        changes["retry.backoff.max.ms"] = config["retry.backoff.ms"]
+    elif config.of(int, "retry.backoff.ms") > config.of(int, "retry.backoff.max.ms"):
+        log.warning(
+            "retry.backoff.ms is %s, above retry.backoff.max.ms, %s: the wait between retries is constant",
+            config["retry.backoff.ms"],
+            config["retry.backoff.max.ms"],
+        )
+    return changes
+
+
+def _settle_delivery_timeout(config: Config) -> dict[str, object]:
+    linger_ms, request_ms = config.of(int, "linger.ms"), config.of(int, "request.timeout.ms")
+    least_ms = min(linger_ms + request_ms, INT_MAX)
+    delivery_ms = config.of(int, "delivery.timeout.ms")
+    if delivery_ms >= least_ms:
+        return {}
+    if config.given("delivery.timeout.ms"):
+        raise ConfigError(
+            f"delivery.timeout.ms is {delivery_ms}; it may be {least_ms} or more: "
+            f"linger.ms ({linger_ms}) + request.timeout.ms ({request_ms})"
+        )
+    log.warning("delivery.timeout.ms is raised to %s: linger.ms + request.timeout.ms", least_ms)
+    return {"delivery.timeout.ms": least_ms}
+
+
+def _settle_client_id(config: Config) -> dict[str, object]:
+    if config.given("client.id"):
+        return {}
+    transactional_id = config["transactional.id"]
+    return {"client.id": f"producer-{next(_client_numbers) if transactional_id is None else transactional_id}"}
+
+
+def _acks(config: Config) -> int:
+    acks = config.of(str, "acks")
+    return ACKS_ALL if acks == "all" else int(acks)
+
+
+def _codec_and_level(config: Config) -> tuple[int, int | None]:
+    codec = CODEC_IDS[config.of(str, "compression.type")]
+    if codec not in DEFAULT_LEVELS:
+        return codec, None
+    name, stands_for_default = {
+        GZIP: ("compression.gzip.level", -1),
+        LZ4: ("compression.lz4.level", _LZ4_LEVEL_FAST),
+        ZSTD: ("compression.zstd.level", None),
+    }[codec]
+    level = config.of(int, name)
+    return codec, None if level == stands_for_default else level
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """A producer's options as hot code wants them. The repr keeps secrets."""
+
+    bootstrap_servers: tuple[Endpoint, ...]
+    client_id: str
+    client_dns_lookup: str
+    tls: TlsSettings | None
+    sasl: SaslSettings | None
+
+    acks: int
+    batch_size: int
+    linger_ms: int
+    buffer_memory: int
+    max_block_ms: int
+    delivery_timeout_ms: int
+    request_timeout_ms: int
+    retries: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    max_in_flight: int
+    max_request_size: int
+    codec: int
+    compression_level: int | None
+    """None: the codec's default."""
+
+    enable_idempotence: bool
+    transactional_id: str | None
+    transaction_timeout_ms: int
+
+    key_serializer: object
+    value_serializer: object
+    partitioner: object
+    """What was given for it; None: the built-in one."""
+    partitioner_ignore_keys: bool
+    partitioner_adaptive: bool
+    partitioner_availability_timeout_ms: int
+    interceptors: tuple[object, ...]
+
+    metadata_max_age_ms: int
+    metadata_max_idle_ms: int
+    rebootstrap: bool
+    rebootstrap_trigger_ms: int
+    reconnect_backoff_ms: int
+    reconnect_backoff_max_ms: int
+    connections_max_idle_ms: int
+    connect_timeout_ms: int
+    connect_timeout_max_ms: int
+    send_buffer_bytes: int
+    receive_buffer_bytes: int
+
+    metric_reporters: tuple[object, ...]
+    metrics_num_samples: int
+    metrics_sample_window_ms: int
+    metrics_recording_level: str
+    enable_metrics_push: bool
+
+    @classmethod
+    def build(cls, config: Config, plugins: PluginLoader) -> ProducerSettings:
+        """From what `resolve` gave. `plugins` loads the token provider, if there is one."""
+        codec, level = _codec_and_level(config)
+        return cls(
+            bootstrap_servers=tuple(addresses.parse(config.of(tuple, "bootstrap.servers"))),
+            client_id=config.of(str, "client.id"),
+            client_dns_lookup=config.of(str, "client.dns.lookup"),
+            tls=tls_settings(config),
+            sasl=sasl_settings(config, plugins),
+            acks=_acks(config),
+            batch_size=config.of(int, "batch.size"),
+            linger_ms=config.of(int, "linger.ms"),
+            buffer_memory=config.of(int, "buffer.memory"),
+            max_block_ms=config.of(int, "max.block.ms"),
+            delivery_timeout_ms=config.of(int, "delivery.timeout.ms"),
+            request_timeout_ms=config.of(int, "request.timeout.ms"),
+            retries=config.of(int, "retries"),
+            retry_backoff_ms=config.of(int, "retry.backoff.ms"),
+            retry_backoff_max_ms=config.of(int, "retry.backoff.max.ms"),
+            max_in_flight=config.of(int, "max.in.flight.requests.per.connection"),
+            max_request_size=config.of(int, "max.request.size"),
+            codec=codec,
+            compression_level=level,
+            enable_idempotence=config.of(bool, "enable.idempotence"),
+            transactional_id=config.optional(str, "transactional.id"),
+            transaction_timeout_ms=config.of(int, "transaction.timeout.ms"),
+            key_serializer=config["key.serializer"],
+            value_serializer=config["value.serializer"],
+            partitioner=config["partitioner.class"],
+            partitioner_ignore_keys=config.of(bool, "partitioner.ignore.keys"),
+            partitioner_adaptive=config.of(bool, "partitioner.adaptive.partitioning.enable"),
+            partitioner_availability_timeout_ms=config.of(int, "partitioner.availability.timeout.ms"),
+            interceptors=config.of(tuple, "interceptor.classes"),
+            metadata_max_age_ms=config.of(int, "metadata.max.age.ms"),
+            metadata_max_idle_ms=config.of(int, "metadata.max.idle.ms"),
+            rebootstrap=config["metadata.recovery.strategy"] == "rebootstrap",
+            rebootstrap_trigger_ms=config.of(int, "metadata.recovery.rebootstrap.trigger.ms"),
+            reconnect_backoff_ms=config.of(int, "reconnect.backoff.ms"),
+            reconnect_backoff_max_ms=config.of(int, "reconnect.backoff.max.ms"),
+            connections_max_idle_ms=config.of(int, "connections.max.idle.ms"),
+            connect_timeout_ms=config.of(int, "socket.connection.setup.timeout.ms"),
+            connect_timeout_max_ms=config.of(int, "socket.connection.setup.timeout.max.ms"),
+            send_buffer_bytes=config.of(int, "send.buffer.bytes"),
+            receive_buffer_bytes=config.of(int, "receive.buffer.bytes"),
+            metric_reporters=tuple(r for r in config.of(tuple, "metric.reporters") if r != _JMX_REPORTER),
+            metrics_num_samples=config.of(int, "metrics.num.samples"),
+            metrics_sample_window_ms=config.of(int, "metrics.sample.window.ms"),
+            metrics_recording_level=config.of(str, "metrics.recording.level"),
+            enable_metrics_push=config.of(bool, "enable.metrics.push"),
+        )
