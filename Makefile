@@ -10,10 +10,10 @@ KERNEL_SOURCES := $(wildcard $(WIRE)/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
 NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
-.PHONY: help setup test test-quick lint bench bench-wire fuzz-wire dist clean
+.PHONY: help setup test test-quick lint bench bench-wire bench-producer fuzz-wire dist clean
 
 help:
-	@echo "make setup | test | test-quick | lint | bench | bench-wire | fuzz-wire | dist | clean"
+	@echo "make setup | test | test-quick | lint | bench | bench-wire | bench-producer | fuzz-wire | dist | clean"
 
 setup: .venv/.ready .venv/.kernel
 	@echo "setup: ready (.venv)"
@@ -43,10 +43,13 @@ lint: .venv/.ready
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-bench: bench-wire
+bench: bench-wire bench-producer
 
 bench-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.wire
+
+bench-producer: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.producer
 
 fuzz-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.fuzz_wire

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.client.network import NetworkClient
+from headrace.client.requests import Request
 from peers.batches import JavaBatches
 from peers.java import JavaRunner
 
@@ -22,3 +24,17 @@ def java_sources() -> Path:
 def java_batches(java: JavaRunner, tmp_path_factory: pytest.TempPathFactory) -> JavaBatches:
     """Writes and reads batches by Kafka's own classes; once each way in a module, for a JVM takes its time."""
     return JavaBatches(java, JAVA / "Batches.java", tmp_path_factory.mktemp("batches"))
+
+
+@pytest.fixture
+def requests_sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Node and API key of every request that a client of ours sends from here on."""
+    sent: list[tuple[int, int]] = []
+    send = NetworkClient.send
+
+    def spy(self: NetworkClient, node_id: int, request: Request, now: float) -> None:
+        sent.append((node_id, request.api_key))
+        send(self, node_id, request, now)
+
+    monkeypatch.setattr(NetworkClient, "send", spy)
+    return sent

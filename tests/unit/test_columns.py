@@ -138,9 +138,13 @@ def test_spare_buffers_are_used_again_whatever_their_size():
         )
 
     first = run([])
-    spare = [batch.buffer for batch in first] + [bytearray(10)]
+    looked_at = bytearray(1000)
+    view = memoryview(looked_at)
+    spare = [batch.buffer for batch in first] + [bytearray(10), looked_at]
     again = run(spare)
     assert by_partition(again) == by_partition(run([]))
+    assert all(batch.buffer is not looked_at for batch in again)
+    assert bytes(view) == bytes(1000)
 
 
 @pytest.mark.parametrize(

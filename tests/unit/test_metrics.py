@@ -141,7 +141,8 @@ def test_a_batch_and_its_request_and_its_response_are_seen_everywhere(metrics, c
     metrics.batch_drained("t1", bytes=400, records=20, compression_ratio=1.0, queue_time_ms=3)
     metrics.produce_request(30)
     metrics.request_sent(1, 1100)
-    metrics.response(1, 50, latency_ms=12, throttle_ms=4)
+    metrics.response(1, 50)
+    metrics.produce_response(1, latency_ms=12, throttle_ms=4)
     metrics.response(1, 30)
     expected = {
         "batch-size-avg": 500,
@@ -161,7 +162,7 @@ def test_a_batch_and_its_request_and_its_response_are_seen_everywhere(metrics, c
         "response-total": 2,
         "network-io-total": 3,
         "request-latency-avg": 12,  # of produce requests only
-        "produce-throttle-time-avg": 2,
+        "produce-throttle-time-avg": 4,
         "produce-throttle-time-max": 4,
     }
     assert {name: value(metrics, name) for name in expected} == expected

@@ -171,21 +171,21 @@ def test_uniform_sticky_does_not_look_at_keys():
 
 
 def test_without_loads_every_available_partition_is_as_likely():
-    sticky, source = AdaptiveSticky(100), FakeRandom(0, 1, 2)
+    sticky, source = AdaptiveSticky(), FakeRandom(0, 1, 2)
     assert [sticky.next_partition("t", None, [1, 3], range(4), source) for _ in range(3)] == [1, 3, 1]
     assert source.asked == [2, 2, 2]
     assert sticky.next_partition("t", {}, [], range(4), FakeRandom(3)) == 3
 
 
 def test_shorter_queues_are_more_likely():
-    sticky, source = AdaptiveSticky(100), FakeRandom(*range(8))
+    sticky, source = AdaptiveSticky(), FakeRandom(*range(8))
     found = [sticky.next_partition("t", {0: 0, 1: 3, 2: 1}, range(3), range(3), source) for _ in range(8)]
     assert found == [0, 0, 0, 0, 1, 2, 2, 2]
     assert set(source.asked) == {8}
 
 
 def test_equal_queues_are_equally_likely_and_partitions_left_out_are_never_chosen():
-    sticky, source = AdaptiveSticky(100), random.Random(1)
+    sticky, source = AdaptiveSticky(), random.Random(1)
     found = Counter(sticky.next_partition("t", {0: 5, 2: 5}, range(3), range(3), source) for _ in range(4000))
     assert found.keys() == {0, 2}
     assert abs(found[0] - 2000) < 200
@@ -193,34 +193,8 @@ def test_equal_queues_are_equally_likely_and_partitions_left_out_are_never_chose
 
 def test_loads_do_not_matter_when_it_is_not_adaptive_or_there_is_nothing_to_choose():
     source = FakeRandom(1, 0)
-    assert AdaptiveSticky(100, adaptive=False).next_partition("t", {0: 0, 1: 99}, [0, 1], range(2), source) == 1
-    assert AdaptiveSticky(100).next_partition("t", {0: 9}, [0], range(1), source) == 0
-
-
-def test_a_topic_stays_for_a_batch_of_bytes_and_longer_only_while_the_batch_is_open():
-    sticky = AdaptiveSticky(100)
-    assert sticky.current("t") is None
-    sticky.stay_on("t", 4)
-    sticky.appended("t", 4, 99, batch_is_open=False)
-    assert sticky.current("t") == 4
-    sticky.appended("t", 4, 1, batch_is_open=True)
-    assert sticky.current("t") == 4
-    sticky.appended("t", 4, 1, batch_is_open=False)
-    assert sticky.current("t") is None
-    sticky.stay_on("t", 5)
-    sticky.appended("t", 5, 199, batch_is_open=True)
-    assert sticky.current("t") == 5
-    sticky.appended("t", 5, 1, batch_is_open=True)
-    assert sticky.current("t") is None
-
-
-def test_bytes_on_a_partition_that_was_left_do_not_count():
-    sticky = AdaptiveSticky(100)
-    sticky.stay_on("t", 4)
-    sticky.appended("t", 3, 1000, batch_is_open=False)
-    assert sticky.current("t") == 4
-    sticky.appended("other", 3, 1000, batch_is_open=False)
-    assert sticky.current("other") is None
+    assert AdaptiveSticky(adaptive=False).next_partition("t", {0: 0, 1: 99}, [0, 1], range(2), source) == 1
+    assert AdaptiveSticky().next_partition("t", {0: 9}, [0], range(1), source) == 0
 
 
 # -- plug-ins ----------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from headrace.client.addresses import Endpoint
 from headrace.client.clock import Clock
-from headrace.client.network import NetworkClient, backoff_ms
+from headrace.client.network import CONNECTING_MS_MAX, NetworkClient, backoff_ms
 from headrace.client.requests import Request, Response
-from headrace.errors import BrokerError, HeadraceError, error_name
+from headrace.errors import BrokerError, HeadraceError, UnsupportedVersionError, error_name
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
 NO_LEADER = -1
@@ -29,6 +29,9 @@ INVALID_TOPIC = 17
 TOPIC_AUTHORIZATION_FAILED = 29
 FATAL_TOPIC_ERRORS = (INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED)
 METADATA_VERSIONS = (1, 13)
+UNREACHABLE_MS_MAX = 1000.0
+"""How long no known broker may be reachable before bootstrap.servers are asked again: two or three attempts each."""
+RETRY_MS = 100.0
 
 
 class PartitionInfo(NamedTuple):
@@ -92,7 +95,7 @@ class Metadata:
         retry_backoff_max_ms: float = 1000,
         on_update: Callable[[Cluster], None] | None = None,
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._max_age_ms = max_age_ms
         self._max_idle_ms = max_idle_ms
         self._retry_backoff_ms = retry_backoff_ms
@@ -103,10 +106,16 @@ class Metadata:
         self._changed = threading.Condition()
         self._topics: dict[str, float] = {}  # Guarded by _changed: topic → when it was last used.
         self._version = 0  # Guarded by _changed: counts updates.
-        self._update_wanted = False  # Guarded by _changed.
+        self._wishes = 0  # Guarded by _changed: counts requests for an update.
+        self._granted = 0  # Guarded by _changed: how many of them the last answer met.
+        self._hurry = False  # Guarded by _changed: for a new topic no pause has to be over.
+        self._waiting = 0  # Guarded by _changed: threads in wait_for_update.
         self._fatal: HeadraceError | None = None  # Guarded by _changed: every waiter gets it.
+        # The polling thread's.
         self._refreshed_ms = -1e18
         self._attempted_ms = -1e18
+        self._retry_at_ms = -1e18
+        self._wishes_asked = 0  # how many there were when the request in flight was made
         self._failures = 0
 
     # -- any thread ----------------------------------------------------------------------------
@@ -115,14 +124,15 @@ class Metadata:
         """Track a topic; True if it is new."""
         with self._changed:
             new = topic not in self._topics
-            self._topics[topic] = self._clock.monotonic_ms()
+            self._topics[topic] = self.clock.monotonic_ms()
             if new:
-                self._update_wanted = True
+                self._wishes += 1
+                self._hurry = True
             return new
 
     def touch(self, topics: Iterable[str]) -> None:
         """These are in use: they stay."""
-        now = self._clock.monotonic_ms()
+        now = self.clock.monotonic_ms()
         with self._changed:
             for topic in topics:
                 self._topics[topic] = now
@@ -130,15 +140,19 @@ class Metadata:
     def request_update(self) -> int:
         """Ask for a new snapshot; returns the version of the present one, to wait for the next."""
         with self._changed:
-            self._update_wanted = True
+            self._wishes += 1
             return self._version
 
     def wait_for_update(self, version: int, timeout_ms: float) -> bool:
         """Wait until the snapshot is newer than `version`; False if the time is up first."""
         with self._changed:
+            self._waiting += 1
             self._changed.wait_for(lambda: self._version > version or self._fatal, max(0.0, timeout_ms) / 1000)
+            self._waiting -= 1
             if self._fatal is not None:
-                error, self._fatal = self._fatal, None
+                error = self._fatal
+                if not self._waiting:
+                    self._fatal = None
                 raise error
             return self._version > version
 
@@ -152,9 +166,8 @@ class Metadata:
 
     def time_to_update_ms(self, now: float) -> float:
         """How long until an update is due."""
-        wait = 0.0 if self._update_wanted else self._refreshed_ms + self._max_age_ms - now
-        pause = backoff_ms(self._retry_backoff_ms, self._retry_backoff_max_ms, max(1, self._failures), self._chance)
-        return max(0.0, wait, self._attempted_ms + pause - now)
+        wait = 0.0 if self._wishes > self._granted else self._refreshed_ms + self._max_age_ms - now
+        return max(0.0, wait, 0.0 if self._hurry else self._retry_at_ms - now)
 
     def topics_wanted(self, now: float) -> list[str]:
         """What to ask for; topics that nobody has used for long are let go."""
@@ -163,11 +176,21 @@ class Metadata:
             return list(self._topics)
 
     def attempt(self, now: float) -> None:
+        """A request goes out: what is wished from now on, it may be too early to meet."""
         self._attempted_ms = now
+        with self._changed:
+            self._wishes_asked = self._wishes
+            self._hurry = False
+        self._pause()
+
+    def _pause(self) -> None:
+        wait = backoff_ms(self._retry_backoff_ms, self._retry_backoff_max_ms, max(1, self._failures), self._chance)
+        self._retry_at_ms = self._attempted_ms + wait
 
     def fail(self, error: HeadraceError | None = None, fatal: bool = False) -> None:
         """An attempt failed. A fatal error (wrong credentials, say) reaches everybody who waits."""
         self._failures += 1
+        self._pause()
         if fatal:
             with self._changed:
                 self._fatal = error
@@ -181,8 +204,14 @@ class Metadata:
             self.cluster = cluster
             retry = any(code not in FATAL_TOPIC_ERRORS for code in cluster.errors.values())
             leaderless = any(p.leader == NO_LEADER for t in cluster.topics.values() for p in t.partitions)
-            self._update_wanted = retry or leaderless or bool(new_topics)
-            self._failures = self._failures + 1 if self._update_wanted else 0
+            self._fatal = None
+            self._granted = self._wishes_asked
+            if retry or leaderless or new_topics:
+                self._wishes += 1
+                self._failures += 1
+            else:
+                self._failures = 0
+            self._pause()
             self._refreshed_ms = now
             self._version += 1
             self._changed.notify_all()
@@ -262,7 +291,8 @@ class MetadataUpdater:
         self._all_topics = all_topics
         self._log = log or logging.getLogger("headrace.client")
         self._in_flight = False
-        self._unreachable_since_ms: float | None = None
+        self._unreachable_since_ms: float | None = None  # no node can be connected to
+        self._failing_since_ms: float | None = None  # no answer has come
         self._node_ids: list[int] = []
         self._use_bootstrap()
 
@@ -285,29 +315,39 @@ class MetadataUpdater:
         wait = self.metadata.time_to_update_ms(now)
         if wait > 0:
             return wait
+        if self._failing_since_ms is None:
+            self._failing_since_ms = now
+        self._rebootstrap_if_lost(now)
         node_id = self._client.least_loaded_node(self._node_ids, now)
         if node_id is None:
-            return self._nobody_reachable(now)
+            if self._unreachable_since_ms is None:
+                self._unreachable_since_ms = now
+            return max(1.0, min((self._client.delay_ms(n, now) for n in self._node_ids), default=RETRY_MS))
         if not self._client.is_ready(node_id, now):
-            # Connecting, or its slots are full: an event will come, a failed connection will have its backoff.
-            return max(1.0, min(self._client.delay_ms(node_id, now), 100.0))
+            # Connecting, or its slots are full: an event will come, and a failed connection has its backoff. While
+            # one connection takes its time, others are tried as well.
+            return max(1.0, min(self._client.delay_ms(node_id, now), CONNECTING_MS_MAX))
         self._unreachable_since_ms = None
         self._send(node_id, now)
         return self._request_timeout_ms
 
-    def _nobody_reachable(self, now: float) -> float:
-        if self._unreachable_since_ms is None:
-            self._unreachable_since_ms = now
+    def _rebootstrap_if_lost(self, now: float) -> None:
+        """Start again from bootstrap.servers if no broker of the last answer can be reached (KIP-899, KIP-1102)."""
         trigger = self._rebootstrap_trigger_ms
-        on_bootstrap = all(node_id < 0 for node_id in self._node_ids)
-        if trigger is not None and not on_bootstrap and now - self._unreachable_since_ms >= min(trigger, 1000.0):
+        if trigger is None or all(node_id < 0 for node_id in self._node_ids):
+            return
+        unreachable, failing = self._unreachable_since_ms, self._failing_since_ms
+        if unreachable is not None and now - unreachable >= min(trigger, UNREACHABLE_MS_MAX):
             self._log.warning("no known broker can be reached: starting again from bootstrap.servers")
-            self._unreachable_since_ms = None
-            self._use_bootstrap()
-            return 0.0
-        return max(1.0, min((self._client.delay_ms(n, now) for n in self._node_ids), default=100.0))
+        elif failing is not None and now - failing >= trigger:
+            self._log.warning("no metadata for %.0f ms: starting again from bootstrap.servers", now - failing)
+        else:
+            return
+        self._unreachable_since_ms, self._failing_since_ms = None, now
+        self._use_bootstrap()
 
     def _send(self, node_id: int, now: float) -> None:
+        self.metadata.attempt(now)
         topics = None if self._all_topics else self.metadata.topics_wanted(now)
 
         def build(version: int) -> MetadataRequest:
@@ -319,7 +359,6 @@ class MetadataUpdater:
             )
 
         self._in_flight = True
-        self.metadata.attempt(now)
         self._client.send(
             node_id,
             Request(MetadataRequest.api_key, build, self._on_response, METADATA_VERSIONS, self._request_timeout_ms),
@@ -329,7 +368,7 @@ class MetadataUpdater:
     def _on_response(self, response: Response) -> None:
         self._in_flight = False
         if response.error is not None:
-            self.metadata.fail(response.error)
+            self.metadata.fail(response.error, fatal=isinstance(response.error, UnsupportedVersionError))
             return
         answer: MetadataResponse = response.message
         if not answer.brokers:
@@ -342,8 +381,9 @@ class MetadataUpdater:
             if self._rebootstrap_trigger_ms is not None:
                 self._use_bootstrap()
             return
+        self._failing_since_ms = None
         self._take_brokers(answer)
-        self.metadata.update(answer, self.metadata._clock.monotonic_ms())
+        self.metadata.update(answer, self.metadata.clock.monotonic_ms())
 
     def _take_brokers(self, answer: MetadataResponse) -> None:
         current = {b.node_id: Endpoint(b.host, b.port) for b in answer.brokers}

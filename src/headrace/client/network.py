@@ -13,25 +13,34 @@ import random
 import selectors
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.client.addresses import Address, Endpoint, resolve
 from headrace.client.clock import Clock
-from headrace.client.connection import Connection, ConnectionSettings, State
+from headrace.client.connection import NEVER_MS, Connection, ConnectionSettings, State
 from headrace.client.requests import InFlight, Request, Response
 from headrace.errors import (
     AuthenticationError,
     ConnectionFailedError,
     HeadraceError,
-    UnsupportedVersionError,
     WireError,
 )
 from headrace.wire import frames
+from headrace.wire.primitives import Buffer
 
 EXPONENT_BASE = 2
 JITTER = 0.2
 POLL_MS_MAX = 60_000.0
+CONNECTING_MS_MAX = 1000.0
+"""How long to wait for one node's connection before another one is tried as well."""
+
+# Brokers before 2.0 waited themselves before they answered. From these versions on they leave it to us (KIP-219);
+# APIs that are not listed came later.
+THROTTLED_BY_CLIENT = {
+    **{0: 6, 1: 8, 2: 3, 3: 6, 8: 4, 9: 4, 10: 2, 11: 3, 12: 2, 13: 2, 14: 2, 15: 2, 16: 2, 18: 2, 19: 3, 20: 2},
+    **{21: 1, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1, 32: 2, 33: 1, 37: 1, 42: 1},
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,7 +50,7 @@ class NetworkSettings:
     max_in_flight: int = 5
     reconnect_backoff_ms: float = 50
     reconnect_backoff_max_ms: float = 1000
-    connections_max_idle_ms: float = 9 * 60_000
+    connections_max_idle_ms: float = 9 * 60_000  # negative: for ever
 
 
 class NetworkObserver(Protocol):
@@ -87,6 +96,7 @@ class NetworkClient:
     ) -> None:
         self._connection_settings = connection_settings
         self._settings = settings
+        self._idle_ms = settings.connections_max_idle_ms if settings.connections_max_idle_ms >= 0 else NEVER_MS
         self._clock = clock
         self._observer = observer
         self._log = log or logging.getLogger("headrace.client")
@@ -95,29 +105,36 @@ class NetworkClient:
         self._connections: dict[int, Connection] = {}
         self._nodes: dict[int, _NodeState] = {}
         self._local: list[Response] = []  # failures known before anything was sent
+        self._features: tuple[int, dict[str, int]] = (-1, {})  # their epoch, and the finalised ones
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self._wake_pending = False
         self.on_auth_failure: Callable[[AuthenticationError], None] | None = None
+        self.last_failure: HeadraceError | None = None
+        """Why the last connection failed; None once one has been made. For messages to those who wait in vain."""
 
     # -- nodes ---------------------------------------------------------------------------------
 
     def set_node(self, node_id: int, endpoint: Endpoint) -> None:
-        """Say where a node is; a changed address closes the old connection once it is idle."""
+        """Say where a node is; if it was elsewhere, that connection is closed and what it carried fails."""
         known = self._nodes.get(node_id)
         if known is not None and known.endpoint == endpoint:
             return
         self._nodes[node_id] = _NodeState(endpoint, [])
         if known is not None and node_id in self._connections:
-            self._drop(node_id, ConnectionFailedError(f"node {node_id} moved from {known.endpoint} to {endpoint}"))
+            moved = ConnectionFailedError(f"node {node_id} moved from {known.endpoint} to {endpoint}")
+            self._drop(self._connections[node_id], moved)
 
     def forget_node(self, node_id: int) -> None:
         """The cluster has no such node any more."""
         self._nodes.pop(node_id, None)
         if node_id in self._connections:
-            self._drop(node_id, ConnectionFailedError(f"node {node_id} has left the cluster"))
+            self._drop(self._connections[node_id], ConnectionFailedError(f"node {node_id} has left the cluster"))
+
+    def knows_node(self, node_id: int) -> bool:
+        return node_id in self._nodes
 
     def is_ready(self, node_id: int, now: float) -> bool:
         """True if a request could go out at once; else sees to it that there will be a connection."""
@@ -129,6 +146,7 @@ class NetworkClient:
             connection.state is State.READY
             and len(connection.in_flight) < self._settings.max_in_flight
             and now >= connection.throttled_until_ms
+            and now < connection.reauthenticate_at_ms
         )
 
     def is_connected(self, node_id: int) -> bool:
@@ -163,23 +181,23 @@ class NetworkClient:
         return len(self._connections)
 
     def finalized_features(self) -> dict[str, int]:
-        """Of any broker that has answered."""
-        for connection in self._connections.values():
-            if connection.state is State.READY:
-                return connection.versions.finalized_features
-        return {}
+        """The latest that any broker has told; they stay known while none is connected."""
+        return self._features[1]
 
     def least_loaded_node(self, node_ids: list[int], now: float) -> int | None:
         """A node to ask something any node can answer: the connected one with the least in flight, else one to try."""
-        ready = [n for n in node_ids if self.is_connected(n)]
-        free = [n for n in ready if self.in_flight_count(n) < self._settings.max_in_flight]
+        connections = [(n, self._connections[n]) for n in node_ids if n in self._connections]
+        free = [n for n, _ in connections if self.is_ready(n, now)]
         if free:
             return min(free, key=self.in_flight_count)
-        connecting = [n for n in node_ids if n in self._connections and n not in ready]
-        if connecting:
-            return connecting[0]
         idle = [n for n in node_ids if n not in self._connections and not self.is_backing_off(n, now)]
-        return self._chance.choice(idle) if idle else None
+        on_the_way = [(n, c) for n, c in connections if c.state is not State.READY]
+        for node_id, connection in on_the_way:
+            if not idle or now - connection.set_up_since_ms < CONNECTING_MS_MAX:
+                return node_id
+        if idle:
+            return self._chance.choice(idle)
+        return connections[0][0] if connections else None
 
     def _connect(self, node_id: int, now: float) -> None:
         state = self._nodes.get(node_id)
@@ -192,13 +210,14 @@ class NetworkClient:
             address = state.addresses[state.next_address]
             state.next_address += 1
             wait = min(settings.connect_timeout_ms * EXPONENT_BASE**state.failures, settings.connect_timeout_max_ms)
-            settings = replace(settings, connect_timeout_ms=wait * self._chance.uniform(1 - JITTER, 1 + JITTER))
-            connection = Connection(node_id, state.endpoint, address, settings, now)
+            wait *= self._chance.uniform(1 - JITTER, 1 + JITTER)
+            connection = Connection(node_id, state.endpoint, address, settings, now, wait)
         except (HeadraceError, OSError) as error:
             self._failed(node_id, _as_ours(error), now)
             return
         self._connections[node_id] = connection
-        self._selector.register(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+        connection.watched_events = selectors.EVENT_READ | selectors.EVENT_WRITE
+        self._selector.register(connection.fileno, connection.watched_events, connection)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -207,15 +226,25 @@ class NetworkClient:
         connection = self._connections[node_id]
         try:
             entry = connection.send(request, now)
-        except UnsupportedVersionError as error:
+        except HeadraceError as error:
+            # Nothing has been written: the connection is as good as it was.
             self._local.append(Response(request, node_id, -1, error=error))
             return
+        try:
+            connection.flush()
         except HeadraceError as error:
             self._lose(connection, error, now)
             return
         if self._observer is not None:
-            self._observer.request_sent(node_id, entry.bytes_left)
+            self._observer.request_sent(node_id, entry.size)
+        if not request.expects_response:
+            self._finish_unanswered(connection)
         self._watch(connection)
+
+    def _finish_unanswered(self, connection: Connection) -> None:
+        written: list[tuple[Connection, InFlight, Buffer | None]] = []
+        connection.take_unanswered(written)
+        self._local.extend(Response(entry.request, connection.node_id, entry.version) for _, entry, _ in written)
 
     def wakeup(self) -> None:
         """Make `poll` return soon. Any thread."""
@@ -227,81 +256,96 @@ class NetworkClient:
 
     def poll(self, timeout_ms: float, now: float) -> None:
         """Wait for events up to `timeout_ms`, deal with them, and call the handlers of what was answered or lost."""
-        if self._local:
-            timeout_ms = 0.0
+        deadline = now + POLL_MS_MAX
         for connection in self._connections.values():
-            timeout_ms = min(timeout_ms, connection.next_deadline_ms() - now)
-        events = self._selector.select(max(0.0, min(timeout_ms, POLL_MS_MAX)) / 1000.0)
+            deadline = min(deadline, connection.next_deadline_ms(self._idle_ms))
+        timeout_ms = 0.0 if self._local else max(0.0, min(timeout_ms, deadline - now))
+        events = self._selector.select(timeout_ms / 1000.0)
         now = self._clock.monotonic_ms()
-        answered: list[tuple[Connection, InFlight, bytes]] = []
+        answered: list[tuple[Connection, InFlight, Buffer | None]] = []
         for key, mask in events:
             if key.data is None:
                 self._drain_wakeups()
             elif key.data.state is not State.CLOSED:
                 self._handle(key.data, mask, now, answered)
-        self._check_deadlines(now)
-        local, self._local = self._local, []
-        for response in local:
-            self._deliver(response)
+        if now >= deadline:
+            self._check_deadlines(now)
+        # What was answered comes before what was lost after it.
         for connection, entry, frame in answered:
             self._answer(connection, entry, frame, now)
+        if self._local:
+            local, self._local = self._local, []
+            for response in local:
+                self._deliver(response)
 
     def _drain_wakeups(self) -> None:
-        self._wake_pending = False
+        # First the pipe, then the flag: the other way round a wakeup in between would leave the flag up for ever,
+        # with nothing in the pipe. One that comes in between now is not lost: the caller of `poll` looks next.
         with contextlib.suppress(BlockingIOError):
             self._wake_receiver.recv(4096)
+        self._wake_pending = False
 
     def _handle(
-        self, connection: Connection, mask: int, now: float, answered: list[tuple[Connection, InFlight, bytes]]
+        self,
+        connection: Connection,
+        mask: int,
+        now: float,
+        answered: list[tuple[Connection, InFlight, Buffer | None]],
     ) -> None:
-        before, sock = connection.state, connection.socket
+        before = connection.state
         try:
+            # Answers first: a peer that hangs up may have said something before, and writing would not tell.
+            if mask & selectors.EVENT_READ and before is not State.CONNECTING:
+                connection.on_readable(now, answered)
             if mask & selectors.EVENT_WRITE:
                 connection.on_writable(now)
-            if mask & selectors.EVENT_READ and connection.state is not State.CONNECTING:
-                answered.extend((connection, entry, frame) for entry, frame in connection.on_readable(now))
+            connection.take_unanswered(answered)
+            if connection.state is State.READY:
+                if before is not State.READY and before is not State.REAUTHENTICATING:
+                    self._established(connection)
+                if now >= connection.reauthenticate_at_ms and not connection.in_flight:
+                    connection.reauthenticate(now)
         except HeadraceError as error:
             self._lose(connection, error, now)
             return
-        if connection.state is State.READY and before is not State.READY:
-            self._established(connection)
-        if connection.socket is not sock:  # TLS put its own around it
-            self._selector.unregister(sock)
-            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
-        for entry in connection.take_unanswered():
-            self._deliver(Response(entry.request, connection.node_id, entry.version))
         self._watch(connection)
 
     def _established(self, connection: Connection) -> None:
         state = self._nodes[connection.node_id]
         state.failures, state.retry_at_ms, state.authentication_error = 0, 0.0, None
+        self.last_failure = None
+        if connection.versions.features_epoch >= self._features[0]:
+            self._features = (connection.versions.features_epoch, connection.versions.finalized_features)
         self._log.debug("connected to node %d at %s", connection.node_id, connection.endpoint)
         if self._observer is not None:
             self._observer.connection_opened(connection.node_id)
 
     def _watch(self, connection: Connection) -> None:
-        if connection.state is State.CLOSED:
-            return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
-        if self._selector.get_key(connection.socket).events != wanted:
-            self._selector.modify(connection.socket, wanted, connection)
-        for entry in connection.take_unanswered():
-            self._local.append(Response(entry.request, connection.node_id, entry.version))
+        wanted = selectors.EVENT_READ | selectors.EVENT_WRITE if connection.wants_write else selectors.EVENT_READ
+        if connection.watched_events != wanted:
+            connection.watched_events = wanted
+            self._selector.modify(connection.fileno, wanted, connection)
 
-    def _answer(self, connection: Connection, entry: InFlight, frame: bytes, now: float) -> None:
-        response = Response(entry.request, connection.node_id, entry.version, latency_ms=now - entry.sent_ms)
+    def _answer(self, connection: Connection, entry: InFlight, frame: Buffer | None, now: float) -> None:
+        request = entry.request
+        response = Response(request, connection.node_id, entry.version, latency_ms=now - entry.sent_ms)
+        if frame is None:
+            self._deliver(response)
+            return
         try:
-            _, response.message = frames.decode_response(entry.request.api_key, entry.version, frame)
+            _, response.message = frames.decode_response(request.api_key, entry.version, frame)
         except WireError as error:
-            response.error = error
+            # Whether the broker did what it was asked is not known: to the handler, as if the answer had been lost.
+            response.error = ConnectionFailedError(f"{connection.endpoint} gave an answer that makes no sense: {error}")
             self._deliver(response)
             self._lose(connection, error, now)
             return
-        if response.throttle_ms:
+        throttle_ms = response.throttle_ms
+        if throttle_ms > 0 and entry.version >= THROTTLED_BY_CLIENT.get(request.api_key, 0):
             # KIP-219: the broker answers at once and mutes us; we keep quiet by ourselves.
-            connection.throttled_until_ms = max(connection.throttled_until_ms, now + response.throttle_ms)
+            connection.throttled_until_ms = max(connection.throttled_until_ms, now + throttle_ms)
         if self._observer is not None:
-            self._observer.response_received(connection.node_id, len(frame), response.latency_ms, response.throttle_ms)
+            self._observer.response_received(connection.node_id, len(frame), response.latency_ms, throttle_ms)
         self._deliver(response)
 
     def _deliver(self, response: Response) -> None:
@@ -318,26 +362,40 @@ class NetworkClient:
             error = connection.overdue(now)
             if error is not None:
                 self._lose(connection, error, now)
-            elif not connection.in_flight and now - connection.last_active_ms > self._settings.connections_max_idle_ms:
-                self._drop(connection.node_id, ConnectionFailedError("idle"))
+            elif connection.state is State.READY and not connection.in_flight:
+                if now - connection.last_active_ms >= self._idle_ms:
+                    self._drop(connection, ConnectionFailedError("idle"))
+                elif now >= connection.reauthenticate_at_ms:
+                    self._reauthenticate(connection, now)
+
+    def _reauthenticate(self, connection: Connection, now: float) -> None:
+        try:
+            connection.reauthenticate(now)
+        except HeadraceError as error:
+            self._lose(connection, error, now)
+        else:
+            self._watch(connection)
 
     def _lose(self, connection: Connection, error: HeadraceError, now: float) -> None:
-        was_ready = connection.state is State.READY
-        self._drop(connection.node_id, error)
+        if connection.state is State.CLOSED:
+            return
+        was_ready = connection.state in (State.READY, State.REAUTHENTICATING)
+        self._drop(connection, error)
         self._failed(connection.node_id, error, now, established=was_ready)
 
-    def _drop(self, node_id: int, error: HeadraceError) -> None:
+    def _drop(self, connection: Connection, error: HeadraceError) -> None:
         """Close a connection and fail what it carried."""
-        connection = self._connections.pop(node_id)
-        self._selector.unregister(connection.socket)
-        was_ready = connection.state is State.READY
+        del self._connections[connection.node_id]
+        self._selector.unregister(connection.fileno)
+        was_ready = connection.state in (State.READY, State.REAUTHENTICATING)
+        failure = error if isinstance(error, ConnectionFailedError) else ConnectionFailedError(str(error))
         for entry in connection.close():
-            failure = error if isinstance(error, ConnectionFailedError) else ConnectionFailedError(str(error))
-            self._local.append(Response(entry.request, node_id, entry.version, error=failure))
+            self._local.append(Response(entry.request, connection.node_id, entry.version, error=failure))
         if was_ready and self._observer is not None:
-            self._observer.connection_closed(node_id)
+            self._observer.connection_closed(connection.node_id)
 
     def _failed(self, node_id: int, error: HeadraceError, now: float, established: bool = False) -> None:
+        self.last_failure = error
         state = self._nodes.get(node_id)
         if state is None:
             return
@@ -360,8 +418,8 @@ class NetworkClient:
 
     def close(self) -> None:
         """Close every connection; handlers of what was in flight are told."""
-        for node_id in list(self._connections):
-            self._drop(node_id, ConnectionFailedError("the client was closed"))
+        for connection in list(self._connections.values()):
+            self._drop(connection, ConnectionFailedError("the client was closed"))
         local, self._local = self._local, []
         for response in local:
             self._deliver(response)

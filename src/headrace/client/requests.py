@@ -69,4 +69,5 @@ class InFlight:
     correlation_id: int
     version: int
     sent_ms: float
-    bytes_left: int  # not yet written; what expects no response is over when this is 0
+    size: int  # in bytes
+    written_at: int  # how many bytes the connection will have written when all of this one is

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 else:
     Lane = kernel.Lane
 
+SPARE_BYTES_MAX = 8 * 1024 * 1024
 APPEND_ATTEMPTS_MAX = 100  # threads racing for one partition: each round somebody has won
 
 NOT_ENOUGH_ROOM_HINT = "send smaller records, or raise max.request.size (and max.message.bytes of the topic)"
@@ -117,11 +118,13 @@ class Accumulator:
         self.topics: dict[str, TopicQueues] = {}
         self.lanes: dict[str, Lane] = {}  # what send() looks into first
         self._topics_lock = threading.Lock()
-        self._active: dict[PartitionQueue, None] = {}  # Queues that may hold batches; adding is atomic, any thread.
+        # Queues that may hold batches, the one first that was served least recently; adding is atomic, any thread.
+        self._active: dict[PartitionQueue, None] = {}
         self._incomplete: dict[ProducerBatch, None] = {}  # Not answered yet. Added by any thread, removed by I/O.
+        self.unsendable: list[tuple[ProducerBatch, Exception]] = []  # I/O thread only: could not be put into bytes.
         self._flushes = 0  # Guarded by _topics_lock.
         self._closed = False
-        self._drain_start = 0  # I/O thread only: where the last drain stopped, so that nobody starves.
+        self.spare_buffers: list[bytearray] = []  # For encoding columns; one end of it is as good as the other.
 
     # -- application threads -------------------------------------------------------------------
 
@@ -167,6 +170,8 @@ class Accumulator:
 
         `choose_again(previous)` lets a partitioner pick another partition before a new batch is opened.
         """
+        key = key if key is None or type(key) is bytes else bytes(key)  # as lanes want them
+        value = value if value is None or type(value) is bytes else bytes(value)
         size = self._checked_size(key, value, headers)
         keyless = partition is None and not (self._settings.hashes_keys and key is not None)
         for _ in range(APPEND_ATTEMPTS_MAX):
@@ -185,9 +190,7 @@ class Accumulator:
             if choose_again is not None and partition is not None:
                 partition, choose_again = choose_again(partition), None
                 continue
-            future = self._append_to_new(
-                topic, place, partition, timestamp, key, value, headers, on_delivery, size, deadline_ms
-            )
+            future = self._append_to_new(topic, place, timestamp, key, value, headers, on_delivery, size, deadline_ms)
             if future is not None:
                 return future
         raise AssertionError("an append lost every race")
@@ -196,7 +199,6 @@ class Accumulator:
         self,
         topic: TopicQueues,
         place: int,
-        partition: int | None,
         timestamp: int | None,
         key: bytes | None,
         value: bytes | None,
@@ -209,31 +211,48 @@ class Accumulator:
         if self.pool.available_bytes < room:
             self._wake()  # what is buffered has to go out for memory to come back
         buffer: bytearray | None = self.pool.allocate(room, max(0.0, deadline_ms - self._clock.monotonic_ms()))
-        with topic.lock:
-            opened = topic.lane.open_batches[place]
-            self._check_open()
-            if opened is None or opened.closed:
-                assert buffer is not None
-                batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
-                topic.lane.open_batches[place] = batch
-                self._enqueue(topic, batch)
-                buffer = None
-            future = topic.lane.append(
-                key, value, place if partition is not None else None, timestamp, headers, on_delivery
-            )
-        if buffer is not None:
-            self.pool.release(buffer, room)
-        else:
-            self._wake()
-        return future
+        try:
+            with topic.lock:
+                self._check_open()
+                opened = topic.lane.open_batches[place]
+                if opened is None or opened.closed:
+                    assert buffer is not None
+                    batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
+                    self._enqueue(topic, batch)
+                    topic.lane.open_batches[place] = batch
+                    buffer = None
+                # At `place`, wherever the sticky partition is by now: the batch that was opened must not stay empty.
+                try:
+                    return topic.lane.append(key, value, place, timestamp, headers, on_delivery)
+                except BaseException:
+                    self._discard_empty(topic, place)
+                    raise
+        finally:
+            if buffer is not None:
+                self.pool.release(buffer, room)
+            else:
+                self._wake()
+
+    def _discard_empty(self, topic: TopicQueues, place: int) -> None:
+        """A batch was opened for a record that turned out not to fit the format. topic.lock is held."""
+        batch = topic.lane.open_batches[place]
+        if batch is not None and batch.record_count == 0:
+            topic.lane.open_batches[place] = None
+            topic.queues[place].batches.remove(batch)
+            self.finish(batch)
 
     def _enqueue(self, topic: TopicQueues, batch: ProducerBatch) -> None:
         """A new batch at the end of its queue. topic.lock is held."""
-        if self._on_open is not None:
-            self._on_open(topic.name, batch.partition)
+        # Known as incomplete first: a transaction that is committed from now on waits for it.
+        self._incomplete[batch] = None
+        try:
+            if self._on_open is not None:
+                self._on_open(topic.name, batch.partition)
+        except BaseException:
+            del self._incomplete[batch]
+            raise
         queue = topic.queues[batch.partition]
         queue.batches.append(batch)
-        self._incomplete[batch] = None
         self._active[queue] = None
 
     def _place(self, topic: TopicQueues, key: bytes | None) -> int:
@@ -253,15 +272,12 @@ class Accumulator:
 
     def _move_on(self, topic: TopicQueues, cluster: Cluster) -> None:
         """Choose the partition for the next records without a key (KIP-794). topic.lock is held."""
+        available = [p for p in cluster.available_partitions_for(topic.name) if p < len(topic.queues)]
         sizes = None
         if self._settings.adaptive:
-            sizes = {queue.partition: len(queue.batches) for queue in topic.queues}
+            sizes = {partition: len(topic.queues[partition].batches) for partition in available}
         topic.lane.sticky = self._sticky.next_partition(
-            topic.name,
-            sizes,
-            cluster.available_partitions_for(topic.name),
-            range(len(topic.queues)),
-            self._chance,
+            topic.name, sizes, available, range(len(topic.queues)), self._chance
         )
         topic.sticky_bytes = 0
 
@@ -291,11 +307,18 @@ class Accumulator:
         pieces = list(encoded)
         batches = [ProducerBatch.from_encoded(topic.name, piece, piece.size, now) for piece in pieces]
         self.pool.release(None, reserved_bytes - sum(piece.size for piece in pieces))
-        with topic.lock:
-            self._check_open()
-            for batch in batches:
-                self._close_open(topic, batch.partition)  # records sent before go first
-                self._enqueue(topic, batch)
+        queued = 0
+        try:
+            with topic.lock:
+                self._check_open()
+                for batch in batches:
+                    self._close_open(topic, batch.partition)  # records sent before go first
+                    self._enqueue(topic, batch)
+                    queued += 1
+        except BaseException:
+            for batch in batches[queued:]:
+                self.finish(batch)
+            raise
         self._wake()
         return batches
 
@@ -320,7 +343,9 @@ class Accumulator:
             if queue.muted:
                 continue
             if first.attempts:
-                wait = first.last_attempt_ms + self._backoff_ms(first) - now
+                # A new leader need not be spared for what the old one did (KIP-951).
+                moved = leader != first.sent_to
+                wait = 0.0 if moved else first.last_attempt_ms + self._backoff_ms(first) - now
             elif hurry or len(batches) > 1 or first.closed:
                 wait = 0.0
             else:
@@ -352,10 +377,7 @@ class Accumulator:
         """One batch a partition, round robin over the node's partitions, up to max.request.size (P26)."""
         taken: list[ProducerBatch] = []
         size = 0
-        count = len(queues)
-        start = self._drain_start % count
-        for step in range(count):
-            queue = queues[(start + step) % count]
+        for place, queue in enumerate(queues):
             with queue.topic.lock:
                 if not queue.batches:
                     continue
@@ -363,18 +385,24 @@ class Accumulator:
                 if may_drain is not None and not may_drain(batch):
                     continue
                 if taken and size + batch.size > self._settings.max_request_bytes:
-                    self._drain_start = start + step
+                    queues[:] = queues[place:] + queues[:place]  # this one is the first of the next request
                     return taken
                 queue.batches.popleft()
+                # Whoever was served goes to the end of the line: `ready` keeps the order of this.
+                self._active.pop(queue, None)
+                self._active[queue] = None
                 if not batch.closed:
                     self._close_open(queue.topic, queue.partition)
                     batch.close()
             if assign is not None and not batch.has_sequence:
                 assign(batch)
-            size += len(batch.seal(self._settings.codec, self._settings.level))
+            try:
+                size += len(batch.seal(self._settings.codec, self._settings.level))
+            except Exception as error:
+                self.unsendable.append((batch, error))
+                continue
             batch.drained_ms = now
             taken.append(batch)
-        self._drain_start = start + 1
         return taken
 
     def mute(self, batch: ProducerBatch) -> None:
@@ -418,7 +446,10 @@ class Accumulator:
         if batch.allocated_bytes:
             size, batch.allocated_bytes = batch.allocated_bytes, 0
             batch.sealed = None
-            self.pool.release(batch.buffer, size)
+            # A buffer has one next user only: the pool, or whoever encodes columns.
+            self.pool.release(None if batch.was_encoded else batch.buffer, size)
+            if batch.was_encoded and len(self.spare_buffers) * len(batch.buffer) < SPARE_BYTES_MAX:
+                self.spare_buffers.append(batch.buffer)
 
     def close_open_batches(self) -> None:
         """Every next send has to open a batch, and so hears of what has happened."""
@@ -486,5 +517,6 @@ class Accumulator:
     def close(self) -> None:
         """Refuse new records and send the rest at once."""
         self._closed = True
+        self.pool.close()
         self.close_open_batches()
         self._wake()

@@ -7,12 +7,15 @@ What became of it is written once, by the I/O thread; the futures of its records
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import HeadraceError, TimedOutError
+from headrace.errors import BrokerError, HeadraceError, TimedOutError
 from headrace.producer.records import RecordMetadata
 from headrace.wire import records as wire_records
 from headrace.wire.kernel import kernel
@@ -25,6 +28,8 @@ else:
 
 Delivery = Callable[[RecordMetadata | None, Exception | None], object]
 
+INVALID_RECORD = 87
+
 log = logging.getLogger("headrace.producer")
 
 # Guards the step from "not done" to "done" against threads that begin to wait. One for all: it is held for a moment,
@@ -35,39 +40,41 @@ _done_lock = threading.Lock()
 class ProducerBatch(OpenBatch):
     """Records of one partition that are sent, retried and answered together."""
 
+    # Defaults on the class: a batch is made for every few hundred records, and most of this never changes for it.
+    # I/O thread only.
+    attempts = 0
+    in_flight = False
+    sent_to = -1  # the broker of the last attempt
+    sealed: memoryview | None = None
+    producer_id = NO_PRODUCER_ID
+    producer_epoch = NO_PRODUCER_EPOCH
+    base_sequence = NO_SEQUENCE
+    is_transactional = False
+    sequence_was_reset = False
+    was_encoded = False  # from columns, not record by record
+    first_index = 0  # in the batch this one was split from
+    # Written once under _done_lock.
+    is_done = False
+    base_offset = -1
+    append_time = -1
+    error: Exception | None = None
+    _record_errors: Mapping[int, str] = MappingProxyType({})
+    _parts: Sequence[ProducerBatch] = ()
+    _event: threading.Event | None = None
+
     def __init__(self, topic: str, partition: int, buffer: bytearray, allocated_bytes: int, now: float) -> None:
         super().__init__(buffer)
         self.topic = topic
         self.partition = partition
         self.allocated_bytes = allocated_bytes  # what the pool wants back; 0: it is not the pool's
-        self.created_ms = now
-        self.callbacks: list[tuple[RecordFuture, Delivery]] = []
-        # I/O thread only.
-        self.attempts = 0
-        self.last_attempt_ms = now
-        self.drained_ms = now
-        self.in_flight = False
-        self.sealed: memoryview | None = None
-        self.producer_id = NO_PRODUCER_ID
-        self.producer_epoch = NO_PRODUCER_EPOCH
-        self.base_sequence = NO_SEQUENCE
-        self.is_transactional = False
-        self.sequence_was_reset = False
-        self.first_index = 0  # of the batch this one was split from
-        # Written once under _done_lock.
-        self.is_done = False
-        self.base_offset = -1
-        self.append_time = -1
-        self.error: Exception | None = None
-        self._record_errors: dict[int, str] = {}
-        self._parts: Sequence[ProducerBatch] = ()
-        self._event: threading.Event | None = None
+        self.created_ms = self.last_attempt_ms = self.drained_ms = now
 
     @classmethod
     def from_encoded(cls, topic: str, encoded: EncodedBatch, allocated_bytes: int, now: float) -> ProducerBatch:
         """A batch whose records were encoded from columns: closed from the start."""
         batch = cls(topic, encoded.partition, encoded.buffer, allocated_bytes, now)
         batch.adopt(encoded.record_count, encoded.base_timestamp, encoded.max_timestamp)
+        batch.was_encoded = True
         return batch
 
     @property
@@ -91,6 +98,7 @@ class ProducerBatch(OpenBatch):
                 self.producer_id, self.producer_epoch, self.base_sequence, self.is_transactional
             )
             self.sealed = wire_records.seal(self, codec=codec, level=level, producer=writer)
+            self.sequence_was_reset = False  # what goes out from here on has the new numbers
         return self.sealed
 
     def split(self, now: float) -> list[ProducerBatch]:
@@ -112,18 +120,18 @@ class ProducerBatch(OpenBatch):
             for row in rows[first:end]:
                 part.append(row.timestamp, row.key, row.value, row.headers)
             part.close()
-            part.first_index = first
-            part.callbacks = [(f, c) for f, c in self.callbacks if first <= f.index - self.first_index < end]
-            part.attempts, part.last_attempt_ms = self.attempts, now
+            part.first_index = self.first_index + first
+            part.last_attempt_ms = now
             if self.has_sequence:
                 part.set_producer_state(self.producer_id, self.producer_epoch, sequence, self.is_transactional)
                 sequence = (sequence + part.record_count) & 0x7FFFFFFF
-            part.first_index += self.first_index
             parts.append(part)
             first = end
-        self.callbacks = []
         with _done_lock:
             self._parts = parts
+            for future, callback in self._callback_pairs():
+                self._part_of(future).callbacks += (future, callback)
+            self.callbacks = []
             event = self._event
         if event is not None:
             event.set()  # whoever waits goes on waiting for its part
@@ -136,11 +144,18 @@ class ProducerBatch(OpenBatch):
         if not self._finish(base_offset, append_time, None, {}):
             return False
         if self.callbacks:
-            shifted = base_offset - self.first_index if base_offset >= 0 else -1
-            errors = kernel.run_callbacks(
-                self.callbacks, RecordMetadata, self.topic, self.partition, shifted, append_time
+            self._log_callback_errors(
+                kernel.run_callbacks(
+                    self.callbacks,
+                    RecordMetadata,
+                    self.topic,
+                    self.partition,
+                    base_offset,
+                    self.first_index,
+                    append_time,
+                )
             )
-            self._log_callback_errors(errors)
+            self.callbacks = []  # futures in it point back here
         return True
 
     def fail(self, error: Exception, record_errors: dict[int, str] | None = None) -> bool:
@@ -148,11 +163,12 @@ class ProducerBatch(OpenBatch):
         if not self._finish(-1, -1, error, record_errors or {}):
             return False
         errors = []
-        for future, callback in self.callbacks:
+        for future, callback in self._callback_pairs():
             try:
                 callback(None, self.error_of(future))
             except Exception as raised:
                 errors.append(raised)
+        self.callbacks = []
         self._log_callback_errors(errors)
         return True
 
@@ -170,6 +186,9 @@ class ProducerBatch(OpenBatch):
             event.set()
         return True
 
+    def _callback_pairs(self) -> Iterator[tuple[RecordFuture, Delivery]]:
+        return zip(self.callbacks[::2], self.callbacks[1::2], strict=True)
+
     def _log_callback_errors(self, errors: list[Exception]) -> None:
         for error in errors:
             log.error("a delivery callback for %s-%d failed", self.topic, self.partition, exc_info=error)
@@ -186,12 +205,16 @@ class ProducerBatch(OpenBatch):
         return self._part_of(future)._metadata_of(future)
 
     def wait_error(self, future: RecordFuture, timeout: float | None = None) -> Exception | None:
-        if not self._wait(timeout):
-            raise TimedOutError(
-                f"no answer for record {future.index} of a batch to {self.topic}-{self.partition} after {timeout:g} s"
-            )
+        deadline = None if timeout is None else time.monotonic() + timeout
         part = self._part_of(future)
-        return part.error_of(future) if part is self else part.wait_error(future, timeout)
+        while not part.is_done:  # it may be split while we wait, and the parts again
+            if not part._wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise TimedOutError(
+                    f"no answer for record {future.index} of a batch to {self.topic}-{self.partition} "
+                    f"after {timeout:g} s"
+                )
+            part = self._part_of(future)
+        return part.error_of(future)
 
     def _wait(self, timeout: float | None) -> bool:
         with _done_lock:
@@ -204,7 +227,12 @@ class ProducerBatch(OpenBatch):
 
     def wait_done(self, timeout: float | None = None) -> bool:
         """Wait until it is over, with all it was split into; False if the time is up first."""
-        return self._wait(timeout) and all(part.wait_done(timeout) for part in self._parts)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._wait(timeout):
+            return False
+        return all(
+            part.wait_done(None if deadline is None else max(0.0, deadline - time.monotonic())) for part in self._parts
+        )
 
     def final_parts(self) -> list[ProducerBatch]:
         """Itself, or what it was split into in the end."""
@@ -232,17 +260,19 @@ class ProducerBatch(OpenBatch):
             return self.error
         own = self._record_errors.get(future.index - self.first_index)
         if own is not None:
-            return HeadraceError(f"record refused: {own}")
+            # Of several culprits it is not known which of them the code of the batch speaks of.
+            of_batch = self.error.code if isinstance(self.error, BrokerError) else INVALID_RECORD
+            return BrokerError(own, code=of_batch if len(self._record_errors) == 1 else INVALID_RECORD)
         return HeadraceError(f"not stored, because another record of its batch was refused: {self.error}")
 
     def add_done_callback(self, future: RecordFuture, callback: Callable[[RecordFuture], object]) -> None:
         def forward(metadata: Any, error: Any) -> None:
             callback(future)
 
-        part = self._part_of(future)
         with _done_lock:
+            part = self._part_of(future)
             if not part.is_done:
-                part.callbacks.append((future, forward))
+                part.callbacks += (future, forward)
                 return
         callback(future)
 
@@ -251,8 +281,10 @@ class ProducerBatch(OpenBatch):
         waiter: asyncio.Future[None] = loop.create_future()
 
         def wake(_: RecordFuture) -> None:
-            loop.call_soon_threadsafe(lambda: None if waiter.done() else waiter.set_result(None))
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(lambda: None if waiter.done() else waiter.set_result(None))
 
-        self.add_done_callback(future, wake)
-        await waiter
+        if not self.done_for(future):
+            self.add_done_callback(future, wake)
+            await waiter
         return self.wait(future, 0)

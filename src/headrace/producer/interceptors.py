@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from headrace.producer.batch import Delivery
 from headrace.producer.plugins import PluginKind
 from headrace.producer.records import UNKNOWN_PARTITION, ProducerRecord, RecordMetadata
 
@@ -70,8 +71,6 @@ class Interceptors:
 
     def on_send_error(self, record: ProducerRecord, partition: int | None, error: Exception) -> None:
         """Tell everybody of a record that was not queued, with its partition as far as it is known."""
-        if partition is None:
-            partition = record.partition
         self._tell(record.topic, "on_send_error", lambda one: one.on_send_error(record, partition, error))
 
     def _tell(self, topic: str, method: str, call: Callable[[ProducerInterceptor], None]) -> None:
@@ -85,11 +84,38 @@ class Interceptors:
         self.errors += 1
         log.warning(
             "%s.%s failed for a record of topic %s; the record goes on without it",
-            type(interceptor).__qualname__,
+            _name(interceptor),
             method,
             topic,
             exc_info=error,
         )
+
+
+class Ending:
+    """The callback of a record that was intercepted: tells the chain how it ended, then whoever sent it."""
+
+    __slots__ = ("_chain", "_on_delivery", "_record", "partition")
+
+    def __init__(self, chain: Interceptors, record: ProducerRecord, on_delivery: Delivery | None) -> None:
+        self._chain = chain
+        self._record = record
+        self._on_delivery = on_delivery
+        self.partition = record.partition
+        """As far as it is known; the partitioner may find it later than this is made."""
+
+    def __call__(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        if metadata is None:
+            partition = UNKNOWN_PARTITION if self.partition is None else self.partition
+            told = RecordMetadata(self._record.topic, partition)
+        else:
+            told = metadata
+        self._chain.on_acknowledgement(told, error)
+        if self._on_delivery is not None:
+            self._on_delivery(metadata, error)
+
+    def refused(self, error: Exception) -> None:
+        """The record was not queued; whoever sent it gets the error itself."""
+        self._chain.on_send_error(self._record, self.partition, error)
 
 
 class _Adapted(ProducerInterceptor):
@@ -99,6 +125,11 @@ class _Adapted(ProducerInterceptor):
         for method in _METHODS:
             if hasattr(target, method):
                 setattr(self, method, getattr(target, method))
+        self.adapted_name = type(target).__qualname__
+
+
+def _name(interceptor: ProducerInterceptor) -> str:
+    return interceptor.adapted_name if isinstance(interceptor, _Adapted) else type(interceptor).__qualname__
 
 
 _METHODS = ("configure", "on_send", "on_acknowledgement", "on_send_error", "close")

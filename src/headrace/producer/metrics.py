@@ -179,17 +179,19 @@ class ProducerMetrics:
         self._producer["network-io"].record(1, now)
         self._node(node)["request-size"].record(bytes, now)
 
-    def response(self, node: int, bytes: int, latency_ms: float | None = None, throttle_ms: float = 0.0) -> None:
-        """A response has come. The latency counts for produce requests only, as in Kafka: None for others."""
+    def response(self, node: int, bytes: int) -> None:
+        """A response has come, to whatever was asked."""
         now = self._now()
-        producer, per_node = self._producer, self._node(node)
-        producer["response-size"].record(bytes, now)
-        producer["network-io"].record(1, now)
-        producer["produce-throttle-time"].record(throttle_ms, now)
-        per_node["response-size"].record(bytes, now)
-        if latency_ms is not None:
-            producer["request-latency"].record(latency_ms, now)
-            per_node["request-latency"].record(latency_ms, now)
+        self._producer["response-size"].record(bytes, now)
+        self._producer["network-io"].record(1, now)
+        self._node(node)["response-size"].record(bytes, now)
+
+    def produce_response(self, node: int, latency_ms: float, throttle_ms: float = 0.0) -> None:
+        """It was the answer to a produce request: of these alone latency and throttling count, as in Kafka."""
+        now = self._now()
+        self._producer["request-latency"].record(latency_ms, now)
+        self._producer["produce-throttle-time"].record(throttle_ms, now)
+        self._node(node)["request-latency"].record(latency_ms, now)
 
     def connection_opened(self, node: int) -> None:
         self._connections += 1

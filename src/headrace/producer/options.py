@@ -77,10 +77,18 @@ _COMMON = (
         "low",
     ),
     Option(
-        "send.buffer.bytes", "int", 131_072, "The socket's buffer for sending; -1 leaves it to the system.", _BUFFER
+        "send.buffer.bytes",
+        "int",
+        -1,
+        "The socket's buffer for sending; -1 leaves it to the system, which tunes it as it goes (Java: 131072).",
+        _BUFFER,
     ),
     Option(
-        "receive.buffer.bytes", "int", 32_768, "The socket's buffer for receiving; -1 leaves it to the system.", _BUFFER
+        "receive.buffer.bytes",
+        "int",
+        -1,
+        "The socket's buffer for receiving; -1 leaves it to the system, which tunes it as it goes (Java: 32768).",
+        _BUFFER,
     ),
     Option(
         "reconnect.backoff.ms",

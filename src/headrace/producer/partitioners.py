@@ -184,38 +184,12 @@ class KeyHashRoundRobinPartitioner(RoundRobinPartitioner):
 class AdaptiveSticky:
     """Today's choice for keyless records (KIP-794). Its caller locks; it knows no cluster and no clock.
 
-    A topic stays on a partition for `sticky_bytes`, then goes to the next one. With `adaptive`, a partition whose
-    queue is shorter is more likely to be next: with queues of 0, 3 and 1 batches the odds are 4 : 1 : 3.
+    With `adaptive`, a partition whose queue is shorter is more likely to be next: with queues of 0, 3 and 1 batches
+    the odds are 4 : 1 : 3. How long a topic stays where it is, the accumulator counts.
     """
 
-    def __init__(self, sticky_bytes: int, *, adaptive: bool = True) -> None:
-        self._sticky_bytes = max(sticky_bytes, 1)
+    def __init__(self, *, adaptive: bool = True) -> None:
         self._adaptive = adaptive
-        self._current: dict[str, tuple[int, int]] = {}  # topic → partition, bytes it has got
-
-    def current(self, topic: str) -> int | None:
-        """The partition the topic is on; None before the first and after the last byte of a stay."""
-        stay = self._current.get(topic)
-        return None if stay is None else stay[0]
-
-    def stay_on(self, topic: str, partition: int) -> None:
-        """Begin a stay."""
-        self._current[topic] = (partition, 0)
-
-    def appended(self, topic: str, partition: int, size_bytes: int, *, batch_is_open: bool) -> None:
-        """Count what a record took; end the stay when it is used up.
-
-        A batch that is still open may grow to twice the measure, lest a batch of a few records is left behind on
-        every partition that was visited.
-        """
-        stay = self._current.get(topic)
-        if stay is None or stay[0] != partition:  # another thread has moved on
-            return
-        total_bytes = stay[1] + size_bytes
-        if total_bytes >= self._sticky_bytes * (2 if batch_is_open else 1):
-            del self._current[topic]
-        else:
-            self._current[topic] = (partition, total_bytes)
 
     def next_partition(
         self,
@@ -250,6 +224,12 @@ class _Adapted(Partitioner):
             if hasattr(target, method):
                 setattr(self, method, getattr(target, method))
         self.__dict__["partition"] = getattr(target, "partition", target)
+        self.adapted_name = getattr(target, "__qualname__", type(target).__qualname__)
+
+
+def name_of(partitioner: Partitioner) -> str:
+    """For messages: not ours, but that of what was given."""
+    return partitioner.adapted_name if isinstance(partitioner, _Adapted) else type(partitioner).__qualname__
 
 
 def _adapt(value: object) -> Partitioner | None:

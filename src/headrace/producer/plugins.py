@@ -67,10 +67,6 @@ class PluginLoader:
         if on_update is not None:
             self._listeners.setdefault(id(given), on_update)
 
-    @property
-    def has_listeners(self) -> bool:
-        return bool(self._listeners)
-
     def on_update(self, cluster: object) -> None:
         """Tell the cluster listeners; what one throws is logged."""
         for on_update in self._listeners.values():

@@ -4,54 +4,58 @@ A record's journey, one named call a step:
 
     intercept → metadata → serialise → partition → size check → append → wake
 
-`send` first tries the short way: for bytes, with the built-in partitioner and no interceptors, the compiled lane of
-the topic does all of these steps at once, as long as the batch of the partition is open and has room.
+`send` itself is compiled (`SendPath`, in the kernel) and tries the short way first: for bytes, with the built-in
+partitioner and no interceptors, the lane of the topic does all of these steps at once, as long as the batch of the
+partition is open and has room. What it cannot do comes to `_send`.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from headrace.client import tls
 from headrace.client.clock import SYSTEM_CLOCK, Clock
-from headrace.client.connection import ConnectionSettings
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, PartitionInfo
-from headrace.client.network import NetworkClient, NetworkSettings
-from headrace.errors import ClosedError, HeadraceError, IllegalStateError, TimedOutError
-from headrace.producer import interceptors as interceptor_plugins
-from headrace.producer import partitioners, serializers
-from headrace.producer.accumulator import Accumulator, AccumulatorSettings, TopicQueues
+from headrace.client.network import NetworkClient
+from headrace.errors import AbortableError, ClosedError, HeadraceError, IllegalStateError, TimedOutError
+from headrace.producer import partitioners, parts, reporters
+from headrace.producer.accumulator import Accumulator, TopicQueues
 from headrace.producer.arrow import ArrowDelivery, ArrowSender
 from headrace.producer.batch import Delivery
 from headrace.producer.buffer_pool import BufferPool
+from headrace.producer.interceptors import Ending
+from headrace.producer.metrics import MetricName, ProducerMetrics, Transaction, Value
+from headrace.producer.observers import MetricsObserver
 from headrace.producer.plugins import PluginLoader
-from headrace.producer.records import ProducerRecord, RecordMetadata, checked_headers
-from headrace.producer.sender import Sender, SenderSettings
+from headrace.producer.records import ProducerRecord, checked_headers
+from headrace.producer.sender import Sender
 from headrace.producer.settings import ProducerSettings, resolve
+from headrace.producer.steps import Prepared, Steps
 from headrace.producer.transactions import GroupMetadata, TransactionManager
+from headrace.wire.kernel import kernel
 from headrace.wire.layout import Header
 
 if TYPE_CHECKING:
-    from headrace.wire._reference import RecordFuture
+    from headrace.wire._reference import RecordFuture, SendPath
+else:
+    SendPath = kernel.SendPath
 
 Headers = Iterable[Header] | Mapping[str, bytes | None] | None
 
 _live: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-class Producer:
+class Producer(SendPath):
     """Sends records to Kafka. Safe to share between threads, and faster so than one for each thread."""
 
     def __init__(
@@ -67,6 +71,7 @@ class Producer:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._forked = False
+        self._cluster_seen_ms = clock.monotonic_ms()
         self.config = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
@@ -79,34 +84,38 @@ class Producer:
     def _build(self, clock: Clock, opened: contextlib.ExitStack) -> None:
         settings = self.settings = ProducerSettings.build(self.config, self._plugins)
         self._clock = clock
-        self._log = _logger(settings)
-        self._key_serializer = self._plugins.load(
-            "key.serializer", settings.key_serializer, serializers.KIND, is_key=True
+        self._log = parts.PrefixedLogger(settings)
+        self._steps = Steps(settings, self._plugins)
+        self._metrics = ProducerMetrics(
+            settings.client_id,
+            clock=clock,
+            samples=settings.metrics_num_samples,
+            sample_window_ms=settings.metrics_sample_window_ms,
+            reporters=[
+                self._plugins.load("metric.reporters", given, reporters.KIND) for given in settings.metric_reporters
+            ],
         )
-        self._value_serializer = self._plugins.load(
-            "value.serializer", settings.value_serializer, serializers.KIND, is_key=False
-        )
-        self._interceptors = interceptor_plugins.Interceptors(
-            [
-                self._plugins.load("interceptor.classes", given, interceptor_plugins.KIND)
-                for given in settings.interceptors
-            ]
-        )
-        self._partitioner: partitioners.Partitioner | None = None
-        if settings.partitioner is not None:
-            self._partitioner = self._plugins.load("partitioner.class", settings.partitioner, partitioners.KIND)
+        opened.callback(self._metrics.close)
+        observer = MetricsObserver(self._metrics, authenticates=settings.sasl is not None or settings.tls is not None)
         self._transactions = None
         if settings.enable_idempotence:
             self._transactions = TransactionManager(
                 settings.transactional_id, settings.transaction_timeout_ms, self._log, self._wake
             )
-        self._pool = BufferPool(settings.buffer_memory, settings.batch_size, clock, why_full=self._why_full)
+        self._pool = BufferPool(
+            settings.buffer_memory,
+            settings.batch_size,
+            clock,
+            why_full=self._why_full,
+            on_wait=lambda waited_ms: self._metrics.bufferpool_wait(waited_ms * 1e6),
+            on_exhausted=self._metrics.buffer_exhausted,
+        )
         self._accumulator = Accumulator(
-            _accumulator_settings(settings),
+            parts.accumulator_settings(settings),
             self._pool,
             clock,
             self._wake,
-            partitioners.AdaptiveSticky(settings.batch_size, adaptive=settings.partitioner_adaptive),
+            partitioners.AdaptiveSticky(adaptive=settings.partitioner_adaptive),
             on_open=self._transactions.add_partition if self._transactions and settings.transactional_id else None,
         )
         self._metadata = Metadata(
@@ -115,10 +124,10 @@ class Producer:
             max_idle_ms=settings.metadata_max_idle_ms,
             retry_backoff_ms=settings.retry_backoff_ms,
             retry_backoff_max_ms=settings.retry_backoff_max_ms,
-            on_update=self._plugins.on_update if self._plugins.has_listeners else None,
+            on_update=self._on_cluster,
         )
         self._client = NetworkClient(
-            _connection_settings(settings), _network_settings(settings), clock, None, self._log
+            parts.connection_settings(settings), parts.network_settings(settings), clock, observer, self._log
         )
         opened.callback(self._client.close)
         updater = MetadataUpdater(
@@ -133,22 +142,45 @@ class Producer:
             self._client,
             updater,
             self._accumulator,
-            _sender_settings(settings),
+            parts.sender_settings(settings),
             clock,
             self._log,
             self._transactions,
+            observer,
         )
         self._client.on_auth_failure = self._sender.fail_for_authentication
-        self._arrow = ArrowSender(self._accumulator, self._pool, clock, settings.batch_size, settings.max_request_size)
-        self._lanes = self._accumulator.lanes
-        # Who needs none of the steps that only Python can do may take the short way.
-        plain = isinstance(self._key_serializer, serializers.BytesSerializer) and isinstance(
-            self._value_serializer, serializers.BytesSerializer
+        self._arrow = ArrowSender(
+            self._accumulator,
+            self._pool,
+            clock,
+            batch_bytes=settings.batch_size,
+            max_request_bytes=settings.max_request_size,
+            hashes_keys=not settings.partitioner_ignore_keys,
         )
-        self._short = plain and not self._interceptors and self._partitioner is None
-        self._thread = threading.Thread(target=self._sender.run, name=f"headrace-{settings.client_id}", daemon=True)
+        self._register_gauges()
+        self.config.warn_of_unused()
+        self.lanes = self._accumulator.lanes
+        # Who needs none of the steps that only Python can do may take the short way.
+        self.is_short = self._steps.are_none
+        self._thread = threading.Thread(target=self._run, name=f"headrace-{settings.client_id}", daemon=True)
         self._thread.start()
         _live.add(self)
+
+    def _register_gauges(self) -> None:
+        gauge = self._metrics.gauge
+        gauge("buffer-total-bytes", lambda: self._pool.total_bytes)
+        gauge("buffer-available-bytes", lambda: self._pool.available_bytes)
+        gauge("waiting-threads", lambda: self._pool.waiting_threads)
+        gauge("requests-in-flight", self._client.total_in_flight)
+        gauge("metadata-age", lambda: (self._clock.monotonic_ms() - self._cluster_seen_ms) / 1000)
+
+    def _run(self) -> None:
+        """The I/O thread. When nothing moves any more, reporters let go of the metrics, then plug-ins are closed."""
+        try:
+            self._sender.run()
+        finally:
+            self._metrics.close()
+            self._plugins.close()
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], **options: Any) -> Self:
@@ -156,32 +188,6 @@ class Producer:
         return cls(Path(path), **options)
 
     # -- sending -------------------------------------------------------------------------------
-
-    def send(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        *,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Headers = None,
-        on_delivery: Delivery | None = None,
-    ) -> RecordFuture:
-        """Queue a record and return at once, unless metadata or memory has to be waited for (max.block.ms)."""
-        if self._short and headers is None:
-            lane = self._lanes.get(topic)
-            if lane is not None:
-                future = lane.append(key, value, partition, timestamp_ms, None, on_delivery)
-                if future is not None:
-                    return future
-        return self._send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
-
-    def send_record(self, record: ProducerRecord, on_delivery: Delivery | None = None) -> RecordFuture:
-        """The same with a record as one object."""
-        return self._send(
-            record.topic, record.value, record.key, record.partition, record.timestamp_ms, record.headers, on_delivery
-        )
 
     def _send(
         self,
@@ -193,75 +199,71 @@ class Producer:
         headers: Headers,
         on_delivery: Delivery | None,
     ) -> RecordFuture:
-        deadline_ms = self._clock.monotonic_ms() + self.settings.max_block_ms
-        record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers or ())
-        if not self._interceptors:
-            return self._queue(record, on_delivery, deadline_ms)
-        record = self._interceptors.on_send(record)
-        chosen: list[int] = []
+        lane = self.lanes.get(topic) if self._steps.only_serialize else None
+        if lane is None:
+            record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers or ())
+            return self.send_record(record, on_delivery)
+        # Nearly as short as the short way: once they are bytes, the lane may do the rest.
         try:
-            return self._queue(record, self._tell_interceptors(record, on_delivery), deadline_ms, chosen)
-        except HeadraceError as error:
-            self._interceptors.on_send_error(record, chosen[0] if chosen else None, error)
+            pairs = [] if headers is None else list(checked_headers(headers))
+            key, value = self._steps.serialize(topic, key, value, pairs)
+            future = lane.append(key, value, partition, timestamp_ms, pairs, on_delivery)
+            if future is not None:
+                return future
+            ProducerRecord(topic, None, None, partition, timestamp_ms)  # looks at what the lane did not take
+            self._check_may_send()
+            deadline_ms = self._deadline_ms()
+            queues = self._topic(topic, partition, deadline_ms)
+            prepared = Prepared(partition, timestamp_ms, key, value, pairs, None)
+            return self._append(queues, self._metadata.cluster, prepared, on_delivery, deadline_ms)
+        except Exception as error:
+            self._refuse(on_delivery, error)
+            raise
+
+    def send_record(self, record: ProducerRecord, on_delivery: Delivery | None = None) -> RecordFuture:
+        """`send` with a record as one object."""
+        deadline_ms = self._deadline_ms()
+        record, on_delivery = self._steps.intercept(record, on_delivery)
+        try:
+            self._check_may_send()
+            topic = self._topic(record.topic, record.partition, deadline_ms)
+            return self._queue(topic, record, on_delivery, deadline_ms)
+        except Exception as error:
+            self._refuse(on_delivery, error)
             raise
 
     def _queue(
+        self, topic: TopicQueues, record: ProducerRecord, on_delivery: Delivery | None, deadline_ms: float
+    ) -> RecordFuture:
+        """Serialise, partition, append."""
+        cluster = self._metadata.cluster
+        prepared = self._steps.prepare(record, on_delivery, cluster)
+        return self._append(topic, cluster, prepared, on_delivery, deadline_ms)
+
+    def _append(
         self,
-        record: ProducerRecord,
+        topic: TopicQueues,
+        cluster: Cluster,
+        prepared: Prepared,
         on_delivery: Delivery | None,
         deadline_ms: float,
-        chosen: list[int] | None = None,
     ) -> RecordFuture:
-        """Metadata, serialise, partition, append."""
-        self._check_usable()
-        if self._transactions is not None:
-            self._transactions.may_send()
-        topic = self._topic(record.topic, record.partition, deadline_ms)
-        headers = list(checked_headers(record.headers))
-        key = self._key_serializer.serialize(record.topic, record.key, headers)
-        value = self._value_serializer.serialize(record.topic, record.value, headers)
-        cluster = self._metadata.cluster
-        partition = record.partition
-        choose_again = None
-        if partition is None and self._partitioner is not None:
-            partition, choose_again = self._custom_partition(record, key, value, cluster)
-        if chosen is not None and partition is not None:
-            chosen.append(partition)
-        return self._accumulator.append(
-            topic, cluster, partition, record.timestamp_ms, key, value, headers, on_delivery, deadline_ms, choose_again
+        partition, timestamp_ms, key, value, headers, choose_again = prepared
+        future = self._accumulator.append(
+            topic, cluster, partition, timestamp_ms, key, value, headers, on_delivery, deadline_ms, choose_again
         )
+        if isinstance(on_delivery, Ending):
+            on_delivery.partition = future.batch.partition
+        return future
 
-    def _custom_partition(
-        self, record: ProducerRecord, key: bytes | None, value: bytes | None, cluster: Cluster
-    ) -> tuple[int, Any]:
-        partitioner = self._partitioner
-        assert partitioner is not None
+    def _refuse(self, on_delivery: Delivery | None, error: Exception) -> None:
+        """A record was not queued."""
+        self._metrics.record_failed(None)
+        if isinstance(on_delivery, Ending):
+            on_delivery.refused(error)
 
-        def choose() -> int:
-            partition = partitioner.partition(record.topic, record.key, key, record.value, value, cluster)
-            count = cluster.partition_count(record.topic) or 0
-            if not isinstance(partition, int) or not 0 <= partition < count:
-                raise ValueError(
-                    f"{type(partitioner).__name__} chose partition {partition!r} of {record.topic!r}, "
-                    f"which has 0 to {count - 1}"
-                )
-            return partition
-
-        def choose_again(previous: int) -> int:
-            partitioner.on_new_batch(record.topic, cluster, previous)
-            return choose()
-
-        return choose(), choose_again
-
-    def _tell_interceptors(self, record: ProducerRecord, on_delivery: Delivery | None) -> Delivery:
-        chain = self._interceptors
-
-        def delivered(metadata: RecordMetadata | None, error: Exception | None) -> None:
-            chain.on_acknowledgement(metadata or RecordMetadata(record.topic, -1), error)
-            if on_delivery is not None:
-                on_delivery(metadata, error)
-
-        return delivered
+    def _deadline_ms(self) -> float:
+        return self._clock.monotonic_ms() + self.settings.max_block_ms
 
     def send_arrow(
         self,
@@ -274,13 +276,14 @@ class Producer:
         partition: str = "partition",
         timestamp: str = "timestamp",
     ) -> ArrowDelivery:
-        """Send whole columns: each row is a record. Columns that are not there count as null, but for the value."""
-        deadline_ms = self._clock.monotonic_ms() + self.settings.max_block_ms
-        self._check_usable()
-        if self._transactions is not None:
-            self._transactions.may_send()
-        queues = self._topic(topic, None, deadline_ms)
+        """Send whole columns: each row is a record. Columns that are not there count as null, but for the value.
+
+        Keys and values are bytes or text already: serializers, interceptors and partitioner.class are passed by.
+        """
+        self._check_may_send()
         names = {"key": key, "value": value, "headers": headers, "partition": partition, "timestamp": timestamp}
+        highest = self._arrow.check(table_or_batch, names)
+        queues = self._topic(topic, highest, self._deadline_ms())
         return self._arrow.send(queues, self._metadata.cluster, table_or_batch, names, self.settings.max_block_ms)
 
     # -- metadata ------------------------------------------------------------------------------
@@ -288,7 +291,7 @@ class Producer:
     def partitions_for(self, topic: str) -> Sequence[PartitionInfo]:
         """The partitions of a topic, as far as metadata tells."""
         self._check_usable()
-        self._topic(topic, None, self._clock.monotonic_ms() + self.settings.max_block_ms)
+        self._topic(topic, None, self._deadline_ms())
         return self._metadata.cluster.topics[topic].partitions
 
     def _topic(self, topic: str, partition: int | None, deadline_ms: float) -> TopicQueues:
@@ -299,52 +302,67 @@ class Producer:
         return self._accumulator.topic(topic, count)
 
     def _wait_for_metadata(self, topic: str, partition: int | None, deadline_ms: float) -> int:
+        self._check_may_wait(f"metadata of topic {topic!r} is not there yet, and cannot be waited for")
         metadata = self._metadata
-        metadata.add_topic(topic)
         started = self._clock.monotonic_ms()
-        while True:
-            version = metadata.request_update()
-            # Somebody else's update may have come between the look before and here.
-            metadata.raise_topic_error(topic)
-            count = metadata.cluster.partition_count(topic)
-            if count is not None and (partition is None or partition < count):
-                return count
-            self._wake()
-            left = deadline_ms - self._clock.monotonic_ms()
-            if left <= 0 or not metadata.wait_for_update(version, left):
-                waited = self._clock.monotonic_ms() - started
-                raise TimedOutError(_missing(topic, partition, metadata.cluster, waited, self._why_full()))
-            self._check_usable()
-            metadata.add_topic(topic)
+        with self._timed(self._metrics.metadata_wait):
+            while True:
+                metadata.add_topic(topic)
+                version = metadata.request_update()
+                # Somebody else's update may have come between the look before and here.
+                metadata.raise_topic_error(topic)
+                count = metadata.cluster.partition_count(topic)
+                if count is not None and (partition is None or partition < count):
+                    return count
+                self._wake()
+                left = deadline_ms - self._clock.monotonic_ms()
+                if left <= 0 or not metadata.wait_for_update(version, left):
+                    waited = self._clock.monotonic_ms() - started
+                    raise TimedOutError(_missing(topic, partition, metadata.cluster, waited, self._why_full()))
+                self._check_usable()
+
+    def _on_cluster(self, cluster: Cluster) -> None:
+        self._cluster_seen_ms = self._clock.monotonic_ms()
+        self._plugins.on_update(cluster)
+
+    def metrics(self) -> dict[MetricName, Value]:
+        """Every metric, under Kafka's name, with its value now."""
+        return self._metrics.snapshot()
 
     # -- transactions --------------------------------------------------------------------------
 
     def init_transactions(self) -> None:
         """Get a producer id, fence older instances of this transactional.id and wait until theirs are over."""
-        self._manager("init_transactions").begin_init().wait(self.settings.max_block_ms)
+        with self._manager("init_transactions", "init") as manager:
+            manager.begin_init().wait(self.settings.max_block_ms)
 
     def begin_transaction(self) -> None:
-        self._manager("begin_transaction").begin_transaction()
+        """From here on, what is sent belongs together. Local: the broker hears of it with the first record."""
+        with self._manager("begin_transaction", "begin") as manager:
+            manager.begin_transaction()
 
     def send_offsets_to_transaction(
         self, offsets: Mapping[tuple[str, int], int | tuple[int, str]], group_metadata: GroupMetadata
     ) -> None:
         """Commit consumer offsets with the transaction: (topic, partition) → next offset to read."""
-        manager = self._manager("send_offsets_to_transaction")
-        if offsets:
-            manager.begin_send_offsets(offsets, group_metadata).wait(self.settings.max_block_ms)
+        with self._manager("send_offsets_to_transaction", "send-offsets") as manager:
+            if offsets:
+                manager.begin_send_offsets(offsets, group_metadata).wait(self.settings.max_block_ms)
 
     def commit_transaction(self) -> None:
         """Send all that was queued and commit it; raises the first error of any record."""
-        manager = self._manager("commit_transaction")
-        self._accumulator.close_open_batches()
-        manager.begin_commit().wait(self.settings.max_block_ms)
+        with self._manager("commit_transaction", "commit") as manager:
+            result = manager.begin_commit()
+            # Only now, for nobody can open a batch any more: what is queued goes out without lingering.
+            self._accumulator.close_open_batches()
+            result.wait(self.settings.max_block_ms)
 
     def abort_transaction(self) -> None:
         """Drop what was not sent and abort the rest."""
-        manager = self._manager("abort_transaction")
-        self._accumulator.close_open_batches()
-        manager.begin_abort().wait(self.settings.max_block_ms)
+        with self._manager("abort_transaction", "abort") as manager:
+            result = manager.begin_abort()
+            self._accumulator.close_open_batches()
+            result.wait(self.settings.max_block_ms)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Self]:
@@ -353,54 +371,74 @@ class Producer:
         try:
             yield self
         except BaseException:
-            if not self._manager("abort_transaction").has_fatal_error:
-                self.abort_transaction()
+            self._abort_after_error()
             raise
-        self.commit_transaction()
+        try:
+            self.commit_transaction()
+        except AbortableError:
+            self._abort_after_error()
+            raise
 
-    def _manager(self, operation: str) -> TransactionManager:
+    def _abort_after_error(self) -> None:
+        """The error that led here is the one to be raised."""
+        if self._transactions is not None and not self._transactions.has_fatal_error:
+            try:
+                self.abort_transaction()
+            except HeadraceError as error:
+                self._log.warning("the transaction could not be aborted: %s", error)
+
+    @contextlib.contextmanager
+    def _manager(self, operation: str, metric: Transaction) -> Iterator[TransactionManager]:
         self._check_usable()
         if self._transactions is None or not self._transactions.is_transactional:
             raise IllegalStateError(f"{operation}() needs a transactional.id")
-        return self._transactions
+        self._check_may_wait(f"{operation}() cannot be called")
+        with self._timed(lambda ns: self._metrics.txn(metric, ns)):
+            yield self._transactions
 
     # -- the end -------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait (seconds) until all that was sent before is answered, one way or the other."""
         self._check_usable()
+        self._check_may_wait("flush() cannot be called")
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = self._accumulator.begin_flush()
         try:
-            for batch in waiting:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not batch.wait_done(left):
-                    undelivered = sum(b.record_count for b in waiting if not b.is_done)
-                    raise TimedOutError(f"flush: {undelivered} records not answered within {timeout:g} s")
+            with self._timed(self._metrics.flush):
+                for batch in waiting:
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    if not batch.wait_done(left):
+                        undelivered = sum(b.record_count for b in waiting if not b.wait_done(0))
+                        raise TimedOutError(f"flush: {undelivered} records not answered within {timeout:g} s")
         finally:
             self._accumulator.end_flush()
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what is left, abort an open transaction, and stop; after `timeout` seconds, give up on the rest."""
+        """Send what is left, abort an open transaction, and stop; after `timeout` seconds, give up on the rest.
+
+        Without a timeout, that is when every record must have been answered or have expired. From a callback it gives
+        up at once: the thread that would have to wait is the one that is waited for.
+        """
         if self._closed or self._forked:
             return
         self._closed = True
         _live.discard(self)
-        thread = self._thread
-        if thread is threading.current_thread():
-            # Called from a callback: waiting for ourselves would be for ever.
+        if self._on_io_thread():
             self._sender.force_close()
-            self._plugins.close()
             return
-        self._sender.initiate_close()
+        settings, thread = self.settings, self._thread
         assert thread is not None
+        if timeout is None:
+            timeout = (settings.delivery_timeout_ms + settings.request_timeout_ms) / 1000
+        self._sender.initiate_close()
+        self._metadata.fail(ClosedError("the producer was closed"), fatal=True)
         thread.join(timeout)
         if thread.is_alive():
             undelivered = sum(batch.record_count for batch in self._accumulator.incomplete())
-            self._log.warning("closed by force after %g s: %d records were not acknowledged", timeout or 0, undelivered)
+            self._log.warning("closed by force after %g s: %d records were not acknowledged", timeout, undelivered)
             self._sender.force_close()
-            thread.join(self.settings.request_timeout_ms / 1000)
-        self._plugins.close()
+            thread.join(settings.request_timeout_ms / 1000)
 
     def __enter__(self) -> Self:
         return self
@@ -421,11 +459,31 @@ class Producer:
         """The likeliest reason why nothing moves, for error messages."""
         cluster = self._metadata.cluster
         away = [node for node in cluster.brokers if not self._client.is_connected(node)]
-        if not cluster.brokers:
-            return "no broker has answered yet"
-        if away:
-            return f"no connection to broker {', '.join(map(str, sorted(away)))}"
-        return ""
+        if cluster.brokers and not away:
+            return ""
+        what = f"no connection to broker {', '.join(map(str, sorted(away)))}" if away else "no broker has answered yet"
+        failure = self._client.last_failure
+        return what if failure is None else f"{what}: {failure}"
+
+    @contextlib.contextmanager
+    def _timed(self, record: Callable[[float], None]) -> Iterator[None]:
+        started = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            record(time.perf_counter_ns() - started)
+
+    def _on_io_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _check_may_wait(self, what: str) -> None:
+        if self._on_io_thread():
+            raise IllegalStateError(f"{what} in a callback: that runs on the thread that would be waited for")
+
+    def _check_may_send(self) -> None:
+        self._check_usable()
+        if self._transactions is not None:
+            self._transactions.may_send()
 
     def _check_usable(self) -> None:
         if self._forked:
@@ -437,7 +495,7 @@ class Producer:
 
     def _after_fork_in_child(self) -> None:
         self._forked = True
-        self._short = False
+        self.is_short, self.lanes = False, {}
 
 
 def _missing(topic: str, partition: int | None, cluster: Cluster, waited_ms: float, reason: str) -> str:
@@ -447,68 +505,6 @@ def _missing(topic: str, partition: int | None, cluster: Cluster, waited_ms: flo
     )
     of = "" if count is None else f" (it has {count} partitions)"
     return f"{what}{of} after {waited_ms:.0f} ms (max.block.ms)" + (f"; {reason}" if reason else "")
-
-
-def _logger(settings: ProducerSettings) -> logging.LoggerAdapter[logging.Logger]:
-    """Every line says which producer it is about."""
-    prefix = f"[producer client_id={settings.client_id}"
-    if settings.transactional_id is not None:
-        prefix += f" transactional_id={settings.transactional_id}"
-
-    class _Prefixed(logging.LoggerAdapter[logging.Logger]):
-        def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
-            return f"{prefix}] {msg}", kwargs
-
-    return _Prefixed(logging.getLogger("headrace.producer"), {})
-
-
-def _accumulator_settings(settings: ProducerSettings) -> AccumulatorSettings:
-    return AccumulatorSettings(
-        batch_bytes=settings.batch_size,
-        linger_ms=settings.linger_ms,
-        max_request_bytes=settings.max_request_size,
-        retry_backoff_ms=settings.retry_backoff_ms,
-        retry_backoff_max_ms=settings.retry_backoff_max_ms,
-        delivery_timeout_ms=settings.delivery_timeout_ms,
-        codec=settings.codec,
-        level=settings.compression_level,
-        hashes_keys=not settings.partitioner_ignore_keys,
-        adaptive=settings.partitioner_adaptive,
-    )
-
-
-def _connection_settings(settings: ProducerSettings) -> ConnectionSettings:
-    return ConnectionSettings(
-        client_id=settings.client_id,
-        request_timeout_ms=settings.request_timeout_ms,
-        connect_timeout_ms=settings.connect_timeout_ms,
-        connect_timeout_max_ms=settings.connect_timeout_max_ms,
-        send_buffer_bytes=settings.send_buffer_bytes,
-        receive_buffer_bytes=settings.receive_buffer_bytes,
-        tls_context=None if settings.tls is None else tls.context(settings.tls),
-        mechanism_factory=None if settings.sasl is None else settings.sasl.mechanism,
-    )
-
-
-def _network_settings(settings: ProducerSettings) -> NetworkSettings:
-    return NetworkSettings(
-        max_in_flight=settings.max_in_flight,
-        reconnect_backoff_ms=settings.reconnect_backoff_ms,
-        reconnect_backoff_max_ms=settings.reconnect_backoff_max_ms,
-        connections_max_idle_ms=settings.connections_max_idle_ms,
-    )
-
-
-def _sender_settings(settings: ProducerSettings) -> SenderSettings:
-    return SenderSettings(
-        acks=settings.acks,
-        retries=settings.retries,
-        request_timeout_ms=settings.request_timeout_ms,
-        delivery_timeout_ms=settings.delivery_timeout_ms,
-        retry_backoff_ms=settings.retry_backoff_ms,
-        retry_backoff_max_ms=settings.retry_backoff_max_ms,
-        keeps_order_by_muting=settings.max_in_flight == 1 and not settings.enable_idempotence,
-    )
 
 
 @atexit.register
@@ -530,6 +526,7 @@ def _warn_of_undelivered() -> None:
 def _after_fork_in_child() -> None:
     for producer in list(_live):
         producer._after_fork_in_child()
+    _live.clear()  # what is undelivered is the parent's to deliver
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

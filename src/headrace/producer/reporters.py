@@ -3,7 +3,7 @@
     ProducerMetrics → init, metric_change, metric_removal → the reporter's list of metrics
     a scrape, or the reporter's own thread → values
 
-Both are plug-ins for `metric.reporters`: "headrace.producer.reporters.PrometheusReporter", or an object made by hand.
+Both are plug-ins for `metric.reporters`: "prometheus", "log", or an object made by hand.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from headrace.errors import ConfigError
 from headrace.producer.metrics import Metric, MetricName, MetricsReporter
+from headrace.producer.plugins import PluginKind
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -174,3 +175,24 @@ class LoggingReporter(_CollectingReporter):
             f"{group} {' '.join(f'{name}={tag}' for name, tag in tags)}: {' '.join(sorted(values))}"
             for (group, tags), values in sorted(groups.items())
         ]
+
+
+class _Adapted(MetricsReporter):
+    """An object with some of a reporter's methods, which owes nothing to the base class."""
+
+    def __init__(self, target: object) -> None:
+        for method in _METHODS:
+            if hasattr(target, method):
+                setattr(self, method, getattr(target, method))
+
+
+_METHODS = ("configure", "init", "metric_change", "metric_removal", "close")
+
+
+def _adapt(value: object) -> MetricsReporter | None:
+    return _Adapted(value) if any(hasattr(value, method) for method in _METHODS[1:4]) else None
+
+
+KIND = PluginKind(
+    "metrics reporter", MetricsReporter, {"prometheus": PrometheusReporter, "log": LoggingReporter}, _adapt
+)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.client.credentials import SaslSettings, jaas_options
+from headrace.client.clock import SYSTEM_CLOCK
+from headrace.client.credentials import SaslSettings, TokenCache, jaas_options
 from headrace.client.sasl import OAUTHBEARER, TokenProvider
 from headrace.client.tls import TlsSettings
 from headrace.config import Config, Secret
@@ -78,7 +79,9 @@ def sasl_settings(config: Config, plugins: PluginLoader) -> SaslSettings | None:
 def _token_provider(config: Config, plugins: PluginLoader) -> TokenProvider | None:
     option = "sasl.login.callback.handler.class"
     value = config[option]
-    return None if value is None else plugins.load(option, value, _TOKEN_PROVIDER).provider
+    if value is None:
+        return None
+    return TokenCache(plugins.load(option, value, _TOKEN_PROVIDER).provider, SYSTEM_CLOCK.time_ms)
 
 
 def _revealed(config: Config, name: str) -> str | None:

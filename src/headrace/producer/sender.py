@@ -22,7 +22,7 @@ from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, backoff_ms
 from headrace.client.requests import Request, Response
 from headrace.errors import (
-    ERROR_CODES,
+    AbortableError,
     AuthenticationError,
     BrokerError,
     ClosedError,
@@ -33,16 +33,19 @@ from headrace.errors import (
 )
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProducerBatch
-from headrace.producer.transaction_requests import CommitOffsets, FindCoordinator, TransactionRequest
-from headrace.producer.transactions import DUPLICATE_SEQUENCE, OUT_OF_ORDER_SEQUENCE, TransactionManager
+from headrace.producer.transaction_requests import FindCoordinator, TransactionRequest
+from headrace.producer.transactions import TransactionManager
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
+_CLOSED = "the producer was closed before the record was acknowledged"
 IDLE_MS = 60_000.0
+NODE_WAIT_MS = 50.0  # how long to wait, at most, before looking again whether a coordinator can be reached
 MESSAGE_TOO_LARGE = 10
 RETRY_SEND_ERROR_PAUSE_S = 0.1
-UNKNOWN_TOPIC_ID = 100
-# Errors that say: your idea of who leads is stale.
-STALE_METADATA = frozenset({3, 5, 6, 9, 56, 72, 74, 75, 100})
+DUPLICATE_SEQUENCE = 46
+# Errors that say: what you know of the topic, or of who leads, is stale.
+STALE_METADATA = frozenset({3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103})
+STALE_LEADER = frozenset({6, 74})  # those that may come with the new leader (KIP-951)
 NEEDS_TOPIC_IDS = 13
 PRODUCE_V2_TRANSACTIONS = 12
 
@@ -62,6 +65,8 @@ class SenderObserver(Protocol):
     """Who counts; the metrics do."""
 
     def batch_drained(self, batch: ProducerBatch, now: float) -> None: ...
+    def produce_request(self, records: int) -> None: ...
+    def produce_response(self, node_id: int, latency_ms: float, throttle_ms: float) -> None: ...
     def batch_retried(self, batch: ProducerBatch) -> None: ...
     def batch_failed(self, batch: ProducerBatch) -> None: ...
     def batch_split(self, batch: ProducerBatch) -> None: ...
@@ -133,7 +138,11 @@ class Sender:
         """A transaction that nobody will commit any more is not left to its time-out."""
         while not self._forced and transactions.has_ongoing_transaction:
             if not transactions.is_completing:
-                transactions.begin_abort()
+                try:
+                    transactions.abort_for_close()
+                except HeadraceError:
+                    self._log.exception("the open transaction cannot be aborted; it is left to its time-out")
+                    self._forced = True
             self._turn()
 
     def _turn(self) -> None:
@@ -150,15 +159,16 @@ class Sender:
         return self._accumulator.has_incomplete()
 
     def _finish(self) -> None:
-        error = ClosedError("the producer was closed before the record was acknowledged")
+        error = ClosedError(_CLOSED)
         if self._transactions is not None:
             self._transactions.cancel_requests(ClosedError("the producer was closed"))
-        self._client.close()  # hands back what was in flight
-        for batch in self._accumulator.undrained():
-            self._fail(batch, error, adjust=False)
+        try:
+            self._client.close()  # hands back what was in flight
+        except Exception:
+            self._log.exception("closing the connections failed")
+        self._fail_undrained(error)
         for batch in self._accumulator.incomplete():
-            self._fail(batch, error, adjust=False)
-        self._accumulator.pool.close()
+            self._drop(batch, error)
 
     def run_once(self) -> None:
         """One turn."""
@@ -176,48 +186,52 @@ class Sender:
         """Keep producer id and transaction going; returns how long until there is more to do."""
         transactions.resolve_sequences()
         transactions.maybe_bump_epoch()
+        refusal = transactions.take_refusal()
+        if refusal is not None:
+            self._fail_undrained(refusal)
+        if transactions.has_fatal_error:
+            self._fail_undrained(transactions.last_error or HeadraceError("the producer failed"))
+            return IDLE_MS
+        if (transactions.has_abortable_error or transactions.is_aborting) and self._accumulator.has_undrained():
+            self._drop_unsent(transactions)
         if self._accumulator.has_incomplete():
             transactions.maybe_init_idempotent()
-        if transactions.has_fatal_error:
-            error = transactions.last_error or HeadraceError("the producer failed")
-            for batch in self._accumulator.undrained():
-                self._fail(batch, error, adjust=False)
-            transactions.cancel_requests(error)
-            return IDLE_MS
-        if transactions.is_aborting and self._accumulator.has_undrained():
-            self._drop_unsent(transactions)
         transactions.update_features(self._client.finalized_features())
-        request = transactions.next_request(self._accumulator.has_incomplete(), now)
+        request = transactions.next_request(self._accumulator.has_incomplete, now)
         if request is None:
             return transactions.next_retry_ms(now) if transactions.request_in_flight is None else IDLE_MS
         return self._send_to_coordinator(transactions, request, now)
 
-    def _drop_unsent(self, transactions: TransactionManager) -> None:
-        """Aborting: what was never sent need not be; what may have been stored has to be found out first."""
+    def _fail_undrained(self, error: Exception) -> None:
         for batch in self._accumulator.undrained():
-            if batch.attempts:
+            self._drop(batch, error)
+
+    def _drop_unsent(self, transactions: TransactionManager) -> None:
+        """What was never sent need not be any more; what may have been stored has to be found out first."""
+        error = transactions.last_error or AbortableError("the transaction was aborted before the record was sent")
+        for batch in self._accumulator.undrained():
+            if batch.has_sequence:
                 self._accumulator.reenqueue(batch, batch.last_attempt_ms, counted=False)
             else:
-                self._fail(batch, ClosedError("the transaction was aborted before the record was sent"), adjust=False)
+                self._drop(batch, error)
 
     def _send_to_coordinator(self, transactions: TransactionManager, request: TransactionRequest, now: float) -> float:
-        if request.coordinator is None:
+        if request.coordinator is not None and request.coordinator not in transactions.coordinators:
+            transactions.enqueue(request)
+            request = FindCoordinator(transactions, request.coordinator, self._client.set_node)
+        coordinator = request.coordinator
+        if coordinator is None:
             node_id = self._client.least_loaded_node(self._updater.node_ids, now)
         else:
-            node_id = transactions.coordinators[request.coordinator]
-            if node_id is None:
-                transactions.enqueue(request)
-                key = transactions.transactional_id or ""
-                if isinstance(request, CommitOffsets):
-                    key = request.group.group_id
-                request = FindCoordinator(transactions, request.coordinator, key)
-                node_id = self._client.least_loaded_node(self._updater.node_ids, now)
+            node_id = transactions.coordinators[coordinator]
         if node_id is None or not self._client.is_ready(node_id, now):
-            transactions.enqueue(request)
-            if node_id is not None and request.coordinator is not None and self._client.is_backing_off(node_id, now):
-                transactions.lose_coordinator(request.coordinator)  # it may have moved while it was away
-            delay = 50.0 if node_id is None else self._client.delay_ms(node_id, now)
-            return max(1.0, min(delay, 50.0))
+            delay = NODE_WAIT_MS if node_id is None else min(self._client.delay_ms(node_id, now), NODE_WAIT_MS)
+            if coordinator is not None and node_id is not None and self._client.is_backing_off(node_id, now):
+                transactions.lose_coordinator(coordinator)  # it may have moved while it was away
+                request.postpone(now, self._retry_backoff_ms(request.attempts + 1))
+            else:
+                transactions.enqueue(request)
+            return max(1.0, delay)
         transactions.request_in_flight = request
 
         def on_response(response: Response) -> None:
@@ -230,7 +244,7 @@ class Sender:
             ),
             now,
         )
-        return 0.0
+        return IDLE_MS
 
     def _retry_backoff_ms(self, attempts: int) -> float:
         settings = self._settings
@@ -253,6 +267,8 @@ class Sender:
             # A node can take several requests at once: fill its slots while there is something for it.
             while self._client.is_ready(node_id, now):
                 batches = accumulator.drain(queues, now, may_drain, assign)
+                if accumulator.unsendable:
+                    self._fail_unsendable()
                 if not batches:
                     break
                 self._send_produce(node_id, batches, now)
@@ -262,17 +278,27 @@ class Sender:
                 wait_ms = min(wait_ms, max(1.0, self._client.delay_ms(node_id, now)))
         return wait_ms
 
+    def _fail_unsendable(self) -> None:
+        """What cannot be compressed, or put into bytes at all, is not tried again."""
+        failed, self._accumulator.unsendable = self._accumulator.unsendable, []
+        for batch, error in failed:
+            reason = HeadraceError(f"{batch.record_count} records to {batch.topic}-{batch.partition}: {error!r}")
+            self._fail(batch, reason, adjust=True)
+
     def _send_produce(self, node_id: int, batches: list[ProducerBatch], now: float) -> None:
         settings = self._settings
         by_topic: defaultdict[str, list[ProducerBatch]] = defaultdict(list)
         for batch in batches:
             batch.in_flight = True
+            batch.sent_to = node_id
             self._in_flight[batch] = None
             by_topic[batch.topic].append(batch)
             if settings.keeps_order_by_muting:
                 self._accumulator.mute(batch)
             if self._observer is not None:
                 self._observer.batch_drained(batch, now)
+        if self._observer is not None:
+            self._observer.produce_request(sum(batch.record_count for batch in batches))
         self._metadata.touch(by_topic)
         cluster = self._metadata.cluster
         topic_ids = {topic: cluster.topic_id(topic) for topic in by_topic}
@@ -329,22 +355,36 @@ class Sender:
                 self._accumulator.unmute(batch)
         if response.error is not None:
             for batch in batches:
-                self._on_lost(batch, response.error, now)
+                self._settle(batch, self._on_lost, response.error, now)
             return
         if response.message is None:  # acks=0: written, and that is all we shall know
             for batch in batches:
-                self._complete(batch, -1, -1)
+                self._settle(batch, self._complete, -1, -1)
             return
+        if self._observer is not None:
+            self._observer.produce_response(response.node_id, response.latency_ms, response.throttle_ms)
         waiting: dict[tuple[str, int], ProducerBatch] = {(b.topic, b.partition): b for b in batches}
-        hints = {endpoint.node_id: endpoint for endpoint in response.message.node_endpoints}
         for topic in response.message.responses:
             name = topic.name or names.get(topic.topic_id, "")
             for answer in topic.partition_responses:
                 answered = waiting.pop((name, answer.partition_index), None)
                 if answered is not None:
-                    self._on_answer(answered, answer, hints, now)
+                    self._settle(answered, self._on_answer, answer, now)
         for batch in waiting.values():
-            self._on_lost(batch, ConnectionFailedError("the broker's answer left out the partition"), now)
+            left_out = ConnectionFailedError("the broker's answer left out the partition")
+            self._settle(batch, self._on_lost, left_out, now)
+
+    def _settle(self, batch: ProducerBatch, outcome: Callable[..., None], *args: Any) -> None:
+        """What goes wrong with one batch is not the others' fault, and nobody waits for it for ever."""
+        try:
+            outcome(batch, *args)
+        except Exception as error:
+            self._log.exception("the answer for %s-%d could not be dealt with", batch.topic, batch.partition)
+            if self._transactions is not None and not batch.is_done:
+                self._transactions.mark_unresolved(batch)
+                self._tell_failure(self._transactions, batch, error, adjust=False)
+            batch.fail(HeadraceError(f"the answer could not be dealt with: {error!r}"))
+            self._accumulator.finish(batch)
 
     def _on_lost(self, batch: ProducerBatch, error: HeadraceError, now: float) -> None:
         """No answer: whether it was stored is not known. Sequence numbers make trying again safe."""
@@ -357,7 +397,7 @@ class Sender:
         else:
             self._give_up(batch, error, now)
 
-    def _on_answer(self, batch: ProducerBatch, answer: Any, hints: dict[int, Any], now: float) -> None:
+    def _on_answer(self, batch: ProducerBatch, answer: Any, now: float) -> None:
         code = answer.error_code
         if code == 0:
             self._complete(batch, answer.base_offset, answer.log_append_time_ms)
@@ -365,30 +405,35 @@ class Sender:
         if code == MESSAGE_TOO_LARGE and batch.record_count > 1 and not batch.is_done:
             self._split(batch, now)
             return
-        if code == DUPLICATE_SEQUENCE:
+        if self._transactions.was_stored(batch, code) if self._transactions is not None else code == DUPLICATE_SEQUENCE:
             # An earlier attempt was stored; of old duplicates the broker no longer knows the offset.
             self._complete(batch, answer.base_offset, answer.log_append_time_ms)
             return
         if code in STALE_METADATA:
             leader = answer.current_leader
-            if leader.leader_id in hints or leader.leader_id in self._metadata.cluster.brokers:
+            if code in STALE_LEADER and leader.leader_id >= 0 and leader.leader_epoch >= 0:
                 self._metadata.update_leader(batch.topic, batch.partition, leader.leader_id, leader.leader_epoch)
             self._metadata.request_update()
         error = BrokerError(
             f"{batch.topic}-{batch.partition}" + (f": {answer.error_message}" if answer.error_message else ""),
             code=code,
         )
-        known = ERROR_CODES.get(code)
-        retriable = known is not None and known.retriable
-        if self._transactions is not None:
-            retriable = self._transactions.can_retry(batch, code, retriable)
-        if retriable and self._may_retry(batch, now):
+        retriable = error.retriable
+        if self._transactions is not None and not batch.is_done:
+            retriable = self._transactions.can_retry(batch, code, retriable, answer.log_start_offset)
+        if not retriable:
+            reason = answer.error_message or error.name
+            record_errors = {e.batch_index: e.batch_index_error_message or reason for e in answer.record_errors}
+            # Others can have its numbers if it was never stored; an attempt before this one may have been.
+            is_first = batch.attempts == 0
+            if self._transactions is not None and not is_first and not batch.is_done:
+                self._transactions.mark_unresolved(batch)
+            self._fail(batch, error, adjust=is_first, record_errors=record_errors)
+        elif self._may_retry(batch, now):
             self._log.debug("retrying %s-%d: %s", batch.topic, batch.partition, error)
             self._retry(batch, now)
-            return
-        record_errors = {e.batch_index: e.batch_index_error_message or error.name for e in answer.record_errors}
-        # Out of attempts or time on something that might have been stored: do not close the gap.
-        self._fail(batch, error, adjust=not retriable and code != OUT_OF_ORDER_SEQUENCE, record_errors=record_errors)
+        else:
+            self._give_up(batch, error, now)
 
     def _may_retry(self, batch: ProducerBatch, now: float) -> bool:
         return (
@@ -419,33 +464,53 @@ class Sender:
 
     def _complete(self, batch: ProducerBatch, base_offset: int, append_time: int) -> None:
         if self._transactions is not None:
-            self._transactions.batch_completed(batch)
+            self._transactions.batch_completed(batch, base_offset)
         if batch.complete(base_offset, append_time):
             self._on_success(batch)
         self._accumulator.finish(batch)
 
     def _give_up(self, batch: ProducerBatch, error: Exception, now: float) -> None:
         """Time or attempts are used up while the fate of the batch is unknown."""
-        if self._transactions is not None:
+        if self._transactions is not None and not batch.is_done:
             self._transactions.mark_unresolved(batch)
         waited = now - batch.created_ms
         if waited >= self._settings.delivery_timeout_ms:
             error = self._expiry_error(batch, waited, str(error))
+        elif self._forced:
+            error = ClosedError(_CLOSED)
         self._fail(batch, error, adjust=False)
 
     def _fail(
         self, batch: ProducerBatch, error: Exception, *, adjust: bool, record_errors: dict[int, str] | None = None
     ) -> None:
-        if self._transactions is not None:
-            self._transactions.batch_failed(batch, error, adjust=adjust)
-            if self._transactions.has_error:
-                self._accumulator.close_open_batches()
-        if batch.fail(error, record_errors):
+        if self._transactions is not None and not batch.is_done:
+            self._tell_failure(self._transactions, batch, error, adjust=adjust)
+        self._end_failed(batch, error, record_errors)
+
+    def _drop(self, batch: ProducerBatch, error: Exception) -> None:
+        """Fail a batch for a reason that is not its own."""
+        if self._transactions is not None and not batch.is_done:
+            self._transactions.batch_dropped(batch)
+        self._end_failed(batch, error)
+
+    def _end_failed(self, batch: ProducerBatch, error: Exception, record_errors: dict[int, str] | None = None) -> None:
+        is_news = batch.fail(error, record_errors)  # else it expired on the wire, and this is what came of it later
+        if not batch.in_flight:  # else a socket may still read its bytes (KAFKA-19012)
+            self._accumulator.finish(batch)
+        if is_news:
             if self._observer is not None:
                 self._observer.batch_failed(batch)
             self._on_failure(batch, error)
-        if not batch.in_flight:  # else a socket may still read its bytes (KAFKA-19012)
-            self._accumulator.finish(batch)
+
+    def _tell_failure(
+        self, transactions: TransactionManager, batch: ProducerBatch, error: Exception, *, adjust: bool
+    ) -> None:
+        try:
+            transactions.batch_failed(batch, error, adjust=adjust)
+        except HeadraceError:
+            self._log.exception("a batch failed where none should be: the producer cannot go on")
+        if transactions.has_error:
+            self._accumulator.close_open_batches()
 
     # -- expiry --------------------------------------------------------------------------------
 
@@ -454,7 +519,7 @@ class Sender:
         if now < self._next_expiry_check_ms:
             return
         for batch in self._accumulator.expired(now):
-            if batch.attempts and self._transactions is not None:
+            if self._transactions is not None:
                 self._transactions.mark_unresolved(batch)
             self._fail(batch, self._expiry_error(batch, now - batch.created_ms), adjust=False)
         limit = now - self._settings.delivery_timeout_ms
@@ -473,8 +538,8 @@ class Sender:
         reason = last or self._why_waiting(batch)
         return TimedOutError(
             f"{batch.record_count} records to {batch.topic}-{batch.partition} expired: {waited_ms:.0f} ms since the "
-            f"batch was made, delivery.timeout.ms is {self._settings.delivery_timeout_ms:.0f}, {batch.attempts} attempts"
-            + (f"; {reason}" if reason else "")
+            f"batch was made, delivery.timeout.ms is {self._settings.delivery_timeout_ms:.0f}, "
+            f"{batch.attempts} attempts" + (f"; {reason}" if reason else "")
         )
 
     def _why_waiting(self, batch: ProducerBatch) -> str:

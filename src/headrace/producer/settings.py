@@ -189,6 +189,7 @@ class ProducerSettings:
 
     acks: int
     batch_size: int
+    """At least 1: with 0, as with 1, every record gets a batch of its own."""
     linger_ms: int
     buffer_memory: int
     max_block_ms: int
@@ -245,7 +246,7 @@ class ProducerSettings:
             tls=tls_settings(config),
             sasl=sasl_settings(config, plugins),
             acks=_acks(config),
-            batch_size=config.of(int, "batch.size"),
+            batch_size=max(1, config.of(int, "batch.size")),
             linger_ms=config.of(int, "linger.ms"),
             buffer_memory=config.of(int, "buffer.memory"),
             max_block_ms=config.of(int, "max.block.ms"),

@@ -14,8 +14,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headrace.client.addresses import Endpoint
 from headrace.client.requests import Response
-from headrace.errors import ERROR_CODES, BrokerError, HeadraceError, UnsupportedVersionError
+from headrace.errors import ERROR_CODES, BrokerError, ConnectionFailedError, HeadraceError
 from headrace.producer.sequences import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest
 from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
@@ -30,26 +31,26 @@ from headrace.wire.api.txn_offset_commit import (
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
-    from headrace.producer.transactions import GroupMetadata, PendingResult, TransactionManager
+    from headrace.producer.pending import PendingResult
+    from headrace.producer.transactions import GroupMetadata, TransactionManager
 
-COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT_TRANSACTIONS = 15, 16, 51
+REQUEST_TIMED_OUT, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR = 7, 15, 16
 COORDINATOR_MOVED = frozenset({COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR})
+ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID = 22, 25, 82  # the group has moved on without us
 TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED = 29, 30
-OPERATION_NOT_ATTEMPTED = 55
-# Abort and go on: a topic or group we may not use, or what the broker says is abortable.
-ABORTABLE = frozenset(
-    {
-        TOPIC_AUTHORIZATION_FAILED,
-        GROUP_AUTHORIZATION_FAILED,
-        22,  # ILLEGAL_GENERATION: the group moved on without us
-        25,  # UNKNOWN_MEMBER_ID
-        82,  # FENCED_INSTANCE_ID
-        120,  # TRANSACTION_ABORTABLE
-    }
-)
+CLUSTER_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 31, 53
+INVALID_PRODUCER_EPOCH, PRODUCER_FENCED = 47, 90
+INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING = 48, 49
+CONCURRENT_TRANSACTIONS = 51
+UNKNOWN_PRODUCER_ID = 59
+TRANSACTION_ABORTABLE = 120
 CONCURRENT_RETRY_MS = 20.0  # the previous transaction is just being ended: that takes a moment, not a backoff
 
 FIND_COORDINATOR_PRIORITY, INIT_PRIORITY, ADD_PRIORITY, END_PRIORITY, BUMP_PRIORITY = range(5)
+
+
+def is_retriable(code: int) -> bool:
+    return code in ERROR_CODES and ERROR_CODES[code].retriable
 
 
 class TransactionRequest:
@@ -58,16 +59,22 @@ class TransactionRequest:
     api_key: ClassVar[int]
     versions: ClassVar[tuple[int, int]]
     priority: int
-    coordinator: str | None = "transaction"  # None: any broker will do
+    abortable: ClassVar[frozenset[int]] = frozenset({TRANSACTION_ABORTABLE})
+    """Errors after which the transaction can be aborted; what is neither that nor retriable is fatal."""
 
     def __init__(self, manager: TransactionManager, result: PendingResult | None) -> None:
         self.manager = manager
         self.result = result
         self.retry_at_ms = 0.0
         self.attempts = 0
+        # Of the answer that is being dealt with.
+        self._now = 0.0
+        self._backoff_ms: Callable[[int], float] = float
 
-    def __lt__(self, other: object) -> bool:  # the heap compares priority and order first; these never tie
-        return False
+    @property
+    def coordinator(self) -> tuple[str, str] | None:
+        """Whom to ask: kind and key. None: any broker will do."""
+        return "transaction", self.manager.transactional_id or ""
 
     @property
     def allowed_versions(self) -> tuple[int, int]:
@@ -88,42 +95,64 @@ class TransactionRequest:
         manager = self.manager
         with manager.lock:
             manager.request_in_flight = None
-            if isinstance(response.error, UnsupportedVersionError):
-                self.fail_fatally(response.error)
-            elif response.error is not None:
-                if self.coordinator is not None:
-                    manager.lose_coordinator(self.coordinator)
+            if isinstance(response.error, ConnectionFailedError):
+                self.find_again()
                 self.retry()
+            elif response.error is not None:
+                self.fail_fatally(response.error)
             else:
-                self.on_answer(response.message)
+                try:
+                    self.on_answer(response.message)
+                except Exception as error:
+                    # Whoever waits for this must not wait for ever.
+                    self.fail_fatally(HeadraceError(f"{type(self).__name__}: the answer makes no sense: {error}"))
+                    raise
+
+    def find_again(self) -> None:
+        """The coordinator may have moved."""
+        if self.coordinator is not None:
+            self.manager.lose_coordinator(self.coordinator)
 
     def retry(self, pause_ms: float | None = None) -> None:
+        self.postpone(self._now, self._backoff_ms(self.attempts + 1) if pause_ms is None else pause_ms)
+
+    def postpone(self, now: float, pause_ms: float) -> None:
+        """Back into the queue, for later."""
         self.attempts += 1
-        self.retry_at_ms = self._now + (self._backoff_ms(self.attempts) if pause_ms is None else pause_ms)
+        self.retry_at_ms = now + pause_ms
         self.manager.enqueue(self)
 
-    def check(self, code: int, what: str = "") -> bool:
+    def check(self, code: int, what: str) -> bool:
         """Deal with an error code; True if there was none."""
         if code == 0:
             return True
-        error = BrokerError(what or type(self).__name__, code=code)
         if code in COORDINATOR_MOVED:
-            if self.coordinator is not None:
-                self.manager.lose_coordinator(self.coordinator)
+            self.find_again()
             self.retry()
-        elif code == CONCURRENT_TRANSACTIONS:
-            self.retry(CONCURRENT_RETRY_MS)
-        elif code in ABORTABLE:
-            self.fail_abortable(error)
-        elif code in ERROR_CODES and ERROR_CODES[code].retriable:
-            self.retry()
+        elif is_retriable(code):
+            self.retry(self.pause_ms(code))
+        elif code in (INVALID_PRODUCER_EPOCH, PRODUCER_FENCED):  # old coordinators say the former for the latter
+            self.fail_fatally(BrokerError(what, code=PRODUCER_FENCED))
+        elif code in self.abortable:
+            self.fail_abortable(BrokerError(what, code=code))
         else:
-            self.fail_fatally(error)
+            self.fail_fatally(BrokerError(what, code=code))
         return False
 
-    def fail_abortable(self, error: HeadraceError) -> None:
-        self.manager.fail_abortable(error)
-        self.give_up(self.manager.last_error or error)
+    def pause_ms(self, code: int) -> float | None:
+        """How long to wait before trying again after a retriable error; None: as after any other failure."""
+        return None
+
+    def fail_abortable(self, error: BrokerError) -> None:
+        manager = self.manager
+        if error.code == UNKNOWN_PRODUCER_ID:
+            # The coordinator has forgotten us: a new epoch mends that after the abort (KIP-360).
+            if not manager.can_bump_epoch:
+                self.fail_fatally(error)
+                return
+            manager.epoch_bump_required = True
+        manager.fail_abortable(error)
+        self.give_up(manager.last_error or error)
 
     def fail_fatally(self, error: HeadraceError) -> None:
         self.manager.fail_fatally(error)
@@ -142,43 +171,48 @@ class FindCoordinator(TransactionRequest):
     api_key = FindCoordinatorRequest.api_key
     versions = (1, 6)
     priority = FIND_COORDINATOR_PRIORITY
-    coordinator = None
+    abortable = frozenset({GROUP_AUTHORIZATION_FAILED, TRANSACTION_ABORTABLE})
 
-    def __init__(self, manager: TransactionManager, kind: str, key: str) -> None:
+    def __init__(
+        self, manager: TransactionManager, wanted: tuple[str, str], on_found: Callable[[int, Endpoint], None]
+    ) -> None:
         super().__init__(manager, None)
-        self.kind = kind
-        self.key = key
+        self.wanted = wanted
+        self._on_found = on_found
+
+    @property
+    def coordinator(self) -> None:
+        return None
 
     def build(self, version: int) -> Message:
-        kind = 1 if self.kind == "transaction" else 0
+        kind, key = self.wanted
+        key_type = 1 if kind == "transaction" else 0
         if version >= 4:
-            return FindCoordinatorRequest(key_type=kind, coordinator_keys=(self.key,))
-        return FindCoordinatorRequest(key=self.key, key_type=kind)
+            return FindCoordinatorRequest(key_type=key_type, coordinator_keys=(key,))
+        return FindCoordinatorRequest(key=key, key_type=key_type)
 
     def on_answer(self, answer: Any) -> None:
+        kind, key = self.wanted
         found = answer.coordinators[0] if answer.coordinators else answer
-        if self.check(found.error_code, f"finding the {self.kind} coordinator of {self.key!r}"):
-            self.manager.coordinators[self.kind] = found.node_id
+        if self.check(found.error_code, f"finding the {kind} coordinator of {key!r}"):
+            self._on_found(found.node_id, Endpoint(found.host, found.port))
+            self.manager.coordinators[self.wanted] = found.node_id
 
 
 class InitProducerId(TransactionRequest):
-    """Get a producer id; with a transactional id this fences whoever had it before."""
+    """Get a producer id, or a new epoch for `current`; with a transactional id this fences whoever had it before."""
 
     api_key = InitProducerIdRequest.api_key
     versions = (0, 5)
 
-    def __init__(
-        self,
-        manager: TransactionManager,
-        current: ProducerIdAndEpoch,
-        result: PendingResult,
-        *,
-        after_abort: bool = False,
-    ) -> None:
+    def __init__(self, manager: TransactionManager, current: ProducerIdAndEpoch, result: PendingResult | None) -> None:
         super().__init__(manager, result)
         self._current = current
-        self.priority = BUMP_PRIORITY if after_abort else INIT_PRIORITY
-        self.coordinator = "transaction" if manager.is_transactional else None
+        self.priority = BUMP_PRIORITY if current.is_valid else INIT_PRIORITY
+
+    @property
+    def coordinator(self) -> tuple[str, str] | None:
+        return super().coordinator if self.manager.is_transactional else None
 
     @property
     def allowed_versions(self) -> tuple[int, int]:
@@ -195,7 +229,12 @@ class InitProducerId(TransactionRequest):
         return request
 
     def on_answer(self, answer: Any) -> None:
-        if self.check(answer.error_code, "getting a producer id"):
+        what = "getting a producer id"
+        if answer.error_code in (TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED):
+            error = BrokerError(what, code=answer.error_code)
+            self.manager.refuse_producer_id(error)
+            self.give_up(error)
+        elif self.check(answer.error_code, what):
             self.manager.take_producer_id(ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch))
             self.succeed()
 
@@ -206,6 +245,14 @@ class AddPartitions(TransactionRequest):
     api_key = AddPartitionsToTxnRequest.api_key
     versions = (0, 3)  # v4 and up is for brokers
     priority = ADD_PRIORITY
+    abortable = frozenset({UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE})
+    decides_for_all: ClassVar[frozenset[int]] = abortable | {
+        INVALID_PRODUCER_EPOCH,
+        INVALID_TXN_STATE,
+        INVALID_PRODUCER_ID_MAPPING,
+        TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        PRODUCER_FENCED,
+    }
 
     def __init__(self, manager: TransactionManager, partitions: frozenset[TopicPartition]) -> None:
         super().__init__(manager, None)
@@ -225,38 +272,45 @@ class AddPartitions(TransactionRequest):
         )
 
     def on_answer(self, answer: Any) -> None:
-        unauthorised: list[str] = []
+        refused: dict[str, int] = {}
         for topic in answer.results_by_topic_v3_and_below:
             for partition in topic.results_by_partition:
-                code = partition.partition_error_code
-                if code == TOPIC_AUTHORIZATION_FAILED:
-                    unauthorised.append(topic.name)
-                elif code != OPERATION_NOT_ATTEMPTED and not self.check(
-                    code, f"adding {topic.name}-{partition.partition_index} to the transaction"
-                ):
+                code, name = partition.partition_error_code, f"{topic.name}-{partition.partition_index}"
+                if code in self.decides_for_all or is_retriable(code):
+                    self.check(code, f"adding {name} to the transaction")
                     return
-        if unauthorised:
-            self.manager.partitions_refused(self.partitions)
-            self.fail_abortable(
-                BrokerError(f"topics {', '.join(sorted(set(unauthorised)))}", code=TOPIC_AUTHORIZATION_FAILED)
-            )
+                if code:
+                    refused[name] = code
+        if not refused:
+            self.manager.partitions_added(self.partitions)
             return
-        self.manager.partitions_added(self.partitions)
+        self.manager.partitions_refused(self.partitions)
+        # Those that were not attempted only because of another one say nothing about the reason.
+        codes = set(refused.values())
+        code = TOPIC_AUTHORIZATION_FAILED if TOPIC_AUTHORIZATION_FAILED in codes else max(codes)
+        self.fail_abortable(BrokerError(f"adding {', '.join(sorted(refused))} to the transaction", code=code))
+
+    def pause_ms(self, code: int) -> float | None:
+        # Only for the first partitions: then it is the transaction before that is still being ended.
+        if code == CONCURRENT_TRANSACTIONS and not self.manager.partitions:
+            return min(CONCURRENT_RETRY_MS, self._backoff_ms(1))
+        return None
 
 
 class AddOffsets(TransactionRequest):
     """Make a group's offsets part of the transaction; committing them follows."""
 
     api_key = AddOffsetsToTxnRequest.api_key
-    versions = (0, 3)
+    versions = (0, 4)
     priority = ADD_PRIORITY
+    abortable = frozenset({GROUP_AUTHORIZATION_FAILED, UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE})
 
     def __init__(
         self,
         manager: TransactionManager,
         offsets: dict[TopicPartition, Any],
         group: GroupMetadata,
-        result: PendingResult,
+        result: PendingResult | None,
     ) -> None:
         super().__init__(manager, result)
         self._offsets = offsets
@@ -273,7 +327,6 @@ class AddOffsets(TransactionRequest):
     def on_answer(self, answer: Any) -> None:
         if self.check(answer.error_code, f"adding the offsets of group {self._group.group_id!r}"):
             self.manager.transaction_started = True
-            assert self.result is not None
             self.manager.enqueue(CommitOffsets(self.manager, self._offsets, self._group, self.result))
 
 
@@ -282,18 +335,30 @@ class CommitOffsets(TransactionRequest):
 
     api_key = TxnOffsetCommitRequest.api_key
     priority = ADD_PRIORITY
-    coordinator = "group"
+    abortable = frozenset(
+        {
+            ILLEGAL_GENERATION,
+            UNKNOWN_MEMBER_ID,
+            FENCED_INSTANCE_ID,
+            GROUP_AUTHORIZATION_FAILED,
+            TRANSACTION_ABORTABLE,
+        }
+    )
 
     def __init__(
         self,
         manager: TransactionManager,
         offsets: dict[TopicPartition, Any],
         group: GroupMetadata,
-        result: PendingResult,
+        result: PendingResult | None,
     ) -> None:
         super().__init__(manager, result)
-        self._offsets = offsets
+        self._offsets = offsets  # what is not committed yet
         self.group = group
+
+    @property
+    def coordinator(self) -> tuple[str, str]:
+        return "group", self.group.group_id
 
     @property
     def allowed_versions(self) -> tuple[int, int]:
@@ -329,26 +394,33 @@ class CommitOffsets(TransactionRequest):
     def on_answer(self, answer: Any) -> None:
         for topic in answer.topics:
             for partition in topic.partitions:
-                if not self.check(
-                    partition.error_code,
-                    f"committing {topic.name}-{partition.partition_index} for group {self.group.group_id!r}",
-                ):
+                place, code = (topic.name, partition.partition_index), partition.error_code
+                if code == 0:
+                    self._offsets.pop(place, None)
+                elif code in COORDINATOR_MOVED or code == REQUEST_TIMED_OUT:
+                    self.find_again()
+                elif not is_retriable(code):
+                    self.check(code, f"committing {place[0]}-{place[1]} for group {self.group.group_id!r}")
                     return
-        self.succeed()
+        if self._offsets:
+            self.retry()
+        else:
+            self.succeed()
 
 
 class EndTransaction(TransactionRequest):
     api_key = EndTxnRequest.api_key
     priority = END_PRIORITY
+    abortable = frozenset({UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE})
 
     def __init__(self, manager: TransactionManager, committed: bool, result: PendingResult) -> None:
         super().__init__(manager, result)
         self.committed = committed
-        self._bumps = result.operation == "end"
 
     @property
     def allowed_versions(self) -> tuple[int, int]:
-        return (5, 5) if self.manager.v2_enabled else (0, 4)
+        # From v5 on the answer brings a new epoch (transactions v2).
+        return (0, 5) if self.manager.v2_enabled else (0, 4)
 
     def build(self, version: int) -> Message:
         return EndTxnRequest(
@@ -361,10 +433,15 @@ class EndTransaction(TransactionRequest):
     def on_answer(self, answer: Any) -> None:
         if self.check(answer.error_code, "committing" if self.committed else "aborting"):
             # Before v5 there is no new epoch in the answer: -1.
-            self.manager.end(ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch), then_bump=self._bumps)
-            self.succeed()
+            self.manager.end(ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch), self.result)
 
-    def finish_locally(self) -> None:
-        """The coordinator never heard of this transaction: there is nothing to end."""
-        self.manager.end(None, then_bump=self._bumps)
-        self.succeed()
+    def fail_abortable(self, error: BrokerError) -> None:
+        manager = self.manager
+        if self.committed:
+            super().fail_abortable(error)
+        elif manager.can_bump_epoch:
+            # An abort that cannot be: asking for a new epoch ends whatever is open.
+            manager.epoch_bump_required = True
+            manager.end(None, self.result)
+        else:
+            self.fail_fatally(error)

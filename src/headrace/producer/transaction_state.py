@@ -1,8 +1,9 @@
 """The states of a transactional producer and the steps between them.
 
-    UNINITIALIZED → INITIALIZING → READY ⇄ IN_TRANSACTION → COMMITTING → READY
-                                                ↓      ↘ ABORTING → READY
-                                         ABORTABLE_ERROR ↗
+    UNINITIALIZED ⇄ INITIALIZING → READY ⇄ IN_TRANSACTION → COMMITTING → READY
+                         ↑                    ↓         ↘ ABORTING → READY
+                         │             ABORTABLE_ERROR ↗      │
+                         └── a new epoch after the end ───────┘
     any → FATAL_ERROR, and from there nowhere
 
 Everything asks the table. A step that it does not have is the caller's mistake when an application thread takes it, and
@@ -30,10 +31,12 @@ class State(Enum):
 
 LEGAL: dict[State, frozenset[State]] = {
     State.UNINITIALIZED: frozenset({State.INITIALIZING, State.FATAL_ERROR}),
-    State.INITIALIZING: frozenset({State.READY, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
-    State.READY: frozenset({State.IN_TRANSACTION, State.FATAL_ERROR}),
+    # Back to UNINITIALIZED: the id was refused for want of rights, which somebody may grant.
+    State.INITIALIZING: frozenset({State.READY, State.UNINITIALIZED, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
+    # Back to UNINITIALIZED: an idempotent producer has used up the epochs of its id.
+    State.READY: frozenset({State.IN_TRANSACTION, State.UNINITIALIZED, State.FATAL_ERROR}),
     State.IN_TRANSACTION: frozenset({State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
-    State.COMMITTING: frozenset({State.READY, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
+    State.COMMITTING: frozenset({State.READY, State.INITIALIZING, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
     State.ABORTING: frozenset({State.READY, State.INITIALIZING, State.FATAL_ERROR}),
     State.ABORTABLE_ERROR: frozenset({State.ABORTING, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
     State.FATAL_ERROR: frozenset({State.FATAL_ERROR}),

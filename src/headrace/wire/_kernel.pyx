@@ -54,11 +54,13 @@ cdef extern from "time.h" nogil:
 cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t size, const char *errors)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    PyObject *PyDict_GetItem(object mapping, object key)
     object PyType_GenericAlloc(PyTypeObject *cls, Py_ssize_t size)
     object PyLong_FromLong(long v)
     object PyLong_FromLongLong(long long v)
 
 DEF HEADER_BYTES = 61
+DEF GIL_KEPT_BYTES = 1048576  # to give it up and get it back costs more than a checksum of this much
 
 hr_crc_init()
 
@@ -85,6 +87,8 @@ cdef class _View:
 def crc32c(data, uint32_t value=0):
     """The CRC32C of `data`, going on from `value`."""
     cdef _View view = _View(data)
+    if view.size < GIL_KEPT_BYTES:
+        return hr_crc32c(value, view.data, view.size)
     with nogil:
         value = hr_crc32c(value, view.data, view.size)
     return value

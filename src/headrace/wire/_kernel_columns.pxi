@@ -147,12 +147,16 @@ cdef class _ColumnEncoder:
         cdef OpenPartition *o = &self.open_partitions[partition]
         cdef Py_ssize_t room = min(self.batch_bytes_max, HEADER_BYTES + o.bytes_left)
         room = max(room, HEADER_BYTES + record_bytes)
-        cdef bytearray buffer
+        cdef bytearray buffer = None
         if self.spare:
             # Fresh memory costs more than all the work on it: a page fault for every 4 KiB.
             buffer = self.spare.pop()
-            PyByteArray_Resize(buffer, room)
-        else:
+            try:
+                PyByteArray_Resize(buffer, max(len(buffer) - 1, 0))  # to the same size, nothing would be checked
+                PyByteArray_Resize(buffer, room)
+            except BufferError:
+                buffer = None  # somebody still looks at it: then it is no spare one
+        if buffer is None:
             buffer = PyByteArray_FromStringAndSize(NULL, room)
         self.buffers[partition] = buffer
         o.start = <uint8_t *>PyByteArray_AS_STRING(buffer)

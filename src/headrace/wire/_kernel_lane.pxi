@@ -2,6 +2,9 @@
 #
 # None of this gives up the GIL half-way: between two threads an append, or closing a batch, happens wholly or not yet.
 
+# Not tracked by the garbage collector, which would cost a third of an append. The only cycle there can be, through
+# the callbacks of its batch, is broken when the batch is done.
+@cython.no_gc
 @cython.freelist(4096)
 cdef class RecordFuture:
     """The answer for one record, to come. All of it is in the batch; this only knows its place there."""
@@ -67,6 +70,9 @@ cdef class Lane:
         Returns its future, or None where that takes more: another kind of value, a partition that is not known, a
         batch that is full or not there.
         """
+        return self.take(key, value, partition, timestamp, headers, callback)
+
+    cdef object take(self, key, value, partition, timestamp, headers, callback):
         cdef int32_t place
         cdef int64_t time
         cdef OpenBatch batch
@@ -103,6 +109,8 @@ cdef class Lane:
         batch = <OpenBatch>opened
         if timestamp is not None:
             time = timestamp
+            if time < 0:
+                return None
         else:
             time = _now_ms() if self.now_ms is None else self.now_ms()
         index = batch.add(time, &k, &v, headers)
@@ -115,24 +123,52 @@ cdef class Lane:
         future.value_size = <int32_t>v.size
         future.timestamp = time
         if callback is not None:
-            opened.callbacks.append((future, callback))
+            batch.callbacks.append(future)
+            batch.callbacks.append(callback)
         return future
 
 
-def run_callbacks(list callbacks, metadata_class, str topic, int32_t partition, int64_t base_offset, int64_t append_time):
-    """Tell each `(future, callback)` its metadata. Returns the errors that callbacks raised."""
+cdef class SendPath:
+    """The short way of `send`, for a class to inherit: straight into the lane of the topic, if that will do."""
+
+    cdef public dict lanes  # topic → Lane
+    cdef public bint is_short  # False: every record takes the long way
+
+    def send(
+        self, topic, value=None, key=None, *, partition=None, timestamp_ms=None, headers=None, on_delivery=None
+    ):
+        """Queue a record and return its future at once, unless metadata or memory has to be waited for."""
+        cdef PyObject *lane
+        if self.is_short and headers is None:
+            lane = PyDict_GetItem(self.lanes, topic)
+            if lane is not NULL:
+                future = (<Lane>lane).take(key, value, partition, timestamp_ms, None, on_delivery)
+                if future is not None:
+                    return future
+        return self._send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+
+
+def run_callbacks(
+    list callbacks, metadata_class, str topic, int32_t partition, int64_t base_offset, int64_t first_index, int64_t append_time
+):
+    """Tell each callback the metadata of its future. Returns the errors that callbacks raised.
+
+    `first_index` is that of the first record of the batch, where futures count from an earlier one.
+    """
     cdef RecordFuture future
     cdef list errors = []
-    for future, callback in callbacks:
+    cdef Py_ssize_t place
+    for place in range(0, len(callbacks), 2):
+        future = <RecordFuture>callbacks[place]
         metadata = _named_tuple(metadata_class, 6)
         _place(metadata, 0, topic)
         _place(metadata, 1, partition)
-        _place(metadata, 2, base_offset + future.index if base_offset >= 0 else None)
+        _place(metadata, 2, base_offset + future.index - first_index if base_offset >= 0 else None)
         _place(metadata, 3, append_time if append_time >= 0 else future.timestamp)
         _place(metadata, 4, future.key_size)
         _place(metadata, 5, future.value_size)
         try:
-            callback(metadata, None)
+            callbacks[place + 1](metadata, None)
         except Exception as error:
             errors.append(error)
     return errors

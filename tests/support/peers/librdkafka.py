@@ -61,6 +61,35 @@ def consume(
     return records
 
 
+def consume_to_end(
+    bootstrap: str, topic: str, *, partition: int = 0, isolation: str = "read_committed"
+) -> list[Record]:
+    """All there is of a partition now. An open transaction would be the end for a reader of what is committed."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "not-used",
+            "enable.auto.commit": False,
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    records: list[Record] = []
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        deadline = time.monotonic() + SECONDS_MAX
+        while time.monotonic() < deadline:
+            for message in consumer.consume(10_000, timeout=0.5):
+                error = message.error()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    return records
+                records.append(_record(message))
+    finally:
+        consumer.close()
+    raise TimeoutError(f"no end of {topic}-{partition} after {SECONDS_MAX} s and {len(records)} records")
+
+
 def _record(message: Message) -> Record:
     if message.error():
         raise KafkaException(message.error())

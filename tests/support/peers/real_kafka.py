@@ -63,9 +63,16 @@ broker.heartbeat.interval.ms=500
 class RealKafka(broker.Broker):
     """A broker of Apache Kafka: the `Broker` interface, and Kafka's tools to look at what it has."""
 
-    def __init__(self, jars: Path, data_dir: Path, properties: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        jars: Path,
+        data_dir: Path,
+        properties: Mapping[str, str] | None = None,
+        jvm_options: tuple[str, ...] = _OPTIONS,
+    ) -> None:
         self.jars = jars
         self.data_dir = data_dir
+        self._jvm_options = jvm_options
         self._is_3 = jars.name.startswith("kafka-3.")
         self.port, controller_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,7 +100,7 @@ class RealKafka(broker.Broker):
             self._run("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", f"--config={self._config}")
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                [*_GUARD, *java.java_command(self.jars, "kafka.Kafka", str(self._config), options=_OPTIONS)],
+                [*_GUARD, *java.java_command(self.jars, "kafka.Kafka", str(self._config), options=self._jvm_options)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

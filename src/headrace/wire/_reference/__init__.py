@@ -2,7 +2,7 @@
 
 from headrace.wire._reference.checksums import crc32c, murmur2
 from headrace.wire._reference.columns import ColumnDecoder, encode_columns, partition_keys
-from headrace.wire._reference.lane import Lane, RecordFuture, run_callbacks
+from headrace.wire._reference.lane import Lane, RecordFuture, SendPath, run_callbacks
 from headrace.wire._reference.messages import MessageCodec
 from headrace.wire._reference.records import OpenBatch, decode_records, write_header
 
@@ -12,6 +12,7 @@ __all__ = [
     "MessageCodec",
     "OpenBatch",
     "RecordFuture",
+    "SendPath",
     "crc32c",
     "decode_records",
     "encode_columns",

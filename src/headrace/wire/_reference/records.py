@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from headrace.errors import MalformedError
 from headrace.wire._reference.checksums import crc32c
@@ -32,6 +33,7 @@ class OpenBatch:
         self.record_count = 0
         self.base_timestamp = self.max_timestamp = -1
         self.closed = False
+        self.callbacks: list[Any] = []  # future, callback, future, callback: flat, as in the compiled kernel
 
     def close(self) -> None:
         """Take no more records."""

@@ -9,7 +9,7 @@ from headrace.wire.schema import Message, Struct, array, boolean, int8, int16, i
 
 class AlterableConfig(Struct):
     name: str = string()
-    value: str | None = string(nullable="0+")
+    value: str | None = string(nullable="0+", secret=True)
 
 
 class AlterConfigsResource(Struct):

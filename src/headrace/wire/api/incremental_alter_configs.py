@@ -10,7 +10,7 @@ from headrace.wire.schema import Message, Struct, array, boolean, int8, int16, i
 class AlterableConfig(Struct):
     name: str = string()
     config_operation: int = int8()
-    value: str | None = string(nullable="0+")
+    value: str | None = string(nullable="0+", secret=True)
 
 
 class AlterConfigsResource(Struct):

@@ -1,0 +1,53 @@
+"""What the parts of the admin client share: a client, and errors that name what they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from headrace.client.blocking import BlockingClient, Where
+from headrace.errors import BrokerError
+from headrace.wire.schema import Message
+
+
+class Failure(NamedTuple):
+    """Something of a request that did not work out."""
+
+    what: str
+    code: int
+    message: str | None = None
+
+
+class Admin:
+    """A part of the admin client."""
+
+    def __init__(self, client: BlockingClient) -> None:
+        self.client = client
+
+    def ask_every_broker(self, message: Message | Callable[[int], Message], **options: Any) -> list[Any]:
+        """The answers of all brokers there are now."""
+        brokers = self.client.cluster((), self.client.deadline(), fresh=True).brokers
+        return [self.client.ask(message, node_id, **options) for node_id in brokers]
+
+    def change(
+        self,
+        message: Message | Callable[[int], Message],
+        failures: Callable[[Any], Iterable[Failure]],
+        **options: Any,
+    ) -> Any:
+        """Ask the controller for something; raises if any part of it failed."""
+        response = self.client.ask(
+            message, Where.CONTROLLER, codes=lambda answer: [f.code for f in failures(answer)], **options
+        )
+        raise_failures(failures(response))
+        return response
+
+
+def raise_failures(failures: Iterable[Failure]) -> None:
+    """Raise the first failure; if there are more, it names them."""
+    failed = [failure for failure in failures if failure.code]
+    if not failed:
+        return
+    what, code, message = failed[0]
+    others = f"; failed as well: {', '.join(failure.what for failure in failed[1:])}" if failed[1:] else ""
+    raise BrokerError(f"{what}{f': {message}' if message else ''}{others}", code=code)

@@ -1,0 +1,194 @@
+"""Topics, their partitions, their records; and the cluster they are in."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.client.admin.base import Admin, Failure, raise_failures
+from headrace.client.blocking import TopicPartition
+from headrace.client.metadata import PartitionInfo
+from headrace.client.offsets import Isolation, PartitionOffset, by_topic, list_offsets
+from headrace.wire.api.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from headrace.wire.api.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from headrace.wire.api.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from headrace.wire.api.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from headrace.wire.api.describe_cluster import DescribeClusterRequest
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
+from headrace.wire.schema import Message
+
+BROKERS_DEFAULT = -1
+TO_THE_END = -1
+"""As an offset in `delete_records`: everything there is."""
+
+
+@dataclass(slots=True, frozen=True)
+class NewTopic:
+    """A topic to be made; what is not given is the broker's choice."""
+
+    name: str
+    partitions: int = BROKERS_DEFAULT
+    replication_factor: int = BROKERS_DEFAULT
+    configs: Mapping[str, str] = field(default_factory=dict)
+    assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Brokers by partition, instead of the two numbers."""
+
+
+@dataclass(slots=True, frozen=True)
+class TopicDescription:
+    name: str
+    topic_id: uuid.UUID
+    internal: bool
+    partitions: tuple[PartitionInfo, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class BrokerDescription:
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class ClusterDescription:
+    cluster_id: str | None
+    controller_id: int
+    brokers: tuple[BrokerDescription, ...]
+
+
+class TopicAdmin(Admin):
+    """Topics and records."""
+
+    def create_topics(self, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
+        """Make topics. The leaders of their partitions may take a moment to be there."""
+        message = CreateTopicsRequest(
+            topics=[_creatable(topic) for topic in topics],
+            timeout_ms=self._request_timeout_ms,
+            validate_only=validate_only,
+        )
+        self.change(message, lambda answer: [Failure(f"topic {t.name!r}", *_code(t)) for t in answer.topics])
+
+    def delete_topics(self, names: Iterable[str]) -> None:
+        names = list(names)
+
+        def build(version: int) -> Message:
+            if version < 6:
+                return DeleteTopicsRequest(topic_names=names, timeout_ms=self._request_timeout_ms)
+            topics = [DeleteTopicState(name=name) for name in names]
+            return DeleteTopicsRequest(topics=topics, timeout_ms=self._request_timeout_ms)
+
+        self.change(
+            build,
+            lambda answer: [Failure(f"topic {t.name!r}", *_code(t)) for t in answer.responses],
+            versions=(1, 6),
+            api_key=DeleteTopicsRequest.api_key,
+        )
+
+    def create_partitions(
+        self, counts: Mapping[str, int], assignments: Mapping[str, Sequence[Sequence[int]]] | None = None
+    ) -> None:
+        """Grow topics to so many partitions; with assignments, the brokers of each new one."""
+        topics = []
+        for name, count in counts.items():
+            brokers = (assignments or {}).get(name)
+            placed = None if brokers is None else [CreatePartitionsAssignment(broker_ids=ids) for ids in brokers]
+            topics.append(CreatePartitionsTopic(name=name, partition_count=count, assignments=placed))
+        message = CreatePartitionsRequest(topics=topics, timeout_ms=self._request_timeout_ms)
+        self.change(message, lambda answer: [Failure(f"topic {t.name!r}", *_code(t)) for t in answer.results])
+
+    def list_topics(self, *, internal: bool = False) -> list[str]:
+        """The names of all topics, sorted."""
+        answer = self.client.ask(MetadataRequest(topics=None), versions=(1, 12))
+        return sorted(topic.name for topic in answer.topics if internal or not topic.is_internal)
+
+    def describe_topics(self, names: Iterable[str]) -> dict[str, TopicDescription]:
+        """Partitions, leaders and replicas of topics, as one broker knows them now."""
+        wanted = [MetadataRequestTopic(name=name) for name in names]
+        message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        answer = self.client.ask(
+            message, versions=(4, 12), codes=lambda answer: [topic.error_code for topic in answer.topics]
+        )
+        raise_failures(Failure(f"topic {topic.name!r}", topic.error_code) for topic in answer.topics)
+        return {topic.name: _description(topic) for topic in answer.topics}
+
+    def describe_cluster(self) -> ClusterDescription:
+        answer = self.client.ask(DescribeClusterRequest())
+        raise_failures([Failure("the cluster", answer.error_code, answer.error_message)])
+        brokers = (BrokerDescription(b.broker_id, b.host, b.port, b.rack) for b in answer.brokers)
+        in_order = tuple(sorted(brokers, key=lambda broker: broker.node_id))
+        return ClusterDescription(answer.cluster_id, answer.controller_id, in_order)
+
+    def list_offsets(
+        self,
+        wanted: Mapping[TopicPartition, int],
+        isolation: str | Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, PartitionOffset]:
+        """The offsets at times in milliseconds, or at LATEST, EARLIEST, MAX_TIMESTAMP (see offsets.py)."""
+        return list_offsets(
+            self.client, {TopicPartition(*tp): time for tp, time in wanted.items()}, Isolation.of(isolation)
+        )
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete what lies before these offsets (or TO_THE_END); returns the first offset that is left."""
+        offsets = {TopicPartition(*tp): offset for tp, offset in before.items()}
+
+        def build(partitions: list[TopicPartition]) -> Message:
+            topics = [
+                DeleteRecordsTopic(
+                    name=topic,
+                    partitions=[
+                        DeleteRecordsPartition(partition_index=n, offset=offsets[TopicPartition(topic, n)])
+                        for n in numbers
+                    ],
+                )
+                for topic, numbers in by_topic(partitions).items()
+            ]
+            return DeleteRecordsRequest(topics=topics, timeout_ms=self._request_timeout_ms)
+
+        def read(answer: Any) -> Iterator[tuple[TopicPartition, int, int]]:
+            for topic in answer.topics:
+                for p in topic.partitions:
+                    yield TopicPartition(topic.name, p.partition_index), p.error_code, p.low_watermark
+
+        return self.client.ask_leaders(offsets, build, read)
+
+    @property
+    def _request_timeout_ms(self) -> int:
+        return int(self.client.settings.request_timeout_ms)
+
+
+def _code(result: Any) -> tuple[int, str | None]:
+    return result.error_code, result.error_message
+
+
+def _creatable(topic: NewTopic) -> CreatableTopic:
+    return CreatableTopic(
+        name=topic.name,
+        num_partitions=BROKERS_DEFAULT if topic.assignments else topic.partitions,
+        replication_factor=BROKERS_DEFAULT if topic.assignments else topic.replication_factor,
+        assignments=[
+            CreatableReplicaAssignment(partition_index=number, broker_ids=ids)
+            for number, ids in topic.assignments.items()
+        ],
+        configs=[CreatableTopicConfig(name=name, value=value) for name, value in topic.configs.items()],
+    )
+
+
+def _description(topic: Any) -> TopicDescription:
+    partitions = sorted(
+        PartitionInfo(p.partition_index, p.leader_id, p.leader_epoch, tuple(p.replica_nodes), tuple(p.isr_nodes))
+        for p in topic.partitions
+    )
+    return TopicDescription(topic.name, uuid.UUID(bytes=topic.topic_id), topic.is_internal, tuple(partitions))

@@ -1,0 +1,63 @@
+"""What sender and network see, told to the metrics in their words. I/O thread only."""
+
+from __future__ import annotations
+
+from headrace.errors import AuthenticationError, HeadraceError
+from headrace.producer.batch import ProducerBatch
+from headrace.producer.metrics import ProducerMetrics
+
+
+class MetricsObserver:
+    """A `SenderObserver` and a `NetworkObserver`."""
+
+    def __init__(self, metrics: ProducerMetrics, *, authenticates: bool) -> None:
+        self._metrics = metrics
+        self._authenticates = authenticates
+        self._lost: int | None = None  # The node whose connection was closed last: its failure is counted already.
+
+    # -- sender --------------------------------------------------------------------------------
+
+    def batch_drained(self, batch: ProducerBatch, now: float) -> None:
+        sent_bytes = batch.size if batch.sealed is None else len(batch.sealed)
+        self._metrics.batch_drained(
+            batch.topic, sent_bytes, batch.record_count, sent_bytes / batch.size, now - batch.created_ms
+        )
+
+    def produce_request(self, records: int) -> None:
+        self._metrics.produce_request(records)
+
+    def produce_response(self, node_id: int, latency_ms: float, throttle_ms: float) -> None:
+        self._metrics.produce_response(node_id, latency_ms, throttle_ms)
+
+    def batch_retried(self, batch: ProducerBatch) -> None:
+        self._metrics.record_retried(batch.topic, batch.record_count)
+
+    def batch_failed(self, batch: ProducerBatch) -> None:
+        self._metrics.record_failed(batch.topic, batch.record_count)
+
+    def batch_split(self, batch: ProducerBatch) -> None:
+        self._metrics.batch_split()
+
+    # -- network -------------------------------------------------------------------------------
+
+    def connection_opened(self, node_id: int) -> None:
+        self._metrics.connection_opened(node_id)
+        if self._authenticates:
+            self._metrics.authenticated(True)
+
+    def connection_closed(self, node_id: int) -> None:
+        self._metrics.connection_closed(node_id)
+        self._lost = node_id
+
+    def connection_failed(self, node_id: int, error: HeadraceError) -> None:
+        if node_id != self._lost:
+            self._metrics.connection_failed(node_id)
+        self._lost = None
+        if isinstance(error, AuthenticationError):
+            self._metrics.authenticated(False)
+
+    def request_sent(self, node_id: int, size: int) -> None:
+        self._metrics.request_sent(node_id, size)
+
+    def response_received(self, node_id: int, size: int, latency_ms: float, throttle_ms: int) -> None:
+        self._metrics.response(node_id, size)

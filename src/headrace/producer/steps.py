@@ -1,0 +1,107 @@
+"""The steps of `send` that are the user's own code: interceptors, serializers, partitioner.
+
+    record → intercept → (metadata) → prepare: serialise, partition → Prepared
+
+They run in the thread that sends. What they raise reaches whoever sent, and the interceptors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.client.metadata import Cluster
+from headrace.producer import interceptors, partitioners, serializers
+from headrace.producer.batch import Delivery
+from headrace.producer.plugins import PluginLoader
+from headrace.producer.records import ProducerRecord, checked_headers
+from headrace.producer.settings import ProducerSettings
+from headrace.wire.layout import Header
+
+
+class Prepared(NamedTuple):
+    """A record in bytes."""
+
+    partition: int | None
+    """None: by key, or sticky, as the accumulator finds it."""
+    timestamp_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header]
+    choose_again: Callable[[int], int] | None
+    """Asks the partitioner once more, when the partition it chose needs a new batch."""
+
+
+class Steps:
+    """The plug-ins that a record passes."""
+
+    def __init__(self, settings: ProducerSettings, plugins: PluginLoader) -> None:
+        self._key_serializer = plugins.load("key.serializer", settings.key_serializer, serializers.KIND, is_key=True)
+        self._value_serializer = plugins.load(
+            "value.serializer", settings.value_serializer, serializers.KIND, is_key=False
+        )
+        self._interceptors = interceptors.Interceptors(
+            [plugins.load("interceptor.classes", given, interceptors.KIND) for given in settings.interceptors]
+        )
+        self._partitioner: partitioners.Partitioner | None = None
+        if settings.partitioner is not None:
+            self._partitioner = plugins.load("partitioner.class", settings.partitioner, partitioners.KIND)
+
+        self.only_serialize = not self._interceptors and self._partitioner is None
+        """No interceptors, and the built-in partitioner."""
+
+    @property
+    def are_none(self) -> bool:
+        """True if keys and values are bytes besides: then there is nothing to do here."""
+        both = (self._key_serializer, self._value_serializer)
+        return self.only_serialize and all(type(one) is serializers.BytesSerializer for one in both)
+
+    def intercept(self, record: ProducerRecord, on_delivery: Delivery | None) -> tuple[ProducerRecord, Delivery | None]:
+        """The record as the interceptors leave it, and a callback that tells them how it ended, if there are any."""
+        if not self._interceptors:
+            return record, on_delivery
+        record = self._interceptors.on_send(record)
+        return record, interceptors.Ending(self._interceptors, record, on_delivery)
+
+    def prepare(self, record: ProducerRecord, on_delivery: Delivery | None, cluster: Cluster) -> Prepared:
+        """Serialise, and partition if that is not built in."""
+        headers = list(checked_headers(record.headers))
+        key, value = self.serialize(record.topic, record.key, record.value, headers)
+        partition, choose_again = record.partition, None
+        if partition is None and self._partitioner is not None:
+            choose_again = self._chooser(self._partitioner, record, key, value, cluster)
+            partition = choose_again(None)
+            if isinstance(on_delivery, interceptors.Ending):
+                on_delivery.partition = partition
+        return Prepared(partition, record.timestamp_ms, key, value, headers, choose_again)
+
+    def serialize(
+        self, topic: str, key: object, value: object, headers: list[Header]
+    ) -> tuple[bytes | None, bytes | None]:
+        """Key and value in bytes; serializers may add headers."""
+        return (
+            self._key_serializer.serialize(topic, key, headers),
+            self._value_serializer.serialize(topic, value, headers),
+        )
+
+    def _chooser(
+        self,
+        partitioner: partitioners.Partitioner,
+        record: ProducerRecord,
+        key: bytes | None,
+        value: bytes | None,
+        cluster: Cluster,
+    ) -> Callable[[int | None], int]:
+        def choose(previous: int | None) -> int:
+            if previous is not None:
+                partitioner.on_new_batch(record.topic, cluster, previous)
+            partition = partitioner.partition(record.topic, record.key, key, record.value, value, cluster)
+            count = cluster.partition_count(record.topic) or 0
+            if not isinstance(partition, int) or not 0 <= partition < count:
+                raise ValueError(
+                    f"{partitioners.name_of(partitioner)} chose partition {partition!r} of {record.topic!r}, "
+                    f"which has 0 to {count - 1}"
+                )
+            return partition
+
+        return choose

@@ -1,0 +1,90 @@
+"""kill -9 of the broker under load: with idempotence nothing is lost, nothing comes twice, and order holds.
+
+HEADRACE_FAULT_RECORDS says how many records; 200,000 unless told.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from headrace import Producer
+from peers import librdkafka
+from peers.real_kafka import RealKafka
+from topics import new_topic
+from waiting import eventually
+
+RECORDS = int(os.environ.get("HEADRACE_FAULT_RECORDS", "200000"))
+PARTITIONS = 4
+KILLS = max(2, RECORDS // 200_000)
+SECONDS_MAX = 60 + RECORDS // 5_000
+
+
+@pytest.fixture
+def own_kafka(kafka_jars, tmp_path):
+    broker = RealKafka(kafka_jars("4.3.0"), tmp_path / "kafka")
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.remove()
+
+
+class Load:
+    """Sends numbered records as fast as they go, in a thread of its own, and counts what is acknowledged."""
+
+    def __init__(self, producer, topic):
+        self._producer = producer
+        self._topic = topic
+        self.acknowledged = 0
+        self.errors = []
+        self.sent = 0
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def wait_for(self, acknowledged):
+        eventually("progress", lambda: self.acknowledged > acknowledged, SECONDS_MAX)
+
+    def _run(self):
+        for number in range(RECORDS):
+            self._producer.send(self._topic, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._delivered)
+            self.sent = number + 1
+
+    def _delivered(self, metadata, error):
+        if error is None:
+            self.acknowledged += 1
+        else:
+            self.errors.append(error)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS_MAX)
+def test_records_survive_the_death_of_the_broker_once_and_in_order(own_kafka):
+    topic = new_topic(own_kafka, "survivors", PARTITIONS)
+    # Little memory, so that sending goes on while the broker dies; and at times only one request a batch.
+    with Producer(bootstrap_servers=own_kafka.bootstrap, buffer_memory=1_000_000, batch_size=4_000) as producer:
+        load = Load(producer, topic)
+        for kill in range(KILLS):
+            load.wait_for(RECORDS * (kill + 1) // (KILLS + 2))
+            own_kafka.kill()
+            time.sleep(0.2)
+            own_kafka.restart()
+        load.thread.join(SECONDS_MAX)
+        producer.flush(SECONDS_MAX)
+    assert not load.errors, load.errors[:3]
+    assert (load.sent, load.acknowledged) == (RECORDS, RECORDS)
+    for partition in range(PARTITIONS):
+        read = librdkafka.consume_to_end(own_kafka.bootstrap, topic, partition=partition)
+        assert [record.value for record in read] == [b"%d" % n for n in range(partition, RECORDS, PARTITIONS)]
+
+
+@pytest.mark.slow
+def test_a_broker_that_comes_back_in_good_order_is_found_again(own_kafka):
+    topic = new_topic(own_kafka, "again")
+    with Producer(bootstrap_servers=own_kafka.bootstrap) as producer:
+        producer.send(topic, b"before").result(20)
+        own_kafka.restart()
+        assert producer.send(topic, b"after").result(30).offset == 1

@@ -1,0 +1,78 @@
+"""kill -9 of a transactional producer, wherever it is: a reader sees whole transactions, each once, or nothing.
+
+HEADRACE_FAULT_ROUNDS says how many producers die; 20 unless told.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from headrace import Producer
+from peers import librdkafka
+from topics import new_topic, unique
+
+WRITER = Path(__file__).with_name("transactional_writer.py")
+RECORDS, PARTITIONS = 30, 3
+ROUNDS = int(os.environ.get("HEADRACE_FAULT_ROUNDS", "20"))
+ROUND_SECONDS_MAX = 10
+
+
+def die_while_writing(broker, transactional_id, topic, number, chance):
+    """Start a writer, kill it a moment after it is ready or before; returns the transactions it knew committed."""
+    process = subprocess.Popen(
+        [sys.executable, WRITER, broker.bootstrap, transactional_id, topic, str(number)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        if chance.random() < 0.85:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(chance.uniform(0, 0.15))
+        else:
+            time.sleep(chance.uniform(0.2, 0.8))
+    finally:
+        process.kill()
+    lines = process.stdout.read().splitlines()
+    process.wait(ROUND_SECONDS_MAX)
+    process.stdout.close()
+    return [line for line in lines if line != "ready"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 + ROUNDS * ROUND_SECONDS_MAX)
+@pytest.mark.parametrize(("version", "rounds"), [("kafka", ROUNDS), ("kafka39", max(1, ROUNDS // 3))])
+def test_no_transaction_is_torn_doubled_or_lost_when_its_producer_is_killed(request, version, rounds):
+    broker = request.getfixturevalue(version)
+    topic, transactional_id = new_topic(broker, "killed", PARTITIONS), unique("killed")
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    known = set()
+    for number in range(rounds):
+        known.update(die_while_writing(broker, transactional_id, topic, number, chance))
+    with Producer(bootstrap_servers=broker.bootstrap, transactional_id=transactional_id) as last:
+        last.init_transactions()  # ends what the last one left open
+
+    names = [
+        (record.value or b"").decode()
+        for partition in range(PARTITIONS)
+        for record in librdkafka.consume_to_end(broker.bootstrap, topic, partition=partition)
+    ]
+    doubled = [name for name, count in Counter(names).items() if count > 1]
+    sizes = Counter(name.rsplit(":", 1)[0] for name in names)
+    torn = {transaction: size for transaction, size in sizes.items() if size != RECORDS}
+    assert not doubled, (seed, doubled[:10])
+    assert not torn, (seed, torn)
+    assert not [name for name in names if name.startswith("aborted")], seed
+    assert known <= sizes.keys(), (seed, known - sizes.keys())
+    # Killed between the decision and the news of it: at most one for each that died.
+    assert len(sizes.keys() - known) <= rounds, seed
+    assert known, "none of them had time to commit anything"

@@ -1,0 +1,188 @@
+"""TLS and SASL as Apache Kafka does them: one broker with a listener for each, and our client at all of them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import time
+
+import pytest
+
+from headrace.client.admin import AdminClient
+from headrace.client.clock import SYSTEM_CLOCK
+from headrace.client.credentials import SaslSettings, TokenCache
+from headrace.client.sasl import Token
+from headrace.client.tls import TlsSettings
+from headrace.errors import AuthenticationError, TimedOutError, TlsError
+from headrace.wire.api.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    ScramCredentialUpsertion,
+)
+from peers.connection import Connection
+from peers.real_kafka import RealKafka, free_ports
+
+REAUTHENTICATE_MS = 1500
+LOGIN = "org.apache.kafka.common.security"
+PROPERTIES = """
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,MTLS:SSL,SASLTLS:SASL_SSL
+ssl.keystore.type=PEM
+ssl.keystore.location={folder}/both.pem
+ssl.truststore.type=PEM
+ssl.truststore.location={folder}/cert.pem
+listener.name.mtls.ssl.client.auth=required
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER
+listener.name.sasltls.plain.sasl.jaas.config={login}.plain.PlainLoginModule required user_ann="secret";
+listener.name.sasltls.scram-sha-256.sasl.jaas.config={login}.scram.ScramLoginModule required;
+listener.name.sasltls.scram-sha-512.sasl.jaas.config={login}.scram.ScramLoginModule required;
+listener.name.sasltls.oauthbearer.sasl.jaas.config={login}.oauthbearer.OAuthBearerLoginModule required \
+unsecuredLoginStringClaim_sub="broker";
+listener.name.sasltls.plain.connections.max.reauth.ms={reauthenticate}
+"""
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", folder / "key.pem", "-out", folder / "cert.pem", "-days", "2", "-subj", "/CN=test"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    (folder / "both.pem").write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
+    return folder
+
+
+class SecureKafka:
+    def __init__(self, broker, mtls_port, sasl_port):
+        self.broker = broker
+        self.mtls = f"127.0.0.1:{mtls_port}"
+        self.sasl = f"127.0.0.1:{sasl_port}"
+
+
+@pytest.fixture(scope="module")
+def secure(kafka_jars, tmp_path_factory, certificates):
+    mtls_port, sasl_port = free_ports(2)
+    broker = RealKafka(kafka_jars("4.3.0"), tmp_path_factory.mktemp("secure") / "kafka")
+    config = broker.data_dir / "server.properties"
+    more = f",MTLS://127.0.0.1:{mtls_port},SASLTLS://127.0.0.1:{sasl_port}"
+    lines = [
+        line + more if line.startswith(("listeners=", "advertised.listeners=")) else line
+        for line in config.read_text().splitlines()
+    ]
+    more_lines = PROPERTIES.format(folder=certificates, login=LOGIN, reauthenticate=REAUTHENTICATE_MS)
+    config.write_text("\n".join(lines) + more_lines)
+    try:
+        broker.start()
+        for mechanism, number, digest in (("SCRAM-SHA-256", 1, "sha256"), ("SCRAM-SHA-512", 2, "sha512")):
+            add_scram_user(broker, mechanism, number, digest)
+        yield SecureKafka(broker, mtls_port, sasl_port)
+    finally:
+        broker.remove()
+
+
+def add_scram_user(broker, mechanism, number, digest):
+    salt = os.urandom(16)
+    salted = hashlib.pbkdf2_hmac(digest, b"secret", salt, 4096)
+    user = ScramCredentialUpsertion(name="ann", mechanism=number, iterations=4096, salt=salt, salted_password=salted)
+    with Connection(broker.bootstrap) as connection:
+        answer = connection.call(AlterUserScramCredentialsRequest(upsertions=[user]), 0)
+    assert [result.error_code for result in answer.results] == [0], mechanism  # type: ignore[attr-defined]
+
+
+def unsecured_token(subject="ann", seconds=60):
+    def part(value):
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+    now = time.time()
+    return Token(
+        f"{part({'alg': 'none'})}.{part({'sub': subject, 'iat': now, 'exp': now + seconds})}.",
+        int((now + seconds) * 1000),
+    )
+
+
+def admin_at(address, certificates, **options):
+    tls = options.pop("tls", TlsSettings(ca_file=str(certificates / "cert.pem")))
+    return AdminClient(address, timeout_ms=10_000, tls=tls, **options)
+
+
+def eventually_in(admin):
+    """SCRAM credentials take a moment to reach the listener."""
+    deadline = SYSTEM_CLOCK.monotonic_ms() + 10_000
+    while True:
+        try:
+            return admin.describe_cluster()
+        except AuthenticationError:
+            if SYSTEM_CLOCK.monotonic_ms() > deadline:
+                raise
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
+def test_every_mechanism_lets_us_in_over_tls(secure, certificates, mechanism):
+    if mechanism == "OAUTHBEARER":
+        sasl = SaslSettings(mechanism, token_provider=TokenCache(unsecured_token, SYSTEM_CLOCK.time_ms))
+    else:
+        sasl = SaslSettings(mechanism, username="ann", password="secret")
+    with admin_at(secure.sasl, certificates, sasl=sasl) as admin:
+        assert eventually_in(admin).brokers[0].port == int(secure.sasl.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
+def test_who_is_not_known_is_told_what_to_check(secure, certificates, mechanism):
+    if mechanism == "OAUTHBEARER":
+        sasl = SaslSettings(mechanism, token_provider=lambda: unsecured_token(seconds=-100))
+    else:
+        sasl = SaslSettings(mechanism, username="ann", password="wrong")
+    with (
+        admin_at(secure.sasl, certificates, sasl=sasl) as admin,
+        pytest.raises(AuthenticationError, match=f"with SASL {mechanism}.*check"),
+    ):
+        admin.describe_cluster()
+
+
+def test_a_session_is_renewed_on_the_same_connection_as_often_as_the_broker_wants(secure, certificates):
+    sasl = SaslSettings("PLAIN", username="ann", password="secret")
+    with admin_at(secure.sasl, certificates, sasl=sasl) as admin:
+        admin.describe_cluster()
+        network = admin.client.network
+        before = dict(network._connections)
+        end = SYSTEM_CLOCK.monotonic_ms() + 2 * REAUTHENTICATE_MS
+        while SYSTEM_CLOCK.monotonic_ms() < end:  # a session not renewed would be over by then
+            admin.describe_cluster()
+            admin.client.poll(100)
+        assert {node: network._connections[node] for node in before} == before
+        assert network.last_failure is None
+
+
+def test_a_client_certificate_lets_us_in_and_its_absence_is_explained(secure, certificates):
+    folder = certificates
+    mine = TlsSettings(
+        ca_file=str(folder / "cert.pem"), cert_file=str(folder / "cert.pem"), key_file=str(folder / "key.pem")
+    )
+    with admin_at(secure.mtls, folder, tls=mine) as admin:
+        assert admin.describe_cluster().controller_id == 1
+    with admin_at(secure.mtls, folder) as admin, pytest.raises(TlsError, match=r"ssl.keystore"):
+        admin.describe_cluster()
+
+
+def test_a_broker_nobody_vouches_for_is_not_talked_to(secure, certificates):
+    with admin_at(secure.mtls, certificates, tls=TlsSettings()) as admin, pytest.raises(TlsError, match="not trusted"):
+        admin.describe_cluster()
+
+
+@pytest.mark.parametrize("secured", [True, False], ids=["TLS at a plain port", "plain at a TLS port"])
+def test_the_wrong_protocol_for_a_port_is_said_in_time(secure, certificates, secured):
+    tls = TlsSettings(ca_file=str(certificates / "cert.pem")) if secured else None
+    address = secure.broker.bootstrap if secured else secure.mtls
+    with (
+        AdminClient(address, timeout_ms=1000, tls=tls) as admin,
+        pytest.raises(TimedOutError, match=r"security\.protocol"),
+    ):
+        admin.describe_cluster()

@@ -1,0 +1,230 @@
+"""What cannot be sent says so: what, why, and in time."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+from headrace import (
+    BrokerError,
+    BufferExhaustedError,
+    ClosedError,
+    IllegalStateError,
+    Producer,
+    RecordTooLargeError,
+    SerializationError,
+    TimedOutError,
+)
+from peers import librdkafka
+from peers.real_kafka import RealKafka, free_ports
+from topics import new_topic, unique
+from waiting import eventually
+
+SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def strict(kafka_jars, tmp_path_factory):
+    """A broker that makes no topics by itself."""
+    broker = RealKafka(
+        kafka_jars("4.3.0"), tmp_path_factory.mktemp("strict") / "kafka", {"auto.create.topics.enable": "false"}
+    )
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.remove()
+
+
+def test_a_topic_that_is_not_there_is_waited_for_no_longer_than_max_block(strict):
+    with Producer(bootstrap_servers=strict.bootstrap, max_block_ms=700) as producer:
+        started = time.monotonic()
+        with pytest.raises(TimedOutError, match=r"topic 'nowhere' is not known after 7\d\d ms \(max.block.ms\)"):
+            producer.send("nowhere", b"v")
+        with pytest.raises(TimedOutError, match="topic 'nowhere'"):
+            producer.partitions_for("nowhere")
+        assert time.monotonic() - started < 3
+
+
+def test_a_partition_that_is_not_there_names_how_many_there_are(strict):
+    topic = new_topic(strict, "few", 2)
+    with Producer(bootstrap_servers=strict.bootstrap, max_block_ms=500) as producer:
+        with pytest.raises(
+            TimedOutError, match=rf"partition 5 of topic '{topic}' is not known \(it has 2 partitions\)"
+        ):
+            producer.send(topic, b"v", partition=5)
+        with pytest.raises(TimedOutError, match="partition 7"):
+            producer.send_arrow(topic, pa.table({"value": [b"v"], "partition": [7]}))
+        assert producer.send(topic, b"v", partition=1).result(SECONDS).partition == 1
+
+
+def test_a_topic_that_comes_into_being_while_a_send_waits_is_found(strict):
+    topic = unique("late")
+    with Producer(bootstrap_servers=strict.bootstrap) as producer:
+        made = threading.Timer(0.5, strict.create_topic, [topic])
+        made.start()
+        assert producer.send(topic, b"v").result(SECONDS).offset == 0
+        made.join()
+
+
+def test_an_invalid_topic_fails_at_once(kafka):
+    with Producer(bootstrap_servers=kafka.bootstrap) as producer:
+        started = time.monotonic()
+        with pytest.raises(BrokerError, match=r"INVALID_TOPIC_EXCEPTION \(17\): topic 'no spaces'"):
+            producer.send("no spaces", b"v")
+        assert time.monotonic() - started < 5
+        with pytest.raises(ValueError, match="topic is ''"):
+            producer.send("", b"v")
+
+
+def test_records_that_are_too_large_are_refused_with_size_and_option(kafka):
+    topic = new_topic(kafka, "sizes")
+    small = {"bootstrap_servers": kafka.bootstrap, "max_request_size": 10_000}
+    with Producer(small, batch_size=1000) as producer:
+        with pytest.raises(RecordTooLargeError, match=r"10036 bytes .* max.request.size \(10000\)"):
+            producer.send(topic, b"x" * 10_000)
+        with pytest.raises(RecordTooLargeError, match=r"row 1 has 11003 bytes .* max.request.size \(10000\)"):
+            producer.send_arrow(topic, pa.table({"value": [b"x", b"x" * 11_000], "key": [b"key", b"key"]}))
+        assert producer.send(topic, b"fits").result(SECONDS).offset == 0
+    with (
+        Producer(bootstrap_servers=kafka.bootstrap, buffer_memory=20_000, batch_size=1000) as producer,
+        pytest.raises(RecordTooLargeError, match=r"buffer.memory \(20000\)"),
+    ):
+        producer.send(topic, b"x" * 20_000)
+    assert [record.value for record in librdkafka.consume(kafka.bootstrap, topic, 1)] == [b"fits"]
+
+
+def test_what_a_serializer_cannot_take_is_told_with_type_and_serializer(kafka):
+    topic = new_topic(kafka, "types")
+    with Producer(bootstrap_servers=kafka.bootstrap, key_serializer="int", value_serializer="str") as producer:
+        with pytest.raises(SerializationError, match=r"StrSerializer takes str, got bytes as value .* set another"):
+            producer.send(topic, b"bytes")
+        with pytest.raises(SerializationError, match="IntSerializer takes int of 32 bits, got str as key"):
+            producer.send(topic, "v", "5")
+        with pytest.raises(ValueError, match="a header is"):
+            producer.send(topic, "v", headers=[("a", "text")])  # type: ignore[list-item]
+        assert producer.send(topic, "v", 5).result(SECONDS).offset == 0
+
+
+def test_a_partitioner_that_chooses_what_is_not_there_is_named(kafka):
+    topic = new_topic(kafka, "astray")
+
+    def astray(*_):
+        return 9
+
+    with (
+        Producer(bootstrap_servers=kafka.bootstrap, partitioner_class=astray) as producer,
+        pytest.raises(ValueError, match=rf"astray chose partition 9 of '{topic}', which has 0 to 0"),
+    ):
+        producer.send(topic, b"v")
+
+
+def test_a_full_buffer_blocks_then_says_what_is_full_and_who_is_away(kafka_jars, tmp_path):
+    broker = RealKafka(kafka_jars("4.3.0"), tmp_path / "kafka")
+    try:
+        broker.start()
+        topic = new_topic(broker, "full")
+        producer = Producer(
+            bootstrap_servers=broker.bootstrap, buffer_memory=50_000, batch_size=10_000, max_block_ms=600
+        )
+        producer.send(topic, b"v").result(SECONDS)
+        broker.kill()
+
+        def fill():
+            for _ in range(10):
+                producer.send(topic, b"x" * 9_000)
+
+        message = r"buffer full: 0.0 of 0.0\d+ MiB for 0\.\d+ s.* no connection to broker 1: .*raise buffer.memory"
+        with pytest.raises(BufferExhaustedError, match=message):
+            fill()
+        with pytest.raises(TimedOutError, match=r"records not answered within 0\.1 s"):
+            producer.flush(0.1)
+
+        # A close with little time fails what is left, and is on time itself.
+        last = producer._accumulator.incomplete()
+        started = time.monotonic()
+        producer.close(0.3)
+        assert time.monotonic() - started < 5
+        assert last
+        assert all(isinstance(batch.error, ClosedError) for batch in last)
+        with pytest.raises(ClosedError):
+            producer.send(topic, b"v")
+    finally:
+        broker.remove()
+
+
+class Http(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.recv(1000)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_a_port_that_speaks_http_is_told_from_one_where_nobody_is():
+    with socketserver.TCPServer(("127.0.0.1", 0), Http) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with (
+            Producer(bootstrap_servers=f"127.0.0.1:{server.server_address[1]}", max_block_ms=600) as producer,
+            pytest.raises(TimedOutError, match=r"no broker has answered yet: .*HTTP"),
+        ):
+            producer.send("t", b"v")
+        server.shutdown()
+    (port,) = free_ports(1)
+    with (
+        Producer(bootstrap_servers=f"127.0.0.1:{port}", max_block_ms=600) as producer,
+        pytest.raises(TimedOutError, match=rf"no broker has answered yet: .*{port}.*refused"),
+    ):
+        producer.send("t", b"v")
+
+
+def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(kafka):
+    topic, told = new_topic(kafka, "from-callback"), []
+    producer = Producer(bootstrap_servers=kafka.bootstrap)
+
+    def delivered(metadata, error):
+        for wait in (producer.flush, lambda: producer.send(unique("unknown"), b"v")):
+            with pytest.raises(IllegalStateError, match="in a callback"):
+                wait()
+        producer.send(topic, b"this can be sent")
+        producer.close()
+        told.append(error)
+
+    producer.send(topic, b"v", on_delivery=delivered)
+    eventually("the callback", lambda: told)
+    eventually("the end of the I/O thread", lambda: producer._thread and not producer._thread.is_alive())
+    assert told == [None]
+    with pytest.raises(ClosedError):
+        producer.send(topic, b"v")
+
+
+def test_close_with_no_time_gives_up_at_once(kafka):
+    topic = new_topic(kafka, "no-time")
+    producer = Producer(bootstrap_servers=kafka.bootstrap, linger_ms=60_000)
+    futures = [producer.send(topic, b"v") for _ in range(10)]
+    started = time.monotonic()
+    producer.close(timeout=0)
+    assert time.monotonic() - started < 2
+    assert all(future.done() for future in futures)
+
+
+def test_a_producer_that_is_closed_while_another_thread_waits_for_metadata_releases_it(strict):
+    producer = Producer(bootstrap_servers=strict.bootstrap)
+    errors = []
+
+    def send():
+        try:
+            producer.send("nowhere-either", b"v")
+        except ClosedError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=send) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    eventually("threads that wait", lambda: "nowhere-either" in producer._metadata._topics)
+    producer.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(errors) == 3

@@ -1,0 +1,137 @@
+"""Fixtures of the link layer: our client on one end, a scripted server on the other."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from headrace.client.addresses import parse
+from headrace.client.clock import SYSTEM_CLOCK
+from headrace.client.connection import ConnectionSettings
+from headrace.client.metadata import Metadata, MetadataUpdater
+from headrace.client.network import NetworkClient, NetworkSettings
+from headrace.client.requests import Request, Response
+from headrace.errors import AuthenticationError
+from headrace.wire.schema import Message
+from scripted import Script, ScriptedServer
+
+SECONDS_MAX = 15.0
+NODE = 1
+
+
+class Link:
+    """A network client that talks to nodes one by one, with time-outs short enough for tests."""
+
+    def __init__(self, address: str, settings: ConnectionSettings, network: NetworkSettings) -> None:
+        self.client = NetworkClient(settings, network, SYSTEM_CLOCK)
+        self.client.on_auth_failure = self._refused
+        self.auth_errors: list[AuthenticationError] = []
+        self.polls = 0
+        self.client.set_node(NODE, parse(address)[0])
+
+    def _refused(self, error: AuthenticationError) -> None:
+        self.auth_errors.append(error)
+
+    @property
+    def now(self) -> float:
+        return SYSTEM_CLOCK.monotonic_ms()
+
+    def turn(self, timeout_ms: float = 200) -> None:
+        self.polls += 1
+        self.client.poll(timeout_ms, self.now)
+
+    def until(self, what: str, true: object) -> None:
+        """Poll until a condition (a callable) holds."""
+        assert callable(true)
+        deadline = self.now + SECONDS_MAX * 1000
+        while not true():
+            assert self.now < deadline, f"{what}: not after {SECONDS_MAX} s; last failure {self.client.last_failure}"
+            self.turn()
+
+    def connect(self) -> None:
+        self.until("a connection", lambda: self.client.is_ready(NODE, self.now))
+
+    def fail_to_connect(self) -> str:
+        """What is said of the first attempt that fails."""
+        self.until(
+            "a failure", lambda: not self.client.is_ready(NODE, self.now) and self.client.last_failure is not None
+        )
+        return str(self.client.last_failure)
+
+    def begin(
+        self,
+        message: Message,
+        *,
+        timeout_ms: float = SECONDS_MAX * 1000,
+        versions: tuple[int, int] | None = None,
+        expects_response: bool = True,
+    ) -> list[Response]:
+        """Send once connected; the response will be in the list."""
+        self.connect()
+        responses: list[Response] = []
+        request = Request.of(message, responses.append, timeout_ms, versions)
+        request.expects_response = expects_response
+        self.client.send(NODE, request, self.now)
+        return responses
+
+    def ask(self, message: Message, **options: object) -> Response:
+        responses = self.begin(message, **options)  # type: ignore[arg-type]
+        self.until("a response", lambda: responses)
+        assert len(responses) == 1
+        return responses[0]
+
+
+class Links:
+    """Makes servers and links, and ends them with the test."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def server(self, *scripts: Script, **options: object) -> ScriptedServer:
+        return self._stack.enter_context(ScriptedServer(*scripts, **options))  # type: ignore[arg-type]
+
+    def link(self, server: ScriptedServer | str, network: NetworkSettings | None = None, **options: object) -> Link:
+        network = network or NetworkSettings(reconnect_backoff_ms=5, reconnect_backoff_max_ms=20)
+        settings = ConnectionSettings("link-test", **{"connect_timeout_ms": 2000, **options})  # type: ignore[arg-type]
+        link = Link(server if isinstance(server, str) else server.address, settings, network)
+        self._stack.callback(link.client.close)
+        return link
+
+    def to(self, *scripts: Script, **options: object) -> Link:
+        """A link to a server with these scripts."""
+        return self.link(self.server(*scripts), **options)  # type: ignore[arg-type]
+
+    def updater(self, link: Link, servers: str, topics: tuple[str, ...] = ("t",), **options: object) -> MetadataUpdater:
+        metadata = Metadata(SYSTEM_CLOCK, retry_backoff_ms=5, retry_backoff_max_ms=20)
+        for topic in topics:
+            metadata.add_topic(topic)
+        settings = {"request_timeout_ms": 2000, "rebootstrap_trigger_ms": 60_000, **options}
+        return MetadataUpdater(metadata, link.client, parse(servers), **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with ExitStack() as stack:
+        yield Links(stack)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    folder = tmp_path_factory.mktemp("certificate")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    return cert, key

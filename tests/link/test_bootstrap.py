@@ -1,0 +1,161 @@
+"""Finding the cluster: every bootstrap address, every DNS answer, and from the start again when all are gone."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from headrace.client import network
+from headrace.client.addresses import Address, Endpoint
+from headrace.errors import BrokerError, UnsupportedVersionError
+from headrace.wire.api.metadata import MetadataResponse, MetadataResponseBroker, MetadataResponseTopic
+from peers.real_kafka import free_ports
+from scripted import METADATA, behave, metadata
+
+
+def run(link, updater, what, true):
+    deadline = link.now + 15_000
+    while not true():
+        assert link.now < deadline, f"{what}: not after 15 s"
+        link.client.poll(min(50.0, updater.maybe_update(link.now)), link.now)
+
+
+def test_every_bootstrap_address_is_tried(links):
+    dead = free_ports(2)
+    server = links.server()
+    link = links.link(server)
+    servers = ",".join([*(f"127.0.0.1:{port}" for port in dead), server.address])
+    updater = links.updater(link, servers)
+    run(link, updater, "metadata", lambda: updater.metadata.cluster.brokers)
+    assert updater.metadata.cluster.brokers == {1: Endpoint("127.0.0.1", server.port)}
+    assert updater.node_ids == [1]
+
+
+def test_a_bootstrap_server_that_swallows_everything_does_not_hold_up_the_others(links):
+    """Connected, and never a word: others are asked after a second, long before the set-up time is over."""
+    silent = links.server(lambda peer: peer.silence())
+    server = links.server()
+    link = links.link(server, connect_timeout_ms=10_000)
+    updater = links.updater(link, f"{silent.address},{server.address}")
+    started = link.now
+    run(link, updater, "metadata", lambda: updater.metadata.cluster.brokers)
+    assert link.now - started < 5000
+
+
+def test_every_address_of_a_name_is_tried_without_waiting(links, monkeypatch):
+    server = links.server()
+    dead = free_ports(2)
+    addresses = [Address(socket.AF_INET, ("127.0.0.1", port)) for port in (*dead, server.port)]
+    monkeypatch.setattr(network, "resolve", lambda endpoint: addresses)
+    link = links.link(server, network.NetworkSettings(reconnect_backoff_ms=10_000, reconnect_backoff_max_ms=10_000))
+    started = link.now
+    link.connect()
+    assert link.now - started < 5000
+
+
+def test_a_name_is_looked_up_again_after_all_its_addresses_failed(links, monkeypatch):
+    server = links.server()
+    (dead,) = free_ports(1)
+    answers = [[Address(socket.AF_INET, ("127.0.0.1", port))] for port in (dead, server.port)]
+    monkeypatch.setattr(network, "resolve", lambda endpoint: answers.pop(0))
+    links.link(server).connect()
+    assert not answers
+
+
+def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypatch):
+    server = links.server()
+    found = [Address(socket.AF_INET, ("127.0.0.1", server.port))]
+    tries = []
+
+    def resolve(endpoint):
+        tries.append(endpoint)
+        if len(tries) == 1:
+            raise socket.gaierror(socket.EAI_NONAME, "cannot resolve 'broker'")
+        return found
+
+    monkeypatch.setattr(network, "resolve", resolve)
+    link = links.link(server)
+    assert "cannot resolve" in link.fail_to_connect()
+    link.connect()
+
+
+def test_when_every_known_broker_is_gone_the_bootstrap_servers_are_asked_again(links):
+    """The cluster has moved: the brokers of the first answer are dead, the bootstrap address leads to new ones."""
+    (dead,) = free_ports(1)
+
+    def gone(peer, header, message):
+        return MetadataResponse(brokers=[MetadataResponseBroker(node_id=5, host="127.0.0.1", port=dead)])
+
+    def first(peer):
+        peer.serve({METADATA: gone})
+
+    server = links.server(first, behave)
+    link = links.link(server)
+    updater = links.updater(link, server.address)
+    run(link, updater, "the first answer", lambda: 5 in updater.metadata.cluster.brokers)
+    link.client.forget_node(-1)  # else its connection would still be there
+    link.client.set_node(-1, Endpoint("127.0.0.1", server.port))
+    updater.metadata.request_update()
+    run(link, updater, "the second", lambda: 1 in updater.metadata.cluster.brokers)
+    assert updater.node_ids == [1]
+
+
+def test_without_recovery_the_known_brokers_are_kept(links):
+    (dead,) = free_ports(1)
+    answer = MetadataResponse(brokers=[MetadataResponseBroker(node_id=5, host="127.0.0.1", port=dead)])
+    server = links.server(lambda peer: peer.serve({METADATA: lambda *_: answer}))
+    link = links.link(server)
+    updater = links.updater(link, server.address, rebootstrap_trigger_ms=None)
+    run(link, updater, "the answer", lambda: 5 in updater.metadata.cluster.brokers)
+    updater.metadata.request_update()
+    end = link.now + 1500
+    while link.now < end:
+        link.client.poll(min(50.0, updater.maybe_update(link.now)), link.now)
+    assert updater.node_ids == [5]
+
+
+def test_a_broker_that_says_so_sends_us_back_to_the_bootstrap_servers(links):
+    def answer(peer, header, message):
+        said.append(header.api_version)
+        reply = metadata(peer, header, message)
+        return reply.replace(error_code=129) if len(said) == 2 else reply
+
+    said = []
+    server = links.server(lambda peer: peer.serve({METADATA: answer}))
+    server.api_ranges[3] = (1, 13)
+    link = links.link(server)
+    updater = links.updater(link, server.address)
+    run(link, updater, "metadata", lambda: updater.metadata.cluster.brokers)
+    updater.metadata.request_update()
+    run(link, updater, "going back", lambda: updater.node_ids == [-1])
+    run(link, updater, "metadata again", lambda: updater.node_ids == [1])
+
+
+def test_a_topic_that_may_not_be_read_is_an_error_at_once(links):
+    def answer(peer, header, message):
+        topics = [MetadataResponseTopic(name=topic.name, error_code=29) for topic in message.topics]
+        return metadata(peer, header, message).replace(topics=topics)
+
+    server = links.server(lambda peer: peer.serve({METADATA: answer}))
+    link = links.link(server)
+    updater = links.updater(link, server.address)
+    run(link, updater, "metadata", lambda: updater.metadata.cluster.errors)
+    with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
+        updater.metadata.raise_topic_error("t")
+    assert updater.maybe_update(link.now) > 1000  # asking again would not help
+
+
+def test_a_broker_without_metadata_in_our_versions_is_told_to_all_who_wait(links):
+    server = links.server()
+    server.api_ranges = {18: (0, 3), 3: (40, 41)}
+    link = links.link(server)
+    updater = links.updater(link, server.address)
+
+    def wait():
+        for _ in range(200):
+            link.client.poll(min(50.0, updater.maybe_update(link.now)), link.now)
+            updater.metadata.wait_for_update(0, 0)
+
+    with pytest.raises(UnsupportedVersionError, match="Metadata"):
+        wait()

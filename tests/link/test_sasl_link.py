@@ -1,0 +1,136 @@
+"""SASL over a link: who is refused hears why, and who is let in is asked again before the session ends (KIP-368)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from headrace.client.credentials import SaslSettings
+from headrace.client.network import NetworkSettings
+from headrace.errors import AuthenticationError, ConnectionFailedError
+from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.api.sasl_authenticate import SaslAuthenticateResponse
+from headrace.wire.api.sasl_handshake import SaslHandshakeResponse
+from scripted import METADATA, ScriptedServer, metadata
+
+HANDSHAKE, AUTHENTICATE = 17, 36
+ASK = MetadataRequest(topics=[])
+PLAIN = SaslSettings("PLAIN", username="ann", password="secret").mechanism
+
+
+class SaslBroker:
+    """A script that lets ann in; notes what it was asked, in order."""
+
+    def __init__(self, **options):
+        self.asked = []
+        self.lifetime_ms = options.get("lifetime_ms", 0)
+        self.handshake_error = options.get("handshake_error", 0)
+        self.refuse_after = options.get("refuse_after", 1 << 30)
+
+    def __call__(self, peer):
+        peer.server.api_ranges.update({HANDSHAKE: (0, 1), AUTHENTICATE: (0, 2)})
+        peer.serve({HANDSHAKE: self.handshake, AUTHENTICATE: self.authenticate, METADATA: self.metadata})
+
+    def handshake(self, peer, header, message):
+        self.asked.append("handshake")
+        return SaslHandshakeResponse(error_code=self.handshake_error, mechanisms=["SCRAM-SHA-256", "GSSAPI"])
+
+    def authenticate(self, peer, header, message):
+        self.asked.append("authenticate")
+        if message.auth_bytes != b"\0ann\0secret" or self.asked.count("authenticate") > self.refuse_after:
+            return SaslAuthenticateResponse(error_code=58, error_message="Authentication failed")
+        return SaslAuthenticateResponse(session_lifetime_ms=self.lifetime_ms)
+
+    def metadata(self, peer, header, message):
+        self.asked.append("metadata")
+        return metadata(peer, header, message)
+
+
+def test_who_is_known_gets_in(links):
+    broker = SaslBroker()
+    link = links.to(broker, mechanism_factory=PLAIN)
+    assert link.ask(ASK).error is None
+    assert broker.asked == ["handshake", "authenticate", "metadata"]
+
+
+@pytest.mark.parametrize(
+    ("broker", "password", "said"),
+    [
+        (SaslBroker(), "wrong", "did not accept user 'ann'.*Authentication failed; check sasl.username"),
+        (SaslBroker(handshake_error=33), "secret", "it offers GSSAPI, SCRAM-SHA-256; set sasl.mechanism"),
+        (SaslBroker(handshake_error=34), "secret", "wants no SASL on this port.*set security.protocol"),
+    ],
+    ids=["wrong password", "mechanism not offered", "no SASL listener"],
+)
+def test_who_is_refused_hears_why_as_an_authentication_error(links, broker, password, said):
+    mechanism = SaslSettings("PLAIN", username="ann", password=password).mechanism
+    link = links.to(broker, mechanism_factory=mechanism)
+    failure = link.fail_to_connect()
+    assert re.search(said, failure), failure
+    assert isinstance(link.auth_errors[0], AuthenticationError)
+    assert password not in failure
+
+
+def test_a_broker_without_sasl_is_an_authentication_error(links):
+    link = links.to(lambda peer: peer.serve(), mechanism_factory=PLAIN)
+    assert "no SASL of our kind" in link.fail_to_connect()
+    assert isinstance(link.auth_errors[0], AuthenticationError)
+
+
+def test_a_client_without_sasl_at_a_sasl_port_is_told_so(links):
+    """Such a broker answers ApiVersions, and hangs up at anything else."""
+
+    def sasl_only(peer):
+        peer.serve(requests_max=1)
+        peer.request()
+
+    response = links.to(sasl_only).ask(ASK)
+    assert isinstance(response.error, ConnectionFailedError)
+    assert "if its listener wants SASL" in str(response.error)
+
+
+def test_a_session_is_renewed_on_the_same_connection_before_it_ends(links):
+    broker = SaslBroker(lifetime_ms=200)
+    server: ScriptedServer = links.server(broker)
+    link = links.link(server, mechanism_factory=PLAIN)
+    link.ask(ASK)
+    started = link.now
+    link.until("a second authentication", lambda: broker.asked.count("authenticate") >= 2)
+    assert 100 < link.now - started < 200  # at 170 to 190 ms of the session
+    assert link.ask(ASK).error is None
+    assert server.accepted == 1
+    assert broker.asked[:5] == ["handshake", "authenticate", "metadata", "handshake", "authenticate"]
+
+
+def test_nothing_new_is_sent_while_a_session_is_to_be_renewed_and_what_is_in_flight_is_waited_for(links):
+    broker = SaslBroker(lifetime_ms=150)
+    link = links.to(broker, mechanism_factory=PLAIN)
+    deadline = link.now + 10_000
+    waiting = []
+    # Busy all the time: the renewal has to find a gap of its own making.
+    while broker.asked.count("authenticate") < 3:
+        assert link.now < deadline
+        waiting.append(link.begin(ASK))
+        link.turn(0)
+    link.until("the rest", lambda: all(waiting))
+    assert not [responses for responses in waiting if responses[0].error]
+    renewals = [i for i, what in enumerate(broker.asked) if what == "handshake"]
+    assert all(broker.asked[i + 1] == "authenticate" for i in renewals)
+
+
+def test_a_renewal_that_is_refused_closes_the_connection_with_an_authentication_error(links):
+    broker = SaslBroker(lifetime_ms=100, refuse_after=1)
+    link = links.to(broker, mechanism_factory=PLAIN)
+    link.ask(ASK)
+    link.until("the refusal", lambda: link.auth_errors)
+    assert "did not accept user 'ann'" in str(link.auth_errors[0])
+    assert not link.client.is_connected(1)
+
+
+def test_renewing_does_not_keep_an_idle_connection_alive(links):
+    network = NetworkSettings(connections_max_idle_ms=350)
+    link = links.to(broker := SaslBroker(lifetime_ms=100), network=network, mechanism_factory=PLAIN)
+    link.ask(ASK)
+    link.until("its end", lambda: link.client.connection_count() == 0)
+    assert broker.asked.count("authenticate") >= 3

@@ -1,0 +1,202 @@
+"""A server on loopback that does as it is told, however badly: the other end of the link tests.
+
+    ScriptedServer(script, …): the first connection gets the first script, and so on; the last one stays
+    script(peer): reads requests, answers or does not, sends anything, hangs up
+
+Scripts run in threads of their own and end with the server at the latest.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from headrace.wire import frames
+from headrace.wire.api.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from headrace.wire.api.metadata import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from headrace.wire.frames import FrameDecoder, RequestHeader
+from headrace.wire.schema import Message
+
+SECONDS_MAX = 20
+NODE_ID = 1
+API_VERSIONS, METADATA = ApiVersionsRequest.api_key, MetadataRequest.api_key
+
+Script = Callable[["Peer"], None]
+Handler = Callable[["Peer", RequestHeader, Message], "Message | bytes | None"]
+"""An answer, raw bytes to send instead, or None: no answer."""
+
+
+class HungUpError(Exception):
+    """The client has closed the connection: the script is over."""
+
+
+class Peer:
+    """The server's end of one connection."""
+
+    def __init__(self, server: ScriptedServer, sock: socket.socket) -> None:
+        self.server = server
+        self.socket = sock
+        self._decoder = FrameDecoder()
+        self._waiting: list[bytes] = []
+
+    def request(self) -> tuple[RequestHeader, Message]:
+        """The next request."""
+        while not self._waiting:
+            data = self._receive()
+            self._waiting += self._decoder.feed(data)
+        frame = self._waiting.pop(0)
+        header, pos = frames.decode_request_header(frame)
+        return header, frames.decode_request_body(header, frame, pos)
+
+    def _receive(self) -> bytes:
+        try:
+            data = self.socket.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            raise HungUpError
+        return data
+
+    def answer(self, header: RequestHeader, message: Message, *, version: int | None = None, shift: int = 0) -> None:
+        """An answer to a request; `shift` makes its correlation id a wrong one."""
+        self.send(encoded(header, message, version=version, shift=shift))
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            raise HungUpError from None
+
+    def drip(self, data: bytes) -> None:
+        """One byte at a time."""
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for i in range(len(data)):
+            self.send(data[i : i + 1])
+
+    def silence(self) -> None:
+        """Say nothing until the client gives up."""
+        while True:
+            self._receive()
+
+    def reset(self) -> None:
+        """Hang up with a TCP reset."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+        raise HungUpError
+
+    def serve(self, handlers: Mapping[int, Handler] | None = None, *, requests_max: int = 1 << 30) -> None:
+        """Behave: answer ApiVersions and Metadata, and the rest by `handlers`, which may replace those two."""
+        table: dict[int, Handler] = {API_VERSIONS: api_versions, METADATA: metadata, **(handlers or {})}
+        for _ in range(requests_max):
+            header, message = self.request()
+            answer = table[header.api_key](self, header, message)
+            if isinstance(answer, bytes):
+                self.send(answer)
+            elif answer is not None:
+                self.answer(header, answer)
+
+
+def encoded(header: RequestHeader, message: Message, *, version: int | None = None, shift: int = 0) -> bytes:
+    """The frame of an answer."""
+    version = header.api_version if version is None else version
+    return b"".join(frames.encode_response(message, version, header.correlation_id + shift))
+
+
+def api_versions(peer: Peer, header: RequestHeader, message: Message) -> Message:
+    ranges = peer.server.api_ranges
+    return ApiVersionsResponse(
+        api_keys=[ApiVersion(api_key=key, min_version=low, max_version=high) for key, (low, high) in ranges.items()]
+    )
+
+
+def metadata(peer: Peer, header: RequestHeader, message: Message) -> Message:
+    """A cluster of this server alone, which leads every topic's only partition."""
+    assert isinstance(message, MetadataRequest)
+    partition = MetadataResponsePartition(
+        partition_index=0, leader_id=NODE_ID, leader_epoch=1, replica_nodes=[NODE_ID], isr_nodes=[NODE_ID]
+    )
+    topics = [MetadataResponseTopic(name=topic.name, partitions=[partition]) for topic in message.topics or ()]
+    broker = MetadataResponseBroker(node_id=NODE_ID, host="127.0.0.1", port=peer.server.port)
+    return MetadataResponse(brokers=[broker], controller_id=NODE_ID, topics=topics)
+
+
+def behave(peer: Peer) -> None:
+    peer.serve()
+
+
+class ScriptedServer:
+    """Listens on loopback from the start; `with` ends it."""
+
+    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
+        self.scripts = list(scripts) or [behave]
+        self.api_ranges: dict[int, tuple[int, int]] = {0: (3, 9), 1: (4, 12), 3: (1, 9), 18: (0, 3)}
+        self.accepted = 0
+        self.errors: list[BaseException] = []
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port = int(self._listener.getsockname()[1])
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept)
+        self._accepting.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            script = self.scripts[min(self.accepted, len(self.scripts) - 1)]
+            self.accepted += 1
+            sock.settimeout(SECONDS_MAX)
+            self._sockets.append(sock)
+            thread = threading.Thread(target=self._run, args=(script, sock))
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self, script: Script, sock: socket.socket) -> None:
+        try:
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True)
+            script(Peer(self, sock))
+        except (HungUpError, OSError):
+            pass
+        except BaseException as error:
+            self.errors.append(error)
+        finally:
+            sock.close()
+
+    def close(self) -> None:
+        """End all of it; what went wrong in a script is raised here."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._accepting.join(SECONDS_MAX)
+        for sock in self._sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(SECONDS_MAX)
+            assert not thread.is_alive()
+        if self.errors:
+            raise self.errors[0]
+
+    def __enter__(self) -> ScriptedServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

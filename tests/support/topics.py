@@ -1,0 +1,21 @@
+"""Topics of a test's own, on a broker that all tests share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+from peers.broker import Broker
+
+_numbers = itertools.count()
+
+
+def unique(name: str) -> str:
+    """A name that no other test has used."""
+    return f"{name}-{os.getpid()}-{next(_numbers)}"
+
+
+def new_topic(broker: Broker, name: str, partitions: int = 1, **configs: object) -> str:
+    """Create a topic; `max_message_bytes=1000` stands for the option max.message.bytes."""
+    options = {option.replace("_", "."): str(value) for option, value in configs.items()}
+    return broker.create_topic(unique(name), partitions, options)

@@ -1,0 +1,174 @@
+"""The producer's memory: reuse, order of those who wait, time-outs, the end."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from fakes import FakeClock
+from headrace.errors import BufferExhaustedError, ClosedError, RecordTooLargeError, TimedOutError
+from headrace.producer.buffer_pool import BufferPool
+from waiting import eventually
+
+BATCH, TOTAL = 1024, 4096
+LONG_MS = 20_000
+SECONDS_MAX = 20
+
+
+def make_pool(**options: Any) -> BufferPool:
+    return BufferPool(TOTAL, BATCH, FakeClock(), **options)
+
+
+class Waiter:
+    """A thread that wants memory, and what came of it."""
+
+    def __init__(self, pool: BufferPool, size: int, done: list[Any], name: Any, timeout_ms: float = LONG_MS) -> None:
+        self.pool, self.size, self.done, self.name, self.timeout_ms = pool, size, done, name, timeout_ms
+        self.error: Exception | None = None
+        before = pool.waiting_threads
+        self.thread = threading.Thread(target=self._allocate, daemon=True)
+        self.thread.start()
+        eventually("a waiting thread", lambda: pool.waiting_threads > before)
+
+    def _allocate(self) -> None:
+        try:
+            self.pool.allocate(self.size, self.timeout_ms)
+            self.done.append(self.name)
+        except Exception as error:
+            self.error = error
+
+    def join(self) -> None:
+        self.thread.join(SECONDS_MAX)
+        assert not self.thread.is_alive()
+
+
+def test_a_buffer_of_batch_size_is_used_again():
+    pool = make_pool()
+    buffer = pool.allocate(BATCH, 0)
+    assert (len(buffer), pool.available_bytes) == (BATCH, TOTAL - BATCH)
+    pool.release(buffer, BATCH)
+    assert pool.available_bytes == TOTAL
+    assert pool.allocate(BATCH, 0) is buffer
+
+
+def test_other_sizes_are_only_counted():
+    pool = make_pool()
+    buffer = pool.allocate(BATCH + 1, 0)
+    pool.release(buffer, BATCH + 1)
+    assert pool.available_bytes == TOTAL
+    assert pool.allocate(BATCH + 1, 0) is not buffer
+
+
+def test_kept_buffers_are_given_up_for_a_larger_one():
+    pool = make_pool()
+    for buffer in [pool.allocate(BATCH, 0) for _ in range(4)]:
+        pool.release(buffer, BATCH)
+    assert len(pool.allocate(TOTAL - 10, 0)) == TOTAL - 10
+    assert pool.available_bytes == 10
+
+
+def test_more_than_all_there_is_is_refused_at_once():
+    with pytest.raises(RecordTooLargeError, match=r"4097 bytes .* buffer.memory \(4096\)"):
+        make_pool().allocate(TOTAL + 1, LONG_MS)
+
+
+def test_a_timeout_tells_what_is_used_and_who_waits():
+    exhausted: list[int] = []
+    waited: list[float] = []
+    pool = make_pool(
+        why_full=lambda: "broker 1 does not answer", on_exhausted=lambda: exhausted.append(1), on_wait=waited.append
+    )
+    pool.allocate(TOTAL - 10, 0)
+    with pytest.raises(BufferExhaustedError) as caught:
+        pool.allocate(BATCH, 0)
+    assert isinstance(caught.value, TimedOutError)
+    for part in ("0.0 of 0.00390625 MiB", "1024 bytes wanted", "1 threads waiting", "broker 1", "raise buffer.memory"):
+        assert part in str(caught.value)
+    assert (exhausted, len(waited), pool.waiting_threads) == ([1], 1, 0)
+    assert pool.available_bytes == 10  # a failure takes nothing with it
+
+
+def test_those_who_wait_are_served_in_order_even_if_a_later_one_wants_less():
+    pool = make_pool()
+    held = [pool.allocate(BATCH, 0) for _ in range(4)]
+    done: list[str] = []
+    large = Waiter(pool, 3 * BATCH, done, "large")
+    small = Waiter(pool, BATCH, done, "small")
+    pool.release(held.pop(), BATCH)  # enough for the small one, but it is not its turn
+    assert eventually("both still wait", lambda: pool.waiting_threads == 2)
+    assert done == []
+    pool.release(held.pop(), BATCH)
+    pool.release(held.pop(), BATCH)
+    large.join()
+    pool.release(held.pop(), BATCH)
+    small.join()
+    assert done == ["large", "small"]
+
+
+def test_nobody_passes_a_thread_that_waits():
+    pool = make_pool()
+    held = pool.allocate(TOTAL - BATCH, 0)
+    waiter = Waiter(pool, 2 * BATCH, [], "first")
+    with pytest.raises(BufferExhaustedError):
+        pool.allocate(1, 0)  # there is memory, but somebody else was here before
+    pool.release(held, TOTAL - BATCH)
+    waiter.join()
+    pool.allocate(1, 0)
+
+
+def test_who_gives_up_hands_on_the_turn():
+    pool = make_pool()
+    held = pool.allocate(TOTAL - BATCH, 0)
+    clock = pool._clock
+    assert isinstance(clock, FakeClock)
+    done: list[str] = []
+    impatient = Waiter(pool, 2 * BATCH, done, "impatient", timeout_ms=20)
+    patient = Waiter(pool, BATCH, done, "patient")
+    clock.advance(20)
+    impatient.join()
+    patient.join()
+    assert done == ["patient"]
+    assert isinstance(impatient.error, BufferExhaustedError)
+    pool.release(held, TOTAL - BATCH)
+
+
+def test_closing_wakes_those_who_wait_and_refuses_new_ones():
+    pool = make_pool()
+    held = pool.allocate(TOTAL, 0)
+    waiters = [Waiter(pool, BATCH, [], n) for n in range(3)]
+    pool.close()
+    for waiter in waiters:
+        waiter.join()
+        assert isinstance(waiter.error, ClosedError)
+    with pytest.raises(ClosedError):
+        pool.allocate(1, 0)
+    pool.release(held, TOTAL)  # what is out may come back
+    assert pool.available_bytes == TOTAL
+
+
+def test_a_reservation_is_counted_without_a_buffer():
+    pool = make_pool()
+    assert pool.reserve(3 * BATCH, 0) is None
+    assert pool.available_bytes == BATCH
+    pool.release(None, 3 * BATCH)
+    assert pool.available_bytes == TOTAL
+
+
+def test_many_threads_lose_no_memory():
+    pool = BufferPool(TOTAL, BATCH, FakeClock())
+
+    def work(seed: int) -> None:
+        for n in range(200):
+            size = BATCH if (n + seed) % 3 else 1 + (n * 37 + seed) % (2 * BATCH)
+            buffer = pool.allocate(size, LONG_MS)
+            pool.release(buffer, size)
+
+    threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS_MAX)
+        assert not thread.is_alive()
+    assert (pool.available_bytes, pool.waiting_threads) == (TOTAL, 0)

@@ -1,0 +1,177 @@
+"""Cutting frames out of a stream, choosing versions, and writing what a socket only takes in pieces."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.client import connection as module
+from headrace.client.addresses import Address, Endpoint
+from headrace.client.connection import BrokerVersions, Connection, ConnectionSettings
+from headrace.client.receiving import CHUNK_BYTES, PROMISED_BYTES_MAX, FrameReader
+from headrace.client.requests import Request
+from headrace.errors import ConnectionFailedError, MalformedError, UnsupportedVersionError
+from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.primitives import Buffer
+
+FRAME_BYTES_MAX = 100 * 1024 * 1024
+
+
+def framed(bodies):
+    return b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+
+
+def read_in_place(stream, sizes):
+    """As a socket does it: into the reader's own room, a few bytes at a time."""
+    frames: list[Buffer] = []
+    reader, pos = FrameReader(FRAME_BYTES_MAX), 0
+    while pos < len(stream):
+        room = reader.room()
+        count = min(len(room), len(stream) - pos, sizes())
+        room[:count] = stream[pos : pos + count]
+        reader.received(count, frames)
+        pos += count
+    return [bytes(frame) for frame in frames]
+
+
+bodies = st.lists(
+    st.one_of(st.binary(max_size=40), st.integers(CHUNK_BYTES - 8, CHUNK_BYTES * 3).map(bytes)), max_size=6
+)
+
+
+@given(bodies, st.integers(1, 100_000), st.integers(0, 2**32))
+def test_frames_come_out_as_they_went_in_however_they_are_cut(wanted, piece_max, seed):
+    chance = random.Random(seed)
+    stream = framed(wanted)
+    if len(stream) < 1000 or piece_max > 500:
+        assert read_in_place(stream, lambda: chance.randint(1, piece_max)) == wanted
+    frames: list[Buffer] = []
+    reader = FrameReader(FRAME_BYTES_MAX)
+    reader.feed(stream, frames)
+    assert [bytes(frame) for frame in frames] == wanted
+
+
+def test_a_large_frame_is_received_in_place_and_its_memory_outlives_the_reader():
+    body = random.Random(1).randbytes(PROMISED_BYTES_MAX * 2)
+    frames: list[Buffer] = []
+    reader = FrameReader(FRAME_BYTES_MAX)
+    reader.feed(framed([body, b"next"]), frames)
+    del reader
+    assert isinstance(frames[0], memoryview)
+    assert (frames[0] == body, frames[1]) == (True, b"next")
+
+
+@pytest.mark.parametrize("size", [-1, FRAME_BYTES_MAX + 1, 2**31 - 1])
+def test_a_size_beyond_reason_is_refused_but_frames_before_it_count(size):
+    frames: list[Buffer] = []
+    reader = FrameReader(FRAME_BYTES_MAX)
+    with pytest.raises(MalformedError, match=f"got a size of {size}"):
+        reader.feed(framed([b"good"]) + struct.pack(">i", size), frames)
+    assert frames == [b"good"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "chosen"),
+    [((0, 9), (3, 7), 7), ((0, 5), (3, 7), 5), ((7, 9), (0, 7), 7), ((8, 9), (0, 7), None), ((0, 2), (3, 7), None)],
+)
+def test_the_highest_common_version_is_chosen(ours, theirs, chosen):
+    versions = BrokerVersions({3: theirs})
+    if chosen is None:
+        with pytest.raises(UnsupportedVersionError, match=f"the broker speaks {theirs[0]} to {theirs[1]}"):
+            versions.choose(3, ours)
+    else:
+        assert versions.choose(3, ours) == chosen
+
+
+class Sink:
+    """A socket that takes so many bytes at a time, and notes which objects it was given."""
+
+    def __init__(self, takes):
+        self.takes = list(takes)
+        self.data = b""
+        self.seen = []
+
+    def send(self, part):
+        return self.sendmsg([part])
+
+    def sendmsg(self, parts):
+        if not self.takes:
+            raise BlockingIOError
+        self.seen += parts
+        taken = b"".join(parts)[: self.takes.pop(0)]
+        self.data += taken
+        return len(taken)
+
+    def close(self):
+        pass
+
+
+class Unconnected(Connection):
+    def _open(self):
+        return socket.socket()
+
+
+def connection_to(sink):
+    made = Unconnected(1, Endpoint("b", 1), Address(socket.AF_INET, ("127.0.0.1", 1)), ConnectionSettings("c"), 0.0)
+    made.socket.close()
+    made.socket = sink
+    return made
+
+
+@pytest.fixture
+def connection():
+    return connection_to(Sink([]))
+
+
+@given(st.lists(st.integers(1, 60), max_size=40), st.lists(st.binary(max_size=30), min_size=1, max_size=12))
+def test_partial_writes_resume_where_they_stopped(takes, parts):
+    sink = Sink(takes)
+    made = connection_to(sink)
+    made._queue(list(parts))
+    made.flush()
+    while made.wants_write:
+        sink.takes = [7]
+        made.flush()
+    assert sink.data == b"".join(parts)
+
+
+def test_record_bytes_are_handed_to_the_socket_as_they_are(connection):
+    connection.socket = sink = Sink([1 << 20])
+    records = memoryview(bytearray(1000))
+    connection._queue([b"head", records, b"tail"])
+    connection.flush()
+    assert any(part is records for part in sink.seen)
+
+
+def test_a_broken_pipe_is_a_failed_connection(connection):
+    class Broken(Sink):
+        def sendmsg(self, parts):
+            raise OSError(errno.EPIPE, "Broken pipe")
+
+    connection.socket = Broken([])
+    connection._queue([b"x"])
+    with pytest.raises(ConnectionFailedError, match=r"broke while writing: .*Broken pipe"):
+        connection.flush()
+
+
+def test_correlation_ids_stay_positive(connection):
+    connection._correlation_id = module.CORRELATION_ID_MAX
+    assert [connection._next_id(), connection._next_id()] == [0, 1]
+
+
+def test_a_request_that_cannot_be_built_leaves_nothing_behind(connection):
+    connection.versions = BrokerVersions({3: (0, 9)})
+
+    def build(version):
+        raise UnsupportedVersionError("no")
+
+    with pytest.raises(UnsupportedVersionError):
+        connection.send(Request(MetadataRequest.api_key, build, print, (0, 9), 1000), 0.0)
+    assert not connection.in_flight
+    assert not connection._out

@@ -1,0 +1,370 @@
+"""The producer as a whole, on a broker of a few lines: construction, the short life of a record, the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+from headrace import (
+    BrokerError,
+    ClosedError,
+    ConfigError,
+    MetricsReporter,
+    Producer,
+    ProducerInterceptor,
+    ProducerRecord,
+    Serializer,
+    TimedOutError,
+)
+from small_broker import SmallBroker
+from waiting import eventually
+
+SECONDS = 10
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture
+def broker():
+    with SmallBroker() as broker:
+        yield broker
+
+
+def make(broker, **options):
+    short = {"request.timeout.ms": 3000, "delivery.timeout.ms": 4000}
+    return Producer(short, bootstrap_servers=broker.address, enable_idempotence=False, **options)
+
+
+def io_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("headrace-")]
+
+
+def run_script(code, *args):
+    """What a program prints to standard output and error; it has to end by itself."""
+    return subprocess.run(
+        [sys.executable, "-W", "default", "-c", code, *args], capture_output=True, text=True, timeout=30, check=True
+    )
+
+
+class Heard(ProducerInterceptor):
+    """Writes down what it hears."""
+
+    def __init__(self):
+        self.acknowledged = []
+        self.refused = []
+
+    def on_acknowledgement(self, metadata, error):
+        self.acknowledged.append((metadata.topic, metadata.partition, metadata.offset, error))
+
+    def on_send_error(self, record, partition, error):
+        self.refused.append((record.topic, partition, str(error)))
+
+
+# -- construction ------------------------------------------------------------------------------
+
+
+def test_construction_does_not_wait_for_a_broker_and_the_first_send_says_who_is_missing():
+    started = time.monotonic()
+    with Producer(bootstrap_servers=NOWHERE, max_block_ms=300) as producer:
+        assert time.monotonic() - started < 2
+        with pytest.raises(TimedOutError, match=r"topic 't' is not known after 3\d\d ms .*127\.0\.0\.1:1"):
+            producer.send("t", b"v")
+
+
+def test_a_constructor_that_fails_closes_what_it_opened():
+    closed = []
+
+    class Plugin(Serializer):
+        def serialize(self, topic, value, headers):
+            return b""
+
+        def close(self):
+            closed.append("serializer")
+
+    class Reporter(MetricsReporter):
+        def metric_removal(self, metric):
+            closed.append("metrics")
+
+        def close(self):
+            closed.append("reporter")
+
+    before, descriptors = io_threads(), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=r"partitioner.class: .*Broken could not be configured: no"):
+        Producer(
+            bootstrap_servers=NOWHERE,
+            value_serializer=Plugin(),
+            metric_reporters=[Reporter()],
+            partitioner_class=Broken,
+        )
+    with pytest.raises(ConfigError, match=r"ssl.truststore.location"):
+        Producer(
+            bootstrap_servers=NOWHERE,
+            value_serializer=Plugin(),
+            metric_reporters=[Reporter()],
+            security_protocol="SSL",
+            ssl_truststore_location="/not/there.pem",
+        )
+    assert io_threads() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert closed.count("serializer") == 2
+    assert closed[-2:] == ["reporter", "serializer"]
+
+
+class Broken:
+    def configure(self, config):
+        raise ValueError("no")
+
+    def partition(self, *_):
+        return 0
+
+
+def test_an_option_that_nobody_knows_is_warned_of_with_the_nearest_name(caplog):
+    class Reads(Serializer):
+        def configure(self, config, is_key):
+            assert config["mine.too"] == "x"
+
+    with Producer({"bootstrap.servers": NOWHERE, "linger": 5, "batch.sise": 1, "mine.too": "x"}, key_serializer=Reads):
+        pass
+    assert [record.getMessage() for record in caplog.records if "not known" in record.getMessage()] == [
+        "option 'batch.sise' is not known and has no effect; did you mean 'batch.size'?",
+        "option 'linger' is not known and has no effect; did you mean 'linger.ms'?",
+    ]
+
+
+def test_client_ids_are_made_up_and_stand_in_every_log_line(caplog):
+    caplog.set_level(logging.DEBUG, "headrace.producer")
+    with Producer(bootstrap_servers=NOWHERE) as one, Producer(bootstrap_servers=NOWHERE, transactional_id="t1") as two:
+        assert one.settings.client_id.startswith("producer-")
+        assert two.settings.client_id == "producer-t1"
+        one._log.warning("first")
+        two._log.warning("second")
+        assert repr(two) == "Producer(client_id='producer-t1', bootstrap_servers='127.0.0.1:1')"
+    assert f"[producer client_id={one.settings.client_id}] first" in caplog.text
+    assert "[producer client_id=producer-t1 transactional_id=t1] second" in caplog.text
+
+
+def test_reporters_and_listeners_are_plug_ins(broker):
+    seen = []
+
+    class Listener(Serializer):
+        def serialize(self, topic, value, headers):
+            return value
+
+        def on_update(self, cluster):
+            seen.append(dict(cluster.topics))
+
+    with make(broker, value_serializer=Listener(), metric_reporters="log") as producer:
+        assert [thread.name for thread in io_threads() if "metrics" in thread.name] == ["headrace-metrics-log"]
+        producer.send("t", b"v").result(SECONDS)
+    assert any("t" in topics for topics in seen)
+    assert not [thread.name for thread in io_threads() if "metrics" in thread.name]
+
+
+# -- sending -----------------------------------------------------------------------------------
+
+
+def test_records_arrive_by_the_short_way_and_by_the_long_one(broker):
+    with make(broker) as producer:
+        producer.send("t", b"1")
+        producer.send("t", b"2", b"k", headers=[("a", b"x")], timestamp_ms=5)
+        producer.send_record(ProducerRecord("t", b"3"))
+        producer.send("t", bytearray(b"4"), partition=0)
+        delivery = producer.send_arrow("t", pa.table({"value": [b"5", None]}))
+        producer.flush(SECONDS)
+        assert delivery.done()
+        assert delivery.result(0) == {0: [(4, 5)]}
+    assert broker.values("t") == [b"1", b"2", b"3", b"4", b"5", None]
+    assert broker.records["t"][1][1:] == (5, b"k", b"2", (("a", b"x"),))
+
+
+def test_interceptors_hear_of_every_failure_with_the_partition_as_far_as_it_is_known(broker):
+    heard = Heard()
+
+    class Refuses(Serializer):
+        def serialize(self, topic, value, headers):
+            raise ZeroDivisionError("mine")
+
+    with make(broker, interceptor_classes=heard, key_serializer=Refuses()) as producer:
+        with pytest.raises(ZeroDivisionError):
+            producer.send("t", b"v", b"k")
+        with pytest.raises(ZeroDivisionError):
+            producer.send("t", b"v", b"k", partition=0)
+    refused = pytest.raises(ValueError, match=r"<lambda> chose partition 5 of 't', which has 0 to 0")
+    with make(broker, interceptor_classes=heard, partitioner_class=lambda *_: 5) as producer, refused:
+        producer.send("t", b"v")
+    with make(broker, interceptor_classes=heard, partitioner_class=lambda *_: 0, max_request_size=1000) as producer:
+        with pytest.raises(Exception, match=r"max.request.size"):
+            producer.send("t", b"v" * 2000)
+        broker.error_code = 29  # TOPIC_AUTHORIZATION_FAILED
+        future = producer.send("t", b"v")
+        assert isinstance(future.exception(SECONDS), BrokerError)
+    with pytest.raises(ClosedError):
+        producer.send("t", b"v")
+    assert [(topic, partition) for topic, partition, _ in heard.refused] == [
+        ("t", None),
+        ("t", 0),
+        ("t", None),
+        ("t", 0),
+        ("t", None),
+    ]
+    ((topic, partition, offset, error),) = heard.acknowledged
+    assert (topic, partition, offset) == ("t", 0, None)
+    assert isinstance(error, BrokerError)
+
+
+def test_a_failed_batch_of_the_built_in_partitioner_tells_its_partition_too(broker):
+    heard, told = Heard(), []
+    with make(broker, interceptor_classes=[heard]) as producer:
+        producer.send("t", b"known").result(SECONDS)
+        broker.error_code = 87
+        producer.send("t", b"v", on_delivery=lambda *args: told.append(args)).exception(SECONDS)
+    assert heard.acknowledged[1][:3] == ("t", 0, None)
+    ((metadata, error),) = told
+    assert metadata is None
+    assert "INVALID_RECORD" in str(error)
+
+
+def test_wrong_arguments_are_told_before_anything_happens(broker):
+    with make(broker) as producer:
+        for wrong in ({"partition": -1}, {"headers": [("a", "text")]}, {"headers": {1: b""}}):
+            with pytest.raises(ValueError, match=r"must be"):
+                producer.send("t", b"v", **wrong)
+        with pytest.raises(KeyError, match="no column 'value' for the value; there are a, b"):
+            producer.send_arrow("t", pa.table({"a": [1], "b": [2]}))
+        with pytest.raises(TypeError, match="send_arrow takes a pyarrow Table or RecordBatch, got list"):
+            producer.send_arrow("t", [1])
+        with pytest.raises(ValueError, match=r"column 'partition' has -2; it must be 0 or more"):
+            producer.send_arrow("t", pa.table({"value": [b"v"], "partition": [-2]}))
+        with pytest.raises(TypeError, match="column value is int64; expected binary or string"):
+            producer.send_arrow("t", pa.table({"value": [1]}))
+        assert producer.settings.buffer_memory == producer._pool.available_bytes
+    assert broker.values("t") == []
+
+
+# -- the end -----------------------------------------------------------------------------------
+
+
+def test_a_closed_producer_says_so_and_has_no_thread(broker):
+    producer = make(broker)
+    producer.send("t", b"v")
+    producer.close()
+    assert broker.values("t") == [b"v"]
+    assert not [thread for thread in io_threads() if thread.name == f"headrace-{producer.settings.client_id}"]
+    calls = (
+        lambda: producer.send("t", b"v"),
+        lambda: producer.send_record(ProducerRecord("t")),
+        lambda: producer.send_arrow("t", pa.table({"value": [b"v"]})),
+        lambda: producer.partitions_for("t"),
+        producer.flush,
+        producer.init_transactions,
+    )
+    for call in calls:
+        with pytest.raises(ClosedError):
+            call()
+    producer.close()
+    assert producer.metrics() == {}
+
+
+def test_close_with_no_time_fails_what_waits_and_is_over_at_once(broker):
+    producer = make(broker)
+    producer.send("t", b"first").result(SECONDS)
+    broker.answers.clear()
+    futures = [producer.send("t", b"v" * 1000) for _ in range(100)]
+    started = time.monotonic()
+    producer.close(timeout=0)
+    assert time.monotonic() - started < 2
+    assert all(isinstance(future.exception(0), ClosedError) for future in futures)
+
+
+def test_close_in_a_callback_tells_interceptors_before_they_are_closed(broker):
+    class Last(Heard):
+        closed_after = None
+
+        def close(self):
+            self.closed_after = len(self.acknowledged)
+
+    heard = Last()
+    producer = make(broker, interceptor_classes=[heard], batch_size=0, max_in_flight_requests_per_connection=1)
+    producer.send("t", b"first", on_delivery=lambda *_: producer.close())
+    broker.answers.clear()
+    for _ in range(5):
+        producer.send("t", b"later")
+    broker.answers.set()
+    eventually("the end", lambda: heard.closed_after is not None)
+    assert heard.closed_after == 6
+    assert any(isinstance(error, ClosedError) for *_, error in heard.acknowledged)
+
+
+def test_a_child_of_fork_gets_a_clear_error_and_the_parent_goes_on(broker):
+    code = """
+import os, sys
+from headrace import IllegalStateError, Producer
+producer = Producer(bootstrap_servers=sys.argv[1], enable_idempotence=False, linger_ms=1000)
+producer.send("t", b"parent").result(10)
+left = producer.send("t", b"not yet sent")
+if os.fork() == 0:
+    for call in (lambda: producer.send("t", b"child"), producer.flush):
+        try:
+            call()
+        except IllegalStateError as error:
+            print("child:", error, flush=True)
+    producer.close()
+    mine = Producer(bootstrap_servers=sys.argv[1], enable_idempotence=False)
+    print("child sent", mine.send("t", b"child's own").result(10).topic, flush=True)
+    mine.close()
+    sys.exit()
+assert os.wait()[1] == 0
+print("parent:", left.result(10).topic)
+producer.close()
+"""
+    done = run_script(code, broker.address)
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("child:")] == 2 * [
+        "child: this producer was made before fork(): its I/O thread is in the parent. Make a new one in the child"
+    ]
+    assert "child sent t" in lines
+    assert "parent: t" in lines
+    assert "not delivered" not in done.stderr
+    assert sorted(filter(None, broker.values("t"))) == [b"child's own", b"not yet sent", b"parent"]
+
+
+def test_records_left_at_the_end_of_the_process_are_warned_of(broker):
+    code = """
+import sys
+from headrace import Producer
+producer = Producer(bootstrap_servers=sys.argv[1], enable_idempotence=False, linger_ms=60000)
+for _ in range(3):
+    producer.send("t", b"lost")
+"""
+    done = run_script(code, broker.address)
+    assert "3 records" in done.stderr
+    assert "were not delivered when the process ended: call flush() or close()" in done.stderr
+    assert broker.values("t") == []
+
+
+def test_a_thread_that_waits_for_memory_is_released_by_close(broker):
+    producer = make(broker, buffer_memory=40_000, batch_size=10_000)
+    producer.send("t", b"first").result(SECONDS)
+    broker.answers.clear()
+    errors = []
+
+    def fill():
+        try:
+            while True:
+                producer.send("t", b"x" * 9_000)
+        except ClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    eventually("a thread that waits", lambda: producer._pool.waiting_threads)
+    assert producer.metrics()
+    producer.close(timeout=0.1)
+    thread.join(SECONDS)
+    assert len(errors) == 1
