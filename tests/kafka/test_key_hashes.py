@@ -4,6 +4,7 @@ import random
 import struct
 
 import pyarrow as pa
+import pytest
 
 from headrace.wire import columns
 from headrace.wire.kernel import kernel
@@ -13,6 +14,7 @@ KEY_BYTES_MAX = 300
 PARTITION_COUNT = 37
 
 
+@pytest.mark.behaviour("P15")
 def test_a_hundred_thousand_keys_hash_and_land_as_in_java(kafka_jars, java, java_sources, tmp_path):
     rng = random.Random(0x9747B28C)
     keys = [rng.randbytes(rng.randint(0, KEY_BYTES_MAX)) for _ in range(KEY_COUNT)]

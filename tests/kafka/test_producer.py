@@ -45,6 +45,7 @@ def batches_of(broker, topic, partition=0):
 
 
 @pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.behaviour("P38")
 def test_another_client_reads_what_was_sent_with_every_codec(kafka, codec):
     topic = new_topic(kafka, "codec")
     sent = samples.small()
@@ -64,6 +65,7 @@ def test_another_client_reads_what_was_sent_with_every_codec(kafka, codec):
     ]
 
 
+@pytest.mark.behaviour("P45")
 def test_the_console_consumer_and_the_log_show_headers_nulls_timestamps_and_codecs(kafka):
     topic = new_topic(kafka, "java-reads")
     for codec in CODECS:
@@ -86,6 +88,7 @@ def test_the_console_consumer_and_the_log_show_headers_nulls_timestamps_and_code
     assert len({batch["producerId"] for batch in batches}) == len(CODECS)
 
 
+@pytest.mark.behaviour("P45")
 def test_sequence_numbers_go_on_from_batch_to_batch_under_one_producer_id(kafka):
     topic = new_topic(kafka, "sequences")
     with Producer(bootstrap_servers=kafka.bootstrap, batch_size=200) as producer:
@@ -122,6 +125,7 @@ def test_columns_arrive_as_rows_with_their_offsets(kafka):
     assert len(found) == 3000
 
 
+@pytest.mark.behaviour("P19")
 def test_a_topic_with_log_append_time_gives_the_brokers_timestamp(kafka):
     topic = new_topic(kafka, "append-time", message_timestamp_type="LogAppendTime")
     before = int(time.time() * 1000)
@@ -135,6 +139,7 @@ def test_a_topic_with_log_append_time_gives_the_brokers_timestamp(kafka):
     assert record.timestamp == metadata.timestamp_ms
 
 
+@pytest.mark.behaviour("P19")
 def test_a_record_without_a_timestamp_gets_the_time_of_sending(kafka):
     topic = new_topic(kafka, "now")
     before = int(time.time() * 1000)
@@ -148,6 +153,7 @@ def test_a_record_without_a_timestamp_gets_the_time_of_sending(kafka):
 # -- partitions --------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P15")
 def test_keys_go_where_other_clients_put_them_and_an_explicit_partition_wins(kafka):
     topic = new_topic(kafka, "keys", 7)
     keys = [b"key-%d" % n for n in range(200)]
@@ -169,6 +175,7 @@ def test_keys_go_where_other_clients_put_them_and_an_explicit_partition_wins(kaf
 
 
 @pytest.mark.parametrize("profile", [None, "2.4"])
+@pytest.mark.behaviour("P16")
 def test_records_without_a_key_fill_batches_and_reach_all_partitions(kafka, profile):
     topic = new_topic(kafka, "sticky", 4)
     with Producer(bootstrap_servers=kafka.bootstrap, profile=profile, batch_size=1000) as producer:
@@ -180,6 +187,7 @@ def test_records_without_a_key_fill_batches_and_reach_all_partitions(kafka, prof
     assert moves < 350, "a batch holds eight of them"
 
 
+@pytest.mark.behaviour("P17", "P18")
 def test_round_robin_and_a_function_of_ones_own_choose_partitions(kafka):
     topic = new_topic(kafka, "chosen", 3)
     with Producer(bootstrap_servers=kafka.bootstrap, partitioner_class="round-robin") as producer:
@@ -199,6 +207,7 @@ def test_round_robin_and_a_function_of_ones_own_choose_partitions(kafka):
     assert seen[0] == (topic, 5, b"\0\0\0\5", "äb", "äb".encode(), [0, 1, 2])
 
 
+@pytest.mark.behaviour("P09")
 def test_a_partition_that_is_added_while_a_send_waits_for_it_is_found(kafka):
     topic = new_topic(kafka, "growing", 1)
     with Producer(bootstrap_servers=kafka.bootstrap, metadata_max_age_ms=200) as producer:
@@ -221,6 +230,7 @@ def test_a_partition_that_is_added_while_a_send_waits_for_it_is_found(kafka):
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
+@pytest.mark.behaviour("P30")
 def test_every_level_of_acknowledgement_delivers(kafka, acks):
     topic = new_topic(kafka, "acks")
     with Producer(bootstrap_servers=kafka.bootstrap, acks=acks) as producer:
@@ -231,6 +241,7 @@ def test_every_level_of_acknowledgement_delivers(kafka, acks):
     assert values_of(kafka, topic, 100) == [b"%d" % n for n in range(100)]
 
 
+@pytest.mark.behaviour("P27")
 def test_a_batch_that_is_too_large_for_the_topic_is_split_and_every_future_keeps_its_meaning(kafka):
     topic = new_topic(kafka, "split", max_message_bytes=4000)
     told = []
@@ -248,6 +259,7 @@ def test_a_batch_that_is_too_large_for_the_topic_is_split_and_every_future_keeps
     assert values_of(kafka, topic, 150) == [b"%0200d" % n for n in range(150)]
 
 
+@pytest.mark.behaviour("P01")
 def test_the_four_ways_to_make_a_producer_give_the_same_one(kafka, tmp_path):
     topic = new_topic(kafka, "ways")
     file = tmp_path / "producer.properties"
@@ -298,6 +310,7 @@ def test_threads_share_a_producer_and_each_keeps_its_order(kafka):
         assert [record.value for record in read if record.key == b"%d" % thread] == [b"%d" % n for n in range(2000)]
 
 
+@pytest.mark.behaviour("P36")
 def test_flush_waits_for_what_was_sent_before_and_close_for_all(kafka):
     topic = new_topic(kafka, "flush")
     producer = Producer(bootstrap_servers=kafka.bootstrap, linger_ms=60_000)
@@ -313,6 +326,7 @@ def test_flush_waits_for_what_was_sent_before_and_close_for_all(kafka):
     producer.close()  # once more does no harm
 
 
+@pytest.mark.behaviour("P37")
 def test_callbacks_come_once_and_in_order_and_one_that_fails_harms_nobody(kafka, caplog):
     topic = new_topic(kafka, "callbacks")
     told = []
@@ -329,6 +343,7 @@ def test_callbacks_come_once_and_in_order_and_one_that_fails_harms_nobody(kafka,
     assert "a delivery callback" in caplog.text
 
 
+@pytest.mark.behaviour("P12", "P13")
 def test_interceptors_change_records_and_hear_of_every_end(kafka):
     topic, heard = new_topic(kafka, "intercepted"), []
 
@@ -353,6 +368,7 @@ def test_interceptors_change_records_and_hear_of_every_end(kafka):
     assert heard == [(topic, 0, 0, "NoneType"), (topic, -1, None, "SerializationError")]
 
 
+@pytest.mark.behaviour("P06")
 def test_metrics_count_what_went_out(kafka):
     topic = new_topic(kafka, "metrics")
 
@@ -401,6 +417,7 @@ def test_metrics_count_what_went_out(kafka):
     assert reporter.closed
 
 
+@pytest.mark.behaviour("P35")
 def test_an_idle_producer_takes_no_cpu(kafka):
     topic = new_topic(kafka, "idle")
     with Producer(bootstrap_servers=kafka.bootstrap) as producer:
@@ -425,6 +442,7 @@ def test_a_topic_that_is_made_with_the_first_record_works(kafka):
     assert values_of(kafka, topic, 1) == [b"v"]
 
 
+@pytest.mark.behaviour("P23")
 def test_records_larger_than_a_batch_travel_alone(kafka):
     topic = new_topic(kafka, "large")
     values = [b"s" * 10, b"L" * 100_000, b"s" * 10]

@@ -40,6 +40,7 @@ def strict(kafka_jars, tmp_path_factory):
         broker.remove()
 
 
+@pytest.mark.behaviour("P08")
 def test_a_topic_that_is_not_there_is_waited_for_no_longer_than_max_block(strict):
     with Producer(bootstrap_servers=strict.bootstrap, max_block_ms=700) as producer:
         started = time.monotonic()
@@ -50,6 +51,7 @@ def test_a_topic_that_is_not_there_is_waited_for_no_longer_than_max_block(strict
         assert time.monotonic() - started < 3
 
 
+@pytest.mark.behaviour("P08", "P11")
 def test_a_partition_that_is_not_there_names_how_many_there_are(strict):
     topic = new_topic(strict, "few", 2)
     with Producer(bootstrap_servers=strict.bootstrap, max_block_ms=500) as producer:
@@ -71,6 +73,7 @@ def test_a_topic_that_comes_into_being_while_a_send_waits_is_found(strict):
         made.join()
 
 
+@pytest.mark.behaviour("P10")
 def test_an_invalid_topic_fails_at_once(kafka):
     with Producer(bootstrap_servers=kafka.bootstrap) as producer:
         started = time.monotonic()
@@ -81,6 +84,7 @@ def test_an_invalid_topic_fails_at_once(kafka):
             producer.send("", b"v")
 
 
+@pytest.mark.behaviour("P20")
 def test_records_that_are_too_large_are_refused_with_size_and_option(kafka):
     topic = new_topic(kafka, "sizes")
     small = {"bootstrap_servers": kafka.bootstrap, "max_request_size": 10_000}
@@ -98,6 +102,7 @@ def test_records_that_are_too_large_are_refused_with_size_and_option(kafka):
     assert [record.value for record in librdkafka.consume(kafka.bootstrap, topic, 1)] == [b"fits"]
 
 
+@pytest.mark.behaviour("P14")
 def test_what_a_serializer_cannot_take_is_told_with_type_and_serializer(kafka):
     topic = new_topic(kafka, "types")
     with Producer(bootstrap_servers=kafka.bootstrap, key_serializer="int", value_serializer="str") as producer:
@@ -123,6 +128,7 @@ def test_a_partitioner_that_chooses_what_is_not_there_is_named(kafka):
         producer.send(topic, b"v")
 
 
+@pytest.mark.behaviour("P08", "P22")
 def test_a_full_buffer_blocks_then_says_what_is_full_and_who_is_away(kafka_jars, tmp_path):
     broker = RealKafka(kafka_jars("4.3.0"), tmp_path / "kafka")
     try:
@@ -200,6 +206,7 @@ def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(ka
         producer.send(topic, b"v")
 
 
+@pytest.mark.behaviour("P36")
 def test_close_with_no_time_gives_up_at_once(kafka):
     topic = new_topic(kafka, "no-time")
     producer = Producer(bootstrap_servers=kafka.bootstrap, linger_ms=60_000)

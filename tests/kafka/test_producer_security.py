@@ -130,6 +130,7 @@ def sasl(guarded, mechanism="PLAIN", password="wonder", listener="SASL", **optio
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.behaviour("P44")
 def test_a_password_opens_the_door_and_a_wrong_one_is_told_at_once(guarded, topic, mechanism):
     assert sends(topic, **sasl(guarded, mechanism))
     started = time.monotonic()
@@ -138,6 +139,7 @@ def test_a_password_opens_the_door_and_a_wrong_one_is_told_at_once(guarded, topi
     assert time.monotonic() - started < 6
 
 
+@pytest.mark.behaviour("P44")
 def test_scram_over_tls_needs_the_authority_to_be_known(guarded, topic):
     known = {"ssl_truststore_location": str(guarded.folder / "ca.pem"), "ssl_truststore_type": "PEM"}
     assert sends(topic, **sasl(guarded, "SCRAM-SHA-512", listener="BOTH", **known))
@@ -145,6 +147,7 @@ def test_scram_over_tls_needs_the_authority_to_be_known(guarded, topic):
         sends(topic, **sasl(guarded, "SCRAM-SHA-512", listener="BOTH"))
 
 
+@pytest.mark.behaviour("P44")
 def test_a_client_certificate_opens_the_door_of_a_tls_listener(guarded, topic):
     options = {
         "bootstrap_servers": guarded.address("TLS"),
@@ -158,6 +161,7 @@ def test_a_client_certificate_opens_the_door_of_a_tls_listener(guarded, topic):
         sends(topic, **options)
 
 
+@pytest.mark.behaviour("P44")
 def test_a_bearer_token_is_fetched_once_for_all_connections(guarded, topic):
     calls = []
 

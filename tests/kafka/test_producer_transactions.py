@@ -39,6 +39,7 @@ def epochs_of(broker, topic):
     return [int(epoch) for epoch in re.findall(r"producerEpoch: (\d+)", data)]
 
 
+@pytest.mark.behaviour("T13")
 def test_a_console_consumer_of_what_is_committed_sees_commits_and_no_aborts(kafka):
     topic = new_topic(kafka, "seen")
     with transactional(kafka) as producer:
@@ -57,6 +58,7 @@ def test_a_console_consumer_of_what_is_committed_sees_commits_and_no_aborts(kafk
     assert everything == [b"one", b"two", b"never", b"three"]
 
 
+@pytest.mark.behaviour("T12")
 def test_an_exception_in_the_block_aborts_and_the_producer_goes_on(kafka):
     topic = new_topic(kafka, "block", 3)
     with transactional(kafka) as producer:
@@ -78,6 +80,7 @@ def test_an_exception_in_the_block_aborts_and_the_producer_goes_on(kafka):
     assert [committed(kafka, topic, 1, partition) for partition in range(3)] == [[b"yes"]] * 3
 
 
+@pytest.mark.behaviour("P36")
 def test_closing_in_the_middle_of_a_transaction_aborts_it(kafka):
     topic = new_topic(kafka, "left-open")
     with transactional(kafka) as producer:
@@ -92,6 +95,7 @@ def test_closing_in_the_middle_of_a_transaction_aborts_it(kafka):
     assert committed(kafka, topic, 1) == [b"yes"]
 
 
+@pytest.mark.behaviour("T03")
 def test_calls_out_of_order_say_state_and_call(kafka):
     topic = new_topic(kafka, "order")
     with transactional(kafka) as producer:
@@ -118,6 +122,7 @@ def test_calls_out_of_order_say_state_and_call(kafka):
     assert committed(kafka, topic, 1) == [b"v"]
 
 
+@pytest.mark.behaviour("T08")
 def test_a_record_that_fails_makes_the_commit_fail_and_after_an_abort_all_is_well(kafka):
     topic = new_topic(kafka, "too-large", max_message_bytes=1000)
     with transactional(kafka) as producer:
@@ -135,6 +140,7 @@ def test_a_record_that_fails_makes_the_commit_fail_and_after_an_abort_all_is_wel
     assert committed(kafka, topic, 1) == [b"again"]
 
 
+@pytest.mark.behaviour("T02")
 def test_a_second_instance_fences_the_first_and_ends_its_transaction(kafka):
     topic, transactional_id = new_topic(kafka, "fenced"), unique("fenced")
     first, second = transactional(kafka, transactional_id), transactional(kafka, transactional_id)
@@ -155,6 +161,7 @@ def test_a_second_instance_fences_the_first_and_ends_its_transaction(kafka):
         second.close()
 
 
+@pytest.mark.behaviour("T09")
 def test_offsets_are_committed_with_the_transaction_and_only_then(kafka):
     source, target, group = new_topic(kafka, "source"), new_topic(kafka, "target"), unique("group")
     with Producer(bootstrap_servers=kafka.bootstrap) as plain:
@@ -197,6 +204,7 @@ def test_offsets_are_committed_with_the_transaction_and_only_then(kafka):
     assert committed(kafka, target, 1) == [b"all of them"]
 
 
+@pytest.mark.behaviour("T11")
 def test_transactions_v2_on_4_3_add_no_partitions_and_bump_the_epoch_each_time(kafka, requests_sent):
     topic = new_topic(kafka, "v2")
     with transactional(kafka) as producer:
@@ -211,6 +219,7 @@ def test_transactions_v2_on_4_3_add_no_partitions_and_bump_the_epoch_each_time(k
     assert (second, third) == (first + 1, first + 2)
 
 
+@pytest.mark.behaviour("T05")
 def test_transactions_v1_on_3_9_add_partitions_first_and_keep_the_epoch(kafka39, requests_sent):
     topic = new_topic(kafka39, "v1", 4)
     with transactional(kafka39) as producer:

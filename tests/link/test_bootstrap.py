@@ -21,6 +21,7 @@ def run(link, updater, what, true):
         link.client.poll(min(50.0, updater.maybe_update(link.now)), link.now)
 
 
+@pytest.mark.behaviour("P11")
 def test_every_bootstrap_address_is_tried(links):
     dead = free_ports(2)
     server = links.server()
@@ -43,6 +44,7 @@ def test_a_bootstrap_server_that_swallows_everything_does_not_hold_up_the_others
     assert link.now - started < 5000
 
 
+@pytest.mark.behaviour("P11")
 def test_every_address_of_a_name_is_tried_without_waiting(links, monkeypatch):
     server = links.server()
     dead = free_ports(2)
@@ -80,6 +82,7 @@ def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypa
     link.connect()
 
 
+@pytest.mark.behaviour("P11")
 def test_when_every_known_broker_is_gone_the_bootstrap_servers_are_asked_again(links):
     """The cluster has moved: the brokers of the first answer are dead, the bootstrap address leads to new ones."""
     (dead,) = free_ports(1)
@@ -132,6 +135,7 @@ def test_a_broker_that_says_so_sends_us_back_to_the_bootstrap_servers(links):
     run(link, updater, "metadata again", lambda: updater.node_ids == [1])
 
 
+@pytest.mark.behaviour("P10")
 def test_a_topic_that_may_not_be_read_is_an_error_at_once(links):
     def answer(peer, header, message):
         topics = [MetadataResponseTopic(name=topic.name, error_code=29) for topic in message.topics]

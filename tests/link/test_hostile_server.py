@@ -127,6 +127,7 @@ def test_a_bad_start_is_explained_and_the_next_connection_works(links, script, s
     assert link.client.last_failure is None
 
 
+@pytest.mark.behaviour("P39")
 def test_a_server_that_never_answers_is_given_up_after_the_set_up_time(links):
     link = links.to(lambda peer: peer.silence(), behave, connect_timeout_ms=100)
     assert "not set up after" in (said := link.fail_to_connect())
@@ -256,6 +257,7 @@ def test_a_promise_of_much_takes_no_memory(links):
 # -- time ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P41")
 def test_a_request_without_an_answer_closes_the_connection_and_fails_all_that_it_carried(links):
     def deaf(peer):
         peer.serve(requests_max=1)
@@ -273,6 +275,7 @@ def throttling(peer):
     peer.serve({METADATA: lambda p, h, m: metadata(p, h, m).replace(throttle_time_ms=300)})
 
 
+@pytest.mark.behaviour("P34")
 def test_the_client_keeps_quiet_for_as_long_as_the_broker_says(links):
     link = links.to(throttling)
     link.ask(ASK)
@@ -291,6 +294,7 @@ def test_a_broker_too_old_to_leave_throttling_to_clients_is_not_obeyed_twice(lin
     assert link.client.is_ready(1, link.now)
 
 
+@pytest.mark.behaviour("P35", "P39")
 def test_an_idle_connection_costs_no_time_and_is_closed_when_its_time_is_up(links):
     link = links.to(behave, network=NetworkSettings(connections_max_idle_ms=300))
     link.ask(ASK)
@@ -300,6 +304,7 @@ def test_an_idle_connection_costs_no_time_and_is_closed_when_its_time_is_up(link
     assert time.process_time() - cpu < 0.1
 
 
+@pytest.mark.behaviour("P35", "P39")
 def test_a_node_that_is_away_is_tried_at_its_backoff_and_not_in_a_loop(links):
     server = links.server()
     server.close()
@@ -315,6 +320,7 @@ def test_a_node_that_is_away_is_tried_at_its_backoff_and_not_in_a_loop(links):
 # -- versions -----------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P40")
 def test_a_broker_that_knows_only_version_0_of_the_first_question_is_asked_again(links):
     asked = []
 
@@ -333,6 +339,7 @@ def test_a_broker_that_knows_only_version_0_of_the_first_question_is_asked_again
     assert asked == [3, 0]
 
 
+@pytest.mark.behaviour("P40")
 def test_what_the_broker_cannot_take_fails_here_and_the_connection_stays(links):
     server = links.server()
     server.api_ranges = {3: (1, 4), 18: (0, 3)}
@@ -348,6 +355,7 @@ def test_what_the_broker_cannot_take_fails_here_and_the_connection_stays(links):
     assert server.accepted == 1
 
 
+@pytest.mark.behaviour("P40")
 def test_the_highest_version_both_know_is_used(links):
     versions = []
 
@@ -367,6 +375,7 @@ def test_the_highest_version_both_know_is_used(links):
 # -- writing ------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P42")
 def test_a_request_larger_than_the_socket_takes_resumes_where_it_stopped(links):
     data = bytes(range(256)) * 8192  # 2 MiB
     seen = []

@@ -32,6 +32,7 @@ def queue(rig: Rig, partition: int = 0) -> list[Any]:
 # -- appending -----------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P21")
 def test_records_of_a_partition_share_its_last_batch_while_there_is_room():
     rig = Rig()
     futures = [rig.send(b"x" * 100, 0) for _ in range(5)] + [rig.send(b"x" * 100, 1)]
@@ -44,6 +45,7 @@ def test_records_of_a_partition_share_its_last_batch_while_there_is_room():
     assert first.size <= 1024
 
 
+@pytest.mark.behaviour("P23")
 def test_a_large_record_gets_a_batch_of_its_own_size():
     rig = Rig()
     rig.send(b"small")
@@ -57,6 +59,7 @@ def test_a_large_record_gets_a_batch_of_its_own_size():
     assert small.is_done
 
 
+@pytest.mark.behaviour("P20")
 def test_a_record_that_no_request_can_carry_is_refused_with_size_and_option():
     rig = Rig(max_request_bytes=2000)
     with pytest.raises(RecordTooLargeError, match=r"a record of 20\d\d bytes .* max.request.size \(2000\)"):
@@ -67,6 +70,7 @@ def test_a_record_that_no_request_can_carry_is_refused_with_size_and_option():
     assert queue(rig) == []
 
 
+@pytest.mark.behaviour("P21")
 def test_the_batch_is_looked_for_again_after_waiting_for_memory():
     rig = Rig(total_bytes=2048, partitions=3)
     queues = rig.accumulator.topic("t", 3)
@@ -122,6 +126,7 @@ def test_bytes_of_another_kind_are_taken():
     assert rig.log.values() == [b"value"]
 
 
+@pytest.mark.behaviour("P21")
 def test_a_partitioner_may_choose_again_before_a_new_batch_is_opened():
     rig = Rig()
     asked: list[int] = []
@@ -178,6 +183,7 @@ def test_more_partitions_keep_the_open_batches():
 # -- keyless records -----------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P16")
 def test_keyless_records_stay_until_batch_size_then_move_on():
     rig = Rig(partitions=8, adaptive=False)
     rig.accumulator._chance.seed(1)
@@ -191,6 +197,7 @@ def test_keyless_records_stay_until_batch_size_then_move_on():
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.behaviour("P16")
 def test_keyless_records_never_go_where_there_is_no_leader_while_there_is_one_elsewhere(adaptive):
     rig = Rig(partitions=4, adaptive=adaptive, total_bytes=1 << 22)
     rig.leaders = [-1, 0, -1, 0]
@@ -219,6 +226,7 @@ def test_short_queues_are_preferred():
 # -- ready ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P25")
 def test_a_node_is_ready_when_the_linger_is_over():
     rig = Rig(linger_ms=50)
     rig.send()
@@ -231,6 +239,7 @@ def test_a_node_is_ready_when_the_linger_is_over():
     assert ready_nodes(rig) == [0]
 
 
+@pytest.mark.behaviour("P25")
 def test_a_node_is_ready_when_a_batch_is_full():
     rig = Rig(linger_ms=50)
     while len(queue(rig) if "t" in rig.accumulator.topics else []) < 2:
@@ -239,6 +248,7 @@ def test_a_node_is_ready_when_a_batch_is_full():
     assert ready_nodes(rig) == [0]
 
 
+@pytest.mark.behaviour("P25")
 def test_a_node_is_ready_while_threads_wait_for_memory():
     rig = Rig(linger_ms=50)
     rig.send()
@@ -246,6 +256,7 @@ def test_a_node_is_ready_while_threads_wait_for_memory():
     assert ready_nodes(rig) == [0]
 
 
+@pytest.mark.behaviour("P25")
 def test_a_node_is_ready_while_a_flush_is_on():
     rig = Rig(linger_ms=50)
     rig.send()
@@ -268,6 +279,7 @@ def test_a_flush_does_not_wait_for_what_comes_after_it():
     assert after.batch is not waiting
 
 
+@pytest.mark.behaviour("P25")
 def test_a_node_is_ready_when_the_producer_closes():
     rig = Rig(linger_ms=50)
     rig.send()
@@ -275,6 +287,7 @@ def test_a_node_is_ready_when_the_producer_closes():
     assert ready_nodes(rig) == [0]
 
 
+@pytest.mark.behaviour("P25", "P31")
 def test_a_retry_waits_for_its_backoff_which_grows_even_when_in_a_hurry():
     rig = Rig()
     waits = []
@@ -307,6 +320,7 @@ def test_a_retry_to_a_new_leader_need_not_wait():
     assert ready_nodes(rig) == [1]
 
 
+@pytest.mark.behaviour("P26")
 def test_a_muted_partition_is_not_ready():
     rig = Rig()
     rig.send(b"a", 0)
@@ -331,6 +345,7 @@ def test_a_partition_without_leader_asks_for_metadata():
 # -- drain ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P26")
 def test_one_batch_of_each_partition_up_to_the_size_of_a_request():
     rig = Rig(partitions=4, max_request_bytes=2500)
     for partition in range(4):
@@ -349,6 +364,7 @@ def test_a_batch_larger_than_a_request_goes_alone():
 
 
 @pytest.mark.parametrize("brokers", [1, 2])
+@pytest.mark.behaviour("P26")
 def test_no_partition_starves(brokers):
     rig = Rig(partitions=8, brokers=brokers, max_request_bytes=1500, total_bytes=1 << 22, max_in_flight=1)
     for partition in range(8):
@@ -373,6 +389,7 @@ def test_several_requests_of_one_turn_are_fair_too():
     assert sorted(sent) == [0, 1, 2, 3]
 
 
+@pytest.mark.behaviour("P26")
 def test_what_may_not_be_drained_is_passed_over():
     rig = Rig(partitions=2)
     rig.send(b"a", 0)
@@ -432,6 +449,7 @@ def test_parts_of_a_split_batch_take_its_place_and_its_memory_comes_back():
 # -- the end -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P32")
 def test_batches_expire_in_order():
     rig = Rig(delivery_timeout_ms=1000)
     rig.send_batches(2)

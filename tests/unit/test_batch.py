@@ -42,6 +42,7 @@ def in_thread(target: Any, *args: Any) -> threading.Thread:
 # -- results -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P38")
 def test_metadata_has_place_time_and_sizes():
     opened = Opened()
     first, second = opened.append(b"abc", b"k"), opened.append(None)
@@ -111,6 +112,7 @@ def test_the_first_outcome_stands():
 # -- callbacks -----------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P37")
 def test_callbacks_run_once_in_order_with_metadata():
     opened = Opened()
     heard: list[Any] = []
@@ -206,6 +208,7 @@ def test_done_callbacks_follow_a_batch_that_is_split_meanwhile():
 # -- asyncio -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P37")
 def test_a_future_can_be_awaited():
     opened = Opened()
     good, soon = opened.append(), opened.append()
@@ -296,6 +299,7 @@ def test_parts_have_the_same_records_and_following_sequences():
         expected = (expected + count) & 0x7FFFFFFF
 
 
+@pytest.mark.behaviour("P27")
 def test_futures_and_callbacks_follow_their_part():
     heard: list[Any] = []
     batch, futures = filled(10, lambda metadata, error: heard.append(metadata and metadata.offset))

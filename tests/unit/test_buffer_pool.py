@@ -44,6 +44,7 @@ class Waiter:
         assert not self.thread.is_alive()
 
 
+@pytest.mark.behaviour("P22")
 def test_a_buffer_of_batch_size_is_used_again():
     pool = make_pool()
     buffer = pool.allocate(BATCH, 0)
@@ -74,6 +75,7 @@ def test_more_than_all_there_is_is_refused_at_once():
         make_pool().allocate(TOTAL + 1, LONG_MS)
 
 
+@pytest.mark.behaviour("P22")
 def test_a_timeout_tells_what_is_used_and_who_waits():
     exhausted: list[int] = []
     waited: list[float] = []
@@ -90,6 +92,7 @@ def test_a_timeout_tells_what_is_used_and_who_waits():
     assert pool.available_bytes == 10  # a failure takes nothing with it
 
 
+@pytest.mark.behaviour("P22")
 def test_those_who_wait_are_served_in_order_even_if_a_later_one_wants_less():
     pool = make_pool()
     held = [pool.allocate(BATCH, 0) for _ in range(4)]

@@ -130,6 +130,7 @@ def connection():
 
 
 @given(st.lists(st.integers(1, 60), max_size=40), st.lists(st.binary(max_size=30), min_size=1, max_size=12))
+@pytest.mark.behaviour("P42")
 def test_partial_writes_resume_where_they_stopped(takes, parts):
     sink = Sink(takes)
     made = connection_to(sink)
@@ -141,6 +142,7 @@ def test_partial_writes_resume_where_they_stopped(takes, parts):
     assert sink.data == b"".join(parts)
 
 
+@pytest.mark.behaviour("P42")
 def test_record_bytes_are_handed_to_the_socket_as_they_are(connection):
     connection.socket = sink = Sink([1 << 20])
     records = memoryview(bytearray(1000))

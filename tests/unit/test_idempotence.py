@@ -50,6 +50,7 @@ def ready_rig(**options: Any) -> Rig:
 # -- the id --------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P45")
 def test_the_id_is_asked_for_before_the_first_batch_and_only_once():
     rig = Rig(idempotent=True)
     rig.turn(3)
@@ -119,6 +120,7 @@ def test_records_expire_while_there_is_no_id():
 # -- retries -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P45")
 def test_a_retry_has_the_same_numbers():
     rig = ready_rig()
     rig.client.script(PRODUCE, DISCONNECT, rig.log.refuse(NOT_LEADER), DISCONNECT)
@@ -127,6 +129,7 @@ def test_a_retry_has_the_same_numbers():
     assert rig.log.values() == [b"value"]
 
 
+@pytest.mark.behaviour("P46")
 def test_what_was_stored_before_the_connection_broke_is_stored_once_with_its_offset():
     rig = ready_rig()
     rig.run_until(rig.send(b"first").done)
@@ -137,6 +140,7 @@ def test_what_was_stored_before_the_connection_broke_is_stored_once_with_its_off
     assert rig.log.values() == [b"first", b"second"]
 
 
+@pytest.mark.behaviour("P46")
 def test_an_old_duplicate_is_a_success_without_an_offset():
     rig = ready_rig()
     rig.client.script(PRODUCE, rig.log.refuse(46))
@@ -145,6 +149,7 @@ def test_an_old_duplicate_is_a_success_without_an_offset():
     assert future.result(0).offset is None
 
 
+@pytest.mark.behaviour("P33")
 def test_the_order_holds_when_the_first_of_five_fails():
     rig = ready_rig()
     rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER))
@@ -180,6 +185,7 @@ def test_a_split_batch_keeps_its_numbers_and_those_behind_it_theirs():
 # -- the wrap ------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P47")
 def test_numbers_wrap():
     rig = ready_rig()
     (future,) = rig.send_batches(1)
@@ -200,6 +206,7 @@ def test_numbers_wrap():
 # -- KIP-360 -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P46")
 def test_those_behind_a_refused_batch_get_a_new_epoch_and_go_on():
     rig = ready_rig()
     rig.run_until(rig.send(b"before").done)
@@ -261,6 +268,7 @@ def test_used_up_epochs_need_a_new_id():
 # -- doubt ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("T10")
 def test_nothing_new_goes_out_while_the_fate_of_an_expired_batch_is_not_known():
     rig = ready_rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
     rig.client.script(PRODUCE, After(3000, rig.log.produce))

@@ -220,7 +220,8 @@ def test_both_kernels_write_the_same_and_read_the_same_even_if_bytes_are_damaged
         if data:
             damaged = bytearray(data)
             damaged[place % len(data)] = byte
-            assert outcome(compiled.decode_whole, damaged) == outcome(reference.decode_whole, damaged)
+            found, expected = outcome(compiled.decode_whole, damaged), outcome(reference.decode_whole, damaged)
+            assert found == expected or repr(found) == repr(expected)  # a damaged float may be NaN, equal to nothing
             cut = data[: place % len(data)]
             assert outcome(compiled.decode_whole, cut) == outcome(reference.decode_whole, cut)
 

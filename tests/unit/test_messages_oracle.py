@@ -51,6 +51,8 @@ from headrace.wire.api import APIS, request_class, response_class
 from headrace.wire.frames import encode_request, encode_response
 from headrace.wire.schema import ARRAY, BOOLEAN, STRUCT, UUID, ZERO_UUID
 
+pytestmark = pytest.mark.slow
+
 few = settings(max_examples=8, deadline=None, database=None)
 
 SIDES = {"Request": request_class, "Response": response_class}

@@ -56,6 +56,7 @@ def give(metadata, clock, *topics, **options):
     metadata.update(answer(*topics, **options), clock.now)
 
 
+@pytest.mark.behaviour("P10")
 def test_it_is_due_at_first_then_by_age(metadata, clock):
     assert metadata.time_to_update_ms(clock.now) == 0
     give(metadata, clock)
@@ -64,6 +65,7 @@ def test_it_is_due_at_first_then_by_age(metadata, clock):
     assert metadata.time_to_update_ms(clock.now) == 0
 
 
+@pytest.mark.behaviour("P10")
 def test_a_wish_waits_for_the_pause_and_a_new_topic_does_not(metadata, clock):
     give(metadata, clock)
     metadata.request_update()
@@ -83,6 +85,7 @@ def test_a_wish_made_while_an_answer_was_on_its_way_is_not_met_by_it(metadata, c
     assert metadata.time_to_update_ms(clock.now) == 60_000
 
 
+@pytest.mark.behaviour("P10")
 def test_pauses_grow_while_a_topic_has_no_leader(metadata, clock):
     metadata.add_topic("t")
     pauses = []

@@ -24,6 +24,7 @@ def client():
 
 
 @pytest.mark.parametrize(("failures", "base"), [(1, 50), (2, 100), (3, 200), (5, 800), (6, 1000), (60, 1000)])
+@pytest.mark.behaviour("P39")
 def test_pauses_double_up_to_a_limit_with_jitter(failures, base):
     chance = random.Random(1)
     waits = [backoff_ms(50, 1000, failures, chance) for _ in range(200)]

@@ -81,6 +81,7 @@ def test_an_empty_key_is_a_key():
 
 
 @pytest.mark.parametrize("key", [None, KEYED])
+@pytest.mark.behaviour("P17")
 def test_round_robin_takes_the_available_partitions_in_turn_whatever_the_key(key):
     partitioner, cluster = RoundRobinPartitioner(), FakeCluster(4, available=[0, 1, 3])
     assert [choose(partitioner, cluster, key) for _ in range(7)] == [0, 1, 3, 0, 1, 3, 0]
@@ -107,6 +108,7 @@ def test_being_asked_again_for_a_new_batch_costs_no_turn(cls):
     assert found == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
+@pytest.mark.behaviour("P17")
 def test_the_older_default_hashes_keys_and_takes_turns_without():
     partitioner, cluster = KeyHashRoundRobinPartitioner(), FakeCluster(5, available=[0, 2, 4])
     by_key = partition_for_key(KEYED, 5)
@@ -126,6 +128,7 @@ def test_a_keyed_record_in_a_new_batch_does_not_move_the_next_keyless_one():
 
 
 @pytest.mark.parametrize("cls", [DefaultPartitioner24, UniformStickyPartitioner])
+@pytest.mark.behaviour("P16")
 def test_keyless_records_stay_until_a_new_batch_and_then_go_elsewhere(cls):
     partitioner, cluster = cls(random.Random(1)), FakeCluster(3)
     for _ in range(50):
@@ -205,6 +208,7 @@ def load(value: object) -> Partitioner:
 
 
 @pytest.mark.parametrize("as_function", [True, False])
+@pytest.mark.behaviour("P18")
 def test_a_partitioner_of_ones_own_sees_topic_key_value_their_bytes_and_the_cluster(as_function):
     seen: list = []
 

@@ -69,6 +69,7 @@ class Heard(ProducerInterceptor):
 # -- construction ------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P05")
 def test_construction_does_not_wait_for_a_broker_and_the_first_send_says_who_is_missing():
     started = time.monotonic()
     with Producer(bootstrap_servers=NOWHERE, max_block_ms=300) as producer:
@@ -77,6 +78,7 @@ def test_construction_does_not_wait_for_a_broker_and_the_first_send_says_who_is_
             producer.send("t", b"v")
 
 
+@pytest.mark.behaviour("P04")
 def test_a_constructor_that_fails_closes_what_it_opened():
     closed = []
 
@@ -124,6 +126,7 @@ class Broken:
         return 0
 
 
+@pytest.mark.behaviour("P02")
 def test_an_option_that_nobody_knows_is_warned_of_with_the_nearest_name(caplog):
     class Reads(Serializer):
         def configure(self, config, is_key):
@@ -137,6 +140,7 @@ def test_an_option_that_nobody_knows_is_warned_of_with_the_nearest_name(caplog):
     ]
 
 
+@pytest.mark.behaviour("P03")
 def test_client_ids_are_made_up_and_stand_in_every_log_line(caplog):
     caplog.set_level(logging.DEBUG, "headrace.producer")
     with Producer(bootstrap_servers=NOWHERE) as one, Producer(bootstrap_servers=NOWHERE, transactional_id="t1") as two:
@@ -149,6 +153,7 @@ def test_client_ids_are_made_up_and_stand_in_every_log_line(caplog):
     assert "[producer client_id=producer-t1 transactional_id=t1] second" in caplog.text
 
 
+@pytest.mark.behaviour("P06")
 def test_reporters_and_listeners_are_plug_ins(broker):
     seen = []
 
@@ -183,6 +188,7 @@ def test_records_arrive_by_the_short_way_and_by_the_long_one(broker):
     assert broker.records["t"][1][1:] == (5, b"k", b"2", (("a", b"x"),))
 
 
+@pytest.mark.behaviour("P13")
 def test_interceptors_hear_of_every_failure_with_the_partition_as_far_as_it_is_known(broker):
     heard = Heard()
 
@@ -218,6 +224,7 @@ def test_interceptors_hear_of_every_failure_with_the_partition_as_far_as_it_is_k
     assert isinstance(error, BrokerError)
 
 
+@pytest.mark.behaviour("P13")
 def test_a_failed_batch_of_the_built_in_partitioner_tells_its_partition_too(broker):
     heard, told = Heard(), []
     with make(broker, interceptor_classes=[heard]) as producer:

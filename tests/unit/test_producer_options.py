@@ -100,6 +100,7 @@ def build(config: Config) -> ProducerSettings:
 # -- the table ---------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P02")
 def test_every_producer_option_of_kafka_2_4_and_4_3_is_declared():
     wanted = set(KAFKA_OPTIONS.split()) - {"+"}
     assert len(wanted) == 113
@@ -121,6 +122,7 @@ def test_defaults_are_those_of_kafka_4_3():
     assert {name: config[name] for name in DEFAULTS} == DEFAULTS
 
 
+@pytest.mark.behaviour("P02")
 def test_the_profile_brings_back_the_defaults_of_2_4():
     config = resolve(BOOTSTRAP, profile="2.4", retry_backoff_ms=70)
     assert config["acks"] == "1"
@@ -170,6 +172,7 @@ def test_serializer_objects_win_over_configured_ones():
 
 
 @pytest.mark.parametrize("profile", [None, "2.4"])
+@pytest.mark.behaviour("T01")
 def test_idempotence_and_its_needs_are_settled_as_in_kafka(profile):
     """All combinations; the expectation is what KafkaProducer 4.3.0 and 2.4.0 were seen to do."""
     choices = {
@@ -229,6 +232,7 @@ def test_idempotence_and_its_needs_are_settled_as_in_kafka(profile):
         ({"lingre_ms": 5}, "there is no option 'lingre_ms'; did you mean 'linger.ms'?"),
     ],
 )
+@pytest.mark.behaviour("P02", "T01")
 def test_what_cannot_be_is_refused_with_the_reason(options, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolve(BOOTSTRAP, **options)

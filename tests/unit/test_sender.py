@@ -75,6 +75,7 @@ def test_a_broker_too_old_for_us_fails_the_batch():
     assert "the broker has 0 to 2" in str(error)
 
 
+@pytest.mark.behaviour("P30")
 def test_acks_0_is_done_when_it_is_written():
     rig = Rig(acks=0)
     future = rig.send()
@@ -84,6 +85,7 @@ def test_acks_0_is_done_when_it_is_written():
     assert rig.pool.available_bytes == rig.pool.total_bytes
 
 
+@pytest.mark.behaviour("P34")
 def test_a_throttled_node_is_left_alone_until_its_time():
     rig = Rig(partitions=2, brokers=2)
     rig.client.throttle(0, 500)
@@ -98,6 +100,7 @@ def test_a_throttled_node_is_left_alone_until_its_time():
     assert len(rig.client.polls) - before <= 4  # no busy loop meanwhile
 
 
+@pytest.mark.behaviour("P35")
 def test_an_idle_producer_sleeps():
     rig = Rig(idempotent=True)
     rig.run_until(rig.send().done)
@@ -106,6 +109,7 @@ def test_an_idle_producer_sleeps():
     assert len(rig.client.polls) - before < 200
 
 
+@pytest.mark.behaviour("P35")
 def test_a_node_that_is_away_makes_no_busy_loop():
     rig = Rig(delivery_timeout_ms=60_000)
     rig.client.nodes[0].is_down = True
@@ -208,6 +212,7 @@ def test_records_that_the_broker_names_have_errors_of_their_own():
 
 
 @pytest.mark.parametrize("options", [{"idempotent": True}, {"max_in_flight": 1}])
+@pytest.mark.behaviour("P27")
 def test_a_batch_too_large_is_split_until_it_fits(options):
     rig = Rig(batch_bytes=4096, **options)
     rig.log.batch_bytes_max = 400
@@ -246,6 +251,7 @@ def test_a_record_that_cannot_be_put_into_bytes_fails_and_the_rest_goes_on(monke
 # -- expiry --------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P32")
 def test_a_batch_expires_while_it_waits():
     rig = Rig(delivery_timeout_ms=1000)
     rig.leaders[0] = -1
@@ -271,6 +277,7 @@ def test_a_batch_expires_between_attempts_and_tells_the_last_error():
     assert len(rig.client.of(PRODUCE)) > 2
 
 
+@pytest.mark.behaviour("P24", "P32")
 def test_memory_of_a_batch_that_expires_on_the_wire_comes_back_when_its_request_is_over():
     rig = Rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
     rig.client.script(PRODUCE, After(5000, rig.log.produce))
@@ -309,6 +316,7 @@ def test_whatever_comes_after_expiry_gives_the_memory_back_and_is_not_tried_agai
 # -- order ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P33")
 def test_one_request_in_flight_keeps_the_order_through_retries():
     rig = Rig(max_in_flight=1)
     rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER), DISCONNECT, rig.log.produce, rig.log.refuse(NOT_LEADER))
@@ -346,6 +354,7 @@ def test_a_node_takes_as_many_requests_at_once_as_it_may():
 # -- the loop ------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P29")
 def test_the_loop_survives_an_exception_of_one_turn(monkeypatch, caplog):
     rig = Rig()
     future = rig.send()
@@ -386,6 +395,7 @@ def test_an_observer_that_raises_leaves_nobody_waiting(caplog):
 # -- closing -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P36")
 def test_closing_sends_what_is_left():
     rig = Rig(linger_ms=10_000)
     futures = [rig.send(b"%d" % n) for n in range(5)]
@@ -408,6 +418,7 @@ def test_closing_waits_for_retries():
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.behaviour("P36")
 def test_force_fails_what_is_waiting_and_what_is_on_the_wire(idempotent):
     rig = Rig(idempotent=idempotent)
     rig.client.always(PRODUCE, SILENCE)

@@ -46,6 +46,7 @@ def outcome(rig: Rig, code: int) -> str:
 
 
 @pytest.mark.parametrize("code", CODES)
+@pytest.mark.behaviour("P31")
 def test_a_plain_producer(code):
     rig = Rig()
     expected = "retried" if code in RETRIED else "taken for stored" if code == DUPLICATE else "failed"
@@ -54,6 +55,7 @@ def test_a_plain_producer(code):
 
 
 @pytest.mark.parametrize("code", CODES)
+@pytest.mark.behaviour("P31", "P46")
 def test_an_idempotent_producer(code):
     rig = Rig(idempotent=True)
     rig.run_until(rig.send(b"first").done)

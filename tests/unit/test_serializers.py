@@ -56,6 +56,7 @@ def load(value: object, *, is_key: bool = False, config: Config | None = None) -
         ("json", {"a": [1, None, "é"]}, '{"a":[1,null,"é"]}'.encode()),
     ],
 )
+@pytest.mark.behaviour("P14")
 def test_each_serializer_writes_what_java_would(name, value, data):
     found = load(name).serialize("t", value, [])
     assert found == data
@@ -83,6 +84,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", SHORT_NAMES)
+@pytest.mark.behaviour("P14")
 def test_a_wrong_type_names_the_type_the_serializer_and_the_topic(name):
     serializer, value = load(name, is_key=True), WRONG[name]
     with pytest.raises(SerializationError) as caught:
@@ -186,6 +188,7 @@ class Duck:
         self.closed += 1
 
 
+@pytest.mark.behaviour("P14")
 def test_a_serializer_sees_topic_and_headers_and_may_add_some():
     headers: list = [("a", b"1")]
     assert load(Suffix).serialize("t", "x", headers) == b"x-2"

@@ -108,6 +108,7 @@ def test_an_empty_transaction_is_not_told():
     assert rig.state() is State.READY
 
 
+@pytest.mark.behaviour("T08")
 def test_commit_raises_the_first_error_and_abort_goes_on():
     rig = rig_in_transaction()
     rig.client.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
@@ -151,6 +152,7 @@ def test_an_error_of_any_batch_drops_the_rest_at_once():
     assert rig.log.values(1) == []
 
 
+@pytest.mark.behaviour("T08")
 def test_abort_drops_what_was_not_sent():
     rig = rig_in_transaction()
     rig.client.always(ADD_PARTITIONS, After(50, partitions_added))
@@ -287,6 +289,7 @@ def expire_on_the_wire(rig: Rig) -> Any:
     return lost
 
 
+@pytest.mark.behaviour("T10")
 def test_unresolved_numbers_lead_to_an_abort_and_a_new_epoch():
     rig = rig_in_transaction(delivery_timeout_ms=1000, request_timeout_ms=3000)
     rig.run_until(rig.send(b"first").done)
@@ -300,6 +303,7 @@ def test_unresolved_numbers_lead_to_an_abort_and_a_new_epoch():
     assert rig.log.values() == [b"first", b"again"]
 
 
+@pytest.mark.behaviour("T10")
 def test_unresolved_numbers_are_fatal_where_there_is_no_new_epoch():
     rig = new_rig(delivery_timeout_ms=1000, request_timeout_ms=3000)
     rig.client.versions[INIT_PRODUCER_ID] = (0, 2)
@@ -338,6 +342,7 @@ def test_the_transaction_is_not_ended_while_a_batch_is_on_the_wire():
 # -- closing -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P36")
 def test_closing_aborts_an_open_transaction():
     rig = rig_in_transaction()
     future = rig.send()

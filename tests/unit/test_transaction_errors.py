@@ -133,6 +133,7 @@ CASES = {
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("name", [name for name in CASES if name != "FindCoordinator"])
+@pytest.mark.behaviour("T07")
 def test_every_code_of_every_request(name, code):
     case = CASES[name]
     rig = Rig(transactional_id="x")
@@ -173,6 +174,7 @@ def test_every_code_of_every_request(name, code):
 
 
 @pytest.mark.parametrize("code", CODES)
+@pytest.mark.behaviour("T07")
 def test_every_code_of_finding_the_coordinator_of_the_transaction(code):
     rig = Rig(transactional_id="x")
     rig.client.script(FIND_COORDINATOR, coordinator(error_code=code))

@@ -72,6 +72,7 @@ CALLS = {
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("call", CALLS)
+@pytest.mark.behaviour("T03")
 def test_every_call_in_every_state(call, state):
     rig = rig_in(state)
     assert rig.state() is state
@@ -107,6 +108,7 @@ def test_the_table():
     assert str(State.IN_TRANSACTION) == "in transaction"
 
 
+@pytest.mark.behaviour("T03")
 def test_a_wrong_step_on_the_io_thread_poisons_the_manager():
     rig = new_rig()
     rig.init(begin=False)

@@ -77,6 +77,7 @@ def test_an_old_broker_is_asked_for_one_coordinator():
     rig.init()
 
 
+@pytest.mark.behaviour("T02")
 def test_init_waits_while_the_transaction_of_the_older_instance_ends():
     rig = new_rig()
     rig.client.script(INIT_PRODUCER_ID, *[InitProducerIdResponse(error_code=CONCURRENT_TRANSACTIONS)] * 5)
@@ -117,6 +118,7 @@ def test_a_refused_init_may_be_tried_again():
 # -- begin, add partitions -----------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("T04")
 def test_begin_is_local_and_the_first_partition_tells_the_coordinator():
     rig = rig_in_transaction()
     rig.turn(3)
@@ -133,6 +135,7 @@ def test_begin_is_local_and_the_first_partition_tells_the_coordinator():
     assert batch.header.is_transactional
 
 
+@pytest.mark.behaviour("T05")
 def test_many_new_partitions_make_one_request():
     rig = rig_in_transaction(partitions=20)
     futures = [rig.send(b"v", p) for p in range(20)]
@@ -143,6 +146,7 @@ def test_many_new_partitions_make_one_request():
     assert len(rig.client.of(ADD_PARTITIONS)) == 1
 
 
+@pytest.mark.behaviour("T05")
 def test_no_batch_leaves_before_its_partition_is_added():
     rig = rig_with_coordinator_apart()
     rig.run_until(rig.send(b"v", 0).done)
@@ -154,6 +158,7 @@ def test_no_batch_leaves_before_its_partition_is_added():
     rig.run_until(new.done)
 
 
+@pytest.mark.behaviour("T05")
 def test_the_end_of_the_transaction_before_is_waited_for_only_a_moment():
     rig = rig_in_transaction()
     rig.client.script(ADD_PARTITIONS, *[lambda sent: partitions_added(sent, {0: CONCURRENT_TRANSACTIONS})] * 3)
@@ -170,6 +175,7 @@ def test_the_end_of_the_transaction_before_is_waited_for_only_a_moment():
 # -- the order of requests -----------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("T06")
 def test_requests_leave_in_the_order_of_their_priority():
     rig = rig_in_transaction()
     rig.client.script(ADD_PARTITIONS, DISCONNECT)  # so that the coordinator has to be found again
@@ -198,6 +204,7 @@ def test_one_request_is_in_flight_at_a_time():
 # -- offsets -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("T09")
 def test_offsets_go_to_the_coordinator_of_the_group_with_its_metadata():
     rig = rig_in_transaction(brokers=2)
     rig.client.always(FIND_COORDINATOR, lambda sent: coordinator(1 - sent.message.key_type))

@@ -40,6 +40,7 @@ def header_of_last(rig: Rig) -> Any:
     return batch.header
 
 
+@pytest.mark.behaviour("T11")
 def test_the_first_batch_tells_the_coordinator():
     rig = rig_in_transaction()
     rig.send()
@@ -50,6 +51,7 @@ def test_the_first_batch_tells_the_coordinator():
     assert (end.version, end.message.producer_epoch) == (5, 0)
 
 
+@pytest.mark.behaviour("T11")
 def test_every_end_brings_a_new_epoch_and_numbers_start_again():
     rig = rig_in_transaction()
     for n in range(4):
@@ -113,6 +115,7 @@ def test_an_error_needs_no_other_epoch_than_that_of_the_end():
     assert (header_of_last(rig).producer_epoch, header_of_last(rig).base_sequence) == (1, 0)
 
 
+@pytest.mark.behaviour("T11")
 def test_an_abortable_error_of_a_batch():
     rig = rig_in_transaction()
     rig.client.script(PRODUCE, rig.log.refuse(TRANSACTION_ABORTABLE))

@@ -111,6 +111,7 @@ class Metadata:
         self._hurry = False  # Guarded by _changed: for a new topic no pause has to be over.
         self._waiting = 0  # Guarded by _changed: threads in wait_for_update.
         self._fatal: HeadraceError | None = None  # Guarded by _changed: every waiter gets it.
+        self._closed: HeadraceError | None = None  # Guarded by _changed: as _fatal, and for good.
         # The polling thread's.
         self._refreshed_ms = -1e18
         self._attempted_ms = -1e18
@@ -147,14 +148,24 @@ class Metadata:
         """Wait until the snapshot is newer than `version`; False if the time is up first."""
         with self._changed:
             self._waiting += 1
-            self._changed.wait_for(lambda: self._version > version or self._fatal, max(0.0, timeout_ms) / 1000)
+            self._changed.wait_for(
+                lambda: self._version > version or self._fatal or self._closed, max(0.0, timeout_ms) / 1000
+            )
             self._waiting -= 1
+            if self._closed is not None:
+                raise self._closed
             if self._fatal is not None:
                 error = self._fatal
                 if not self._waiting:
                     self._fatal = None
                 raise error
             return self._version > version
+
+    def close(self, error: HeadraceError) -> None:
+        """Nothing will come any more: whoever waits, or begins to, is told."""
+        with self._changed:
+            self._closed = error
+            self._changed.notify_all()
 
     def raise_topic_error(self, topic: str) -> None:
         """What can never work is said at once."""

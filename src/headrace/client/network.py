@@ -61,6 +61,7 @@ class NetworkObserver(Protocol):
     def connection_failed(self, node_id: int, error: HeadraceError) -> None: ...
     def request_sent(self, node_id: int, size: int) -> None: ...
     def response_received(self, node_id: int, size: int, latency_ms: float, throttle_ms: int) -> None: ...
+    def polled(self, waited_ms: float, worked_ms: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -175,7 +176,7 @@ class NetworkClient:
         return len(connection.in_flight) if connection else 0
 
     def total_in_flight(self) -> int:
-        return sum(len(connection.in_flight) for connection in self._connections.values())
+        return sum(len(connection.in_flight) for connection in list(self._connections.values()))
 
     def connection_count(self) -> int:
         return len(self._connections)
@@ -260,6 +261,7 @@ class NetworkClient:
         for connection in self._connections.values():
             deadline = min(deadline, connection.next_deadline_ms(self._idle_ms))
         timeout_ms = 0.0 if self._local else max(0.0, min(timeout_ms, deadline - now))
+        started = self._clock.monotonic_ms()
         events = self._selector.select(timeout_ms / 1000.0)
         now = self._clock.monotonic_ms()
         answered: list[tuple[Connection, InFlight, Buffer | None]] = []
@@ -277,6 +279,8 @@ class NetworkClient:
             local, self._local = self._local, []
             for response in local:
                 self._deliver(response)
+        if self._observer is not None:
+            self._observer.polled(now - started, self._clock.monotonic_ms() - now)
 
     def _drain_wakeups(self) -> None:
         # First the pipe, then the flag: the other way round a wakeup in between would leave the flag up for ever,

@@ -59,5 +59,8 @@ class MetricsObserver:
     def request_sent(self, node_id: int, size: int) -> None:
         self._metrics.request_sent(node_id, size)
 
+    def polled(self, waited_ms: float, worked_ms: float) -> None:
+        self._metrics.io(waited_ms * 1e6, worked_ms * 1e6)
+
     def response_received(self, node_id: int, size: int, latency_ms: float, throttle_ms: int) -> None:
         self._metrics.response(node_id, size)

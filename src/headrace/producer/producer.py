@@ -432,7 +432,7 @@ class Producer(SendPath):
         if timeout is None:
             timeout = (settings.delivery_timeout_ms + settings.request_timeout_ms) / 1000
         self._sender.initiate_close()
-        self._metadata.fail(ClosedError("the producer was closed"), fatal=True)
+        self._metadata.close(ClosedError("the producer was closed"))
         thread.join(timeout)
         if thread.is_alive():
             undelivered = sum(batch.record_count for batch in self._accumulator.incomplete())
