@@ -175,29 +175,34 @@ def test_uniform_sticky_does_not_look_at_keys():
 
 def test_without_loads_every_available_partition_is_as_likely():
     sticky, source = AdaptiveSticky(), FakeRandom(0, 1, 2)
-    assert [sticky.next_partition("t", None, [1, 3], range(4), source) for _ in range(3)] == [1, 3, 1]
+    assert [sticky.next_partition(sticky.odds(None, [1, 3], range(4)), source) for _ in range(3)] == [1, 3, 1]
     assert source.asked == [2, 2, 2]
-    assert sticky.next_partition("t", {}, [], range(4), FakeRandom(3)) == 3
+    assert sticky.next_partition(sticky.odds({}, [], range(4)), FakeRandom(3)) == 3
 
 
 def test_shorter_queues_are_more_likely():
     sticky, source = AdaptiveSticky(), FakeRandom(*range(8))
-    found = [sticky.next_partition("t", {0: 0, 1: 3, 2: 1}, range(3), range(3), source) for _ in range(8)]
+    found = [sticky.next_partition(sticky.odds({0: 0, 1: 3, 2: 1}, range(3), range(3)), source) for _ in range(8)]
     assert found == [0, 0, 0, 0, 1, 2, 2, 2]
     assert set(source.asked) == {8}
 
 
 def test_equal_queues_are_equally_likely_and_partitions_left_out_are_never_chosen():
     sticky, source = AdaptiveSticky(), random.Random(1)
-    found = Counter(sticky.next_partition("t", {0: 5, 2: 5}, range(3), range(3), source) for _ in range(4000))
+    found = Counter(sticky.next_partition(sticky.odds({0: 5, 2: 5}, range(3), range(3)), source) for _ in range(4000))
     assert found.keys() == {0, 2}
     assert abs(found[0] - 2000) < 200
 
 
 def test_loads_do_not_matter_when_it_is_not_adaptive_or_there_is_nothing_to_choose():
     source = FakeRandom(1, 0)
-    assert AdaptiveSticky(adaptive=False).next_partition("t", {0: 0, 1: 99}, [0, 1], range(2), source) == 1
-    assert AdaptiveSticky().next_partition("t", {0: 9}, [0], range(1), source) == 0
+    assert (
+        AdaptiveSticky(adaptive=False).next_partition(
+            AdaptiveSticky(adaptive=False).odds({0: 0, 1: 99}, [0, 1], range(2)), source
+        )
+        == 1
+    )
+    assert AdaptiveSticky().next_partition(AdaptiveSticky().odds({0: 9}, [0], range(1)), source) == 0
 
 
 # -- plug-ins ----------------------------------------------------------------------------------

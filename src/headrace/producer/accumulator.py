@@ -23,7 +23,7 @@ from headrace.client.network import backoff_ms
 from headrace.errors import ClosedError, RecordTooLargeError
 from headrace.producer.batch import Delivery, ProducerBatch
 from headrace.producer.buffer_pool import BufferPool
-from headrace.producer.partitioners import AdaptiveSticky
+from headrace.producer.partitioners import AdaptiveSticky, Odds
 from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header
 from headrace.wire.records import record_bytes_max
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 else:
     Lane = kernel.Lane
 
+SMALL_TOPIC_PARTITIONS = 32
+ODDS_MS_FOR_A_PARTITION = 0.05
 SPARE_BYTES_MAX = 8 * 1024 * 1024
 APPEND_ATTEMPTS_MAX = 100  # threads racing for one partition: each round somebody has won
 
@@ -74,6 +76,10 @@ class TopicQueues:
         self.queues = [PartitionQueue(self, partition) for partition in range(partition_count)]
         self._make_lane = make_lane
         self.lane = make_lane(self, partition_count)
+        # Guarded by lock: how likely each partition is to be next, for which cluster, until when.
+        self.odds: Odds | None = None
+        self.odds_of: Cluster | None = None
+        self.odds_until_ms = 0.0
         self.sticky_bytes = 0  # Guarded by lock: what went to the sticky partition since it was chosen.
 
     def grow(self, partition_count: int) -> None:
@@ -272,14 +278,23 @@ class Accumulator:
 
     def _move_on(self, topic: TopicQueues, cluster: Cluster) -> None:
         """Choose the partition for the next records without a key (KIP-794). topic.lock is held."""
-        available = [p for p in cluster.available_partitions_for(topic.name) if p < len(topic.queues)]
+        topic.lane.sticky = self._sticky.next_partition(self._odds(topic, cluster), self._chance)
+        topic.sticky_bytes = 0
+
+    def _odds(self, topic: TopicQueues, cluster: Cluster) -> Odds:
+        """To look at every queue for every batch would make large topics dear: for them a look is good for a while."""
+        now, count = self._clock.monotonic_ms(), len(topic.queues)
+        if topic.odds is not None and topic.odds_of is cluster and now < topic.odds_until_ms:
+            return topic.odds
+        available = [p for p in cluster.available_partitions_for(topic.name) if p < count]
         sizes = None
         if self._settings.adaptive:
             sizes = {partition: len(topic.queues[partition].batches) for partition in available}
-        topic.lane.sticky = self._sticky.next_partition(
-            topic.name, sizes, available, range(len(topic.queues)), self._chance
-        )
-        topic.sticky_bytes = 0
+        topic.odds = self._sticky.odds(sizes, available, range(count))
+        topic.odds_of, topic.odds_until_ms = cluster, now
+        if count > SMALL_TOPIC_PARTITIONS:
+            topic.odds_until_ms += count * ODDS_MS_FOR_A_PARTITION
+        return topic.odds
 
     def _checked_size(self, key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
         size = record_bytes_max(key, value, headers)

@@ -16,7 +16,7 @@ import itertools
 import random as random_module
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.producer.plugins import PluginKind
 from headrace.wire.kernel import kernel
@@ -181,6 +181,13 @@ class KeyHashRoundRobinPartitioner(RoundRobinPartitioner):
         return super().partition(topic, key, key_bytes, value, value_bytes, cluster)
 
 
+class Odds(NamedTuple):
+    """Partitions to choose from and their weights, added up; None: all alike."""
+
+    partitions: Sequence[int]
+    weights: Sequence[int] | None
+
+
 class AdaptiveSticky:
     """Today's choice for keyless records (KIP-794). Its caller locks; it knows no cluster and no clock.
 
@@ -191,25 +198,23 @@ class AdaptiveSticky:
     def __init__(self, *, adaptive: bool = True) -> None:
         self._adaptive = adaptive
 
-    def next_partition(
-        self,
-        topic: str,
-        queue_sizes: Mapping[int, int] | None,
-        available: Sequence[int],
-        all: Sequence[int],
-        random: Random,
-    ) -> int:
-        """Choose where to stay next.
+    def odds(self, queue_sizes: Mapping[int, int] | None, available: Sequence[int], all: Sequence[int]) -> Odds:
+        """How likely each partition is to be next; good for many choices while queues change little.
 
         `queue_sizes` has the number of waiting batches of each partition that may be chosen; those whose broker has
         not taken anything for too long are left out. None if nothing is known yet.
         """
         if not self._adaptive or not queue_sizes or len(all) < 2:
-            return _any_of(available or all, random)
+            return Odds(available or all, None)
         partitions, sizes = list(queue_sizes), list(queue_sizes.values())
         longest = max(sizes)
-        weights = list(itertools.accumulate(longest + 1 - size for size in sizes))
-        return partitions[bisect_right(weights, random.randrange(weights[-1]))]
+        return Odds(partitions, list(itertools.accumulate(longest + 1 - size for size in sizes)))
+
+    def next_partition(self, odds: Odds, random: Random) -> int:
+        """Choose where to stay next."""
+        if odds.weights is None:
+            return _any_of(odds.partitions, random)
+        return odds.partitions[bisect_right(odds.weights, random.randrange(odds.weights[-1]))]
 
 
 def _any_of(partitions: Sequence[int], random: Random) -> int:
