@@ -64,7 +64,8 @@ def theirs(broker):
 def test_topics_are_made_listed_grown_and_deleted(admin, theirs):
     topic = name("made")
     admin.create_topics([NewTopic(topic, 2, 1, {"retention.ms": "123456"}), NewTopic(topic + "-b")])
-    assert {topic, topic + "-b"} <= set(admin.list_topics())
+    # A broker hears of a new topic a moment after the controller has made it.
+    eventually("both topics", lambda: {topic, topic + "-b"} <= set(admin.list_topics()))
     assert "__consumer_offsets" not in admin.list_topics()
     described = eventually("both leaders", lambda: leaders(admin, topic, 2))
     their = theirs.list_topics(topic, timeout=10).topics[topic]

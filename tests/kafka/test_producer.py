@@ -45,7 +45,7 @@ def batches_of(broker, topic, partition=0):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.behaviour("P38")
+@pytest.mark.behaviour("P28", "P38")
 def test_another_client_reads_what_was_sent_with_every_codec(kafka, codec):
     topic = new_topic(kafka, "codec")
     sent = samples.small()

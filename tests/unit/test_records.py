@@ -39,6 +39,7 @@ def test_what_goes_in_comes_out(drawn, codec, first_offset):
     assert only(encode(expected, codec=codec)).records() == expected
 
 
+@pytest.mark.behaviour("P28")
 @pytest.mark.parametrize("codec", ALL_CODECS, ids=CODEC_NAMES)
 @pytest.mark.parametrize("level", [1, 6, 9])
 def test_every_level_is_readable(codec, level):

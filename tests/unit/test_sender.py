@@ -68,8 +68,8 @@ def test_a_topic_that_was_made_anew_is_followed_by_its_new_id():
     assert (ids[0], ids[-1]) == (old, new)
 
 
-def test_a_broker_too_old_for_us_fails_the_batch():
-    rig = Rig()
+def test_a_broker_too_old_for_producer_ids_fails_the_batch():
+    rig = Rig(idempotent=True)
     rig.client.versions[PRODUCE] = (0, 2)
     error = rig.error_of(rig.send())
     assert "the broker has 0 to 2" in str(error)

@@ -23,7 +23,9 @@ from headrace.client.network import backoff_ms
 from headrace.errors import ClosedError, RecordTooLargeError
 from headrace.producer.batch import Delivery, ProducerBatch
 from headrace.producer.buffer_pool import BufferPool
+from headrace.producer.compression_ratio import CompressionRatio
 from headrace.producer.partitioners import AdaptiveSticky, Odds
+from headrace.wire.compression import NONE
 from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header
 from headrace.wire.records import record_bytes_max
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 else:
     Lane = kernel.Lane
 
+ROOM_SHARE_OF_POOL = 8  # the largest batch takes no more than this part of buffer.memory
 SMALL_TOPIC_PARTITIONS = 32
 ODDS_MS_FOR_A_PARTITION = 0.05
 SPARE_BYTES_MAX = 8 * 1024 * 1024
@@ -80,6 +83,7 @@ class TopicQueues:
         self.odds: Odds | None = None
         self.odds_of: Cluster | None = None
         self.odds_until_ms = 0.0
+        self.ratio = CompressionRatio()
         self.sticky_bytes = 0  # Guarded by lock: what went to the sticky partition since it was chosen.
 
     def grow(self, partition_count: int) -> None:
@@ -213,7 +217,7 @@ class Accumulator:
         size: int,
         deadline_ms: float,
     ) -> RecordFuture | None:
-        room = max(self._settings.batch_bytes, HEADER_BYTES + size)
+        room = max(self._room_bytes(topic), HEADER_BYTES + size)
         if self.pool.available_bytes < room:
             self._wake()  # what is buffered has to go out for memory to come back
         buffer: bytearray | None = self.pool.allocate(room, max(0.0, deadline_ms - self._clock.monotonic_ms()))
@@ -280,6 +284,12 @@ class Accumulator:
         """Choose the partition for the next records without a key (KIP-794). topic.lock is held."""
         topic.lane.sticky = self._sticky.next_partition(self._odds(topic, cluster), self._chance)
         topic.sticky_bytes = 0
+
+    def _room_bytes(self, topic: TopicQueues) -> int:
+        if self._settings.codec == NONE:
+            return self._settings.batch_bytes
+        limit = min(self._settings.max_request_bytes, self.pool.total_bytes // ROOM_SHARE_OF_POOL)
+        return topic.ratio.room_bytes(self._settings.batch_bytes, limit)
 
     def _odds(self, topic: TopicQueues, cluster: Cluster) -> Odds:
         """To look at every queue for every batch would make large topics dear: for them a look is good for a while."""
@@ -399,7 +409,7 @@ class Accumulator:
                 batch = queue.batches[0]
                 if may_drain is not None and not may_drain(batch):
                     continue
-                if taken and size + batch.size > self._settings.max_request_bytes:
+                if taken and size + batch.size * queue.topic.ratio.estimate > self._settings.max_request_bytes:
                     queues[:] = queues[place:] + queues[:place]  # this one is the first of the next request
                     return taken
                 queue.batches.popleft()
@@ -412,7 +422,10 @@ class Accumulator:
             if assign is not None and not batch.has_sequence:
                 assign(batch)
             try:
-                size += len(batch.seal(self._settings.codec, self._settings.level))
+                sealed_bytes = len(batch.seal(self._settings.codec, self._settings.level))
+                if self._settings.codec != NONE and batch.size * 2 >= self._settings.batch_bytes:
+                    queue.topic.ratio.observe(sealed_bytes, batch.size)  # what small ones come to says little
+                size += sealed_bytes
             except Exception as error:
                 self.unsendable.append((batch, error))
                 continue
@@ -448,6 +461,7 @@ class Accumulator:
 
     def split_and_reenqueue(self, batch: ProducerBatch, now: float) -> list[ProducerBatch]:
         """Halve a batch that the broker found too large; the parts take its place."""
+        self.topics[batch.topic].ratio.reset()
         parts = batch.split(now)
         for part in reversed(parts):
             self._incomplete[part] = None

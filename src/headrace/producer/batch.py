@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import BrokerError, HeadraceError, TimedOutError
+from headrace.errors import BrokerError, HeadraceError, TimedOutError, UnsupportedVersionError
 from headrace.producer.records import RecordMetadata
+from headrace.wire import legacy
 from headrace.wire import records as wire_records
 from headrace.wire.kernel import kernel
-from headrace.wire.layout import HEADER_BYTES, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, EncodedBatch
+from headrace.wire.layout import HEADER_BYTES, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, EncodedBatch, Record
 
 if TYPE_CHECKING:
     from headrace.wire._reference import OpenBatch, RecordFuture
@@ -51,6 +52,7 @@ class ProducerBatch(OpenBatch):
     base_sequence = NO_SEQUENCE
     is_transactional = False
     sequence_was_reset = False
+    _compression: tuple[int, int | None] = (0, None)
     was_encoded = False  # from columns, not record by record
     first_index = 0  # in the batch this one was split from
     # Written once under _done_lock.
@@ -94,6 +96,7 @@ class ProducerBatch(OpenBatch):
     def seal(self, codec: int, level: int | None) -> memoryview:
         """The bytes to send; made once for a producer state."""
         if self.sealed is None:
+            self._compression = codec, level
             writer = wire_records.Producer(
                 self.producer_id, self.producer_epoch, self.base_sequence, self.is_transactional
             )
@@ -101,11 +104,25 @@ class ProducerBatch(OpenBatch):
             self.sequence_was_reset = False  # what goes out from here on has the new numbers
         return self.sealed
 
-    def split(self, now: float) -> list[ProducerBatch]:
-        """The same records in batches of about half the size; futures and callbacks go with them."""
-        rows = kernel.decode_records(
+    def as_message_set(self, produce_version: int) -> bytes:
+        """The same records for a broker from before 0.11: magic 1 with Produce v2, magic 0 before (P43)."""
+        rows = self._rows()
+        if any(row.headers for row in rows):
+            raise UnsupportedVersionError(
+                f"records to {self.topic}-{self.partition} have headers, which a broker that takes no more than "
+                f"Produce v{produce_version} cannot store"
+            )
+        codec, level = self._compression
+        return legacy.encode(rows, magic=1 if produce_version == 2 else 0, codec=codec, level=level)
+
+    def _rows(self) -> list[Record]:
+        return kernel.decode_records(
             memoryview(self.buffer)[HEADER_BYTES : self.size], self.record_count, 0, self.base_timestamp, -1
         )
+
+    def split(self, now: float) -> list[ProducerBatch]:
+        """The same records in batches of about half the size; futures and callbacks go with them."""
+        rows = self._rows()
         sizes = [wire_records.record_bytes_max(row.key, row.value, row.headers) for row in rows]
         room = max((self.size - HEADER_BYTES) // 2, *sizes)
         parts: list[ProducerBatch] = []

@@ -47,6 +47,7 @@ DUPLICATE_SEQUENCE = 46
 STALE_METADATA = frozenset({3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103})
 STALE_LEADER = frozenset({6, 74})  # those that may come with the new leader (KIP-951)
 NEEDS_TOPIC_IDS = 13
+BATCHES_OF_MAGIC_2 = 3  # older versions of Produce carry message sets, which know no producer ids
 PRODUCE_V2_TRANSACTIONS = 12
 
 
@@ -314,7 +315,12 @@ class Sender:
                         name="" if by_id else topic,
                         topic_id=(topic_ids[topic] or bytes(16)) if by_id else bytes(16),
                         partition_data=tuple(
-                            PartitionProduceData(partition_index=batch.partition, records=batch.sealed)
+                            PartitionProduceData(
+                                partition_index=batch.partition,
+                                records=batch.sealed
+                                if version >= BATCHES_OF_MAGIC_2
+                                else batch.as_message_set(version),
+                            )
                             for batch in topic_batches
                         ),
                     )
@@ -337,7 +343,7 @@ class Sender:
                 ProduceRequest.api_key,
                 build,
                 on_response,
-                (3, newest),
+                (0 if transactions is None else BATCHES_OF_MAGIC_2, newest),
                 settings.request_timeout_ms,
                 expects_response=settings.acks != 0,
             ),
