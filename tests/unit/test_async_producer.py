@@ -207,10 +207,11 @@ def test_cancelling_while_metadata_is_missing_leaves_nothing_behind(broker):
     broker.knows_topics.clear()
 
     async def main():
-        async with make(broker, max_block_ms=300) as producer:
+        # Longer than the pause between two requests for metadata may grow to, or the second send might miss them.
+        async with make(broker, max_block_ms=5000) as producer:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(producer.send("t", b"never"), 0.05)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             broker.knows_topics.set()
             await producer.send_and_wait("t", b"yes")
 
