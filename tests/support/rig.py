@@ -308,3 +308,22 @@ def offsets_committed(sent: Sent, errors: dict[int, int] | None = None) -> TxnOf
             for topic in sent.message.topics
         ]
     )
+
+
+def new_rig(**options: Any) -> Rig:
+    """A transactional one that has done nothing yet."""
+    return Rig(transactional_id="x", **options)
+
+
+def rig_in_transaction(**options: Any) -> Rig:
+    rig = new_rig(**options)
+    rig.init()
+    return rig
+
+
+def rig_with_coordinator_apart(**options: Any) -> Rig:
+    """The coordinator is a broker of its own, that metadata does not know."""
+    rig = new_rig(brokers=2, **options)
+    rig.client.always(FIND_COORDINATOR, lambda sent: coordinator(7))
+    rig.init()
+    return rig

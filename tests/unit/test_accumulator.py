@@ -22,7 +22,7 @@ def ready_nodes(rig: Rig) -> list[int]:
 
 def drain(rig: Rig, node: int = 0) -> list[Any]:
     ready = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms)
-    return rig.accumulator.drain(ready.nodes.get(node, []), rig.clock.now_ms, None, None)
+    return rig.accumulator.drain(ready.nodes.get(node, []), None, None)
 
 
 def queue(rig: Rig, partition: int = 0) -> list[Any]:
@@ -374,7 +374,7 @@ def test_no_partition_starves(brokers):
     for _ in range(24):
         ready = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms)
         for queues in ready.nodes.values():
-            served.update(b.partition for b in rig.accumulator.drain(queues, rig.clock.now_ms, None, None))
+            served.update(b.partition for b in rig.accumulator.drain(queues, None, None))
     assert len(served) == 8
     assert max(served.values()) - min(served.values()) <= 1
 
@@ -395,7 +395,7 @@ def test_what_may_not_be_drained_is_passed_over():
     rig.send(b"a", 0)
     rig.send(b"b", 1)
     ready = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms)
-    taken = rig.accumulator.drain(ready.nodes[0], rig.clock.now_ms, lambda batch: batch.partition == 1, None)
+    taken = rig.accumulator.drain(ready.nodes[0], lambda batch: batch.partition == 1, None)
     assert [batch.partition for batch in taken] == [1]
     assert len(queue(rig, 0)) == 1
 

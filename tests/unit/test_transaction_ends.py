@@ -33,29 +33,14 @@ from rig import (
     V1,
     V2,
     Rig,
-    coordinator,
+    new_rig,
     partitions_added,
+    rig_in_transaction,
+    rig_with_coordinator_apart,
 )
 
-NOT_LEADER, INVALID_RECORD, CONCURRENT_TRANSACTIONS = 6, 87, 51
+NOT_LEADER, INVALID_RECORD = 6, 87
 SECONDS_MAX = 20
-
-
-def new_rig(**options: Any) -> Rig:
-    return Rig(transactional_id="x", **options)
-
-
-def rig_in_transaction(**options: Any) -> Rig:
-    rig = new_rig(**options)
-    rig.init()
-    return rig
-
-
-def rig_with_coordinator_apart(**options: Any) -> Rig:
-    rig = new_rig(brokers=2, **options)
-    rig.client.always(FIND_COORDINATOR, lambda sent: coordinator(7))
-    rig.init()
-    return rig
 
 
 # -- commit and abort ----------------------------------------------------------------------------

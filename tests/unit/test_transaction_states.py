@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from headrace.errors import (
@@ -18,20 +16,11 @@ from headrace.producer.transaction_state import LEGAL, State, is_legal
 from rig import (
     GROUP,
     Rig,
+    new_rig,
+    rig_in_transaction,
 )
 
-NOT_LEADER, INVALID_RECORD, CONCURRENT_TRANSACTIONS = 6, 87, 51
-SECONDS_MAX = 20
-
-
-def new_rig(**options: Any) -> Rig:
-    return Rig(transactional_id="x", **options)
-
-
-def rig_in_transaction(**options: Any) -> Rig:
-    rig = new_rig(**options)
-    rig.init()
-    return rig
+INVALID_RECORD = 87
 
 
 # -- states --------------------------------------------------------------------------------------

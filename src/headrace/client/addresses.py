@@ -17,7 +17,6 @@ from headrace.errors import ConfigError
 
 USE_ALL_DNS_IPS = "use_all_dns_ips"
 RESOLVE_CANONICAL = "resolve_canonical_bootstrap_servers_only"
-DNS_LOOKUPS = (USE_ALL_DNS_IPS, RESOLVE_CANONICAL)
 PORT_MAX = 65535
 
 # As Kafka has it: a listener name in front, as brokers write it in their own settings, does no harm.

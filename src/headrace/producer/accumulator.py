@@ -395,7 +395,6 @@ class Accumulator:
     def drain(
         self,
         queues: list[PartitionQueue],
-        now: float,
         may_drain: Callable[[ProducerBatch], bool] | None,
         assign: Callable[[ProducerBatch], None] | None,
     ) -> list[ProducerBatch]:
@@ -429,7 +428,6 @@ class Accumulator:
             except Exception as error:
                 self.unsendable.append((batch, error))
                 continue
-            batch.drained_ms = now
             taken.append(batch)
         return taken
 

@@ -69,7 +69,7 @@ class ProducerBatch(OpenBatch):
         self.topic = topic
         self.partition = partition
         self.allocated_bytes = allocated_bytes  # what the pool wants back; 0: it is not the pool's
-        self.created_ms = self.last_attempt_ms = self.drained_ms = now
+        self.created_ms = self.last_attempt_ms = now
 
     @classmethod
     def from_encoded(cls, topic: str, encoded: EncodedBatch, allocated_bytes: int, now: float) -> ProducerBatch:

@@ -86,8 +86,6 @@ class Sender:
         log: logging.Logger | logging.LoggerAdapter[logging.Logger],
         transactions: TransactionManager | None = None,
         observer: SenderObserver | None = None,
-        on_failure: Callable[[ProducerBatch, Exception], None] = lambda batch, error: None,
-        on_success: Callable[[ProducerBatch], None] = lambda batch: None,
     ) -> None:
         self._client = client
         self._updater = updater
@@ -98,8 +96,6 @@ class Sender:
         self._log = log
         self._transactions = transactions
         self._observer = observer
-        self._on_failure = on_failure
-        self._on_success = on_success
         self._chance = random.Random()
         self._in_flight: dict[ProducerBatch, None] = {}
         self._next_expiry_check_ms = 0.0
@@ -267,7 +263,7 @@ class Sender:
         for node_id, queues in ready.nodes.items():
             # A node can take several requests at once: fill its slots while there is something for it.
             while self._client.is_ready(node_id, now):
-                batches = accumulator.drain(queues, now, may_drain, assign)
+                batches = accumulator.drain(queues, may_drain, assign)
                 if accumulator.unsendable:
                     self._fail_unsendable()
                 if not batches:
@@ -471,8 +467,7 @@ class Sender:
     def _complete(self, batch: ProducerBatch, base_offset: int, append_time: int) -> None:
         if self._transactions is not None:
             self._transactions.batch_completed(batch, base_offset)
-        if batch.complete(base_offset, append_time):
-            self._on_success(batch)
+        batch.complete(base_offset, append_time)
         self._accumulator.finish(batch)
 
     def _give_up(self, batch: ProducerBatch, error: Exception, now: float) -> None:
@@ -503,10 +498,8 @@ class Sender:
         is_news = batch.fail(error, record_errors)  # else it expired on the wire, and this is what came of it later
         if not batch.in_flight:  # else a socket may still read its bytes (KAFKA-19012)
             self._accumulator.finish(batch)
-        if is_news:
-            if self._observer is not None:
-                self._observer.batch_failed(batch)
-            self._on_failure(batch, error)
+        if is_news and self._observer is not None:
+            self._observer.batch_failed(batch)
 
     def _tell_failure(
         self, transactions: TransactionManager, batch: ProducerBatch, error: Exception, *, adjust: bool

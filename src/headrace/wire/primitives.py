@@ -57,9 +57,3 @@ def read_varlong(buf: Buffer, pos: int, end: int) -> tuple[int, int]:
     """A zigzag varint of 64 bits."""
     raw, pos = read_uvarint(buf, pos, end, VARLONG_BYTES_MAX)
     return raw >> 1 ^ -(raw & 1), pos
-
-
-def varint_size(value: int) -> int:
-    """How many bytes `write_varint` takes."""
-    raw = value << 1 if value >= 0 else (-value << 1) - 1
-    return max(1, (raw.bit_length() + 6) // 7)
