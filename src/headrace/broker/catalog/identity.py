@@ -1,0 +1,42 @@
+"""Who the cluster is, and which producer ids it has handed out."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Iterator
+
+from headrace.broker.catalog.journal import Event
+
+PRODUCER_ID_BLOCK = 1000
+"""Ids are reserved on disk by the block, so that most of them cost no write."""
+
+
+class Identity:
+    """The cluster's id, and the first producer id that is not reserved yet."""
+
+    kinds = ("cluster", "producer-ids")
+
+    def __init__(self) -> None:
+        self.cluster_id = ""
+        self.next_producer_id = 0
+
+    @staticmethod
+    def founding() -> list[Event]:
+        """The events that begin a cluster."""
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        return [{"kind": "cluster", "id": text}]
+
+    def reserve_producer_ids(self) -> Event:
+        """The event that reserves the next block, which begins at `next_producer_id`."""
+        return {"kind": "producer-ids", "next": self.next_producer_id + PRODUCER_ID_BLOCK}
+
+    def apply(self, event: Event) -> None:
+        if event["kind"] == "cluster":
+            self.cluster_id = event["id"]
+        else:
+            self.next_producer_id = event["next"]
+
+    def snapshot(self) -> Iterator[Event]:
+        yield {"kind": "cluster", "id": self.cluster_id}
+        yield {"kind": "producer-ids", "next": self.next_producer_id}

@@ -1,0 +1,1 @@
+"""Who may do what: TLS, SASL on the server's side, access rules."""
