@@ -10,10 +10,13 @@ KERNEL_SOURCES := $(wildcard $(WIRE)/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
 NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
-.PHONY: help setup test test-quick lint bench bench-wire bench-producer faults-producer fuzz-wire dist clean
+.PHONY: help setup test test-quick lint bench bench-wire bench-producer bench-broker faults-producer model-broker \
+	fuzz-wire fuzz-broker dist clean
 
 help:
-	@echo "make setup | test | test-quick | lint | bench | bench-wire | bench-producer | faults-producer | fuzz-wire | dist | clean"
+	@echo "make setup | test | test-quick | lint | dist | clean"
+	@echo "make bench | bench-wire | bench-producer | bench-broker"
+	@echo "make faults-producer | model-broker | fuzz-wire | fuzz-broker"
 
 setup: .venv/.ready .venv/.kernel
 	@echo "setup: ready (.venv)"
@@ -43,7 +46,7 @@ lint: .venv/.ready
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-bench: bench-wire bench-producer
+bench: bench-wire bench-producer bench-broker
 
 bench-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.wire
@@ -51,12 +54,22 @@ bench-wire: .venv/.ready .venv/.kernel
 bench-producer: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.producer
 
+bench-broker: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.broker
+
 # What `make test` does in small: 200 producers and 5 brokers killed, a million records counted.
 faults-producer: .venv/.ready .venv/.kernel
 	@HEADRACE_FAULT_ROUNDS=200 HEADRACE_FAULT_RECORDS=1000000 $(PYTEST) tests/faults
 
 fuzz-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.fuzz_wire
+
+fuzz-broker: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.fuzz_broker
+
+# What `make test` does in 10,000 steps, in a million.
+model-broker: .venv/.ready .venv/.kernel
+	@HEADRACE_MODEL_STEPS=1000000 $(PYTEST) -s tests/faults/test_broker_model.py -k kills
 
 dist: .venv/.ready
 	@rm -rf dist

@@ -23,6 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.wire import columns, frames, legacy, schema
 from headrace.wire.api import APIS, request_class, response_class
 from headrace.wire.compression import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD, compress, decompress
+from headrace.wire.framing import FrameReader
 from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, Record
 from headrace.wire.records import encode, read_batches
@@ -173,7 +174,7 @@ def _other_targets() -> Iterator[Target]:
     yield Target("request frame", whole_request, b"".join(request)[4:])
     response = frames.encode_response(filled(response_class(3), 9), 9, 1)
     yield Target("response frame", lambda data: frames.decode_response(3, 9, data), b"".join(response)[4:])
-    yield Target("frames", lambda data: frames.FrameDecoder(1000).feed(data), b"".join(request) * 2)
+    yield Target("frames", lambda data: FrameReader(1000).feed(data, []), b"".join(request) * 2)
 
 
 def mutate(seed: bytes, chance: random.Random) -> bytes:

@@ -178,6 +178,8 @@ def blast(options: argparse.Namespace, kind: str) -> dict[str, float]:
     """Finished batches over one socket, five requests in flight: what the broker can take."""
     from headrace.wire import frames
     from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+    from headrace.wire.framing import FrameReader
+    from headrace.wire.primitives import Buffer
     from headrace.wire.records import OpenBatch, seal
 
     batch = OpenBatch(bytearray(options.batch_bytes))
@@ -201,7 +203,7 @@ def blast(options: argparse.Namespace, kind: str) -> dict[str, float]:
     sock = socket.create_connection((host, int(port)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     requests = max(1, options.records // (batch.record_count * options.partitions))
-    decoder = frames.FrameDecoder()
+    reader = FrameReader(frames.FRAME_BYTES_MAX)
 
     def run() -> None:
         waiting, answered, sent = 0, 0, 0
@@ -218,9 +220,10 @@ def blast(options: argparse.Namespace, kind: str) -> dict[str, float]:
                         done -= len(part)
                 sent += 1
                 waiting += 1
-            got = len(decoder.feed(sock.recv(65536)))
-            answered += got
-            waiting -= got
+            answers: list[Buffer] = []
+            reader.feed(sock.recv(65536), answers)
+            answered += len(answers)
+            waiting -= len(answers)
 
     return timed(requests * batch.record_count * options.partitions, run)
 

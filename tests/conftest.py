@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from peers import maven
+from peers import fetched, franz_go, kafkajs, maven, spark_connector
+from peers.broker import Broker
 from peers.java import JavaRunner
 from peers.real_kafka import RealKafka
 
 KAFKA_VERSIONS = ("4.3.0", "3.9.1")
+HEADRACE_OPTIONS = {
+    "offsets.topic.num.partitions": 4,
+    "transaction.state.log.num.partitions": 4,
+    # Samples may be old, and nothing is to vanish under a test.
+    "log.retention.ms": -1,
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first run on a machine downloads jars in the middle of a test: let it."""
-    if all(maven.jars_folder(version).exists() for version in KAFKA_VERSIONS):
-        return
-    for item in items:
-        if "kafka_jars" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(len(KAFKA_VERSIONS) * maven.DOWNLOAD_SECONDS_MAX))
+    """The first run on a machine downloads and builds in the middle of a test: let it."""
+    has_jars = all(maven.jars_folder(version).exists() for version in KAFKA_VERSIONS)
+    is_ready = {
+        "kafka_jars": has_jars,
+        "either": has_jars,
+        "client": kafkajs.is_installed() and franz_go.is_built(),
+        "spark_connector": spark_connector.is_installed(),
+    }
+    missing = {fixture for fixture, ready in is_ready.items() if not ready}
+    for item in items if missing else ():
+        if waits := missing.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.timeout(2 * len(waits) * fetched.DOWNLOAD_SECONDS_MAX))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails on our own broker shows what that one said."""
+    report = yield
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            if (embedded := getattr(value, "embedded", None)) is not None and embedded.log_text:
+                report.sections.append(("The broker's log", embedded.log_text))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +69,27 @@ def kafka(kafka_jars: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
 def kafka39(kafka_jars: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKafka]:
     """A running Apache Kafka 3.9, the last one that takes message sets."""
     yield from _running("3.9.1", kafka_jars, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def headrace_broker() -> Iterator[Broker]:
+    """Our own broker, one for the whole run, with the settings of the Apache Kafka that it is compared with."""
+    from headrace.broker import EmbeddedBroker
+    from peers.embedded import OwnBroker
+
+    broker = OwnBroker(EmbeddedBroker(HEADRACE_OPTIONS))
+    try:
+        broker.embedded.start()
+        yield broker
+    finally:
+        broker.remove()
+
+
+@pytest.fixture(scope="session", params=["apache", "headrace"])
+def either(request: pytest.FixtureRequest) -> Broker:
+    """Apache Kafka 4.3, then our own broker: what passes on the one has to pass on the other."""
+    broker: Broker = request.getfixturevalue({"apache": "kafka", "headrace": "headrace_broker"}[request.param])
+    return broker
 
 
 def _running(

@@ -39,7 +39,7 @@ def make_records(count, start=0, size=20):
     ]
 
 
-@pytest.fixture(params=["kafka", "kafka39"])
+@pytest.fixture(params=["kafka", "kafka39", "headrace_broker"])
 def broker(request):
     return request.getfixturevalue(request.param)
 
@@ -130,14 +130,14 @@ def test_aborted_and_open_transactions_are_hidden_from_read_committed_only(broke
     producer.abort_transaction(30)
 
 
-def test_a_reader_at_the_end_gets_what_comes_next(kafka):
-    topic = kafka.create_topic(name("tail"))
-    librdkafka.produce(kafka.bootstrap, topic, make_records(5))
-    with Fetcher(kafka.bootstrap) as fetcher:
+def test_a_reader_at_the_end_gets_what_comes_next(either):
+    topic = either.create_topic(name("tail"))
+    librdkafka.produce(either.bootstrap, topic, make_records(5))
+    with Fetcher(either.bootstrap) as fetcher:
         tp = TopicPartition(topic, 0)
         fetcher.assign({tp: LATEST})
         assert fetcher.poll(0) == []  # a fetch is under way
-        librdkafka.produce(kafka.bootstrap, topic, make_records(2, start=5))
+        librdkafka.produce(either.bootstrap, topic, make_records(2, start=5))
         assert [record.offset for record in read(fetcher, 2)] == [5, 6]
 
 
@@ -162,11 +162,11 @@ def test_positions_by_offset_time_and_ends(broker):
         assert fetcher.offsets_for_times({tp: TIME + 5000})[tp].offset == -1
 
 
-def test_a_range_is_read_to_its_end_and_no_further(kafka):
-    topic = kafka.create_topic(name("range"))
-    librdkafka.produce(kafka.bootstrap, topic, make_records(300))
+def test_a_range_is_read_to_its_end_and_no_further(either):
+    topic = either.create_topic(name("range"))
+    librdkafka.produce(either.bootstrap, topic, make_records(300))
     tp = TopicPartition(topic, 0)
-    with Fetcher(kafka.bootstrap) as fetcher:
+    with Fetcher(either.bootstrap) as fetcher:
         fetcher.assign({tp: 20}, until={tp: 130})
         batches: list[pa.RecordBatch] = []
         while not fetcher.is_finished():
@@ -196,22 +196,22 @@ def test_an_offset_out_of_range_is_an_error_or_moves_as_told(broker):
             assert fetcher.position(tp) == position + (policy == "earliest")
 
 
-def test_a_batch_larger_than_the_limits_comes_all_the_same(kafka):
-    topic = kafka.create_topic(name("large"))
-    with Connection(kafka.bootstrap) as connection:
+def test_a_batch_larger_than_the_limits_comes_all_the_same(either):
+    topic = either.create_topic(name("large"))
+    with Connection(either.bootstrap) as connection:
         for start in (0, 2):
             batch = [record._replace(offset=i) for i, record in enumerate(make_records(2, start, size=200_000))]
             assert connection.produce(topic, encode(batch)).error_code == 0
-    with Fetcher(kafka.bootstrap, partition_bytes_max=1000, max_bytes=1000) as fetcher:
+    with Fetcher(either.bootstrap, partition_bytes_max=1000, max_bytes=1000) as fetcher:
         fetcher.assign([TopicPartition(topic, 0)])
         assert plain(read(fetcher, 4)) == make_records(4, size=200_000)
 
 
-def test_a_topic_that_does_not_exist_is_an_error_with_its_name(kafka):
-    with Fetcher(kafka.bootstrap) as fetcher:
+def test_a_topic_that_does_not_exist_is_an_error_with_its_name(either):
+    with Fetcher(either.bootstrap) as fetcher:
         with pytest.raises(BrokerError, match="no-such-topic-0: there is no such topic"):
             fetcher.assign([TopicPartition("no-such-topic", 0)])
-        topic = kafka.create_topic(name("one"))
+        topic = either.create_topic(name("one"))
         with pytest.raises(BrokerError, match="the topic has 1 partitions"):
             fetcher.assign([TopicPartition(topic, 5)])
 

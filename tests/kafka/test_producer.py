@@ -16,7 +16,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 
 import samples
 from headrace import MetricName, Producer, ProducerInterceptor, ProducerRecord, RecordMetadata
+from headrace.wire.layout import NO_PRODUCER_ID
 from peers import librdkafka
+from stored import stored_batches
 from topics import new_topic, unique
 from waiting import eventually
 
@@ -46,12 +48,12 @@ def batches_of(broker, topic, partition=0):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.behaviour("P28", "P38")
-def test_another_client_reads_what_was_sent_with_every_codec(kafka, codec):
-    topic = new_topic(kafka, "codec")
+def test_another_client_reads_what_was_sent_with_every_codec(either, codec):
+    topic = new_topic(either, "codec")
     sent = samples.small()
-    with Producer(bootstrap_servers=kafka.bootstrap, compression_type=codec) as producer:
+    with Producer(bootstrap_servers=either.bootstrap, compression_type=codec) as producer:
         futures = send_all(producer, topic, sent)
-    assert librdkafka.consume(kafka.bootstrap, topic, len(sent)) == sent
+    assert librdkafka.consume(either.bootstrap, topic, len(sent)) == sent
     assert [future.result() for future in futures] == [
         RecordMetadata(
             topic,
@@ -89,19 +91,19 @@ def test_the_console_consumer_and_the_log_show_headers_nulls_timestamps_and_code
 
 
 @pytest.mark.behaviour("P45")
-def test_sequence_numbers_go_on_from_batch_to_batch_under_one_producer_id(kafka):
-    topic = new_topic(kafka, "sequences")
-    with Producer(bootstrap_servers=kafka.bootstrap, batch_size=200) as producer:
+def test_sequence_numbers_go_on_from_batch_to_batch_under_one_producer_id(either):
+    topic = new_topic(either, "sequences")
+    with Producer(bootstrap_servers=either.bootstrap, batch_size=200) as producer:
         for n in range(50):
             producer.send(topic, b"%040d" % n)
-    batches = batches_of(kafka, topic)
+    batches = stored_batches(either, topic)
     assert len(batches) > 10
-    assert {batch["producerId"] for batch in batches} == {batches[0]["producerId"]} != {"-1"}
-    assert [batch["baseSequence"] for batch in batches] == [batch["baseOffset"] for batch in batches]
+    assert {batch.producer_id for batch in batches} == {batches[0].producer_id} != {NO_PRODUCER_ID}
+    assert [batch.base_sequence for batch in batches] == [batch.base_offset for batch in batches]
 
 
-def test_columns_arrive_as_rows_with_their_offsets(kafka):
-    topic = new_topic(kafka, "arrow", 3)
+def test_columns_arrive_as_rows_with_their_offsets(either):
+    topic = new_topic(either, "arrow", 3)
     table = pa.table(
         {
             "key": pa.array([None if n % 3 == 0 else b"%d" % n for n in range(3000)], pa.binary()),
@@ -110,13 +112,13 @@ def test_columns_arrive_as_rows_with_their_offsets(kafka):
             "timestamp": pa.array([samples.TIME_MS + n for n in range(3000)], pa.int64()),
         }
     )
-    with Producer(bootstrap_servers=kafka.bootstrap, compression_type="lz4") as producer:
+    with Producer(bootstrap_servers=either.bootstrap, compression_type="lz4") as producer:
         offsets = producer.send_arrow(topic, table).result(SECONDS)
     counts = {partition: ranges[-1].last + 1 for partition, ranges in offsets.items()}
     assert sum(counts.values()) == 3000
     found = {}
     for partition, count in counts.items():
-        read = librdkafka.consume(kafka.bootstrap, topic, count, partition=partition)
+        read = librdkafka.consume(either.bootstrap, topic, count, partition=partition)
         numbers = [record.timestamp - samples.TIME_MS for record in read]
         # In order, but for the runs in which rows without key and partition were dealt out.
         assert all(record.value == b"value %d" % n for record, n in zip(read, numbers, strict=True))
@@ -126,26 +128,26 @@ def test_columns_arrive_as_rows_with_their_offsets(kafka):
 
 
 @pytest.mark.behaviour("P19")
-def test_a_topic_with_log_append_time_gives_the_brokers_timestamp(kafka):
-    topic = new_topic(kafka, "append-time", message_timestamp_type="LogAppendTime")
+def test_a_topic_with_log_append_time_gives_the_brokers_timestamp(either):
+    topic = new_topic(either, "append-time", message_timestamp_type="LogAppendTime")
     before = int(time.time() * 1000)
     told = []
-    with Producer(bootstrap_servers=kafka.bootstrap) as producer:
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
         future = producer.send(topic, b"v", timestamp_ms=1234, on_delivery=lambda metadata, _: told.append(metadata))
         metadata = future.result(SECONDS)
     assert before - 1000 <= metadata.timestamp_ms <= int(time.time() * 1000) + 1000
     assert told == [metadata]
-    (record,) = librdkafka.consume(kafka.bootstrap, topic, 1)
+    (record,) = librdkafka.consume(either.bootstrap, topic, 1)
     assert record.timestamp == metadata.timestamp_ms
 
 
 @pytest.mark.behaviour("P19")
-def test_a_record_without_a_timestamp_gets_the_time_of_sending(kafka):
-    topic = new_topic(kafka, "now")
+def test_a_record_without_a_timestamp_gets_the_time_of_sending(either):
+    topic = new_topic(either, "now")
     before = int(time.time() * 1000)
-    with Producer(bootstrap_servers=kafka.bootstrap, value_serializer="json") as producer:
+    with Producer(bootstrap_servers=either.bootstrap, value_serializer="json") as producer:
         metadata = producer.send(topic, {"a": [1, None]}).result(SECONDS)
-    (record,) = librdkafka.consume(kafka.bootstrap, topic, 1)
+    (record,) = librdkafka.consume(either.bootstrap, topic, 1)
     assert before <= record.timestamp == metadata.timestamp_ms <= int(time.time() * 1000)
     assert record.value == b'{"a":[1,null]}'
 
@@ -154,11 +156,11 @@ def test_a_record_without_a_timestamp_gets_the_time_of_sending(kafka):
 
 
 @pytest.mark.behaviour("P15")
-def test_keys_go_where_other_clients_put_them_and_an_explicit_partition_wins(kafka):
-    topic = new_topic(kafka, "keys", 7)
+def test_keys_go_where_other_clients_put_them_and_an_explicit_partition_wins(either):
+    topic = new_topic(either, "keys", 7)
     keys = [b"key-%d" % n for n in range(200)]
     theirs: dict[bytes, int] = {}
-    other = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2", "log_level": 0})
+    other = confluent_kafka.Producer({"bootstrap.servers": either.bootstrap, "partitioner": "murmur2", "log_level": 0})
 
     def delivered(error, message):
         theirs[message.key()] = message.partition()
@@ -166,7 +168,7 @@ def test_keys_go_where_other_clients_put_them_and_an_explicit_partition_wins(kaf
     for key in keys:
         other.produce(topic, b"", key, on_delivery=delivered)
     assert other.flush(SECONDS) == 0
-    with Producer(bootstrap_servers=kafka.bootstrap) as producer:
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
         futures = {key: producer.send(topic, b"", key) for key in keys}
         explicit = producer.send(topic, b"", keys[0], partition=(theirs[keys[0]] + 1) % 7)
         ours = {key: future.result(SECONDS).partition for key, future in futures.items()}
@@ -176,9 +178,9 @@ def test_keys_go_where_other_clients_put_them_and_an_explicit_partition_wins(kaf
 
 @pytest.mark.parametrize("profile", [None, "2.4"])
 @pytest.mark.behaviour("P16")
-def test_records_without_a_key_fill_batches_and_reach_all_partitions(kafka, profile):
-    topic = new_topic(kafka, "sticky", 4)
-    with Producer(bootstrap_servers=kafka.bootstrap, profile=profile, batch_size=1000) as producer:
+def test_records_without_a_key_fill_batches_and_reach_all_partitions(either, profile):
+    topic = new_topic(either, "sticky", 4)
+    with Producer(bootstrap_servers=either.bootstrap, profile=profile, batch_size=1000) as producer:
         found = [producer.send(topic, b"%0100d" % n) for n in range(1500)]
         producer.flush()
         places = [future.result().partition for future in found]
@@ -188,9 +190,9 @@ def test_records_without_a_key_fill_batches_and_reach_all_partitions(kafka, prof
 
 
 @pytest.mark.behaviour("P17", "P18")
-def test_round_robin_and_a_function_of_ones_own_choose_partitions(kafka):
-    topic = new_topic(kafka, "chosen", 3)
-    with Producer(bootstrap_servers=kafka.bootstrap, partitioner_class="round-robin") as producer:
+def test_round_robin_and_a_function_of_ones_own_choose_partitions(either):
+    topic = new_topic(either, "chosen", 3)
+    with Producer(bootstrap_servers=either.bootstrap, partitioner_class="round-robin") as producer:
         places = [producer.send(topic, b"", b"same key").result(SECONDS).partition for _ in range(6)]
     assert sorted(places) == [0, 0, 1, 1, 2, 2]
 
@@ -201,20 +203,20 @@ def test_round_robin_and_a_function_of_ones_own_choose_partitions(kafka):
         return len(value_bytes) % 3
 
     with Producer(
-        bootstrap_servers=kafka.bootstrap, partitioner_class=by_length, key_serializer="int", value_serializer="str"
+        bootstrap_servers=either.bootstrap, partitioner_class=by_length, key_serializer="int", value_serializer="str"
     ) as producer:
         assert producer.send(topic, "äb", 5).result(SECONDS).partition == 0
     assert seen[0] == (topic, 5, b"\0\0\0\5", "äb", "äb".encode(), [0, 1, 2])
 
 
 @pytest.mark.behaviour("P09")
-def test_a_partition_that_is_added_while_a_send_waits_for_it_is_found(kafka):
-    topic = new_topic(kafka, "growing", 1)
-    with Producer(bootstrap_servers=kafka.bootstrap, metadata_max_age_ms=200) as producer:
+def test_a_partition_that_is_added_while_a_send_waits_for_it_is_found(either):
+    topic = new_topic(either, "growing", 1)
+    with Producer(bootstrap_servers=either.bootstrap, metadata_max_age_ms=200) as producer:
         producer.send(topic, b"old").result(SECONDS)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(lambda: producer.send(topic, b"new", partition=2).result(SECONDS))
-            admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+            admin = AdminClient({"bootstrap.servers": either.bootstrap, "log_level": 0})
             admin.create_partitions([NewPartitions(topic, 3)])[topic].result(SECONDS)
             assert waiting.result(SECONDS).partition == 2
         assert len(producer.partitions_for(topic)) == 3
@@ -231,21 +233,21 @@ def test_a_partition_that_is_added_while_a_send_waits_for_it_is_found(kafka):
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 @pytest.mark.behaviour("P30")
-def test_every_level_of_acknowledgement_delivers(kafka, acks):
-    topic = new_topic(kafka, "acks")
-    with Producer(bootstrap_servers=kafka.bootstrap, acks=acks) as producer:
+def test_every_level_of_acknowledgement_delivers(either, acks):
+    topic = new_topic(either, "acks")
+    with Producer(bootstrap_servers=either.bootstrap, acks=acks) as producer:
         results = [producer.send(topic, b"%d" % n) for n in range(100)]
         producer.flush(SECONDS)
         offsets = [future.result(0).offset for future in results]
     assert offsets == ([None] * 100 if acks == "0" else list(range(100)))
-    assert values_of(kafka, topic, 100) == [b"%d" % n for n in range(100)]
+    assert values_of(either, topic, 100) == [b"%d" % n for n in range(100)]
 
 
 @pytest.mark.behaviour("P27")
-def test_a_batch_that_is_too_large_for_the_topic_is_split_and_every_future_keeps_its_meaning(kafka):
-    topic = new_topic(kafka, "split", max_message_bytes=4000)
+def test_a_batch_that_is_too_large_for_the_topic_is_split_and_every_future_keeps_its_meaning(either):
+    topic = new_topic(either, "split", max_message_bytes=4000)
     told = []
-    with Producer(bootstrap_servers=kafka.bootstrap, batch_size=60_000, linger_ms=200) as producer:
+    with Producer(bootstrap_servers=either.bootstrap, batch_size=60_000, linger_ms=200) as producer:
         futures = [
             producer.send(topic, b"%0200d" % n, on_delivery=lambda metadata, error: told.append((metadata, error)))
             for n in range(150)
@@ -256,22 +258,22 @@ def test_a_batch_that_is_too_large_for_the_topic_is_split_and_every_future_keeps
         error = tiny.exception(0)
     assert "MESSAGE_TOO_LARGE" in str(error)
     assert [(metadata.offset, error) for metadata, error in told] == [(n, None) for n in range(150)]
-    assert values_of(kafka, topic, 150) == [b"%0200d" % n for n in range(150)]
+    assert values_of(either, topic, 150) == [b"%0200d" % n for n in range(150)]
 
 
 @pytest.mark.behaviour("P01")
-def test_the_four_ways_to_make_a_producer_give_the_same_one(kafka, tmp_path):
-    topic = new_topic(kafka, "ways")
+def test_the_four_ways_to_make_a_producer_give_the_same_one(either, tmp_path):
+    topic = new_topic(either, "ways")
     file = tmp_path / "producer.properties"
     file.write_text(
-        f"bootstrap.servers={kafka.bootstrap}\n"
+        f"bootstrap.servers={either.bootstrap}\n"
         "value.serializer=org.apache.kafka.common.serialization.StringSerializer\n"
         "linger.ms = 7\n"
     )
-    mapping = {"bootstrap.servers": kafka.bootstrap, "value.serializer": "str", "linger.ms": 7}
+    mapping = {"bootstrap.servers": either.bootstrap, "value.serializer": "str", "linger.ms": 7}
     ways = (
         lambda: Producer(mapping),
-        lambda: Producer(bootstrap_servers=kafka.bootstrap, value_serializer="str", linger_ms=7),
+        lambda: Producer(bootstrap_servers=either.bootstrap, value_serializer="str", linger_ms=7),
         lambda: Producer.from_properties(file),
         lambda: Producer(file),
         lambda: Producer(mapping, value_serializer=lambda value: value.encode()),  # an object wins
@@ -281,23 +283,24 @@ def test_the_four_ways_to_make_a_producer_give_the_same_one(kafka, tmp_path):
         with make() as producer:
             assert producer.settings.linger_ms == 7
             producer.send(topic, "text").result(SECONDS)
-    assert values_of(kafka, topic, len(ways)) == [b"text"] * len(ways)
+    assert values_of(either, topic, len(ways)) == [b"text"] * len(ways)
 
 
-def test_profile_2_4_sends_without_idempotence(kafka, kafka39):
-    for broker in (kafka, kafka39):
-        topic = new_topic(broker, "profile")
-        with Producer(bootstrap_servers=broker.bootstrap, profile="2.4") as producer:
-            assert producer.send(topic, b"v").result(SECONDS).offset == 0
-        assert batches_of(broker, topic)[0]["producerId"] == "-1"
+@pytest.mark.parametrize("name", ["kafka", "kafka39", "headrace_broker"])
+def test_profile_2_4_sends_without_idempotence(request, name):
+    broker = request.getfixturevalue(name)
+    topic = new_topic(broker, "profile")
+    with Producer(bootstrap_servers=broker.bootstrap, profile="2.4") as producer:
+        assert producer.send(topic, b"v").result(SECONDS).offset == 0
+    assert stored_batches(broker, topic)[0].producer_id == NO_PRODUCER_ID
 
 
 # -- together ----------------------------------------------------------------------------------
 
 
-def test_threads_share_a_producer_and_each_keeps_its_order(kafka):
-    topic = new_topic(kafka, "threads", 1)
-    with Producer(bootstrap_servers=kafka.bootstrap, batch_size=2000) as producer, ThreadPoolExecutor(8) as pool:
+def test_threads_share_a_producer_and_each_keeps_its_order(either):
+    topic = new_topic(either, "threads", 1)
+    with Producer(bootstrap_servers=either.bootstrap, batch_size=2000) as producer, ThreadPoolExecutor(8) as pool:
 
         def send(thread):
             return [producer.send(topic, b"%d" % n, b"%d" % thread) for n in range(2000)]
@@ -305,15 +308,15 @@ def test_threads_share_a_producer_and_each_keeps_its_order(kafka):
         futures = [future for sent in pool.map(send, range(8)) for future in sent]
         producer.flush(SECONDS)
         assert sorted(future.result(0).offset for future in futures) == list(range(16_000))
-    read = librdkafka.consume(kafka.bootstrap, topic, 16_000)
+    read = librdkafka.consume(either.bootstrap, topic, 16_000)
     for thread in range(8):
         assert [record.value for record in read if record.key == b"%d" % thread] == [b"%d" % n for n in range(2000)]
 
 
 @pytest.mark.behaviour("P36")
-def test_flush_waits_for_what_was_sent_before_and_close_for_all(kafka):
-    topic = new_topic(kafka, "flush")
-    producer = Producer(bootstrap_servers=kafka.bootstrap, linger_ms=60_000)
+def test_flush_waits_for_what_was_sent_before_and_close_for_all(either):
+    topic = new_topic(either, "flush")
+    producer = Producer(bootstrap_servers=either.bootstrap, linger_ms=60_000)
     futures = [producer.send(topic, b"%d" % n) for n in range(1000)]
     assert not futures[-1].done()
     started = time.monotonic()
@@ -327,8 +330,8 @@ def test_flush_waits_for_what_was_sent_before_and_close_for_all(kafka):
 
 
 @pytest.mark.behaviour("P37")
-def test_callbacks_come_once_and_in_order_and_one_that_fails_harms_nobody(kafka, caplog):
-    topic = new_topic(kafka, "callbacks")
+def test_callbacks_come_once_and_in_order_and_one_that_fails_harms_nobody(either, caplog):
+    topic = new_topic(either, "callbacks")
     told = []
 
     def delivered(metadata, error):
@@ -336,7 +339,7 @@ def test_callbacks_come_once_and_in_order_and_one_that_fails_harms_nobody(kafka,
         if metadata.offset == 5:
             raise RuntimeError("mine")
 
-    with Producer(bootstrap_servers=kafka.bootstrap, batch_size=300) as producer:
+    with Producer(bootstrap_servers=either.bootstrap, batch_size=300) as producer:
         for _ in range(100):
             producer.send(topic, b"v" * 50, on_delivery=delivered)
     assert told == list(range(100))
@@ -344,8 +347,8 @@ def test_callbacks_come_once_and_in_order_and_one_that_fails_harms_nobody(kafka,
 
 
 @pytest.mark.behaviour("P12", "P13")
-def test_interceptors_change_records_and_hear_of_every_end(kafka):
-    topic, heard = new_topic(kafka, "intercepted"), []
+def test_interceptors_change_records_and_hear_of_every_end(either):
+    topic, heard = new_topic(either, "intercepted"), []
 
     class Stamp(ProducerInterceptor):
         def on_send(self, record):
@@ -359,18 +362,18 @@ def test_interceptors_change_records_and_hear_of_every_end(kafka):
         def on_send(self, record):
             raise RuntimeError("broken")
 
-    with Producer(bootstrap_servers=kafka.bootstrap, interceptor_classes=[Broken, Stamp()]) as producer:
+    with Producer(bootstrap_servers=either.bootstrap, interceptor_classes=[Broken, Stamp()]) as producer:
         producer.send(topic, b"good").result(SECONDS)
         with pytest.raises(Exception, match="BytesSerializer takes bytes, got int"):
             producer.send(topic, 5)
-    (record,) = librdkafka.consume(kafka.bootstrap, topic, 1)
+    (record,) = librdkafka.consume(either.bootstrap, topic, 1)
     assert record.headers == (("by", b"stamp"),)
     assert heard == [(topic, 0, 0, "NoneType"), (topic, -1, None, "SerializationError")]
 
 
 @pytest.mark.behaviour("P06")
-def test_metrics_count_what_went_out(kafka):
-    topic = new_topic(kafka, "metrics")
+def test_metrics_count_what_went_out(either):
+    topic = new_topic(either, "metrics")
 
     class Reporter:
         def __init__(self):
@@ -390,7 +393,7 @@ def test_metrics_count_what_went_out(kafka):
             self.closed = True
 
     reporter = Reporter()
-    with Producer(bootstrap_servers=kafka.bootstrap, client_id="counted", metric_reporters=[reporter]) as producer:
+    with Producer(bootstrap_servers=either.bootstrap, client_id="counted", metric_reporters=[reporter]) as producer:
         for n in range(100):
             producer.send(topic, b"%d" % n)
         producer.flush(SECONDS)
@@ -435,18 +438,18 @@ def test_an_idle_producer_takes_no_cpu(kafka):
         assert used() - before < 0.005 * 3
 
 
-def test_a_topic_that_is_made_with_the_first_record_works(kafka):
+def test_a_topic_that_is_made_with_the_first_record_works(either):
     topic = unique("auto-made")
-    with Producer(bootstrap_servers=kafka.bootstrap) as producer:
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
         assert producer.send(topic, b"v").result(SECONDS).offset == 0
-    assert values_of(kafka, topic, 1) == [b"v"]
+    assert values_of(either, topic, 1) == [b"v"]
 
 
 @pytest.mark.behaviour("P23")
-def test_records_larger_than_a_batch_travel_alone(kafka):
-    topic = new_topic(kafka, "large")
+def test_records_larger_than_a_batch_travel_alone(either):
+    topic = new_topic(either, "large")
     values = [b"s" * 10, b"L" * 100_000, b"s" * 10]
-    with Producer(bootstrap_servers=kafka.bootstrap, batch_size=1000) as producer:
+    with Producer(bootstrap_servers=either.bootstrap, batch_size=1000) as producer:
         for value in values:
             producer.send(topic, value)
-    assert values_of(kafka, topic, 3) == values
+    assert values_of(either, topic, 3) == values

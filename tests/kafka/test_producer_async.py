@@ -16,11 +16,11 @@ def committed(broker, topic, count):
     return [record.value for record in librdkafka.consume(broker.bootstrap, topic, count, isolation="read_committed")]
 
 
-def test_many_tasks_send_through_one_producer(kafka):
-    topic = new_topic(kafka, "tasks")
+def test_many_tasks_send_through_one_producer(either):
+    topic = new_topic(either, "tasks")
 
     async def main():
-        async with AsyncProducer(bootstrap_servers=kafka.bootstrap, value_serializer="json") as producer:
+        async with AsyncProducer(bootstrap_servers=either.bootstrap, value_serializer="json") as producer:
 
             async def work(task):
                 futures = [await producer.send(topic, [task, n]) for n in range(100)]
@@ -33,14 +33,14 @@ def test_many_tasks_send_through_one_producer(kafka):
             assert await delivery == {0: [(2000, 2000)]}
 
     asyncio.run(main())
-    assert len(librdkafka.consume(kafka.bootstrap, topic, 2001)) == 2001
+    assert len(librdkafka.consume(either.bootstrap, topic, 2001)) == 2001
 
 
-def test_transactions_commit_at_the_end_of_the_block_and_abort_on_exceptions_and_cancelling(kafka):
-    topic, group = new_topic(kafka, "async-txn"), unique("group")
+def test_transactions_commit_at_the_end_of_the_block_and_abort_on_exceptions_and_cancelling(either):
+    topic, group = new_topic(either, "async-txn"), unique("group")
 
     async def main():
-        async with AsyncProducer(bootstrap_servers=kafka.bootstrap, transactional_id=unique("async")) as producer:
+        async with AsyncProducer(bootstrap_servers=either.bootstrap, transactional_id=unique("async")) as producer:
             with pytest.raises(IllegalStateError, match=r"init_transactions\(\) first"):
                 await producer.send(topic, b"too early")
             await producer.init_transactions()
@@ -72,4 +72,4 @@ def test_transactions_commit_at_the_end_of_the_block_and_abort_on_exceptions_and
                 await producer.send(topic, b"three")
 
     asyncio.run(main())
-    assert committed(kafka, topic, 3) == [b"one", b"two", b"three"]
+    assert committed(either, topic, 3) == [b"one", b"two", b"three"]

@@ -74,8 +74,8 @@ def test_a_topic_that_comes_into_being_while_a_send_waits_is_found(strict):
 
 
 @pytest.mark.behaviour("P10")
-def test_an_invalid_topic_fails_at_once(kafka):
-    with Producer(bootstrap_servers=kafka.bootstrap) as producer:
+def test_an_invalid_topic_fails_at_once(either):
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
         started = time.monotonic()
         with pytest.raises(BrokerError, match=r"INVALID_TOPIC_EXCEPTION \(17\): topic 'no spaces'"):
             producer.send("no spaces", b"v")
@@ -85,9 +85,9 @@ def test_an_invalid_topic_fails_at_once(kafka):
 
 
 @pytest.mark.behaviour("P20")
-def test_records_that_are_too_large_are_refused_with_size_and_option(kafka):
-    topic = new_topic(kafka, "sizes")
-    small = {"bootstrap_servers": kafka.bootstrap, "max_request_size": 10_000}
+def test_records_that_are_too_large_are_refused_with_size_and_option(either):
+    topic = new_topic(either, "sizes")
+    small = {"bootstrap_servers": either.bootstrap, "max_request_size": 10_000}
     with Producer(small, batch_size=1000) as producer:
         with pytest.raises(RecordTooLargeError, match=r"10036 bytes .* max.request.size \(10000\)"):
             producer.send(topic, b"x" * 10_000)
@@ -95,17 +95,17 @@ def test_records_that_are_too_large_are_refused_with_size_and_option(kafka):
             producer.send_arrow(topic, pa.table({"value": [b"x", b"x" * 11_000], "key": [b"key", b"key"]}))
         assert producer.send(topic, b"fits").result(SECONDS).offset == 0
     with (
-        Producer(bootstrap_servers=kafka.bootstrap, buffer_memory=20_000, batch_size=1000) as producer,
+        Producer(bootstrap_servers=either.bootstrap, buffer_memory=20_000, batch_size=1000) as producer,
         pytest.raises(RecordTooLargeError, match=r"buffer.memory \(20000\)"),
     ):
         producer.send(topic, b"x" * 20_000)
-    assert [record.value for record in librdkafka.consume(kafka.bootstrap, topic, 1)] == [b"fits"]
+    assert [record.value for record in librdkafka.consume(either.bootstrap, topic, 1)] == [b"fits"]
 
 
 @pytest.mark.behaviour("P14")
-def test_what_a_serializer_cannot_take_is_told_with_type_and_serializer(kafka):
-    topic = new_topic(kafka, "types")
-    with Producer(bootstrap_servers=kafka.bootstrap, key_serializer="int", value_serializer="str") as producer:
+def test_what_a_serializer_cannot_take_is_told_with_type_and_serializer(either):
+    topic = new_topic(either, "types")
+    with Producer(bootstrap_servers=either.bootstrap, key_serializer="int", value_serializer="str") as producer:
         with pytest.raises(SerializationError, match=r"StrSerializer takes str, got bytes as value .* set another"):
             producer.send(topic, b"bytes")
         with pytest.raises(SerializationError, match="IntSerializer takes int of 32 bits, got str as key"):
@@ -115,14 +115,14 @@ def test_what_a_serializer_cannot_take_is_told_with_type_and_serializer(kafka):
         assert producer.send(topic, "v", 5).result(SECONDS).offset == 0
 
 
-def test_a_partitioner_that_chooses_what_is_not_there_is_named(kafka):
-    topic = new_topic(kafka, "astray")
+def test_a_partitioner_that_chooses_what_is_not_there_is_named(either):
+    topic = new_topic(either, "astray")
 
     def astray(*_):
         return 9
 
     with (
-        Producer(bootstrap_servers=kafka.bootstrap, partitioner_class=astray) as producer,
+        Producer(bootstrap_servers=either.bootstrap, partitioner_class=astray) as producer,
         pytest.raises(ValueError, match=rf"astray chose partition 9 of '{topic}', which has 0 to 0"),
     ):
         producer.send(topic, b"v")
@@ -186,9 +186,9 @@ def test_a_port_that_speaks_http_is_told_from_one_where_nobody_is():
         producer.send("t", b"v")
 
 
-def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(kafka):
-    topic, told = new_topic(kafka, "from-callback"), []
-    producer = Producer(bootstrap_servers=kafka.bootstrap)
+def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(either):
+    topic, told = new_topic(either, "from-callback"), []
+    producer = Producer(bootstrap_servers=either.bootstrap)
 
     def delivered(metadata, error):
         for wait in (producer.flush, lambda: producer.send(unique("unknown"), b"v")):
@@ -207,9 +207,9 @@ def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(ka
 
 
 @pytest.mark.behaviour("P36")
-def test_close_with_no_time_gives_up_at_once(kafka):
-    topic = new_topic(kafka, "no-time")
-    producer = Producer(bootstrap_servers=kafka.bootstrap, linger_ms=60_000)
+def test_close_with_no_time_gives_up_at_once(either):
+    topic = new_topic(either, "no-time")
+    producer = Producer(bootstrap_servers=either.bootstrap, linger_ms=60_000)
     futures = [producer.send(topic, b"v") for _ in range(10)]
     started = time.monotonic()
     producer.close(timeout=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 
 import confluent_kafka
@@ -19,6 +18,7 @@ from headrace import (
 from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest
 from headrace.wire.api.end_txn import EndTxnRequest
 from peers import librdkafka
+from stored import stored_batches
 from topics import new_topic, unique
 
 SECONDS = 20
@@ -34,9 +34,8 @@ def transactional(broker, transactional_id=None, **options):
 
 
 def epochs_of(broker, topic):
-    lines = [line for line in broker.dump_log(topic).splitlines() if line.startswith("baseOffset:")]
-    data = "\n".join(line for line in lines if "isControl: false" in line and "isTransactional: true" in line)
-    return [int(epoch) for epoch in re.findall(r"producerEpoch: (\d+)", data)]
+    batches = stored_batches(broker, topic)
+    return [batch.producer_epoch for batch in batches if batch.is_transactional and not batch.is_control]
 
 
 @pytest.mark.behaviour("T13")
@@ -59,9 +58,9 @@ def test_a_console_consumer_of_what_is_committed_sees_commits_and_no_aborts(kafk
 
 
 @pytest.mark.behaviour("T12")
-def test_an_exception_in_the_block_aborts_and_the_producer_goes_on(kafka):
-    topic = new_topic(kafka, "block", 3)
-    with transactional(kafka) as producer:
+def test_an_exception_in_the_block_aborts_and_the_producer_goes_on(either):
+    topic = new_topic(either, "block", 3)
+    with transactional(either) as producer:
         producer.init_transactions()
 
         def fail():
@@ -77,28 +76,28 @@ def test_an_exception_in_the_block_aborts_and_the_producer_goes_on(kafka):
             assert same is producer
             futures = [producer.send(topic, b"yes", partition=partition) for partition in range(3)]
         assert all(future.done() for future in futures)
-    assert [committed(kafka, topic, 1, partition) for partition in range(3)] == [[b"yes"]] * 3
+    assert [committed(either, topic, 1, partition) for partition in range(3)] == [[b"yes"]] * 3
 
 
 @pytest.mark.behaviour("P36")
-def test_closing_in_the_middle_of_a_transaction_aborts_it(kafka):
-    topic = new_topic(kafka, "left-open")
-    with transactional(kafka) as producer:
+def test_closing_in_the_middle_of_a_transaction_aborts_it(either):
+    topic = new_topic(either, "left-open")
+    with transactional(either) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(topic, b"never").result(SECONDS)
     # Were it still open, a reader could not get beyond it.
-    with transactional(kafka) as producer:
+    with transactional(either) as producer:
         producer.init_transactions()
         with producer.transaction():
             producer.send(topic, b"yes")
-    assert committed(kafka, topic, 1) == [b"yes"]
+    assert committed(either, topic, 1) == [b"yes"]
 
 
 @pytest.mark.behaviour("T03")
-def test_calls_out_of_order_say_state_and_call(kafka):
-    topic = new_topic(kafka, "order")
-    with transactional(kafka) as producer:
+def test_calls_out_of_order_say_state_and_call(either):
+    topic = new_topic(either, "order")
+    with transactional(either) as producer:
         with pytest.raises(IllegalStateError, match=r"send\(\) while the producer is uninitialized: call init_trans"):
             producer.send(topic, b"v")
         with pytest.raises(IllegalStateError, match=r"begin_transaction\(\) while the producer is uninitialized"):
@@ -115,17 +114,17 @@ def test_calls_out_of_order_say_state_and_call(kafka):
         with producer.transaction():
             pass  # nothing in it
     with (
-        Producer(bootstrap_servers=kafka.bootstrap) as plain,
+        Producer(bootstrap_servers=either.bootstrap) as plain,
         pytest.raises(IllegalStateError, match=r"init_transactions\(\) needs a transactional.id"),
     ):
         plain.init_transactions()
-    assert committed(kafka, topic, 1) == [b"v"]
+    assert committed(either, topic, 1) == [b"v"]
 
 
 @pytest.mark.behaviour("T08")
-def test_a_record_that_fails_makes_the_commit_fail_and_after_an_abort_all_is_well(kafka):
-    topic = new_topic(kafka, "too-large", max_message_bytes=1000)
-    with transactional(kafka) as producer:
+def test_a_record_that_fails_makes_the_commit_fail_and_after_an_abort_all_is_well(either):
+    topic = new_topic(either, "too-large", max_message_bytes=1000)
+    with transactional(either) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(topic, b"small")
@@ -137,13 +136,13 @@ def test_a_record_that_fails_makes_the_commit_fail_and_after_an_abort_all_is_wel
             producer.send(topic, b"x" * 5000)  # here the block aborts
         with producer.transaction():
             producer.send(topic, b"again")
-    assert committed(kafka, topic, 1) == [b"again"]
+    assert committed(either, topic, 1) == [b"again"]
 
 
 @pytest.mark.behaviour("T02")
-def test_a_second_instance_fences_the_first_and_ends_its_transaction(kafka):
-    topic, transactional_id = new_topic(kafka, "fenced"), unique("fenced")
-    first, second = transactional(kafka, transactional_id), transactional(kafka, transactional_id)
+def test_a_second_instance_fences_the_first_and_ends_its_transaction(either):
+    topic, transactional_id = new_topic(either, "fenced"), unique("fenced")
+    first, second = transactional(either, transactional_id), transactional(either, transactional_id)
     try:
         first.init_transactions()
         first.begin_transaction()
@@ -151,7 +150,7 @@ def test_a_second_instance_fences_the_first_and_ends_its_transaction(kafka):
         second.init_transactions()
         with second.transaction():
             second.send(topic, b"yes")
-        assert committed(kafka, topic, 1) == [b"yes"]
+        assert committed(either, topic, 1) == [b"yes"]
         with pytest.raises(TransactionError, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH|epoch"):
             first.commit_transaction()
         with pytest.raises(TransactionError), first.transaction():
@@ -162,14 +161,14 @@ def test_a_second_instance_fences_the_first_and_ends_its_transaction(kafka):
 
 
 @pytest.mark.behaviour("T09")
-def test_offsets_are_committed_with_the_transaction_and_only_then(kafka):
-    source, target, group = new_topic(kafka, "source"), new_topic(kafka, "target"), unique("group")
-    with Producer(bootstrap_servers=kafka.bootstrap) as plain:
+def test_offsets_are_committed_with_the_transaction_and_only_then(either):
+    source, target, group = new_topic(either, "source"), new_topic(either, "target"), unique("group")
+    with Producer(bootstrap_servers=either.bootstrap) as plain:
         for n in range(5):
             plain.send(source, b"%d" % n)
     consumer = confluent_kafka.Consumer(
         {
-            "bootstrap.servers": kafka.bootstrap,
+            "bootstrap.servers": either.bootstrap,
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -184,7 +183,7 @@ def test_offsets_are_committed_with_the_transaction_and_only_then(kafka):
         consumer.subscribe([source])
         messages = consumer.consume(5, timeout=SECONDS)
         assert len(messages) == 5
-        with transactional(kafka) as producer:
+        with transactional(either) as producer:
             producer.init_transactions()
             producer.begin_transaction()
             producer.send(target, b"three of them")
@@ -201,13 +200,13 @@ def test_offsets_are_committed_with_the_transaction_and_only_then(kafka):
             assert offset() == 5
     finally:
         consumer.close()
-    assert committed(kafka, target, 1) == [b"all of them"]
+    assert committed(either, target, 1) == [b"all of them"]
 
 
 @pytest.mark.behaviour("T11")
-def test_transactions_v2_on_4_3_add_no_partitions_and_bump_the_epoch_each_time(kafka, requests_sent):
-    topic = new_topic(kafka, "v2")
-    with transactional(kafka) as producer:
+def test_transactions_v2_on_4_3_add_no_partitions_and_bump_the_epoch_each_time(either, requests_sent):
+    topic = new_topic(either, "v2")
+    with transactional(either) as producer:
         producer.init_transactions()
         for n in range(3):
             with producer.transaction():
@@ -215,7 +214,7 @@ def test_transactions_v2_on_4_3_add_no_partitions_and_bump_the_epoch_each_time(k
     keys = [api_key for _, api_key in requests_sent]
     assert AddPartitionsToTxnRequest.api_key not in keys
     assert keys.count(EndTxnRequest.api_key) == 3
-    first, second, third = epochs_of(kafka, topic)
+    first, second, third = epochs_of(either, topic)
     assert (second, third) == (first + 1, first + 2)
 
 
@@ -238,9 +237,9 @@ def test_transactions_v1_on_3_9_add_partitions_first_and_keep_the_epoch(kafka39,
     assert committed(kafka39, topic, 2) == [b"0", b"1"]
 
 
-def test_a_transaction_over_many_partitions_and_batches_is_one(kafka):
-    topic = new_topic(kafka, "wide", 8)
-    with transactional(kafka, batch_size=500) as producer:
+def test_a_transaction_over_many_partitions_and_batches_is_one(either):
+    topic = new_topic(either, "wide", 8)
+    with transactional(either, batch_size=500) as producer:
         producer.init_transactions()
         for commit in (True, False, True):
             producer.begin_transaction()
@@ -251,14 +250,14 @@ def test_a_transaction_over_many_partitions_and_batches_is_one(kafka):
             else:
                 producer.abort_transaction()
     for partition in range(8):
-        values = committed(kafka, topic, 1000, partition)
+        values = committed(either, topic, 1000, partition)
         assert [int(value.split()[1]) for value in values] == 2 * list(range(partition, 4000, 8))
         assert all(value.startswith(b"True") for value in values)
 
 
-def test_threads_may_send_in_one_transaction(kafka):
-    topic = new_topic(kafka, "shared", 2)
-    with transactional(kafka) as producer:
+def test_threads_may_send_in_one_transaction(either):
+    topic = new_topic(either, "shared", 2)
+    with transactional(either) as producer:
         producer.init_transactions()
         with producer.transaction():
             threads = [

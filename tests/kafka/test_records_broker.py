@@ -27,25 +27,31 @@ RECORD_LINE = re.compile(
 
 
 @pytest.fixture(scope="module")
-def connection(kafka):
+def connection(either):
+    with Connection(either.bootstrap) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def to_apache(kafka):
     with Connection(kafka.bootstrap) as connection:
         yield connection
 
 
 @pytest.fixture(scope="module")
-def of_librdkafka(kafka):
+def of_librdkafka(either):
     """Topics that librdkafka has written a sample to, a partition for each codec."""
     for name, sample in SAMPLES.items():
-        topic = kafka.create_topic(f"of-librdkafka-{name}", len(PARTITIONS))
+        topic = either.create_topic(f"of-librdkafka-{name}", len(PARTITIONS))
         for codec, partition in PARTITIONS.items():
-            librdkafka.produce(kafka.bootstrap, topic, sample, codec=codec, partition=partition)
+            librdkafka.produce(either.bootstrap, topic, sample, codec=codec, partition=partition)
 
 
 @pytest.fixture(scope="module")
-def ours(kafka, connection):
+def ours(either, connection):
     """Topics that each of our writers has written both samples to, a partition for each codec."""
     for way, write in WRITERS.items():
-        topic = kafka.create_topic(f"ours-{way}", len(PARTITIONS))
+        topic = either.create_topic(f"ours-{way}", len(PARTITIONS))
         for codec, partition in PARTITIONS.items():
             for sample in SAMPLES.values():
                 answer = connection.produce(topic, write(Batch.of(sample, codec=CODEC_IDS[codec])), partition=partition)
@@ -87,9 +93,9 @@ def test_what_librdkafka_wrote_we_fetch_and_read(sample, codec, connection):
 @pytest.mark.parametrize("codec", PARTITIONS)
 @pytest.mark.parametrize("way", WRITERS)
 @pytest.mark.usefixtures("ours")
-def test_what_we_wrote_the_broker_takes_and_librdkafka_reads(way, codec, kafka):
+def test_what_we_wrote_the_broker_takes_and_librdkafka_reads(way, codec, either):
     expected = ours_expected()
-    found = librdkafka.consume(kafka.bootstrap, f"ours-{way}", len(expected), partition=PARTITIONS[codec])
+    found = librdkafka.consume(either.bootstrap, f"ours-{way}", len(expected), partition=PARTITIONS[codec])
     assert found == expected
 
 
@@ -102,11 +108,11 @@ def test_what_we_wrote_comes_back_to_us_as_it_was(codec, connection):
 
 
 @pytest.mark.parametrize("way", WRITERS)
-def test_kafkas_dump_of_its_log_shows_our_batches_valid_and_whole(way, kafka, connection):
+def test_kafkas_dump_of_its_log_shows_our_batches_valid_and_whole(way, kafka, to_apache):
     topic = kafka.create_topic(f"dumped-{way}")
     small = samples.small()
     for codec in CODEC_IDS.values():
-        assert connection.produce(topic, WRITERS[way](Batch.of(small, codec=codec))).error_code == 0
+        assert to_apache.produce(topic, WRITERS[way](Batch.of(small, codec=codec))).error_code == 0
 
     dump = kafka.dump_log(topic)
 
@@ -133,11 +139,11 @@ def line_of(record):
     )
 
 
-def test_kafkas_console_consumer_prints_what_we_wrote(kafka, connection):
+def test_kafkas_console_consumer_prints_what_we_wrote(kafka, to_apache):
     topic = kafka.create_topic("printed")
     for codec in CODEC_IDS.values():
         batch = Batch.of(samples.small()[:2], codec=codec)
-        assert connection.produce(topic, WRITERS["columns"](batch)).error_code == 0
+        assert to_apache.produce(topic, WRITERS["columns"](batch)).error_code == 0
 
     lines = kafka.console_consume(topic, records_max=10)
 
@@ -147,8 +153,8 @@ def test_kafkas_console_consumer_prints_what_we_wrote(kafka, connection):
     assert lines == [line for offset in range(0, 10, 2) for line in (first % offset, second % (offset + 1, headers))]
 
 
-def test_where_the_broker_sets_the_time_we_read_its_time(kafka, connection):
-    topic = kafka.create_topic("append-time", configs={"message.timestamp.type": "LogAppendTime"})
+def test_where_the_broker_sets_the_time_we_read_its_time(either, connection):
+    topic = either.create_topic("append-time", configs={"message.timestamp.type": "LogAppendTime"})
     answer = connection.produce(topic, WRITERS["encode"](Batch.of(samples.small(), codec=CODEC_IDS["zstd"])))
     (batch,) = fetch_batches(connection, topic)
     assert answer.log_append_time_ms > samples.TIME_MS
@@ -156,8 +162,8 @@ def test_where_the_broker_sets_the_time_we_read_its_time(kafka, connection):
     assert columns_of([batch]) == batch.records()
 
 
-def test_a_resent_idempotent_batch_of_ours_is_known_as_a_duplicate(kafka, connection):
-    topic = kafka.create_topic("idempotent")
+def test_a_resent_idempotent_batch_of_ours_is_known_as_a_duplicate(either, connection):
+    topic = either.create_topic("idempotent")
     given = eventually("a producer id", lambda: new_producer_id(connection))
     who = {"producer_id": given.producer_id, "producer_epoch": given.producer_epoch}
     first = WRITERS["open-batch"](Batch.of(samples.small(), base_sequence=0, **who))
@@ -166,7 +172,7 @@ def test_a_resent_idempotent_batch_of_ours_is_known_as_a_duplicate(kafka, connec
     answers = [connection.produce(topic, data) for data in (first, second, first, second)]
 
     assert [(answer.error_code, answer.base_offset) for answer in answers] == [(0, 0), (0, 6), (0, 0), (0, 6)]
-    assert len(librdkafka.consume(kafka.bootstrap, topic, 12)) == 12
+    assert len(librdkafka.consume(either.bootstrap, topic, 12)) == 12
     assert connection.fetch(topic).high_watermark == 12
 
 
@@ -176,10 +182,10 @@ def new_producer_id(connection):
     return given if given.error_code == 0 else None
 
 
-def test_the_markers_of_a_real_coordinator_are_read_as_commit_and_abort(kafka, connection):
-    topic = kafka.create_topic("transactions")
+def test_the_markers_of_a_real_coordinator_are_read_as_commit_and_abort(either, connection):
+    topic = either.create_topic("transactions")
     producer = LibrdkafkaProducer(
-        {"bootstrap.servers": kafka.bootstrap, "transactional.id": "of-librdkafka", "linger.ms": 100, "log_level": 0}
+        {"bootstrap.servers": either.bootstrap, "transactional.id": "of-librdkafka", "linger.ms": 100, "log_level": 0}
     )
     producer.init_transactions(30)
     for end in (producer.commit_transaction, producer.abort_transaction):

@@ -24,7 +24,9 @@ from headrace.wire.api.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from headrace.wire.frames import FrameDecoder, RequestHeader
+from headrace.wire.frames import RequestHeader
+from headrace.wire.framing import FrameReader
+from headrace.wire.primitives import Buffer
 from headrace.wire.schema import Message
 
 SECONDS_MAX = 20
@@ -46,14 +48,13 @@ class Peer:
     def __init__(self, server: ScriptedServer, sock: socket.socket) -> None:
         self.server = server
         self.socket = sock
-        self._decoder = FrameDecoder()
-        self._waiting: list[bytes] = []
+        self._reader = FrameReader(frames.FRAME_BYTES_MAX)
+        self._waiting: list[Buffer] = []
 
     def request(self) -> tuple[RequestHeader, Message]:
         """The next request."""
         while not self._waiting:
-            data = self._receive()
-            self._waiting += self._decoder.feed(data)
+            self._reader.feed(self._receive(), self._waiting)
         frame = self._waiting.pop(0)
         header, pos = frames.decode_request_header(frame)
         return header, frames.decode_request_body(header, frame, pos)

@@ -1,11 +1,13 @@
-"""Fixtures of the unit layer: random messages, made from what the messages declare."""
+"""Fixtures of the unit layer: random messages, made from what the messages declare; what a call costs in memory."""
 
+import tracemalloc
 from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
+from headrace.errors import MalformedError
 from headrace.wire import schema
 
 INTEGERS = {
@@ -28,6 +30,25 @@ SIMPLE = {
 }
 TAG_MAX = 2**32 - 1
 ITEMS_MAX = 2
+
+
+@pytest.fixture
+def allocated_bytes():
+    """A function that runs another and says how much memory that took at its peak, and its error."""
+
+    def measure(action, *arguments):
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        error = None
+        try:
+            action(*arguments)
+        except MalformedError as malformed:
+            error = malformed
+        return tracemalloc.get_traced_memory()[1] - before, error
+
+    tracemalloc.start()
+    yield measure
+    tracemalloc.stop()
 
 
 @pytest.fixture(scope="session")

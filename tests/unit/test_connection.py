@@ -1,11 +1,9 @@
-"""Cutting frames out of a stream, choosing versions, and writing what a socket only takes in pieces."""
+"""Choosing versions, and writing what a socket only takes in pieces."""
 
 from __future__ import annotations
 
 import errno
-import random
 import socket
-import struct
 
 import pytest
 from hypothesis import given
@@ -14,66 +12,9 @@ from hypothesis import strategies as st
 from headrace.client import connection as module
 from headrace.client.addresses import Address, Endpoint
 from headrace.client.connection import BrokerVersions, Connection, ConnectionSettings
-from headrace.client.receiving import CHUNK_BYTES, PROMISED_BYTES_MAX, FrameReader
 from headrace.client.requests import Request
-from headrace.errors import ConnectionFailedError, MalformedError, UnsupportedVersionError
+from headrace.errors import ConnectionFailedError, UnsupportedVersionError
 from headrace.wire.api.metadata import MetadataRequest
-from headrace.wire.primitives import Buffer
-
-FRAME_BYTES_MAX = 100 * 1024 * 1024
-
-
-def framed(bodies):
-    return b"".join(struct.pack(">i", len(body)) + body for body in bodies)
-
-
-def read_in_place(stream, sizes):
-    """As a socket does it: into the reader's own room, a few bytes at a time."""
-    frames: list[Buffer] = []
-    reader, pos = FrameReader(FRAME_BYTES_MAX), 0
-    while pos < len(stream):
-        room = reader.room()
-        count = min(len(room), len(stream) - pos, sizes())
-        room[:count] = stream[pos : pos + count]
-        reader.received(count, frames)
-        pos += count
-    return [bytes(frame) for frame in frames]
-
-
-bodies = st.lists(
-    st.one_of(st.binary(max_size=40), st.integers(CHUNK_BYTES - 8, CHUNK_BYTES * 3).map(bytes)), max_size=6
-)
-
-
-@given(bodies, st.integers(1, 100_000), st.integers(0, 2**32))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(wanted, piece_max, seed):
-    chance = random.Random(seed)
-    stream = framed(wanted)
-    if len(stream) < 1000 or piece_max > 500:
-        assert read_in_place(stream, lambda: chance.randint(1, piece_max)) == wanted
-    frames: list[Buffer] = []
-    reader = FrameReader(FRAME_BYTES_MAX)
-    reader.feed(stream, frames)
-    assert [bytes(frame) for frame in frames] == wanted
-
-
-def test_a_large_frame_is_received_in_place_and_its_memory_outlives_the_reader():
-    body = random.Random(1).randbytes(PROMISED_BYTES_MAX * 2)
-    frames: list[Buffer] = []
-    reader = FrameReader(FRAME_BYTES_MAX)
-    reader.feed(framed([body, b"next"]), frames)
-    del reader
-    assert isinstance(frames[0], memoryview)
-    assert (frames[0] == body, frames[1]) == (True, b"next")
-
-
-@pytest.mark.parametrize("size", [-1, FRAME_BYTES_MAX + 1, 2**31 - 1])
-def test_a_size_beyond_reason_is_refused_but_frames_before_it_count(size):
-    frames: list[Buffer] = []
-    reader = FrameReader(FRAME_BYTES_MAX)
-    with pytest.raises(MalformedError, match=f"got a size of {size}"):
-        reader.feed(framed([b"good"]) + struct.pack(">i", size), frames)
-    assert frames == [b"good"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import gc
 import importlib
 import pickle
 import sys
-import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +39,6 @@ from headrace.wire.api.metadata import MetadataRequest, MetadataResponse, Metada
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from headrace.wire.frames import (
-    FrameDecoder,
     RequestHeader,
     decode_correlation_id,
     decode_request_body,
@@ -395,25 +393,6 @@ def last_field(cls, path):
     return field if len(path) == 1 else last_field(field.element, path[1:])
 
 
-@pytest.fixture
-def allocated_bytes():
-    """A function that runs another and says how much memory that took at its peak, and its error."""
-
-    def measure(action, *arguments):
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        error = None
-        try:
-            action(*arguments)
-        except MalformedError as malformed:
-            error = malformed
-        return tracemalloc.get_traced_memory()[1] - before, error
-
-    tracemalloc.start()
-    yield measure
-    tracemalloc.stop()
-
-
 @every_message
 def test_an_array_that_promises_more_than_it_has_costs_no_memory(cls, allocated_bytes):
     for version in versions_of(cls):
@@ -713,43 +692,6 @@ def test_a_request_that_we_do_not_speak_is_unsupported():
         decode_request_body(RequestHeader(99, 0, 1, None), b"", 0)
     with pytest.raises(UnsupportedVersionError, match="EndTxnRequest has versions 0-5, not 9"):
         decode_request_body(RequestHeader(26, 9, 1, None), b"", 0)
-
-
-FRAMES = [b"", b"a", b"some more", bytes(300)]
-STREAM = b"".join(len(frame).to_bytes(4, "big") + frame for frame in FRAMES)
-
-
-def test_many_frames_come_out_of_one_feed():
-    decoder = FrameDecoder()
-    assert decoder.feed(STREAM) == FRAMES
-    assert decoder.pending_bytes == 0
-
-
-def test_frames_may_be_split_anywhere():
-    for cut in range(len(STREAM) + 1):
-        decoder = FrameDecoder()
-        assert decoder.feed(STREAM[:cut]) + decoder.feed(memoryview(STREAM)[cut:]) == FRAMES
-        assert decoder.pending_bytes == 0
-
-
-def test_frames_may_come_byte_by_byte():
-    decoder = FrameDecoder()
-    assert [frame for byte in STREAM for frame in decoder.feed(bytes([byte]))] == FRAMES
-
-
-@pytest.mark.parametrize("size", [-1, -(2**31), 11, INT32_MAX])
-def test_a_size_that_is_negative_or_too_large_is_refused_as_soon_as_it_is_there(size):
-    decoder = FrameDecoder(frame_bytes_max=10)
-    assert decoder.feed((10).to_bytes(4, "big") + bytes(10)) == [bytes(10)]
-    with pytest.raises(MalformedError, match=f"expected a frame of 0 to 10 bytes, got a size of {size}"):
-        decoder.feed(size.to_bytes(4, "big", signed=True))
-
-
-def test_the_memory_of_a_frame_follows_what_has_arrived(allocated_bytes):
-    decoder = FrameDecoder()
-    cost, _ = allocated_bytes(decoder.feed, (100 * 1024 * 1024).to_bytes(4, "big") + bytes(1000))
-    assert cost < ALLOCATED_BYTES_MAX
-    assert decoder.pending_bytes == 1004
 
 
 # -- errors ------------------------------------------------------------------------------------

@@ -217,3 +217,27 @@ def test_header_keys_that_are_not_utf8_are_refused():
     payload = payload_of((0, None, None, (("é", b""),)))
     with pytest.raises(MalformedError, match="UTF-8"):
         kernel.decode_records(payload.replace("é".encode(), b"\xff\xfe"), 1, 0, 0, -1)
+
+
+def test_records_are_checked_without_being_made() -> None:
+    batch = encode([Record(n, 5, b"k" if n else None, b"v", (("h", b"x"),)) for n in range(3)])
+    payload = bytes(batch[HEADER_BYTES:])
+
+    assert kernel.check_records(payload, 3) == 0
+    assert kernel.check_records(bytes(encode([Record(0, 5, b"k", None, ())])[HEADER_BYTES:]), 1) == -1
+    with pytest.raises(MalformedError, match="bytes are left"):
+        kernel.check_records(payload, 2)
+    with pytest.raises(MalformedError):
+        kernel.check_records(payload, 4)
+    for place in range(len(payload)):  # whatever is broken, it says the same as when the records are read
+        damaged = payload[:place] + bytes([payload[place] ^ 0x55]) + payload[place + 1 :]
+        try:
+            records = kernel.decode_records(damaged, 3, 0, 0, -1)
+            right = [record.offset for record in records] == [0, 1, 2]
+        except MalformedError:
+            right = False
+        try:
+            kernel.check_records(damaged, 3)
+            assert right, damaged
+        except MalformedError:
+            assert not right, damaged

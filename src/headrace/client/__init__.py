@@ -4,7 +4,6 @@ addresses.py   bootstrap.servers → host and port → the addresses that DNS gi
 tls.py         certificates → context; handshake and gather writes on a non-blocking socket
 sasl.py        who we are: PLAIN, SCRAM, OAUTHBEARER as state machines without I/O
 credentials.py sasl.* options → a mechanism for each connection
-receiving.py   bytes of a socket → frames, large ones in place
 connection.py  one socket: set-up, outgoing bytes, requests in flight
 network.py     the selector loop over all connections
 metadata.py    which broker leads which partition

@@ -23,7 +23,6 @@ from enum import Enum, auto
 
 from headrace.client import tls
 from headrace.client.addresses import Address, Endpoint
-from headrace.client.receiving import CHUNK_BYTES, FrameReader
 from headrace.client.requests import InFlight, Request
 from headrace.client.sasl import Mechanism
 from headrace.errors import (
@@ -39,6 +38,7 @@ from headrace.wire.api import api_name
 from headrace.wire.api.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from headrace.wire.api.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from headrace.wire.framing import CHUNK_BYTES, FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import Message
 

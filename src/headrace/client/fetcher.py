@@ -80,10 +80,13 @@ class Fetcher:
         self,
         positions: Mapping[TopicPartition, int] | Iterable[TopicPartition],
         until: Mapping[TopicPartition, int] | None = None,
+        *,
+        check: bool = True,
     ) -> None:
         """Read these partitions, and no others, from these offsets on (or EARLIEST, LATEST), by default the earliest.
 
-        `until` gives offsets at which to stop: see `is_finished`.
+        `until` gives offsets at which to stop: see `is_finished`. Without `check` nobody is asked whether the
+        partitions are there: polling will tell.
         """
         if not isinstance(positions, Mapping):
             positions = dict.fromkeys(positions, EARLIEST)
@@ -96,7 +99,11 @@ class Fetcher:
             for tp, start in starts.items()
         }
         # Offsets that were given are taken on trust; the topics are not.
-        self._list({tp: EARLIEST for tp in starts if tp not in found})
+        given = [tp for tp in starts if tp not in found]
+        if check:
+            self._list(dict.fromkeys(given, EARLIEST))
+        elif given:
+            self._client.cluster({tp.topic for tp in given}, self._client.deadline())
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read on from an offset, or from EARLIEST or LATEST."""

@@ -4,6 +4,7 @@ Nothing in here knows a socket, a thread or a clock.
 
     schema.py      declares a message once for all its versions
     api/           the messages, a file for each API key
+    framing.py     bytes of a peer to frames
     frames.py      size prefix and headers around a message
     records.py     record batch v2: appended one by one, from Arrow, to records, to Arrow
     legacy.py      message sets, magic 0 and 1

@@ -3,6 +3,7 @@
 
     _kernel_messages.pxi   messages by their plan
     _kernel_records.pxi    records one by one: an open batch, decoding to objects
+    _kernel_batches.pxi    batches one after the other, as they lie in a log
     _kernel_columns.pxi    records in Arrow columns, both ways
     _kernel_lane.pxi       a topic's open batches: partition, append, future, in one call
 """
@@ -18,10 +19,8 @@ from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from pyarrow import allocate_buffer
-
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError
-from headrace.wire.layout import EncodedBatch, Record
+from headrace.wire.layout import BatchHeader, EncodedBatch, Record
 
 cdef extern from "_crc32c.h" nogil:
     void hr_crc_init()
@@ -112,5 +111,6 @@ cdef inline void _place(object target, Py_ssize_t index, object value):
 
 include "_kernel_messages.pxi"
 include "_kernel_records.pxi"
+include "_kernel_batches.pxi"
 include "_kernel_columns.pxi"
 include "_kernel_lane.pxi"

@@ -281,6 +281,18 @@ cdef inline Py_ssize_t _row_bytes_max(
     return size
 
 
+cdef object _allocate = None
+
+
+cdef object _allocator():
+    """pyarrow's, imported when the first column is decoded: it takes a quarter of a second that a broker does without."""
+    global _allocate
+    if _allocate is None:
+        from pyarrow import allocate_buffer
+        _allocate = allocate_buffer
+    return _allocate
+
+
 cdef class _Growing:
     """An Arrow buffer that is written through a pointer: `reserve`, then write at `at` and move it on.
 
@@ -294,7 +306,7 @@ cdef class _Growing:
     cdef Py_ssize_t room
 
     def __cinit__(self):
-        self.buffer = allocate_buffer(0, resizable=True)
+        self.buffer = _allocator()(0, resizable=True)
         self.resize(64)
 
     cdef int resize(self, Py_ssize_t size) except -1:

@@ -310,3 +310,29 @@ cdef object _decode_headers(Parsed *r, _View view):
     if p != r.end:
         raise _malformed(b"the end of the record", p, view)
     return headers
+
+
+def check_records(payload, int32_t record_count):
+    """Whether the decompressed payload of a batch is what its header says: else raises as `decode_records` would.
+
+    Returns the index of the first record that has no key, -1 if all have one.
+    """
+    cdef _View view = _View(payload)
+    cdef const uint8_t *at = view.data
+    cdef const uint8_t *end = view.data + view.size
+    cdef const char *expected
+    cdef Parsed r
+    cdef int32_t index, keyless = -1
+    for index in range(record_count):
+        expected = _parse_record(&at, end, &r)
+        if expected is not NULL:
+            raise _malformed(expected, at, view)
+        if r.offset_delta != index:
+            raise MalformedError(f"expected record {index}, got the offset delta {r.offset_delta}", offset=at - view.data)
+        if r.key.size < 0 and keyless < 0:
+            keyless = index
+        if r.end - r.headers != 1 or r.headers[0] != 0:
+            _decode_headers(&r, view)
+    if at != end:
+        raise MalformedError(f"expected {record_count} records, {end - at} bytes are left", offset=at - view.data)
+    return keyless

@@ -138,6 +138,8 @@ class ArrowDecoder:
 
     def __init__(self, *, with_headers: bool = False, bytes_hint: int = 0) -> None:
         self._decoder = kernel.ColumnDecoder(with_headers, bytes_hint)
+        self.byte_count = 0
+        """Of what was added, decompressed: about what the columns take."""
 
     @property
     def row_count(self) -> int:
@@ -157,8 +159,10 @@ class ArrowDecoder:
         """
         batch.verify()
         header = batch.header
+        payload = batch.payload(bytes_max)
+        self.byte_count += len(payload)
         self._decoder.add(
-            batch.payload(bytes_max),
+            payload,
             header.record_count,
             header.base_offset,
             header.base_timestamp,

@@ -5,14 +5,15 @@
     lz4     standard LZ4 frames, independent blocks
     zstd    one frame
 
-pyarrow, which is here anyway, brings all of them, releases the GIL, and can decompress in bounded steps.
+pyarrow, which is here anyway, brings all of them, releases the GIL, and can decompress in bounded steps. It is imported
+with the first batch that needs it, for that takes a quarter of a second.
 """
 
 from __future__ import annotations
 
 import struct
-
-import pyarrow as pa
+from functools import cache
+from typing import Any
 
 from headrace.errors import CorruptBatchError, MalformedError
 from headrace.wire.primitives import Buffer, read_uvarint
@@ -41,6 +42,13 @@ _int32 = struct.Struct(">i")
 _little_uint32 = struct.Struct("<I")
 
 
+@cache
+def _arrow() -> Any:
+    import pyarrow
+
+    return pyarrow
+
+
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
     """`data` compressed; without a level, at Kafka's default."""
     if codec == NONE:
@@ -52,7 +60,7 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
     if codec == LZ4:
         return _compress_lz4(data, min(level, _LZ4_LEVEL_MAX))
     # As bytes: the buffer pyarrow hands out otherwise shows its allocated size, not the used one, to a memoryview.
-    return bytes(pa.Codec(CODEC_NAMES[codec], level).compress(data, asbytes=True))
+    return bytes(_arrow().Codec(CODEC_NAMES[codec], level).compress(data, asbytes=True))
 
 
 def decompress(codec: int, data: Buffer, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
@@ -69,6 +77,7 @@ def decompress(codec: int, data: Buffer, bytes_max: int = DECOMPRESSED_BYTES_MAX
 
 
 def _decompress_stream(name: str, data: Buffer, bytes_max: int) -> Buffer:
+    pa = _arrow()
     parts: list[bytes] = []
     size = 0
     # Most batches shrink to no less than a quarter: one read for them, growing ones for the rest.
@@ -88,7 +97,7 @@ def _decompress_stream(name: str, data: Buffer, bytes_max: int) -> Buffer:
 
 def _compress_lz4(data: Buffer, level: int) -> bytes:
     """A frame made block by block: pyarrow's own frames link blocks to one another, which Java refuses."""
-    codec = pa.Codec("lz4_raw", level)
+    codec = _arrow().Codec("lz4_raw", level)
     view = memoryview(data)
     out = bytearray(_LZ4_HEAD)
     for start in range(0, len(view), _LZ4_BLOCK_BYTES):
@@ -104,7 +113,7 @@ def _compress_lz4(data: Buffer, level: int) -> bytes:
 
 
 def _compress_xerial(data: Buffer) -> bytes:
-    codec = pa.Codec("snappy")
+    codec = _arrow().Codec("snappy")
     view = memoryview(data)
     out = bytearray(_XERIAL_HEAD)
     for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
@@ -138,6 +147,7 @@ def _decompress_snappy_block(block: memoryview, bytes_max: int) -> Buffer:
     # A snappy element of three bytes gives at most 64: what promises more is lying, and is not allocated.
     if size > 64 * len(block):
         raise CorruptBatchError(f"expected {len(block)} bytes of snappy to hold less than the {size} they promise")
+    pa = _arrow()
     try:
         return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
     except (OSError, pa.ArrowException) as error:

@@ -1,6 +1,6 @@
 """Frames: a size, a header, a message.
 
-    bytes of a peer → FrameDecoder.feed → frames → decode_request / decode_response → message
+    bytes of a peer → framing.FrameReader → frames → decode_request / decode_response → message
     message → encode_request / encode_response → a gather list for `sendmsg`: the record batches of a
     produce request (or of a fetch response) are in it by reference
 
@@ -115,41 +115,3 @@ def _skip_tags(frame: Buffer, pos: int) -> int:
             raise MalformedError(f"expected a tagged field of {size} bytes, {end - pos} left", offset=start)
         pos += size
     return pos
-
-
-class FrameDecoder:
-    """Cuts a stream of bytes into frames.
-
-    Memory follows what has arrived, never what a size prefix promises.
-    """
-
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._frame_bytes_max = frame_bytes_max
-        self._pending = bytearray()
-
-    def feed(self, data: Buffer) -> list[bytes]:
-        """The frames that `data` completes, without their size prefix."""
-        pending = self._pending
-        pending += data
-        frames: list[bytes] = []
-        pos = 0
-        while len(pending) - pos >= _int32.size:
-            (size,) = _int32.unpack_from(pending, pos)
-            if not 0 <= size <= self._frame_bytes_max:
-                raise MalformedError(
-                    f"expected a frame of 0 to {self._frame_bytes_max} bytes, got a size of {size}", offset=pos
-                )
-            if len(pending) - pos - _int32.size < size:
-                break
-            start = pos + _int32.size
-            pos = start + size
-            with memoryview(pending) as view:
-                frames.append(bytes(view[start:pos]))
-        if pos:
-            del pending[:pos]
-        return frames
-
-    @property
-    def pending_bytes(self) -> int:
-        """How much of an unfinished frame is held."""
-        return len(self._pending)

@@ -6,6 +6,7 @@ import itertools
 import socket
 from types import TracebackType
 
+from headrace.wire.api import api_name
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from headrace.wire.api.produce import (
     PartitionProduceData,
@@ -14,7 +15,10 @@ from headrace.wire.api.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from headrace.wire.frames import FrameDecoder, decode_response, encode_request
+from headrace.wire.frames import FRAME_BYTES_MAX, decode_response, encode_request
+from headrace.wire.framing import FrameReader
+from headrace.wire.primitives import Buffer
+from headrace.wire.records import RecordBatch, read_batches
 from headrace.wire.schema import Message, Records
 
 ANSWER_SECONDS_MAX = 30
@@ -28,21 +32,25 @@ class Connection:
     def __init__(self, bootstrap: str) -> None:
         host, port = bootstrap.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS_MAX)
-        self._decoder = FrameDecoder()
+        self._reader = FrameReader(FRAME_BYTES_MAX)
+        self._frames: list[Buffer] = []  # received, and not asked for yet
         self._correlation_ids = itertools.count(1)
 
     def call(self, request: Message, version: int) -> Message:
         """The response to a request."""
         correlation_id = self.send(request, version)
-        frames: list[bytes] = []
-        while not frames:
+        answered, response = self.receive(request.api_key, version)
+        assert (answered, len(self._frames)) == (correlation_id, 0)
+        return response
+
+    def receive(self, api_key: int, version: int) -> tuple[int, Message]:
+        """The next response, with its correlation id; it has to be one to that kind of request."""
+        while not self._frames:
             data = self._socket.recv(_RECEIVE_BYTES)
             if not data:
-                raise ConnectionError(f"the broker hung up on {type(request).__name__} v{version}")
-            frames = self._decoder.feed(data)
-        answered, response = decode_response(request.api_key, version, frames[0])
-        assert (answered, len(frames)) == (correlation_id, 1)
-        return response
+                raise ConnectionError(f"the broker hung up on {api_name(api_key)} v{version}")
+            self._reader.feed(data, self._frames)
+        return decode_response(api_key, version, self._frames.pop(0))
 
     def send(self, request: Message, version: int) -> int:
         """Send a request that has no response, or whose response is not waited for; its correlation id."""
@@ -95,3 +103,10 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def batches_of(answer: PartitionData) -> list[RecordBatch]:
+    """The batches that a fetch has brought, without one that is cut short."""
+    records = answer.records
+    assert records is None or isinstance(records, bytes | bytearray | memoryview)
+    return list(read_batches(records or b"", partial=True))

@@ -43,11 +43,15 @@ class JavaRunner:
 
     def __call__(self, jars: Path, source: Path, *args: object) -> str:
         """What the program prints."""
+        return run(self.command(jars, source, *args))
+
+    def command(self, jars: Path, source: Path, *args: object) -> list[str]:
+        """The command line that runs the program."""
         classes = self._folder / jars.name / source.stem
         if not classes.exists():
             self._compile(jars, source, classes)
         texts = [str(arg) for arg in args]
-        return run(java_command(jars, source.stem, *texts, options=SHORT_LIVED, classes=classes))
+        return java_command(jars, source.stem, *texts, options=SHORT_LIVED, classes=classes)
 
     def _compile(self, jars: Path, source: Path, classes: Path) -> None:
         partial = classes.with_name(classes.name + ".partial")

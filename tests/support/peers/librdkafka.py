@@ -19,6 +19,13 @@ def produce(bootstrap: str, topic: str, records: Iterable[Record], *, codec: str
     append(producer, topic, records, partition)
 
 
+def transactional(bootstrap: str, transactional_id: str) -> Producer:
+    """A producer that is ready to begin a transaction."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "log_level": 0})
+    producer.init_transactions(SECONDS_MAX)
+    return producer
+
+
 def append(producer: Producer, topic: str, records: Iterable[Record], partition: int = 0) -> None:
     """Send records with a producer there is, and wait until all are acknowledged."""
     errors: list[KafkaError] = []

@@ -25,6 +25,9 @@ class Operation(IntEnum):
     DESCRIBE_CONFIGS = 10
     ALTER_CONFIGS = 11
     IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+    TWO_PHASE_COMMIT = 15
 
 
 class Resource(IntEnum):
@@ -43,5 +46,18 @@ class Resource(IntEnum):
 class Authorizer:
     """Everybody may do everything."""
 
+    keeps_rules = False
+    """Whether access rules mean anything here: else they can be neither made nor listed."""
+
     def allows(self, session: Session, operation: Operation, resource: Resource, name: str) -> bool:
         return True
+
+    def allows_any(self, session: Session, operation: Operation, resource: Resource) -> bool:
+        """Whether there is anything of the kind that it may be done to, perhaps something yet to be made."""
+        return True
+
+    def allows_idempotent_write(self, session: Session) -> bool:
+        """Whether a producer without transactions may have an id: it needs a topic to write to, or the older right."""
+        return self.allows_any(session, Operation.WRITE, Resource.TOPIC) or self.allows(
+            session, Operation.IDEMPOTENT_WRITE, Resource.CLUSTER, CLUSTER_NAME
+        )

@@ -1,10 +1,11 @@
 """The kernel in plain Python: the definition of what `_kernel` does, and the fallback where there is no compiler."""
 
+from headrace.wire._reference.batches import cut_batches, scan_batches, scan_records
 from headrace.wire._reference.checksums import crc32c, murmur2
 from headrace.wire._reference.columns import ColumnDecoder, encode_columns, partition_keys
 from headrace.wire._reference.lane import Lane, RecordFuture, SendPath, run_callbacks
 from headrace.wire._reference.messages import MessageCodec
-from headrace.wire._reference.records import OpenBatch, decode_records, write_header
+from headrace.wire._reference.records import OpenBatch, check_records, decode_records, write_header
 
 __all__ = [
     "ColumnDecoder",
@@ -13,11 +14,15 @@ __all__ = [
     "OpenBatch",
     "RecordFuture",
     "SendPath",
+    "check_records",
     "crc32c",
+    "cut_batches",
     "decode_records",
     "encode_columns",
     "murmur2",
     "partition_keys",
     "run_callbacks",
+    "scan_batches",
+    "scan_records",
     "write_header",
 ]

@@ -152,6 +152,20 @@ def decode_records(
     return records
 
 
+def check_records(payload: Buffer, record_count: int) -> int:
+    """Whether the decompressed payload of a batch is what its header says: else raises as `decode_records` would.
+
+    Returns the index of the first record that has no key, -1 if all have one.
+    """
+    keyless = -1
+    for index, record in enumerate(decode_records(payload, record_count, 0, 0, -1)):
+        if record.offset != index:
+            raise MalformedError(f"expected record {index}, got the offset delta {record.offset}", offset=0)
+        if record.key is None and keyless < 0:
+            keyless = index
+    return keyless
+
+
 def read_record_bounds(view: memoryview, pos: int) -> tuple[int, int, int]:
     """Start and end of the record at `pos`, and where the next one is."""
     length, start = read_varint(view, pos, len(view))
@@ -168,8 +182,8 @@ def read_record_body(view: memoryview, pos: int, end: int) -> tuple[int, int, by
         raise MalformedError("expected the attributes of a record, 0 bytes of it are left", offset=pos)
     timestamp, pos = read_varlong(view, pos + 1, end)
     offset, pos = read_varint(view, pos, end)
-    key, pos = _read_piece(view, pos, end, "a key")
-    value, pos = _read_piece(view, pos, end, "a value")
+    key, pos = read_record_piece(view, pos, end, "a key")
+    value, pos = read_record_piece(view, pos, end, "a value")
     return timestamp, offset, key, value, pos
 
 
@@ -181,10 +195,10 @@ def read_headers(view: memoryview, pos: int, end: int) -> tuple[Header, ...]:
     headers = []
     for _ in range(count):
         start = at
-        name, at = _read_piece(view, at, end, "the key of a header")
+        name, at = read_record_piece(view, at, end, "the key of a header")
         if name is None:
             raise MalformedError("expected the key of a header, got null", offset=start)
-        content, at = _read_piece(view, at, end, "the value of a header")
+        content, at = read_record_piece(view, at, end, "the value of a header")
         try:
             headers.append((name.decode(), content))
         except UnicodeDecodeError as error:
@@ -194,7 +208,8 @@ def read_headers(view: memoryview, pos: int, end: int) -> tuple[Header, ...]:
     return tuple(headers)
 
 
-def _read_piece(view: memoryview, pos: int, end: int, what: str) -> tuple[bytes | None, int]:
+def read_record_piece(view: memoryview, pos: int, end: int, what: str) -> tuple[bytes | None, int]:
+    """A key or a value with its length before it, and where it ends."""
     size, start = read_varint(view, pos, end)
     if not -1 <= size <= end - start:
         raise MalformedError(f"expected {what} within the record, got a size of {size}", offset=pos)

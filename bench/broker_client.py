@@ -1,0 +1,172 @@
+"""One load against one broker, in a process of its own: prints a line of JSON. Driven by bench.broker.
+
+The loads are of finished bytes, so that what is measured is the broker: requests are encoded once and sent again and
+again over one pipelined connection; answers are counted, not decoded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import struct
+import time
+
+from headrace.wire.api.api_versions import ApiVersionsRequest
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.wire.frames import encode_request
+from headrace.wire.layout import Record
+from headrace.wire.records import encode
+
+SOCKET_SECONDS_MAX = 60
+IN_FLIGHT_BYTES = 1024 * 1024
+"""What is sent ahead of the answers: enough that the broker never waits for us."""
+FETCH_BYTES = 1024 * 1024
+FETCHES_AHEAD = 2
+VALUE_BYTES = 100
+
+_size = struct.Struct(">i")
+
+
+def connect(bootstrap: str) -> socket.socket:
+    host, port = bootstrap.rsplit(":", 1)
+    connection = socket.create_connection((host, int(port)), timeout=SOCKET_SECONDS_MAX)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def batch_of(size_bytes: int) -> bytes:
+    """A batch of 100-byte records that is no larger than asked for."""
+    value = os.urandom(VALUE_BYTES)
+    count = (size_bytes - 61) // (VALUE_BYTES + 9)
+    return bytes(encode([Record(n, 1_700_000_000_000, None, value, ()) for n in range(count)]))
+
+
+def read_frame(connection: socket.socket) -> bytes:
+    """One answer with its size."""
+    data = connection.recv(4, socket.MSG_WAITALL)
+    if len(data) < 4:
+        raise ConnectionError("the broker hung up")
+    (size,) = _size.unpack(data)
+    return data + connection.recv(size, socket.MSG_WAITALL)
+
+
+def produce(bootstrap: str, topic: str, batch_bytes: int, total_bytes: int) -> dict[str, float]:
+    """Pipelined produce requests of one batch each, acks=all."""
+    batch = batch_of(batch_bytes)
+    request = ProduceRequest(
+        acks=-1,
+        timeout_ms=30000,
+        topic_data=[
+            TopicProduceData(name=topic, partition_data=[PartitionProduceData(partition_index=0, records=batch)])
+        ],
+    )
+    frame = b"".join(encode_request(request, 9, 1, "bench"))
+    requests = max(50, total_bytes // len(batch))
+    ahead = max(2, IN_FLIGHT_BYTES // len(frame))
+    with connect(bootstrap) as connection:
+        connection.sendall(frame)
+        answer_bytes = len(read_frame(connection))  # all answers have this size
+        started = time.perf_counter()
+        sent = answered = received = 0
+        while answered < requests:
+            while sent < requests and sent - answered < ahead:
+                connection.sendall(frame)
+                sent += 1
+            received += len(connection.recv(65536))
+            answered = received // answer_bytes
+        seconds = time.perf_counter() - started
+    return {"requests_per_s": requests / seconds, "mb_per_s": requests * len(batch) / seconds / 1e6}
+
+
+def fetch(bootstrap: str, topic: str, total_bytes: int) -> dict[str, float]:
+    """Pipelined fetches of the same megabyte of cached data, over and over."""
+    request = FetchRequest(
+        max_wait_ms=500,
+        min_bytes=1,
+        max_bytes=FETCH_BYTES,
+        topics=[
+            FetchTopic(
+                topic=topic, partitions=[FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=FETCH_BYTES)]
+            )
+        ],
+    )
+    frame = b"".join(encode_request(request, 11, 1, "bench"))
+    room = bytearray(1024 * 1024)
+    with connect(bootstrap) as connection:
+        connection.sendall(frame)
+        answer_bytes = len(read_frame(connection))
+        fetches = total_bytes // answer_bytes
+        started = time.perf_counter()
+        sent = answered = received = 0
+        while answered < fetches:
+            while sent < fetches and sent - answered < FETCHES_AHEAD:
+                connection.sendall(frame)
+                sent += 1
+            received += connection.recv_into(room)
+            answered = received // answer_bytes
+        seconds = time.perf_counter() - started
+    return {"requests_per_s": fetches / seconds, "mb_per_s": fetches * answer_bytes / seconds / 1e6}
+
+
+def transactions(bootstrap: str, topic: str, count: int) -> dict[str, float]:
+    """One after the other, one record each, by our own producer."""
+    from headrace import Producer
+
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": f"bench-{os.getpid()}"}) as producer:
+        producer.init_transactions()
+        for _ in range(20):
+            with producer.transaction():
+                producer.send(topic, b"warm up", partition=0)
+        started = time.perf_counter()
+        for _ in range(count):
+            with producer.transaction():
+                producer.send(topic, b"x" * VALUE_BYTES, partition=0)
+        return {"transactions_per_s": count / (time.perf_counter() - started)}
+
+
+def connections(bootstrap: str, count: int) -> dict[str, float]:
+    """Open connections, use each once, then all of them again while all are open."""
+    frame = b"".join(encode_request(ApiVersionsRequest(), 0, 1, "bench"))
+    held = []
+    started = time.perf_counter()
+    for _ in range(count):
+        connection = connect(bootstrap)
+        connection.sendall(frame)
+        read_frame(connection)
+        held.append(connection)
+    opened = time.perf_counter()
+    for connection in held:
+        connection.sendall(frame)
+    for connection in held:
+        read_frame(connection)
+    seconds = time.perf_counter() - opened
+    for connection in held:
+        connection.close()
+    return {"connections_per_s": count / (opened - started), "requests_per_s": count / seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=["produce", "fetch", "transactions", "connections"])
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--topic", default="bench")
+    parser.add_argument("--batch-bytes", type=int, default=16384)
+    parser.add_argument("--total-bytes", type=int, default=1 << 29)
+    parser.add_argument("--count", type=int, default=1000)
+    options = parser.parse_args()
+    if options.kind == "produce":
+        figures = produce(options.bootstrap, options.topic, options.batch_bytes, options.total_bytes)
+    elif options.kind == "fetch":
+        figures = fetch(options.bootstrap, options.topic, options.total_bytes)
+    elif options.kind == "transactions":
+        figures = transactions(options.bootstrap, options.topic, options.count)
+    else:
+        figures = connections(options.bootstrap, options.count)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""What the options of topics and brokers are now, and where each value comes from.
+
+    topic    set on the topic > on this broker > on all brokers > in its configuration > default
+    broker                      on this broker > on all brokers > in its configuration > default
+
+"Set on" means by AlterConfigs, kept in the catalog. A topic's option may have several names on a broker, in different
+units (log.retention.ms, .minutes, .hours): the first that is set counts. `config_changes` is how they are set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+from headrace.broker.broker_options import BROKER_OPTIONS
+from headrace.broker.catalog import Catalog
+from headrace.broker.catalog.configs import BROKER, TOPIC
+from headrace.broker.topic_options import BROKER_SYNONYMS, TOPIC_OPTIONS, broker_defaults
+from headrace.config import Config, Kind, Option
+from headrace.errors import BrokerError, Code, ConfigError
+
+
+class ResourceType(IntEnum):
+    """What options are of, by Kafka's numbers."""
+
+    UNKNOWN = 0
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class Source(IntEnum):
+    """Where a value comes from, by Kafka's numbers."""
+
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+TYPES: dict[Kind, int] = {
+    "bool": 1,
+    "str": 2,
+    "int": 3,
+    "short": 4,
+    "long": 5,
+    "double": 6,
+    "list": 7,
+    "class": 8,
+    "password": 9,
+    "classes": 7,
+}
+"""Kafka's numbers for the types of options."""
+
+_CHANGED_WITHOUT_EFFECT = frozenset(
+    {
+        "background.threads",
+        "log.cleaner.dedupe.buffer.size",
+        "log.cleaner.io.buffer.load.factor",
+        "log.cleaner.io.buffer.size",
+        "log.cleaner.io.max.bytes.per.second",
+        "log.cleaner.threads",
+        "metric.reporters",
+        "num.io.threads",
+        "num.network.threads",
+        "num.recovery.threads.per.data.dir",
+        "num.replica.fetchers",
+    }
+)
+_LOOKED_UP_EACH_TIME = frozenset({"transaction.partition.verification.enable"})
+DYNAMIC = (
+    frozenset(name for names in BROKER_SYNONYMS.values() for name, _ in names)
+    | _CHANGED_WITHOUT_EFFECT
+    | _LOOKED_UP_EACH_TIME
+)
+"""Options of a broker that can be changed while it runs: those that topics inherit, those that are looked up whenever
+they matter, and some that change nothing here but can be changed in Kafka."""
+
+
+class Synonym(NamedTuple):
+    """A value that an option has, or would have if those before it were not set."""
+
+    name: str
+    value: str | None  # None: secret
+    source: Source
+
+
+class Entry(NamedTuple):
+    """An option of a resource."""
+
+    option: Option
+    value: str | None  # None: secret, or not set
+    synonyms: tuple[Synonym, ...]
+    read_only: bool
+
+    @property
+    def source(self) -> Source:
+        return self.synonyms[0].source if self.synonyms else Source.DEFAULT
+
+    @property
+    def is_sensitive(self) -> bool:
+        return self.option.kind == "password"
+
+
+class Configurations:
+    """Looks options up. Cheap to make, keeps nothing: the catalog and the broker's own configuration have it all."""
+
+    def __init__(self, static: Config, catalog: Catalog, node_id: int) -> None:
+        self._static = static
+        self._catalog = catalog
+        self._node = str(node_id)
+
+    def current(self) -> Config:
+        """The configuration of the broker with everything that was changed since it started."""
+        changes: dict[str, object] = {}
+        for name in ("", self._node):
+            for option, value in self._catalog.configs.of(BROKER, name).items():
+                changes[option] = BROKER_OPTIONS[option].parse(value)
+        return self._static.derived(changes) if changes else self._static
+
+    def of_topic(self, name: str) -> Iterator[Entry]:
+        """All options of a topic."""
+        own = self._catalog.configs.of(TOPIC, name)
+        inherited = broker_defaults(self.current())
+        for option in TOPIC_OPTIONS.values():
+            if option.name in own:
+                value = option.show(option.parse(own[option.name]))
+            elif option.name.startswith("internal."):
+                continue  # not for clients, unless somebody has set it
+            else:
+                value = option.show(option.parse(inherited.get(option.name, option.default)))
+            first = (Synonym(option.name, value, Source.DYNAMIC_TOPIC),) if option.name in own else ()
+            names = tuple(name for name, _ in BROKER_SYNONYMS.get(option.name, ()))
+            yield Entry(option, value, (*first, *self._synonyms(names)), read_only=False)
+
+    def of_broker(self, name: str) -> Iterator[Entry]:
+        """All options of this broker; those that are set for all brokers, if the name is empty."""
+        self.check_broker(name)
+        if not name:
+            for option, text in self._catalog.configs.of(BROKER, "").items():
+                synonyms = (Synonym(option, text, Source.DYNAMIC_DEFAULT_BROKER),)
+                yield _hiding(Entry(BROKER_OPTIONS[option], text, synonyms, option not in DYNAMIC))
+            return
+        current = self.current()
+        for each in BROKER_OPTIONS.values():
+            value = None if current[each.name] is None else each.show(current[each.name])
+            yield _hiding(Entry(each, value, tuple(self._synonyms((each.name,))), each.name not in DYNAMIC))
+
+    def check_broker(self, name: str) -> None:
+        """Raise INVALID_REQUEST unless it is this broker that is meant, or all of them."""
+        if name not in ("", self._node):
+            raise BrokerError(
+                f"there is no broker {name!r} here; this is broker {self._node}", code=Code.INVALID_REQUEST
+            )
+
+    def default(self, resource: ResourceType, option: Option) -> str:
+        """What an option is when nothing is set on the resource itself."""
+        if resource == ResourceType.TOPIC:
+            return option.show(option.parse(broker_defaults(self.current()).get(option.name, option.default)))
+        return option.show(self._static[option.name])
+
+    def _synonyms(self, names: Iterable[str]) -> Iterator[Synonym]:
+        names = tuple(names)
+        layers: tuple[tuple[Source, Mapping[str, str]], ...] = (
+            (Source.DYNAMIC_BROKER, self._catalog.configs.of(BROKER, self._node)),
+            (Source.DYNAMIC_DEFAULT_BROKER, self._catalog.configs.of(BROKER, "")),
+        )
+        for source, values in layers:
+            for name in names:
+                if name in values:
+                    yield Synonym(name, values[name], source)
+        for name in names:
+            if self._static.origin(name) != "default":
+                yield Synonym(name, BROKER_OPTIONS[name].show(self._static[name]), Source.STATIC_BROKER)
+        for name in names:
+            option = BROKER_OPTIONS[name]
+            if option.default is not None:
+                yield Synonym(name, option.show(option.default), Source.DEFAULT)
+
+
+def _hiding(entry: Entry) -> Entry:
+    if not entry.is_sensitive:
+        return entry
+    return entry._replace(value=None, synonyms=tuple(synonym._replace(value=None) for synonym in entry.synonyms))
+
+
+def check_values(resource: ResourceType, values: Mapping[str, str | None], broker: Mapping[str, object]) -> None:
+    """Raise INVALID_CONFIG unless each is an option of such a resource with a value that it may have."""
+    options = TOPIC_OPTIONS if resource == ResourceType.TOPIC else BROKER_OPTIONS
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in values:
+        if name not in options:
+            kind = "topic" if resource == ResourceType.TOPIC else "broker"
+            raise BrokerError(f"there is no {kind} option {name!r}{options.suggestion(name)}", code=Code.INVALID_CONFIG)
+        if resource == ResourceType.BROKER and name not in DYNAMIC:
+            raise BrokerError(
+                f"{name} cannot be changed while the broker runs: set it where the broker is configured, and restart",
+                code=Code.INVALID_REQUEST,
+            )
+    try:
+        for name, value in given.items():
+            options[name].parse(value)
+        if resource == ResourceType.TOPIC:
+            from headrace.broker.log.config import LogConfig
+
+            LogConfig.resolve(given, broker)
+    except ConfigError as error:
+        raise BrokerError(str(error), code=Code.INVALID_CONFIG) from None

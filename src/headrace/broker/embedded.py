@@ -1,0 +1,303 @@
+"""A broker for tests, demos and small jobs: there when the block begins, gone when it ends.
+
+    with EmbeddedBroker() as broker:
+        Producer(bootstrap_servers=broker.bootstrap)
+
+    new ── start ─► running ── stop, kill ─► down ── start, restart ─► running … ── close ─► closed
+
+By default it is a process of its own that ends with ours whatever happens to us; with `in_process=True` it is a thread
+of ours (runners.py has both). Port and data stay the same from the first start until `close`, which removes the
+data unless they are in a folder that was named.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from headrace.broker import control
+from headrace.broker.broker_options import BROKER_OPTIONS, resolve
+from headrace.broker.ports import free_port, is_taken
+from headrace.broker.runners import ProcessRunner, Runner, ThreadRunner
+from headrace.errors import ClosedError, ConfigError, IllegalStateError
+
+if TYPE_CHECKING:
+    from headrace.broker.control import Ready
+    from headrace.broker.degrader import Degrader
+
+PORT_ATTEMPTS_MAX = 5
+"""A port that was free may be taken by another process before we have it: so many are tried."""
+
+# Unlike a cluster's, members of a test's group do not come in one by one for seconds.
+_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
+
+
+class EmbeddedBroker:
+    """A broker of one node on the loopback, owned by who made it."""
+
+    def __init__(
+        self,
+        config: Mapping[str, object] | None = None,
+        *,
+        data_dir: str | os.PathLike[str] | None = None,
+        port: int = 0,
+        in_process: bool = False,
+        degraded: bool = False,
+        **options: object,
+    ) -> None:
+        """Options of the broker by their dotted names in `config`, or as keywords: `num_partitions=3`.
+
+        `port=0` picks one. `degraded=True` puts a `Degrader` between clients and broker: see `degrader`.
+        """
+        self._options: dict[str, object] = {**_DEFAULTS, **(config or {}), **BROKER_OPTIONS.named(options)}
+        if "listeners" in self._options:
+            self._options["listeners"] = _with_ports(self._options["listeners"])
+        self._port_is_ours = port == 0 and "listeners" not in self._options
+        self._port = port
+        self._in_process = in_process
+        self._degraded = degraded
+        self._removes_data = data_dir is None
+        self.data_dir = Path(tempfile.mkdtemp(prefix="headrace-broker-") if data_dir is None else data_dir).absolute()
+        self._remove_data = weakref.finalize(self, _remove, self.data_dir, os.getpid() if data_dir is None else -1)
+        self._runner: Runner | None = None
+        self._ready: Ready | None = None
+        self._degrader: Degrader | None = None
+        self.faults = RemoteFaults(self)
+        try:
+            resolve(("argument", self._options))  # what is wrong is said here, not by another process
+        except ConfigError:
+            self._remove_data()
+            raise
+
+    # -- its life --------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start it, and come back when it answers; on an error that says why it does not."""
+        if not self._remove_data.alive:
+            raise ClosedError("this broker is closed: make another one")
+        if self.is_running:
+            raise IllegalStateError(f"the broker runs already, on {self.bootstrap}")
+        self._forget()
+        if self._degraded and self._degrader is None:
+            from headrace.broker.degrader import Degrader
+
+            self._degrader = Degrader().start()
+        for attempt in range(PORT_ATTEMPTS_MAX):
+            try:
+                self._start_once()
+                break
+            except IllegalStateError:
+                lost_the_race = self._port_is_ours and self._ready is None and is_taken("127.0.0.1", self._port)
+                if not lost_the_race or attempt == PORT_ATTEMPTS_MAX - 1:
+                    raise
+                self._port = 0
+        self._port_is_ours = False  # from now on clients know it
+        return self
+
+    def _start_once(self) -> None:
+        self._port = self._port or free_port()
+        options = {"listeners": f"PLAINTEXT://127.0.0.1:{self._port}", **self._options, "log.dirs": str(self.data_dir)}
+        if self._degrader is not None:
+            options["advertised.listeners"] = f"PLAINTEXT://{self._degrader.address}"
+        runner = ThreadRunner(options) if self._in_process else ProcessRunner(options, remove_data=self._removes_data)
+        self._ready = runner.start()
+        self._runner = runner
+        if self._degrader is not None:
+            self._degrader.connect_to(next(iter(self._ready.listeners.values())))
+
+    def stop(self) -> None:
+        """End it in good order. Data and port are kept; no harm if it is down already."""
+        if (runner := self._forget()) is not None:
+            runner.stop()
+
+    def kill(self) -> None:
+        """End it as a power cut would (kill -9). Data and port are kept; no harm if it is down already."""
+        if self._in_process:
+            raise IllegalStateError("a broker in a thread cannot be killed: leave out in_process=True")
+        if (runner := self._forget()) is not None:
+            runner.kill()
+
+    def restart(self) -> None:
+        """Start it again on the same port and data; if it runs, stop it first."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Stop it and leave nothing behind."""
+        try:
+            self.stop()
+        finally:
+            if self._degrader is not None:
+                self._degrader.close()
+                self._degrader = None
+            self._remove_data()
+
+    def __enter__(self) -> Self:
+        try:
+            return self if self.is_running else self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- what there is to know -------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        return self._runner is not None and self._runner.is_alive
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port, for `bootstrap.servers`; the same over restarts."""
+        if self._ready is None:
+            raise IllegalStateError("the broker has not been started yet")
+        return self._ready.bootstrap
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that it runs in; None if it does not run."""
+        return self._ready.pid if self._ready is not None and self.is_running else None
+
+    @property
+    def degrader(self) -> Degrader:
+        """The network between clients and this broker, to be spoilt."""
+        if self._degrader is None:
+            raise IllegalStateError("there is a degrader only with EmbeddedBroker(degraded=True), while it is open")
+        return self._degrader
+
+    @property
+    def log_text(self) -> str:
+        """The last of what its process had to say since it was started: warnings and errors."""
+        return "" if self._runner is None else self._runner.log_text
+
+    def wait(self, seconds_max: float) -> int:
+        """Wait until its process has ended by itself (a fault made it crash); its exit code."""
+        if self._runner is None:
+            raise IllegalStateError("the broker does not run")
+        return self._runner.wait(seconds_max)
+
+    # -- what may be asked of it -----------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What `headrace broker status` prints."""
+        status: dict[str, Any] = self.call("status")
+        return status
+
+    def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
+        """Create a topic, without a client; it is there when this returns. Its name."""
+        return str(self.call("topics.create", name=name, partitions=partitions, configs=dict(configs or {})))
+
+    def delete_topic(self, name: str) -> bool:
+        """Delete a topic, without a client; whether it was there."""
+        return bool(self.call("topics.delete", name=name))
+
+    def call(self, op: str, **arguments: Any) -> Any:
+        """An operation of the control socket (control.py)."""
+        if self._ready is None or not self.is_running:
+            raise IllegalStateError("the broker does not run")
+        return control.call(self._ready.control, op, **arguments)
+
+    def _forget(self) -> Runner | None:
+        runner, self._runner = self._runner, None
+        return runner
+
+
+def _with_ports(listeners: object) -> object:
+    """Listeners with a port in place of 0: one that stays the same over restarts."""
+    texts = listeners.split(",") if isinstance(listeners, str) else listeners
+    if not isinstance(texts, list | tuple):
+        return listeners  # to be refused with all else that makes no sense
+    return [f"{text[:-1]}{free_port()}" if str(text).endswith(":0") else text for text in texts]
+
+
+def _remove(folder: Path, owner_pid: int) -> None:
+    """Once only, and never by a fork of who made it."""
+    if os.getpid() == owner_pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class RemoteFaults:
+    """The broker's faults (faults.py), by its control socket."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._broker = weakref.ref(broker)
+
+    def inject(
+        self,
+        *,
+        api: str | int | None = None,
+        topic: str | None = None,
+        client_id: str | None = None,
+        error: str | int | None = None,
+        delay_ms: float = 0,
+        drop: bool = False,
+        close: bool = False,
+        crash: bool = False,
+        when: str = "before",
+        count: int | None = None,
+        probability: float = 1.0,
+        seed: int | None = None,
+    ) -> InjectedFault:
+        """Let requests fail from now on. As a context manager, until the end of the block.
+
+        Which: all of an API, by name or key; `topic` and `client_id` (patterns, as of a shell) narrow it down.
+        How: `error`, the name of a code; `drop`, never an answer; `close` of the connection; `crash` of the broker;
+        `delay_ms` before all that, or alone. `when="after"` lets the broker do its work and spoils the answer only.
+        How often: `count` times, or each time with a `probability` (the same ones again for the same `seed`).
+        """
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        return InjectedFault(self, self.call("inject", **arguments)["id"])
+
+    def list(self) -> list[dict[str, Any]]:
+        """All that were injected and not removed, with their `hits`."""
+        rules: list[dict[str, Any]] = self.call("list")
+        return rules
+
+    def remove(self, fault_id: int) -> bool:
+        """Take one away; whether it was there."""
+        return bool(self.call("remove", id=fault_id))
+
+    def clear(self) -> int:
+        """Take all away; how many there were."""
+        return int(self.call("clear"))
+
+    def call(self, op: str, **arguments: Any) -> Any:
+        broker = self._broker()
+        assert broker is not None, "the broker outlives what asks for its faults"
+        return broker.call(f"faults.{op}", **arguments)
+
+
+class InjectedFault:
+    """A fault that waits for its requests."""
+
+    def __init__(self, faults: RemoteFaults, fault_id: int) -> None:
+        self._faults = faults
+        self.id = fault_id
+
+    @property
+    def hits(self) -> int:
+        """How many requests it has met."""
+        return next((rule["hits"] for rule in self._faults.list() if rule["id"] == self.id), 0)
+
+    def remove(self) -> bool:
+        return self._faults.remove(self.id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        broker = self._faults._broker()
+        if broker is not None and broker.is_running:
+            self.remove()

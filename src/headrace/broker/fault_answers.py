@@ -1,0 +1,142 @@
+"""Answers that say one error, to any request.
+
+    request ─ mirrored level by level ─► response: the same topics and partitions, each with the code
+
+An array of the response whose elements carry an error code answers an array of the request, element by element: the
+first one on that level, in every API of Kafka but one. Elements are the same ones if they have the same names, so the
+fields that both sides have are copied. What carries no error code stays empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from headrace.broker.context import Context
+from headrace.errors import Code, error_name
+from headrace.wire.api import response_class
+from headrace.wire.schema import ARRAY, INT32, INT64, STRING, Field, Message, Struct
+
+if TYPE_CHECKING:
+    from headrace.wire.api.alter_user_scram_credentials import AlterUserScramCredentialsRequest
+    from headrace.wire.api.metadata import MetadataResponse
+
+T = TypeVar("T", bound=Struct)
+
+_FETCH, _METADATA, _DESCRIBE_LOG_DIRS, _ALTER_SCRAM = 1, 3, 35, 51
+_ERROR_FIELDS = ("error_code", "partition_error_code")
+# Where the two sides of an API have different words for the same thing: response → request.
+_OTHER_WORDS = {"partition_index": "partition", "user": "name", "name": "topic"}
+_UNKNOWN_PLACES = ("offset", "watermark")
+_SESSION_ERRORS = (Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOCH, Code.FETCH_SESSION_TOPIC_ID_ERROR)
+
+
+async def error_answer(
+    context: Context, message: Message, code: int, handle: Callable[[], Awaitable[Message | None]]
+) -> Message:
+    """The response to `message` in which everything failed with `code`.
+
+    Metadata has to name the brokers whatever happens to the topics, so there the handler is asked (`handle`) and its
+    answer is spoilt.
+    """
+    if context.api_key == _METADATA:
+        answer = cast("MetadataResponse", await handle())
+        return answer.replace(topics=[topic.replace(error_code=code, partitions=()) for topic in answer.topics])
+    cls = response_class(context.api_key)
+    if context.api_key == _FETCH and code not in _SESSION_ERRORS:
+        # The code above the topics is about the session: clients would look no further.
+        return _mirrored(cls, message, context.api_version, code, top=False)
+    if context.api_key == _DESCRIBE_LOG_DIRS:
+        message = message.replace(topics=(Struct(),))  # one row for each folder, not for each topic: there is one
+    elif context.api_key == _ALTER_SCRAM:
+        request = cast("AlterUserScramCredentialsRequest", message)
+        message = request.replace(deletions=(*request.deletions, *request.upsertions))
+    return _mirrored(cls, message, context.api_version, code)
+
+
+def _mirrored(cls: type[T], request: object, version: int, code: int, *, top: bool = True) -> T:
+    """A struct of a response for a struct, or a bare value, of the request."""
+    values: dict[str, Any] = {}
+    for name, field in cls.fields.items():
+        if version not in field.versions:
+            continue
+        if name in _ERROR_FIELDS:
+            if top:
+                values[name] = code
+        elif name == "error_message":
+            values[name] = f"injected: {error_name(code)}"
+        elif field.kind == ARRAY:
+            if _carries_error(field, version):
+                assert isinstance(field.element, type)
+                values[name] = [
+                    _mirrored(field.element, element, version, code) for element in _first_array(request, version)
+                ]
+        elif field.kind == INT64 and name.endswith(_UNKNOWN_PLACES):
+            values[name] = -1
+        if name not in values and isinstance(request, Struct):
+            values.update(_copied(name, field, request))
+    if not isinstance(request, Struct):
+        values.update(_named(cls, request))
+    return cls(**values)
+
+
+def _copied(name: str, field: Field, request: Struct) -> dict[str, Any]:
+    """The field of the request that means the same, if there is one."""
+    for candidate in (name, _OTHER_WORDS.get(name, name)):
+        known = request.fields.get(candidate)
+        if known is not None and (known.kind, known.element) == (field.kind, field.element):
+            return {name: getattr(request, candidate)}
+    return {}
+
+
+def _named(cls: type[Struct], value: object) -> dict[str, Any]:
+    """A bare value of the request (a partition, a group) in the first field that can take it."""
+    kinds = (STRING,) if isinstance(value, str) else (INT32, INT64)
+    fields = cls.fields.items()
+    return next(({name: value} for name, field in fields if field.kind in kinds and name != "error_message"), {})
+
+
+def _first_array(request: object, version: int) -> tuple[Any, ...]:
+    if isinstance(request, Struct):
+        for name, field in request.fields.items():
+            if field.kind == ARRAY and version in field.versions:
+                return getattr(request, name) or ()
+    return ()
+
+
+@cache
+def _carries_error(field: Field, version: int) -> bool:
+    """Whether the elements of an array say an error, themselves or further down."""
+    element = field.element
+    if not isinstance(element, type):
+        return False
+    return any(
+        version in inner.versions
+        and (name in _ERROR_FIELDS or (inner.kind == ARRAY and _carries_error(inner, version)))
+        for name, inner in element.fields.items()
+    )
+
+
+def topics_in(request: Struct, name_of: Callable[[bytes], str | None]) -> Iterator[str]:
+    """The topics that a request is about, also those that it calls by their id."""
+    for name, field in request.fields.items():
+        if field.kind != ARRAY:
+            continue
+        about_topics = "topic" in name
+        for element in getattr(request, name) or ():
+            if isinstance(element, Struct):
+                if about_topics:
+                    yield from _topic_names(element, name_of)
+                yield from topics_in(element, name_of)
+            elif about_topics and isinstance(element, str):
+                yield element
+
+
+def _topic_names(element: Struct, name_of: Callable[[bytes], str | None]) -> Iterator[str]:
+    for name in ("name", "topic"):
+        if found := getattr(element, name, None):
+            yield found
+    topic_id = getattr(element, "topic_id", None)
+    if topic_id and (found := name_of(topic_id)):
+        yield found

@@ -1,0 +1,95 @@
+"""Key 2: offsets by time, the first and the last one.
+
+    -1 the end (of what is committed, if the client asks for that)   -2 the first   -3 the one with the highest time
+    -4 the first on this disk   -5 the last in tiered storage, which there is not   else the first at or after a time
+
+v0 answers with a list, v1 with one offset, v2 knows isolation levels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from headrace.broker.context import Answer, Context
+from headrace.broker.partition import Partition
+from headrace.broker.security.authorizer import Operation, Resource
+from headrace.errors import BrokerError, Code
+from headrace.wire.api.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+    ListOffsetsTopicResponse,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+READ_COMMITTED = 1
+CONSUMER = -1
+_NOWHERE = (-1, -1, -1)
+
+_Found = tuple[int, int, int]  # offset, timestamp, leader epoch
+
+
+def handle(broker: Broker, context: Context, message: ListOffsetsRequest) -> Answer:
+    return ListOffsetsResponse(topics=[_topic(broker, context, message, topic) for topic in message.topics])
+
+
+def _topic(
+    broker: Broker, context: Context, message: ListOffsetsRequest, topic: ListOffsetsTopic
+) -> ListOffsetsTopicResponse:
+    allowed = broker.authorizer.allows(context.session, Operation.DESCRIBE, Resource.TOPIC, topic.name)
+    times = Counter(part.partition_index for part in topic.partitions)
+    answers = []
+    for part in topic.partitions:
+        try:
+            if not allowed:
+                raise BrokerError(code=Code.TOPIC_AUTHORIZATION_FAILED)
+            if times[part.partition_index] > 1:
+                raise BrokerError("asked for twice", code=Code.INVALID_REQUEST)
+            partition = broker.replicas.partition(topic.name, part.partition_index)
+            partition.check_epoch(part.current_leader_epoch)
+            answers.append(_partition(context.api_version, message, part, partition))
+        except BrokerError as error:
+            answers.append(ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=error.code))
+    return ListOffsetsTopicResponse(name=topic.name, partitions=answers)
+
+
+def _partition(
+    version: int, message: ListOffsetsRequest, part: ListOffsetsPartition, partition: Partition
+) -> ListOffsetsPartitionResponse:
+    if version < _SINCE.get(part.timestamp, 0) or part.timestamp < LATEST_TIERED:
+        raise BrokerError(f"version {version} has no timestamp {part.timestamp}", code=Code.UNSUPPORTED_VERSION)
+    log = partition.log
+    end = log.end_offset
+    if message.replica_id == CONSUMER:
+        end = log.last_stable_offset if message.isolation_level == READ_COMMITTED else log.high_watermark
+    offset, timestamp, epoch = _look_up(partition, part.timestamp, end)
+    if version == 0:
+        offsets = [offset] if offset >= 0 and part.max_num_offsets > 0 else []
+        return ListOffsetsPartitionResponse(partition_index=part.partition_index, old_style_offsets=offsets)
+    if version < 4:
+        epoch = -1
+    return ListOffsetsPartitionResponse(
+        partition_index=part.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch
+    )
+
+
+def _look_up(partition: Partition, timestamp: int, end: int) -> _Found:
+    log = partition.log
+    if timestamp == LATEST:
+        return end, -1, partition.leader_epoch
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return log.start_offset, -1, log.epochs.of(log.start_offset)
+    if timestamp == LATEST_TIERED:
+        return _NOWHERE
+    if timestamp == MAX_TIMESTAMP:
+        found = log.offset_of_max_timestamp(end_offset=end)
+    else:
+        found = log.offset_for_time(timestamp, end_offset=end)
+    return _NOWHERE if found is None else (found.offset, found.timestamp_ms, found.leader_epoch)

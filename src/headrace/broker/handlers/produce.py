@@ -1,0 +1,315 @@
+"""Key 0: write records.
+
+    authorise → split by partition → (is it in the transaction?) → append → wait for replicas and disk → answer
+
+Each partition has an outcome of its own. v0-2 carry message sets, v13 topic ids; from v12 on a transaction takes in
+partitions by being written to (KIP-890). With acks=0 there is no answer, and an error closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+from headrace.broker.catalog.topics import INTERNAL
+from headrace.broker.context import Answer, Context
+from headrace.broker.faults import CloseConnection
+from headrace.broker.log import AppendInfo, Origin
+from headrace.broker.partition import Partition
+from headrace.broker.security.authorizer import Operation, Resource
+from headrace.errors import BrokerError, Code
+from headrace.wire.api.produce import (
+    BatchIndexAndErrorMessage,
+    LeaderIdAndEpoch,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from headrace.wire.layout import ATTRIBUTES_OFFSET, HEADER_BYTES, MAGIC_OFFSET, TRANSACTIONAL
+from headrace.wire.primitives import Buffer
+from headrace.wire.schema import Records
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+ACKS = (-1, 0, 1)
+BATCHES_SINCE = 3  # v0-2 have message sets
+ABORTABLE_SINCE = 11  # clients before it do not know TRANSACTION_ABORTABLE
+ADDS_PARTITIONS_SINCE = 12
+TOPIC_IDS_SINCE = 13
+
+_producer = struct.Struct(">qh")
+_PRODUCER_OFFSET = 43
+# The producer knows how to wait for a coordinator that is busy, but before v12 only under this name.
+_UNVERIFIED = frozenset(
+    {
+        Code.CONCURRENT_TRANSACTIONS,
+        Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.COORDINATOR_NOT_AVAILABLE,
+        Code.NOT_COORDINATOR,
+    }
+)
+
+
+class _Part:
+    """What is to be written to one partition, and what became of it."""
+
+    __slots__ = ("error", "index", "info", "partition", "records")
+
+    def __init__(self, index: int, records: Records) -> None:
+        self.index = index
+        self.records: Buffer = records if isinstance(records, bytes | bytearray | memoryview) else b""
+        self.partition: Partition | None = None  # set: it may be written
+        self.info: AppendInfo | None = None
+        self.error: BrokerError | None = None
+
+    @property
+    def is_transactional(self) -> bool:
+        records = self.records
+        return (
+            len(records) >= HEADER_BYTES
+            and records[MAGIC_OFFSET] == 2
+            and bool(records[ATTRIBUTES_OFFSET + 1] & TRANSACTIONAL)
+        )
+
+    @property
+    def producer(self) -> tuple[int, int]:
+        """Id and epoch in the first batch."""
+        producer_id, epoch = _producer.unpack_from(self.records, _PRODUCER_OFFSET)
+        return producer_id, epoch
+
+
+_Split = list[tuple[TopicProduceData, list[_Part]]]
+
+
+def handle(broker: Broker, context: Context, message: ProduceRequest) -> Answer:
+    if message.acks not in ACKS:
+        return failure(context, message, Code.INVALID_REQUIRED_ACKS)
+    split = _split(broker, context, message)
+    if context.api_version >= BATCHES_SINCE:
+        transactional = [part for _, parts in split for part in parts if part.is_transactional]
+        if transactional:
+            if not _may_write_transactions(broker, context, message.transactional_id):
+                return failure(context, message, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+            known = [part for part in transactional if part.partition is not None]
+            if not all(map(_is_in_transaction, known)) and _wants_verification(broker, context):
+                return _verify_first(broker, context, message, split, known)
+    _append(broker, context, message, split)
+    waits = _waits(broker, message, split)
+    if waits:
+        return _answer_later(context, message, split, waits)
+    return _answer(context, message, split)
+
+
+def failure(context: Context, message: ProduceRequest, code: int) -> ProduceResponse:
+    """Every partition refused for the same reason."""
+    split: _Split = []
+    for topic in message.topic_data:
+        parts = [_Part(part.partition_index, None) for part in topic.partition_data]
+        for part in parts:
+            part.error = BrokerError(code=code)
+        split.append((topic, parts))
+    answer = _answer(context, message, split)
+    assert answer is not None
+    return answer
+
+
+# -- authorise, split ----------------------------------------------------------------------------
+
+
+def _split(broker: Broker, context: Context, message: ProduceRequest) -> _Split:
+    """The partitions, each with its right to be written or with the reason why it is not."""
+    split: _Split = []
+    for topic in message.topic_data:
+        parts = [_Part(part[0], part[1]) for part in topic.partition_data]
+        split.append((topic, parts))
+        try:
+            name = _writable(broker, context, topic)
+        except BrokerError as error:
+            for part in parts:
+                part.error = error
+            continue
+        for part in parts:
+            try:
+                part.partition = broker.replicas.partition(name, part.index)
+            except BrokerError as error:
+                part.error = error
+    return split
+
+
+def _writable(broker: Broker, context: Context, topic: TopicProduceData) -> str:
+    """The name of a topic that the client may write to."""
+    if context.api_version >= TOPIC_IDS_SINCE:
+        found = broker.catalog.topics.by_id.get(topic.topic_id)
+        if found is None:
+            raise BrokerError("there is no topic with this id", code=Code.UNKNOWN_TOPIC_ID)
+        name = found.name
+    else:
+        name = topic.name
+    if not broker.authorizer.allows(context.session, Operation.WRITE, Resource.TOPIC, name):
+        raise BrokerError(f"no right to write to topic {name}", code=Code.TOPIC_AUTHORIZATION_FAILED)
+    if name in INTERNAL:
+        raise BrokerError(f"topic {name} is the broker's own", code=Code.INVALID_TOPIC_EXCEPTION)
+    return name
+
+
+def _may_write_transactions(broker: Broker, context: Context, transactional_id: str | None) -> bool:
+    return transactional_id is not None and broker.authorizer.allows(
+        context.session, Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
+    )
+
+
+# -- transactions --------------------------------------------------------------------------------
+
+
+def _wants_verification(broker: Broker, context: Context) -> bool:
+    return context.api_version >= ADDS_PARTITIONS_SINCE or broker.configurations.current().of(
+        bool, "transaction.partition.verification.enable"
+    )
+
+
+def _is_in_transaction(part: _Part) -> bool:
+    assert part.partition is not None
+    return part.partition.log.in_transaction(*part.producer)
+
+
+async def _verify_first(
+    broker: Broker, context: Context, message: ProduceRequest, split: _Split, transactional: list[_Part]
+) -> ProduceResponse | None:
+    """Ask the coordinator whether the partitions belong to the transaction, or let them, then go on.
+
+    All of them: while one is waited for, the transaction may end in the others.
+    """
+    assert message.transactional_id is not None
+    adds = context.api_version >= ADDS_PARTITIONS_SINCE
+    by_producer: dict[tuple[int, int], list[_Part]] = {}
+    for part in transactional:
+        by_producer.setdefault(part.producer, []).append(part)
+    for (producer_id, epoch), parts in by_producer.items():
+        keys = [part.partition.key for part in parts if part.partition]
+        codes = await broker.transactions.ensure_partitions(
+            message.transactional_id, producer_id, epoch, keys, add=adds
+        )
+        for part, key in zip(parts, keys, strict=True):
+            code = codes.get(key, Code.NONE)
+            if code != Code.NONE:
+                text = f"the coordinator says of the transaction: {code.name}"
+                part.error = BrokerError(text, code=_known_code(code, context.api_version))
+    _append(broker, context, message, split)
+    waits = _waits(broker, message, split)
+    return await _answer_later(context, message, split, waits) if waits else _answer(context, message, split)
+
+
+def _known_code(code: Code, version: int) -> Code:
+    """What the coordinator said, in words that a client of that version knows."""
+    if code == Code.TRANSACTION_ABORTABLE and version < ABORTABLE_SINCE:
+        return Code.INVALID_TXN_STATE
+    if code in _UNVERIFIED and version < ADDS_PARTITIONS_SINCE:
+        return Code.NOT_ENOUGH_REPLICAS
+    return code
+
+
+# -- append, wait, answer ------------------------------------------------------------------------
+
+
+def _append(broker: Broker, context: Context, message: ProduceRequest, split: _Split) -> None:
+    replicas, acks = broker.replicas, message.acks
+    magic = 2 if context.api_version >= BATCHES_SINCE else min(context.api_version // 2, 1)
+    for _, parts in split:
+        for part in parts:
+            if part.error is not None or part.partition is None:
+                continue
+            try:
+                part.info = replicas.append(
+                    part.partition, part.records, origin=Origin.CLIENT, acks=acks, magic_allowed=magic
+                )
+            except BrokerError as error:
+                part.error = error
+
+
+def _waits(broker: Broker, message: ProduceRequest, split: _Split) -> list[Awaitable[None]]:
+    """What has to happen before the answer; mostly nothing."""
+    waits: list[Awaitable[None]] = []
+    if message.acks == 0:
+        return waits
+    for _, parts in split:
+        for part in parts:
+            if part.info is None:
+                continue
+            assert part.partition is not None
+            if message.acks == -1:
+                replicated = broker.replicas.replicated(part.partition, part.info.last_offset, message.timeout_ms)
+                if replicated is not None:
+                    waits.append(_noting(part, replicated))
+            if part.partition.log.needs_flush:
+                waits.append(_noting(part, broker.logs.flushed(part.partition.log)))
+    return waits
+
+
+async def _noting(part: _Part, wait: Awaitable[None]) -> None:
+    """Wait; an error is the partition's."""
+    try:
+        await wait
+    except BrokerError as error:
+        part.error = error
+
+
+async def _answer_later(
+    context: Context, message: ProduceRequest, split: _Split, waits: list[Awaitable[None]]
+) -> ProduceResponse | None:
+    await asyncio.gather(*waits)
+    return _answer(context, message, split)
+
+
+def _answer(context: Context, message: ProduceRequest, split: _Split) -> ProduceResponse | None:
+    if message.acks == 0:
+        for topic, parts in split:
+            for part in parts:
+                if part.error is not None:
+                    raise CloseConnection(f"acks=0, so this is how to say it: {topic.name}-{part.index}: {part.error}")
+        return None
+    return ProduceResponse(
+        responses=tuple(
+            [
+                TopicProduceResponse(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partition_responses=tuple([_outcome(part) for part in parts]),
+                )
+                for topic, parts in split
+            ]
+        )
+    )
+
+
+def _outcome(part: _Part) -> PartitionProduceResponse:
+    if part.error is None:
+        assert part.info is not None
+        assert part.partition is not None
+        return PartitionProduceResponse(
+            partition_index=part.index,
+            base_offset=part.info.first_offset,
+            log_append_time_ms=part.info.append_time_ms,
+            log_start_offset=part.partition.log.start_offset,
+        )
+    error = part.error
+    outcome = PartitionProduceResponse(
+        partition_index=part.index,
+        error_code=error.code,
+        base_offset=-1,
+        error_message=error.args[0] or None,
+        record_errors=[
+            BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=text)
+            for place, text in getattr(error, "record_errors", ())
+        ],
+    )
+    if error.code == Code.NOT_LEADER_OR_FOLLOWER and part.partition is not None:
+        partition = part.partition
+        return outcome.replace(
+            current_leader=LeaderIdAndEpoch(leader_id=partition.leader, leader_epoch=partition.leader_epoch)
+        )
+    return outcome

@@ -1,0 +1,132 @@
+"""The topics that coordinators keep their state in: made when first asked for, written and replayed batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.broker.catalog import Catalog
+from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from headrace.config import Config
+from headrace.errors import BrokerError, Code
+from headrace.wire import records as batches_
+from headrace.wire.layout import HEADER_BYTES, Record
+from headrace.wire.records import NO_PRODUCER, Producer, RecordBatch, record_bytes_max
+
+if TYPE_CHECKING:
+    from headrace.broker.replica_manager import ReplicaManager
+    from headrace.broker.topic_admin import TopicAdmin
+
+APPEND_TIMEOUT_MS = 5_000
+"""How long a change of state may take to reach the in-sync replicas: offsets.commit.timeout.ms in Kafka."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Where the options of an internal topic are."""
+
+    partitions: str
+    replication_factor: str
+    segment_bytes: str
+
+
+_KINDS = {
+    CONSUMER_OFFSETS: _Kind(
+        "offsets.topic.num.partitions", "offsets.topic.replication.factor", "offsets.topic.segment.bytes"
+    ),
+    TRANSACTION_STATE: _Kind(
+        "transaction.state.log.num.partitions",
+        "transaction.state.log.replication.factor",
+        "transaction.state.log.segment.bytes",
+    ),
+}
+
+
+class InternalTopics:
+    """What a coordinator may do with its topic."""
+
+    def __init__(self, catalog: Catalog, replicas: ReplicaManager, admin: TopicAdmin, config: Config) -> None:
+        self._catalog = catalog
+        self._replicas = replicas
+        self._admin = admin
+        self._config = config
+        self.created: Callable[[str], None] = _nobody
+        """Called with the name of a topic that was made just now: its coordinator has partitions to load."""
+
+    def ensure(self, topic: str) -> int:
+        """Make it if it is missing; how many partitions it has."""
+        found = self._catalog.topics.by_name.get(topic)
+        if found is None:
+            kind = _KINDS[topic]
+            configs = {
+                "cleanup.policy": "compact",
+                "compression.type": "producer",
+                "segment.bytes": str(self._config.of(int, kind.segment_bytes)),
+            }
+            if topic == TRANSACTION_STATE:
+                configs |= {
+                    "compression.type": "uncompressed",
+                    "unclean.leader.election.enable": "false",
+                    "min.insync.replicas": str(self._config.of(int, "transaction.state.log.min.isr")),
+                }
+            found = self._admin.create(
+                topic,
+                self._config.of(int, kind.partitions),
+                self._config.of(int, kind.replication_factor),
+                configs,
+                internal=True,
+            )
+            self.created(topic)
+        return len(found.partitions)
+
+    def partitions_led(self, topic: str) -> list[int]:
+        """The partitions that this broker leads, and coordinates; none if the topic is not there."""
+        return [p.index for p in self._replicas.partitions() if p.topic == topic and p.is_leader]
+
+    async def append(
+        self, topic: str, index: int, records: Sequence[Record], *, producer: Producer = NO_PRODUCER
+    ) -> int:
+        """Write records as one batch, or several if they are too large for one; the first offset, when replicated."""
+        from headrace.broker.log import Origin
+
+        partition = self._replicas.partition(topic, index)
+        first = last = -1
+        for chunk in _chunks(records, partition.log.config.max_message_bytes):
+            data = batches_.encode(
+                [record._replace(offset=place) for place, record in enumerate(chunk)], producer=producer
+            )
+            info = self._replicas.append(partition, data, origin=Origin.COORDINATOR, acks=-1)
+            first = info.first_offset if first < 0 else first
+            last = info.last_offset
+        waiting = self._replicas.replicated(partition, last, APPEND_TIMEOUT_MS)
+        if waiting is not None:
+            await waiting
+        return first
+
+    def batches(self, topic: str, index: int) -> Iterator[RecordBatch]:
+        """All that is there, from the beginning."""
+        yield from self._replicas.partition(topic, index).log.batches()
+
+
+def _chunks(records: Sequence[Record], bytes_max: int) -> Iterator[list[Record]]:
+    """Cut records into batches of at most `bytes_max`."""
+    chunk: list[Record] = []
+    size = HEADER_BYTES
+    for record in records:
+        more = record_bytes_max(record.key, record.value, record.headers)
+        if HEADER_BYTES + more > bytes_max:
+            raise BrokerError(
+                f"a record of {more} bytes does not fit a batch of {bytes_max}", code=Code.RECORD_LIST_TOO_LARGE
+            )
+        if chunk and size + more > bytes_max:
+            yield chunk
+            chunk, size = [], HEADER_BYTES
+        chunk.append(record)
+        size += more
+    if chunk:
+        yield chunk
+
+
+def _nobody(topic: str) -> None:
+    """Until the coordinators listen."""

@@ -1,0 +1,90 @@
+"""What a log wants to know of its topic's options, parsed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.broker.topic_options import TOPIC_OPTIONS, broker_defaults
+from headrace.config import Config
+from headrace.errors import ConfigError
+
+# As in `wire.compression`, which brings pyarrow with it and is imported by those who compress.
+_CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """The options of a topic, by their names with `_` for `.`."""
+
+    compact: bool
+    delete: bool
+    delete_retention_ms: int
+    file_delete_delay_ms: int
+    flush_messages: int
+    flush_ms: int
+    index_interval_bytes: int
+    max_compaction_lag_ms: int
+    max_message_bytes: int
+    log_append_time: bool
+    message_timestamp_after_max_ms: int
+    message_timestamp_before_max_ms: int
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    min_insync_replicas: int
+    retention_bytes: int
+    retention_ms: int
+    segment_bytes: int
+    segment_index_bytes: int
+    segment_jitter_ms: int
+    segment_ms: int
+    unclean_leader_election_enable: bool
+    codec: int | None
+    """What records are compressed with; None: whatever the producer used."""
+    codec_level: int | None
+
+    @classmethod
+    def resolve(cls, overrides: Mapping[str, str], broker: Mapping[str, object] = {}) -> LogConfig:
+        """What is set on the topic, over what its broker has for all topics. Raises ConfigError."""
+        config = TOPIC_OPTIONS.resolve(("file", broker_defaults(broker)), ("argument", overrides))
+        for name in sorted(config.unused):
+            raise ConfigError(f"there is no topic option {name!r}{TOPIC_OPTIONS.suggestion(name)}")
+        return cls.of(config)
+
+    @classmethod
+    def of(cls, config: Config) -> LogConfig:
+        """From resolved TOPIC_OPTIONS."""
+        policy = config.of(tuple, "cleanup.policy")
+        codec_name = config.of(str, "compression.type")
+        level = config.of(int, f"compression.{codec_name}.level") if codec_name in ("gzip", "lz4", "zstd") else -1
+        return cls(
+            compact="compact" in policy,
+            delete="delete" in policy,
+            delete_retention_ms=config.of(int, "delete.retention.ms"),
+            file_delete_delay_ms=config.of(int, "file.delete.delay.ms"),
+            flush_messages=config.of(int, "flush.messages"),
+            flush_ms=config.of(int, "flush.ms"),
+            index_interval_bytes=config.of(int, "index.interval.bytes"),
+            max_compaction_lag_ms=config.of(int, "max.compaction.lag.ms"),
+            max_message_bytes=config.of(int, "max.message.bytes"),
+            log_append_time=config.of(str, "message.timestamp.type") == "LogAppendTime",
+            message_timestamp_after_max_ms=config.of(int, "message.timestamp.after.max.ms"),
+            message_timestamp_before_max_ms=config.of(int, "message.timestamp.before.max.ms"),
+            min_cleanable_dirty_ratio=config.of(float, "min.cleanable.dirty.ratio"),
+            min_compaction_lag_ms=config.of(int, "min.compaction.lag.ms"),
+            min_insync_replicas=config.of(int, "min.insync.replicas"),
+            retention_bytes=config.of(int, "retention.bytes"),
+            retention_ms=config.of(int, "retention.ms"),
+            segment_bytes=config.optional(int, "internal.segment.bytes") or config.of(int, "segment.bytes"),
+            segment_index_bytes=config.of(int, "segment.index.bytes"),
+            segment_jitter_ms=config.of(int, "segment.jitter.ms"),
+            segment_ms=config.of(int, "segment.ms"),
+            unclean_leader_election_enable=config.of(bool, "unclean.leader.election.enable"),
+            codec=_CODECS.get(codec_name),
+            codec_level=None if level == -1 else level,
+        )
+
+    @property
+    def roll_ms(self) -> int:
+        """How long a segment may be written to: a compacted one must be closed before it can be compacted."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.compact else self.segment_ms

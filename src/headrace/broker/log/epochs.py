@@ -1,0 +1,100 @@
+"""Where each leader's records begin: by that followers and clients find where two histories part (KIP-101, KIP-320)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+
+from headrace.broker.log.checkpoints import read_rows, write_rows
+
+UNKNOWN = (-1, -1)
+
+
+class EpochCache:
+    """Epochs and their first offsets, both growing.
+
+    The file is written before a record of a new epoch is, and forced to disk along with the records (`Log.flush`).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        for row in read_rows(path):
+            if len(row) == 2:
+                self._insert(int(row[0]), int(row[1]))
+
+    @property
+    def latest(self) -> int:
+        return self._epochs[-1] if self._epochs else -1
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        """All epochs with their first offsets."""
+        return list(zip(self._epochs, self._starts, strict=True))
+
+    def assign(self, epoch: int, offset: int) -> None:
+        """Records from `offset` on are of `epoch`."""
+        if epoch >= 0 and epoch != self.latest and self._insert(epoch, offset):
+            self._write()
+
+    def replay(self, epoch: int, offset: int) -> None:
+        """As `assign`, while a log is read again: `save` comes after."""
+        if epoch >= 0 and epoch != self.latest:
+            self._insert(epoch, offset)
+
+    def _insert(self, epoch: int, offset: int) -> bool:
+        if self._epochs and epoch < self._epochs[-1] and offset < self._starts[-1]:
+            return False  # of records that are known already
+        while self._epochs and (self._epochs[-1] >= epoch or self._starts[-1] >= offset):
+            if (self._epochs[-1], self._starts[-1]) == (epoch, offset):
+                return False
+            self._epochs.pop()
+            self._starts.pop()
+        self._epochs.append(epoch)
+        self._starts.append(offset)
+        return True
+
+    def end_of(self, epoch: int, end_offset: int) -> tuple[int, int]:
+        """The largest epoch up to `epoch` that has records, and where the next one begins; UNKNOWN if there is none."""
+        if epoch < 0 or epoch > self.latest:
+            return UNKNOWN
+        if epoch == self.latest:
+            return epoch, end_offset
+        above = bisect_right(self._epochs, epoch)
+        # Below all that are known: its records are gone, and what is left begins where the first known one does.
+        return self._epochs[above - 1] if above else epoch, self._starts[above]
+
+    def of(self, offset: int) -> int:
+        """The epoch that an offset is of; -1 where it is not known."""
+        place = bisect_right(self._starts, offset)
+        return self._epochs[place - 1] if place else -1
+
+    def truncate_end(self, end_offset: int) -> None:
+        """Forget what begins at `end_offset` or after it."""
+        keep = len(self._starts)
+        while keep and self._starts[keep - 1] >= end_offset:
+            keep -= 1
+        if keep < len(self._starts):
+            del self._epochs[keep:], self._starts[keep:]
+            self._write()
+
+    def truncate_start(self, start_offset: int) -> None:
+        """Forget what ends before `start_offset`: the epoch that it is in begins there now."""
+        gone = bisect_right(self._starts, start_offset) - 1
+        if gone > 0 or (gone == 0 and self._starts[0] < start_offset):
+            del self._epochs[:gone], self._starts[:gone]
+            self._starts[0] = start_offset
+            self._write()
+
+    def clear(self) -> None:
+        if self._epochs:
+            self._epochs, self._starts = [], []
+            self._write()
+
+    def save(self) -> None:
+        """Write what `replay` changed."""
+        self._write()
+
+    def _write(self) -> None:
+        write_rows(self._path, (f"{epoch} {start}" for epoch, start in self.rows), sync=False)

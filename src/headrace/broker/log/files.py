@@ -1,0 +1,117 @@
+"""Files of a log: their names, how many are open, and how small ones are replaced.
+
+    <topic>-<partition>/
+        00000000000000000000.log          batches, from that offset on
+        00000000000000000000.index        offset → position, sparse
+        00000000000000000000.timeindex    timestamp → offset, sparse
+        00000000000000000000.txnindex     aborted transactions that end in this segment; none: no file
+        00000000000000000007.snapshot     producers, as they were at that offset
+        leader-epoch-checkpoint           where each leader's records begin
+        partition.metadata                the id of the topic
+
+Names and formats are Apache Kafka's. Suffixes of a `.log` and its indexes: `.cleaned` is being compacted and worth
+nothing yet, `.swap` is compacted and takes the place of the segments it was made of, `.deleted` is out of the log.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections import OrderedDict
+from pathlib import Path
+
+from headrace.broker.log.windows import Windows
+
+LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT = ".log", ".index", ".timeindex", ".txnindex", ".snapshot"
+CLEANED, SWAP, DELETED, UNFINISHED = ".cleaned", ".swap", ".deleted", ".tmp"
+SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+METADATA = "partition.metadata"
+
+FILES_OPEN_MAX = 400
+"""Of segments, at once; fewer where the process may not open as many. The rest of what it may is for connections."""
+_FILES_SHARE = 0.4
+
+
+def offset_name(offset: int, suffix: str) -> str:
+    """The name of a file that begins at an offset."""
+    return f"{offset:020d}{suffix}"
+
+
+def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write a small file so that there is always the old one or the new one, whole."""
+    fresh = path.with_name(path.name + UNFINISHED)
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(fresh, path)
+    if sync:
+        sync_path(path.parent)
+
+
+def sync_path(path: Path | str) -> None:
+    """Force a file, or the names in a folder, to disk: through a handle of its own, so from any thread."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class File:
+    """A file of the log that is open while it is used much."""
+
+    __slots__ = ("_cache", "_fd", "path", "used")
+
+    def __init__(self, path: str, cache: FileCache) -> None:
+        self.path = path
+        self.used = False  # since the cache last looked for one to close
+        self._cache = cache
+        self._fd = -1
+
+    def fd(self) -> int:
+        """Its descriptor, good until the next file is opened."""
+        self.used = True
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._cache.opened(self)
+        return self._fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._cache.closed(self)
+
+
+class FileCache:
+    """Keeps the number of open files bounded: the one that was not used for longest, or nearly so, is closed."""
+
+    def __init__(self, files_max: int | None = None) -> None:
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        share = FILES_OPEN_MAX if allowed == resource.RLIM_INFINITY else int(allowed * _FILES_SHARE)
+        self.files_max = files_max or max(1, min(FILES_OPEN_MAX, share))
+        self.windows = Windows()
+        self._open: OrderedDict[File, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, file: File) -> None:
+        while len(self._open) >= self.files_max:
+            oldest = next(iter(self._open))
+            if oldest.used:
+                oldest.used = False
+                self._open.move_to_end(oldest)
+            else:
+                oldest.close()
+        self._open[file] = None
+
+    def closed(self, file: File) -> None:
+        del self._open[file]

@@ -1,0 +1,281 @@
+"""From a folder to a log: what a crash left behind is put right, and what is only in memory is read again.
+
+    left-overs        .cleaned is thrown away, .swap takes its place, .deleted goes
+    after a crash     segments from the recovery point on are read batch by batch; the log ends before the first one
+                      that is torn or damaged
+    producers         from the newest snapshot, and the batches after it
+
+After a clean stop the last snapshot is that of the end, and nothing is read but the last few batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import time
+from bisect import bisect_right
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.broker.log.aborted import AbortedIndex
+from headrace.broker.log.config import LogConfig
+from headrace.broker.log.epochs import EpochCache
+from headrace.broker.log.files import (
+    CLEANED,
+    DELETED,
+    LEADER_EPOCHS,
+    LOG,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT,
+    SWAP,
+    UNFINISHED,
+    offset_name,
+)
+from headrace.broker.log.log import Contents, Host, Log
+from headrace.broker.log.producer_state import ProducerState
+from headrace.broker.log.replaying import replay_batch, replay_producers
+from headrace.broker.log.segment import SCAN_BATCHES_MAX, Segment
+from headrace.broker.log.snapshots import load_newest, snapshot_offsets
+from headrace.errors import BrokerError
+from headrace.wire.kernel import kernel
+
+log = logging.getLogger("headrace.broker.log")
+
+SLOW_SECONDS = 1.0
+"""A recovery that takes longer is worth a line in the log."""
+
+
+class Known(NamedTuple):
+    """What the checkpoints of the root folder say of a partition."""
+
+    clean: bool = False  # the last stop was
+    recovery_point: int = 0
+    start_offset: int = 0
+    high_watermark: int = 0
+
+
+NOTHING = Known()
+
+
+def open_log(
+    host: Host, directory: Path, topic: str, index: int, topic_id: bytes, config: LogConfig, known: Known = NOTHING
+) -> Log:
+    """The log in a folder, or a new one if there is nothing in it."""
+    return _Opening(host, directory, topic, index, topic_id, config, known).open()
+
+
+class _Opening:
+    """The steps of opening one log."""
+
+    def __init__(
+        self, host: Host, directory: Path, topic: str, index: int, topic_id: bytes, config: LogConfig, known: Known
+    ) -> None:
+        self._host = host
+        self._directory = directory
+        self._identity = (topic, index, topic_id)
+        self._config = config
+        self._known = known
+        self._now_ms = host.clock.time_ms()
+        self._segments: list[Segment] = []
+        self._producers = ProducerState(f"{topic}-{index}")
+        self._epochs = EpochCache(directory / LEADER_EPOCHS)
+        self._aborted = AbortedIndex()
+        self._end_offset = 0
+
+    def open(self) -> Log:
+        begun = time.monotonic()
+        _tidy(self._directory)
+        self._segments = self._find_segments()
+        start_offset = max(self._known.start_offset, self._segments[0].base_offset)
+        recovery_point = self._known.recovery_point
+        unsure = self._first_unsure()
+        scanned_bytes = sum(segment.size_bytes for segment in self._segments[unsure:])
+        self._read(unsure, start_offset)
+        start_offset = min(start_offset, self._end_offset)
+        self._epochs.truncate_end(self._end_offset)
+        self._epochs.truncate_start(start_offset)
+        self._aborted.truncate_start(start_offset)
+        high_watermark = min(max(self._known.high_watermark, start_offset), self._end_offset)
+        self._producers.high_watermark_moved(high_watermark)
+        took = time.monotonic() - begun
+        if took > SLOW_SECONDS:
+            log.info("%s: opened in %.1f s, %.0f MB of it read", self._directory, took, scanned_bytes / 1e6)
+        contents = Contents(
+            self._segments,
+            self._producers,
+            self._epochs,
+            self._aborted,
+            start_offset,
+            self._end_offset,
+            high_watermark,
+            min(recovery_point, self._end_offset),
+        )
+        opened = Log(self._host, self._directory, *self._identity, self._config, contents)
+        opened.unclean = opened.names_changed = not self._known.clean
+        return opened
+
+    def _find_segments(self) -> list[Segment]:
+        found = []
+        for name in sorted(os.listdir(self._directory)):
+            if name.endswith(LOG) and name[: -len(LOG)].isdecimal():
+                status = os.stat(self._directory / name)
+                created_ms = int(status.st_mtime * 1000)
+                found.append(self._segment(int(name[: -len(LOG)]), created_ms, status.st_size))
+        if not found:
+            found.append(self._segment(self._known.start_offset, self._now_ms, 0))
+        return found
+
+    def _segment(self, base_offset: int, created_ms: int, size_bytes: int) -> Segment:
+        return Segment(self._directory, base_offset, self._host.files, created_ms=created_ms, size_bytes=size_bytes)
+
+    def _first_unsure(self) -> int:
+        """The place of the first segment that has to be read whole; the end is that of what is before it."""
+        last = len(self._segments) - 1
+        if self._known.clean:
+            try:
+                self._end_offset = self._segments[-1].load_tail()
+                return last + 1
+            except BrokerError as error:
+                log.warning("%s: not closed as cleanly as it says: %s", self._directory, error)
+                self._end_offset = self._segments[-1].base_offset
+                return last
+        bases = [segment.base_offset for segment in self._segments]
+        place = min(max(0, bisect_right(bases, self._known.recovery_point) - 1), last)
+        self._end_offset = bases[place]
+        return place
+
+    # --- reading again ---
+
+    def _read(self, unsure: int, start_offset: int) -> None:
+        """Make what is only in memory. Segments from `unsure` on are checked, and ended where they must be."""
+        sure = self._segments[:unsure]
+        known_epochs = self._epochs.rows
+        if not known_epochs:
+            self._find_epochs(sure)
+        for segment in sure:
+            self._aborted.read(self._directory, segment.base_offset)
+        first = self._load_producers(start_offset)
+        if first < self._end_offset:
+            replay_producers(sure, self._producers, first, self._end_offset, self._now_ms)
+        for place in range(unsure, len(self._segments)):
+            if not self._check(place, replay_from=first):
+                self._throw_away_after(place)
+                break
+        self._drop_stray_snapshots()
+        if self._epochs.rows != known_epochs:
+            self._epochs.save()
+
+    def _find_epochs(self, segments: list[Segment]) -> None:
+        """Their file is lost: every batch says its epoch."""
+        for segment in segments:
+            for placed, _ in segment.scan(verify=False):
+                for _, header in placed:
+                    self._epochs.replay(header.leader_epoch, header.base_offset)
+
+    def _load_producers(self, start_offset: int) -> int:
+        """Take over the newest snapshot that can be trusted; the offset from which batches are to be read again."""
+        found = load_newest(self._directory, self._end_offset)
+        if found is None:
+            return start_offset
+        offset, entries, unreplicated = found
+        self._producers.restore(entries, unreplicated)
+        return offset
+
+    def _check(self, place: int, replay_from: int) -> bool:
+        """Read a segment that may be torn, and end it before the first batch that is. Whether it was whole."""
+        segment = self._segments[place]
+        segment.forget_indexes()
+        if segment.base_offset > self._end_offset:
+            # Compaction leaves gaps, even between segments.
+            self._end_offset = segment.base_offset
+        good_bytes, problem = 0, ""
+        for placed, found in segment.scan(verify=True):
+            problem = found
+            for position, header in placed:
+                segment.note(position, header, header.base_offset, self._config.index_interval_bytes)
+                self._epochs.replay(header.leader_epoch, header.base_offset)
+                if header.base_offset >= replay_from:
+                    replay_batch(segment, position, header, self._producers, self._aborted, self._now_ms)
+                good_bytes = position + header.size
+                self._end_offset = header.last_offset + 1
+        if problem:
+            log.warning(
+                "%s: %d of %d bytes cut off at offset %d: %s",
+                segment.file.path,
+                segment.size_bytes - good_bytes,
+                segment.size_bytes,
+                self._end_offset,
+                problem,
+            )
+            segment.truncate(good_bytes, self._end_offset)
+        if place + 1 < len(self._segments):
+            segment.write_indexes()
+            self._aborted.write(self._directory, segment.base_offset, self._end_offset)
+        return not problem
+
+    def _throw_away_after(self, place: int) -> None:
+        """What comes after a damaged batch does not follow from what is before it."""
+        for segment in self._segments[place + 1 :]:
+            log.warning("%s: thrown away, for the log ends before it", segment.file.path)
+            segment.close()
+            for suffix in SEGMENT_SUFFIXES:
+                (self._directory / offset_name(segment.base_offset, suffix)).unlink(missing_ok=True)
+        del self._segments[place + 1 :]
+
+    def _drop_stray_snapshots(self) -> None:
+        """Keep those of the beginnings of segments, and the newest one."""
+        found = snapshot_offsets(self._directory)
+        keep = {segment.base_offset for segment in self._segments}
+        keep.update([offset for offset in found if offset <= self._end_offset][-1:])
+        for offset in found:
+            if offset not in keep:
+                (self._directory / offset_name(offset, SNAPSHOT)).unlink(missing_ok=True)
+
+
+def _tidy(directory: Path) -> None:
+    """Finish what was being done to the files when the process ended."""
+    left_over = [name for name in os.listdir(directory) if name.endswith((CLEANED, SWAP, DELETED, UNFINISHED))]
+    if not left_over:
+        return
+    for name in left_over:
+        if not name.endswith(SWAP):
+            (directory / name).unlink()
+    swaps = sorted(directory.glob(f"*{LOG}{SWAP}"))
+    if swaps:
+        log.info("%s: finishing a compaction that was interrupted", directory)
+    for path in swaps:
+        _finish_swap(directory, int(path.name.split(".")[0]))
+    for path in directory.glob(f"*{SWAP}"):  # indexes whose log was not renamed yet: the originals are all there
+        path.unlink()
+
+
+def _finish_swap(directory: Path, base_offset: int) -> None:
+    """A compacted segment takes the place of those it was made of: the ones within its offsets."""
+    end_offset = max(base_offset + 1, _end_of_file(directory / f"{offset_name(base_offset, LOG)}{SWAP}"))
+    for old in directory.glob(f"*{LOG}"):
+        if old.stem.isdecimal() and base_offset <= int(old.stem) < end_offset:
+            for suffix in SEGMENT_SUFFIXES:
+                old.with_suffix(suffix).unlink(missing_ok=True)
+    for suffix in reversed(SEGMENT_SUFFIXES):  # the log itself last: until then this can be done again
+        fresh = directory / f"{offset_name(base_offset, suffix)}{SWAP}"
+        if fresh.exists():
+            os.replace(fresh, fresh.with_suffix(""))
+
+
+def _end_of_file(path: Path) -> int:
+    """The offset after the last batch of a file; 0 if it has none."""
+    size = path.stat().st_size
+    if not size:
+        return 0
+    position = end_offset = 0
+    problem = ""
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+    ):
+        while position < size and not problem:
+            headers, position, problem = kernel.scan_batches(view, position, 0, SCAN_BATCHES_MAX, False)
+            end_offset = headers[-1].last_offset + 1 if headers else end_offset
+    return end_offset

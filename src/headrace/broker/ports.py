@@ -1,0 +1,74 @@
+"""Ports of this machine: which are free, and who has one that is not."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from pathlib import Path
+
+from headrace.errors import IllegalStateError
+
+# Below the ports that systems hand to outgoing connections: a client that keeps dialling a dead broker on one of those
+# could be given that very port, and be connected to itself.
+_FREE_PORTS = range(20_000, 32_000)
+_LISTENING = "0A"
+_COMMAND_CHARACTERS_MAX = 80
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    for port in random.SystemRandom().sample(_FREE_PORTS, len(_FREE_PORTS)):
+        if not is_taken(host, port):
+            return port
+    raise IllegalStateError(f"no port of {host} from {_FREE_PORTS.start} to {_FREE_PORTS.stop} is free")
+
+
+def is_taken(host: str, port: int) -> bool:
+    """Whether a server could not listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # As servers do: else a connection of the last minute would make a port look taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def holder_of(port: int) -> str | None:
+    """The process that listens on a port, as text; None if it cannot be known (another user's, another system)."""
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    if not sockets:
+        return None
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(str(link.readlink()) in sockets for link in (folder / "fd").iterdir()):
+                return f"pid {folder.name} ({command_of(int(folder.name))})"
+        except OSError:  # gone meanwhile, or not ours to look at
+            continue
+    return None
+
+
+def _listening_inodes(port: int) -> set[str]:
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for columns in map(str.split, lines):
+            if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
+                found.add(columns[9])
+    return found
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process, cut short; "?" if there is none to see."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return "?"
+    line = b" ".join(words).decode(errors="replace")
+    return line if len(line) <= _COMMAND_CHARACTERS_MAX else f"{line[: _COMMAND_CHARACTERS_MAX - 1]}…"

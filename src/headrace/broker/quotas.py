@@ -1,0 +1,151 @@
+"""Quotas at work: how fast clients go, and how long one that goes too fast has to wait.
+
+    request → the quota of its user and client id, the most specific there is → Rate over the last windows
+            → above the limit: as long as it takes for the rate to come down to it, if nothing more is sent
+
+As in Kafka, the answer says how long, and the connection is not served for that time. Clients that one quota is for
+share its rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headrace.broker.catalog.quotas import (
+    CLIENT_ID,
+    CONSUMER_BYTE_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    USER,
+    Entity,
+    Quotas,
+)
+from headrace.broker.clock import Clock
+from headrace.broker.context import Context
+from headrace.config import Config
+
+RATES_MAX = 10_000
+"""Clients whose rates are remembered; those that were silent longest are forgotten first."""
+
+_PRODUCE, _FETCH = 0, 1
+_BYTE_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}
+_NEVER_THROTTLED = frozenset({17, 18, 36})  # without them no client could say who it is
+
+
+class _Limit(NamedTuple):
+    value: float
+    shared_by: tuple[str | None, str | None]  # user and client id whose rate it is; None: of all
+
+
+class Rate:
+    """What was used, in windows of equal length."""
+
+    __slots__ = ("_samples", "_window_ms", "_windows_max")
+
+    def __init__(self, windows_max: int, window_ms: int) -> None:
+        self._windows_max = windows_max
+        self._window_ms = window_ms
+        self._samples: list[list[float]] = []  # when each began, and what was used in it
+
+    def record(self, value: float, now_ms: float) -> None:
+        if not self._samples or now_ms - self._samples[-1][0] >= self._window_ms:
+            self._samples.append([now_ms, 0.0])
+            del self._samples[: -self._windows_max]
+        self._samples[-1][1] += value
+
+    def measure(self, now_ms: float) -> tuple[float, float]:
+        """The rate a second, and the time that it is taken over, in milliseconds.
+
+        That time is at least all windows but one: else the first request of a client would be an endless rate.
+        """
+        oldest = now_ms - self._windows_max * self._window_ms
+        self._samples = [sample for sample in self._samples if sample[0] > oldest]
+        if not self._samples:
+            return 0.0, 0.0
+        elapsed = now_ms - self._samples[0][0]
+        missing = max(self._windows_max - 1 - int(elapsed // self._window_ms), 0)
+        span_ms = max(elapsed + missing * self._window_ms, 1.0)
+        return sum(used for _, used in self._samples) * 1000 / span_ms, span_ms
+
+
+class QuotaManager:
+    """Keeps count of what clients use. Event loop only."""
+
+    def __init__(self, quotas: Quotas, clock: Clock, config: Config) -> None:
+        self._quotas = quotas
+        self._clock = clock
+        self._windows_max = config.of(int, "quota.window.num")
+        self._window_ms = config.of(int, "quota.window.size.seconds") * 1000
+        self._rates: dict[tuple[str, tuple[str | None, str | None]], Rate] = {}
+        self._limits: dict[tuple[str, str, str], _Limit | None] = {}
+        self._version = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any quota: if not, nobody needs to be counted."""
+        return bool(self._quotas.by_entity)
+
+    def throttle_ms(
+        self, context: Context, *, api_key: int, request_bytes: int, response_bytes: int, handler_ms: float
+    ) -> int:
+        """Count a request that was answered, and say how long its client has to wait."""
+        if api_key in _NEVER_THROTTLED or not self.active:
+            return 0
+        used = 0
+        rate = _BYTE_RATES.get(api_key)
+        if rate is not None:
+            used = self._record(context, rate, request_bytes if api_key == _PRODUCE else response_bytes)
+        # As in Kafka: a second of work is 100 %, and no wait for it is longer than a window.
+        percent = self._record(context, REQUEST_PERCENTAGE, handler_ms / 10)
+        return max(used, min(percent, self._window_ms))
+
+    def _record(self, context: Context, name: str, value: float) -> int:
+        limit = self._limit(context.session.principal.removeprefix("User:"), context.client_id or "", name)
+        if limit is None:
+            return 0
+        now_ms = self._clock.monotonic_ms()
+        rate = self._rate(name, limit.shared_by)
+        rate.record(value, now_ms)
+        measured, span_ms = rate.measure(now_ms)
+        if measured <= limit.value:
+            return 0
+        return round((measured - limit.value) / limit.value * span_ms) if limit.value > 0 else self._window_ms
+
+    def _rate(self, name: str, shared_by: tuple[str | None, str | None]) -> Rate:
+        key = (name, shared_by)
+        rate = self._rates.pop(key, None)
+        if rate is None:
+            rate = Rate(self._windows_max, self._window_ms)
+            if len(self._rates) >= RATES_MAX:
+                del self._rates[next(iter(self._rates))]
+        self._rates[key] = rate  # now the last one
+        return rate
+
+    def _limit(self, user: str, client_id: str, name: str) -> _Limit | None:
+        if self._version != self._quotas.version:
+            self._version = self._quotas.version
+            self._limits.clear()
+        key = (user, client_id, name)
+        if key not in self._limits:
+            if len(self._limits) >= RATES_MAX:
+                self._limits.clear()
+            self._limits[key] = self._most_specific(user, client_id, name)
+        return self._limits[key]
+
+    def _most_specific(self, user: str, client_id: str, name: str) -> _Limit | None:
+        for entity, shared_by in _candidates(user, client_id):
+            value = self._quotas.by_entity.get(entity, {}).get(name)
+            if value is not None:
+                return _Limit(value, shared_by)
+        return None
+
+
+def _candidates(user: str, client_id: str) -> Iterator[tuple[Entity, tuple[str | None, str | None]]]:
+    """Entities whose quota could be meant, the most specific first (Kafka's order), and who shares it."""
+    for user_name in (user, None):
+        for client_name in (client_id, None):
+            yield ((CLIENT_ID, client_name), (USER, user_name)), (user, client_id)
+        yield ((USER, user_name),), (user, None)
+    for client_name in (client_id, None):
+        yield ((CLIENT_ID, client_name),), (None, client_id)

@@ -1,0 +1,238 @@
+"""The two ways in which an `EmbeddedBroker` runs: a process of its own, or a thread of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import headrace
+from headrace.broker.control import Ready
+from headrace.config import Secret
+from headrace.errors import ConfigError, IllegalStateError, TimedOutError
+
+if TYPE_CHECKING:
+    from headrace.broker.service import Service
+
+START_SECONDS_MAX = 60.0  # with a large log to recover; an empty broker takes less than half a second
+STOP_SECONDS_MAX = 35.0  # a little more than a broker gives itself
+KILL_SECONDS_MAX = 10.0
+LOG_TAIL_BYTES = 8000
+READY_BYTES_MAX = 64 * 1024
+
+
+class Runner(Protocol):
+    """Runs one broker once."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    @property
+    def log_text(self) -> str: ...
+
+    def start(self) -> Ready: ...
+
+    def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, seconds_max: float) -> int: ...
+
+
+class ProcessRunner:
+    """A process, that stops when the pipe to it is closed: by us, or because we are no more."""
+
+    def __init__(self, options: dict[str, object], *, remove_data: bool) -> None:
+        self._settings = json.dumps({"options": _as_json(options), "remove_data_dir": remove_data}).encode() + b"\n"
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it has no name and goes with us
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_text(self) -> str:
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES)).decode(errors="replace")
+
+    def start(self) -> Ready:
+        self._process = subprocess.Popen(
+            # -P: what lies in the working folder is none of the broker's business.
+            [sys.executable, "-P", "-m", "headrace.broker.main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C is for us: we stop it then
+        )
+        try:
+            return self._await_ready(self._process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _await_ready(self, process: subprocess.Popen[bytes]) -> Ready:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):  # then it has ended, and its log says why
+            process.stdin.write(self._settings)
+            process.stdin.flush()
+        line = _read_line(process.stdout.fileno(), START_SECONDS_MAX)
+        if line is None:
+            raise TimedOutError(f"the broker was not ready after {START_SECONDS_MAX:g} s; {self._last_words()}")
+        if not line:
+            code = process.wait(KILL_SECONDS_MAX)
+            raise IllegalStateError(f"the broker ended with exit code {code} at its start; {self._last_words()}")
+        said = json.loads(line)
+        if "ready" in said:
+            return Ready(**said["ready"])
+        kind = ConfigError if said["error"]["kind"] == "ConfigError" else IllegalStateError
+        raise kind(said["error"]["message"])
+
+    def stop(self) -> None:
+        process = self._process
+        assert process is not None
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            said = self._last_words()
+            self.kill()
+            raise TimedOutError(f"the broker did not stop within {STOP_SECONDS_MAX:g} s; {said}") from None
+        self._close_pipes(process)
+
+    def kill(self) -> None:
+        process = self._process
+        assert process is not None
+        process.kill()
+        process.wait(KILL_SECONDS_MAX)
+        self._close_pipes(process)
+
+    def wait(self, seconds_max: float) -> int:
+        assert self._process is not None
+        try:
+            return self._process.wait(seconds_max)
+        except subprocess.TimeoutExpired:
+            raise TimedOutError(f"the broker still runs after {seconds_max:g} s") from None
+
+    def _last_words(self) -> str:
+        text = self.log_text.strip()
+        return f"its log ends:\n{text}" if text else "it logged nothing"
+
+    @staticmethod
+    def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _as_json(options: dict[str, object]) -> dict[str, object]:
+    """Options as they can travel to another process."""
+    found: dict[str, object] = {}
+    for name, value in options.items():
+        plain = value.reveal() if isinstance(value, Secret) else value
+        if not isinstance(plain, str | int | float | list | tuple | None):
+            raise ConfigError(
+                f"{name} is an object of type {type(value).__name__}, which cannot be given to another process: "
+                "name its class by its path, or use in_process=True"
+            )
+        found[name] = plain
+    return found
+
+
+def _environment() -> dict[str, str]:
+    """Ours; and where this package is, if it is not installed but run from its sources."""
+    environment = dict(os.environ)
+    assert headrace.__file__ is not None
+    root = Path(headrace.__file__).parents[1]
+    if root.name not in ("site-packages", "dist-packages"):
+        paths = [path for path in (environment.get("PYTHONPATH"), str(root)) if path]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _read_line(fd: int, seconds_max: float) -> bytes | None:
+    """A line of a pipe; empty if the pipe ended before, None if the time was up."""
+    deadline = time.monotonic() + seconds_max
+    line = b""
+    while not line.endswith(b"\n") and len(line) < READY_BYTES_MAX:
+        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return None
+        if not (more := os.read(fd, READY_BYTES_MAX)):
+            return b""
+        line += more
+    return line
+
+
+class ThreadRunner:
+    """An event loop in a thread."""
+
+    log_text = ""  # it logs where we do
+
+    def __init__(self, options: dict[str, object]) -> None:
+        self._options = options
+        self._ready: Future[Ready] = Future()
+        self._thread = threading.Thread(target=self._run, name="headrace-broker", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._service: Service | None = None
+        self._error: BaseException | None = None  # of the stop
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> Ready:
+        self._thread.start()
+        try:
+            return self._ready.result(START_SECONDS_MAX)
+        except TimeoutError:
+            raise TimedOutError(f"the broker was not ready after {START_SECONDS_MAX:g} s") from None
+
+    def stop(self) -> None:
+        if self._thread.is_alive() and self._loop is not None and self._service is not None:
+            with suppress(RuntimeError):  # the loop has just been closed
+                self._loop.call_soon_threadsafe(self._service.stopping.set)
+        self._thread.join(STOP_SECONDS_MAX)
+        if self._thread.is_alive():
+            raise TimedOutError(f"the broker did not stop within {STOP_SECONDS_MAX:g} s")
+        if self._error is not None:
+            raise self._error
+
+    def kill(self) -> None:
+        raise IllegalStateError("a broker in a thread cannot be killed")
+
+    def wait(self, seconds_max: float) -> int:
+        self._thread.join(seconds_max)
+        if self._thread.is_alive():
+            raise TimedOutError(f"the broker still runs after {seconds_max:g} s")
+        return 0
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = error
+            if not self._ready.done():
+                self._ready.set_exception(error)
+
+    async def _serve(self) -> None:
+        from headrace.broker.broker_options import resolve
+        from headrace.broker.service import Service
+
+        self._loop = asyncio.get_running_loop()
+        self._service = Service(resolve(("argument", self._options)), may_crash=False)
+        self._ready.set_result(await self._service.start())
+        await self._service.stopping.wait()
+        await self._service.stop()

@@ -1,0 +1,137 @@
+"""A broker as a service: with its control socket and its run file, started and stopped as one.
+
+    start: folder → broker → control socket → run file      stop: the other way round
+
+Whoever runs it (a process in main.py, a thread in embedded.py) waits for `stopping`, which the control socket sets too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from contextlib import suppress
+from typing import Any
+
+from headrace import __version__
+from headrace.broker.broker import Broker
+from headrace.broker.broker_options import data_folder
+from headrace.broker.control import ControlServer, Operation, Ready, remove_run_file, write_run_file
+from headrace.broker.ports import holder_of
+from headrace.config import Config
+from headrace.errors import ConfigError, IllegalStateError
+
+STOP_SECONDS_MAX = 30.0
+
+
+class Service:
+    """One broker, and the ways to it. Event loop only."""
+
+    def __init__(self, config: Config, *, may_crash: bool = True) -> None:
+        self._config = config
+        self._data_dir = data_folder(config).absolute()
+        self._broker = Broker(config)
+        faults = self._broker.faults
+        faults.may_crash = may_crash
+        faults.topic_name = self._topic_name
+        self._control = ControlServer(self._data_dir, self._operations())
+        self._started = time.monotonic()
+        self._ready: Ready | None = None
+        self.stopping = asyncio.Event()
+
+    async def start(self) -> Ready:
+        """Start it, or say why that cannot be."""
+        try:
+            self._data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the data folder {self._data_dir} cannot be made: {error.strerror}") from error
+        try:
+            await self._broker.start()
+        except Exception as error:
+            # What a start that failed half-way holds (the folder's lock) must not outlive it in a process that goes on.
+            with suppress(Exception):
+                await self._broker.stop()
+            if isinstance(error, OSError | ConfigError):
+                raise _explained(error, self._config) from error
+            raise
+        await self._control.start()
+        self._ready = Ready(
+            bootstrap=self._broker.listeners[0].address,
+            listeners={listener.name: f"{listener.host}:{listener.port}" for listener in self._broker.listeners},
+            pid=os.getpid(),
+            data_dir=str(self._data_dir),
+            control=str(self._control.path),
+        )
+        write_run_file(self._data_dir, self._ready.to_json() | {"version": __version__})
+        return self._ready
+
+    async def stop(self) -> None:
+        """Stop it in good order, within bounds."""
+        self._broker.faults.release()
+        remove_run_file(self._data_dir)
+        await self._control.stop()
+        try:
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                await self._broker.stop()
+        except TimeoutError:
+            raise IllegalStateError(f"the broker could not stop within {STOP_SECONDS_MAX:g} s") from None
+
+    def _topic_name(self, topic_id: bytes) -> str | None:
+        topic = self._broker.catalog.topics.by_id.get(topic_id)
+        return None if topic is None else topic.name
+
+    def _operations(self) -> dict[str, Operation]:
+        faults = self._broker.faults
+        return {
+            "ping": lambda arguments: "pong",
+            "status": self._status,
+            "stop": lambda arguments: self.stopping.set(),
+            "faults.inject": lambda arguments: faults.inject(**arguments).to_json(),
+            "faults.list": lambda arguments: [rule.to_json() for rule in faults.list()],
+            "faults.remove": lambda arguments: faults.remove(arguments.get("id", 0)),
+            "faults.clear": lambda arguments: faults.clear(),
+            "topics.create": self._create_topic,
+            "topics.delete": self._delete_topic,
+        }
+
+    def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self._ready is not None
+        topics = self._broker.catalog.topics.by_name.values()
+        return self._ready.to_json() | {
+            "version": __version__,
+            "uptime_ms": int((time.monotonic() - self._started) * 1000),
+            "cluster_id": self._broker.catalog.identity.cluster_id,
+            "topics": sum(1 for topic in topics if not topic.is_internal),
+            "partitions": sum(len(topic.partitions) for topic in topics),
+            "connections": len(self._broker.server.connections),
+            "faults": len(self._broker.faults.list()),
+        }
+
+    def _create_topic(self, arguments: dict[str, Any]) -> str:
+        """For those who have no client at hand: the fixtures."""
+        configs = {str(name): str(value) for name, value in arguments.get("configs", {}).items()}
+        name = str(arguments["name"])
+        self._broker.topic_admin.create(name, int(arguments.get("partitions", 1)), 1, configs)
+        return name
+
+    def _delete_topic(self, arguments: dict[str, Any]) -> bool:
+        topic = self._broker.catalog.topics.by_name.get(arguments["name"])
+        if topic is not None:
+            self._broker.topic_admin.delete(topic)
+        return topic is not None
+
+
+def _explained(error: OSError | ConfigError, config: Config) -> Exception:
+    """The error of a broker that could not start; of a port that is taken, by whom."""
+    cause = error.__cause__ if isinstance(error, ConfigError) else error
+    if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+        return error if isinstance(error, ConfigError) else IllegalStateError(f"the broker could not start: {error}")
+    for listener in config.of(tuple, "listeners"):
+        port = listener.rpartition(":")[2]
+        if holder := holder_of(int(port)):
+            return IllegalStateError(
+                f"the broker cannot listen on {listener}: port {port} is taken by {holder}; "
+                "choose another port, or end that process"
+            )
+    return IllegalStateError(f"{error}; choose another port, or end the process that has it")

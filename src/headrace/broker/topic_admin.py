@@ -1,0 +1,161 @@
+"""Making, growing and deleting topics: what is asked for is checked here, then recorded in the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace.broker.catalog import Catalog
+from headrace.broker.catalog.configs import TOPIC, Configs
+from headrace.broker.catalog.topics import Topic, Topics, check_name
+from headrace.broker.configs import ResourceType, check_values
+from headrace.config import Config
+from headrace.errors import BrokerError, Code
+
+PARTITIONS_MAX = 10_000
+"""Of one topic, and to be made by one request: Kafka's controller has the same limit."""
+DEFAULT = -1
+"""A number of partitions or replicas that is left to the broker's configuration."""
+
+Assignment = Sequence[Sequence[int]]
+"""For each partition the brokers that have it, the leader first."""
+
+
+class TopicAdmin:
+    """Changes topics. Every refusal is a BrokerError with the code that Kafka would give."""
+
+    def __init__(self, catalog: Catalog, node_id: int, config: Config) -> None:
+        self._catalog = catalog
+        self._node_id = node_id
+        self._config = config
+
+    def create(
+        self,
+        name: str,
+        partitions: int = DEFAULT,
+        replication_factor: int = DEFAULT,
+        configs: Mapping[str, str] | None = None,
+        *,
+        assignment: Assignment | None = None,
+        validate_only: bool = False,
+        internal: bool = False,
+    ) -> Topic:
+        """Make a topic; with `validate_only`, say what it would be."""
+        self._check_new_name(name, internal)
+        if assignment is None:
+            assignment = self._assign(partitions, replication_factor)
+        else:
+            self._check_assignment(assignment, partitions, replication_factor)
+        self.check_configs(configs or {})
+        creation = Topics.creation(name, assignment)
+        if validate_only:
+            scratch = Topics()
+            scratch.apply(creation)
+            return scratch.by_name[name]
+        # The options first: the log is made when the topic is there.
+        changes = [Configs.change(TOPIC, name, configs)] if configs else []
+        self._catalog.record(*changes, creation)
+        return self._catalog.topics.by_name[name]
+
+    def auto_create(self, name: str) -> Topic:
+        """Make a topic because somebody asked for it."""
+        return self.create(name)
+
+    def delete(self, topic: Topic) -> None:
+        """Delete a topic and what is set on it."""
+        if not self._config.of(bool, "delete.topic.enable"):
+            raise BrokerError("delete.topic.enable is false on this broker", code=Code.TOPIC_DELETION_DISABLED)
+        configs = self._catalog.configs.of(TOPIC, topic.name)
+        changes = [Configs.change(TOPIC, topic.name, dict.fromkeys(configs))] if configs else []
+        self._catalog.record(Topics.deletion(topic), *changes)
+
+    def add_partitions(
+        self, topic: Topic, total: int, assignment: Assignment | None = None, *, validate_only: bool = False
+    ) -> None:
+        """Let a topic have `total` partitions; the new ones on the brokers of `assignment`."""
+        added = total - len(topic.partitions)
+        if added <= 0:
+            raise BrokerError(
+                f"topic {topic.name} has {len(topic.partitions)} partitions already, {total} are not more",
+                code=Code.INVALID_PARTITIONS,
+            )
+        _check_count(added)
+        if assignment is None:
+            assignment = self._assign(added, len(topic.partitions[0].replicas))
+        elif len(assignment) != added:
+            raise BrokerError(
+                f"the assignment is for {len(assignment)} partitions, {added} are to be added",
+                code=Code.INVALID_REPLICA_ASSIGNMENT,
+            )
+        else:
+            self._check_assignment(assignment, DEFAULT, DEFAULT)
+        if not validate_only:
+            self._catalog.record(Topics.growth(topic, assignment))
+
+    def check_configs(self, configs: Mapping[str, str | None]) -> None:
+        """Raise INVALID_CONFIG unless each is an option of topics, with a value that it may have."""
+        for name, value in configs.items():
+            if value is None:
+                raise BrokerError(f"{name} has no value", code=Code.INVALID_CONFIG)
+        check_values(ResourceType.TOPIC, configs, self._config)
+
+    # -- checks ----------------------------------------------------------------------------------
+
+    def _check_new_name(self, name: str, internal: bool) -> None:
+        check_name(name)
+        if name in self._catalog.topics.by_name:
+            raise BrokerError(f"topic {name} exists", code=Code.TOPIC_ALREADY_EXISTS)
+        if Topic(name, b"", []).is_internal and not internal:
+            raise BrokerError(f"topic {name} is made by the broker itself", code=Code.INVALID_TOPIC_EXCEPTION)
+        twin = next((other for other in self._catalog.topics.by_name if _folded(other) == _folded(name)), None)
+        if twin is not None:
+            raise BrokerError(
+                f"topic {name} differs from {twin} only in . and _, which metrics cannot tell apart",
+                code=Code.INVALID_TOPIC_EXCEPTION,
+            )
+
+    def _assign(self, partitions: int, replication_factor: int) -> Assignment:
+        if partitions == DEFAULT:
+            partitions = self._config.of(int, "num.partitions")
+        if replication_factor == DEFAULT:
+            replication_factor = self._config.of(int, "default.replication.factor")
+        if partitions < 1:
+            raise BrokerError(f"a topic cannot have {partitions} partitions", code=Code.INVALID_PARTITIONS)
+        _check_count(partitions)
+        if replication_factor < 1:
+            raise BrokerError(f"there cannot be {replication_factor} replicas", code=Code.INVALID_REPLICATION_FACTOR)
+        if replication_factor > 1:
+            raise BrokerError(
+                f"{replication_factor} replicas of a partition need as many brokers; this is the only one",
+                code=Code.INVALID_REPLICATION_FACTOR,
+            )
+        return [[self._node_id]] * partitions
+
+    def _check_assignment(self, assignment: Assignment, partitions: int, replication_factor: int) -> None:
+        if partitions != DEFAULT or replication_factor != DEFAULT:
+            raise BrokerError(
+                "either an assignment, or a number of partitions and replicas: not both", code=Code.INVALID_REQUEST
+            )
+        _check_count(len(assignment))
+        for index, brokers in enumerate(assignment):
+            if not brokers or len(set(brokers)) != len(brokers):
+                raise BrokerError(
+                    f"partition {index}: the brokers {list(brokers)} must be one or more, each once",
+                    code=Code.INVALID_REPLICA_ASSIGNMENT,
+                )
+            for broker in brokers:
+                if broker != self._node_id:
+                    raise BrokerError(
+                        f"partition {index}: there is no broker {broker}", code=Code.INVALID_REPLICA_ASSIGNMENT
+                    )
+
+
+def _folded(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _check_count(partitions: int) -> None:
+    if partitions > PARTITIONS_MAX:
+        raise BrokerError(
+            f"{partitions} partitions are more than the {PARTITIONS_MAX} that a topic may have",
+            code=Code.POLICY_VIOLATION,
+        )

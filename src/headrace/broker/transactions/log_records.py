@@ -1,0 +1,123 @@
+"""How transactions are written down in `__transaction_state`: Kafka's format, so that its tools can read it.
+
+A key is a version and the transactional id; a value is a version and the transaction as it is after a step. The last
+value of a key holds; a null value forgets it. Values are written in version 1, whose tagged fields version 0 lacks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from headrace.broker.transactions.states import State
+from headrace.broker.transactions.transaction import NOT_STARTED, Transaction
+from headrace.errors import MalformedError
+from headrace.wire.layout import Record
+from headrace.wire.schema import Message, Struct, array, int8, int16, int32, int64, string
+
+KEY_VERSION = 0
+VALUE_VERSION = 1
+
+_version = struct.Struct(">h")
+
+
+class TransactionLogKey(Message, versions="0-0"):
+    transactional_id: str = string()
+
+
+class PartitionsOfTopic(Struct):
+    topic: str = string()
+    partition_ids: Sequence[int] = array(int32)
+
+
+class TransactionLogValue(Message, versions="0-1", flexible="1+"):
+    producer_id: int = int64()
+    previous_producer_id: int = int64("1+", tag=0, default=-1)
+    next_producer_id: int = int64("1+", tag=1, default=-1)
+    producer_epoch: int = int16()
+    next_producer_epoch: int = int16("1+", tag=3, default=-1)
+    transaction_timeout_ms: int = int32()
+    transaction_status: int = int8()
+    transaction_partitions: Sequence[PartitionsOfTopic] | None = array(PartitionsOfTopic, nullable="0+")
+    transaction_last_update_timestamp_ms: int = int64()
+    transaction_start_timestamp_ms: int = int64()
+    client_transaction_version: int = int16("1+", tag=2)
+
+
+def encode(transaction: Transaction, now_ms: int) -> Record:
+    """The record of a step."""
+    value = TransactionLogValue(
+        producer_id=transaction.producer_id,
+        previous_producer_id=transaction.previous_producer_id,
+        next_producer_id=transaction.next_producer_id,
+        producer_epoch=transaction.epoch,
+        transaction_timeout_ms=transaction.timeout_ms,
+        transaction_status=transaction.state,
+        transaction_partitions=None if transaction.state == State.EMPTY else _by_topic(transaction),
+        transaction_last_update_timestamp_ms=transaction.updated_ms,
+        transaction_start_timestamp_ms=transaction.started_ms,
+        client_transaction_version=transaction.version,
+    )
+    body = _version.pack(VALUE_VERSION) + value.encode(VALUE_VERSION)
+    return Record(0, now_ms, _key(transaction.transactional_id), body, ())
+
+
+def tombstone(transactional_id: str, now_ms: int) -> Record:
+    """The record that forgets an id."""
+    return Record(0, now_ms, _key(transactional_id), None, ())
+
+
+def decode(record: Record) -> tuple[str, Transaction | None] | None:
+    """An id and what is known of it, None if it is forgotten; None alone for a kind of record we do not know."""
+    if record.key is None:
+        raise MalformedError("expected the key of a transaction", offset=0)
+    version, body = _split(record.key)
+    if version not in TransactionLogKey.versions:
+        return None
+    transactional_id = TransactionLogKey.decode(version, body).transactional_id
+    return transactional_id, None if record.value is None else _decode_value(transactional_id, record.value)
+
+
+def _decode_value(transactional_id: str, data: bytes) -> Transaction:
+    version, body = _split(data)
+    if version not in TransactionLogValue.versions:
+        raise MalformedError(
+            f"expected a transaction in version {TransactionLogValue.versions}, got {version}", offset=0
+        )
+    value = TransactionLogValue.decode(version, body)
+    try:
+        state = State(value.transaction_status)
+    except ValueError:
+        raise MalformedError(f"expected the number of a state, got {value.transaction_status}", offset=2) from None
+    topics = value.transaction_partitions or ()
+    return Transaction(
+        transactional_id=transactional_id,
+        producer_id=value.producer_id,
+        epoch=value.producer_epoch,
+        timeout_ms=value.transaction_timeout_ms,
+        state=state,
+        updated_ms=value.transaction_last_update_timestamp_ms,
+        started_ms=NOT_STARTED if state == State.EMPTY else value.transaction_start_timestamp_ms,
+        partitions=frozenset((row.topic, index) for row in topics for index in row.partition_ids),
+        version=value.client_transaction_version,
+        previous_producer_id=value.previous_producer_id,
+        next_producer_id=value.next_producer_id,
+    )
+
+
+def _key(transactional_id: str) -> bytes:
+    key = TransactionLogKey(transactional_id=transactional_id)
+    return _version.pack(KEY_VERSION) + key.encode(KEY_VERSION)
+
+
+def _split(data: bytes) -> tuple[int, bytes]:
+    if len(data) < _version.size:
+        raise MalformedError(f"expected a version of 2 bytes, got {len(data)} bytes", offset=0)
+    return _version.unpack_from(data)[0], data[_version.size :]
+
+
+def _by_topic(transaction: Transaction) -> list[PartitionsOfTopic]:
+    indexes: dict[str, list[int]] = {}
+    for topic, index in sorted(transaction.partitions):
+        indexes.setdefault(topic, []).append(index)
+    return [PartitionsOfTopic(topic=topic, partition_ids=ids) for topic, ids in indexes.items()]

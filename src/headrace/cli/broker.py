@@ -1,0 +1,157 @@
+"""headrace broker: start, stop, status, faults."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.broker_faults import faults
+from headrace.cli.output import CommandError, command_errors, debug_option, emit, format_option
+from headrace.cli.running import call, data_dir_option, default_data_dir, is_alive
+
+if TYPE_CHECKING:
+    from headrace.broker.control import Ready
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+STOP_SECONDS_MAX = 40.0  # a little more than a broker gives itself
+_POLL_SECONDS = 0.02
+_LOOPBACK = ("127.", "localhost", "[::1]", "::1")
+
+
+@click.group()
+def broker() -> None:
+    """Run a Kafka broker on this machine, and let it fail on demand."""
+
+
+@broker.command()
+@click.option("--listen", metavar="HOST:PORT", help="Where to listen. Port 0: a free one. [default: 127.0.0.1:9092]")
+@data_dir_option
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A server.properties file, as of Kafka.",
+)
+@click.option("-X", "options", metavar="KEY=VALUE", multiple=True, help="An option of the broker; may be repeated.")
+@format_option
+@debug_option
+@command_errors
+def start(
+    listen: str | None,
+    data_dir: Path | None,
+    config_file: Path | None,
+    options: tuple[str, ...],
+    output_format: str,
+    debug: bool,
+) -> None:
+    """Run a broker in the foreground, until Ctrl-C, SIGTERM or `headrace broker stop`.
+
+    When it is ready it prints one line with the address for `bootstrap.servers`. Its log goes to the standard error.
+    What is given here counts more than what is in the file. A second Ctrl-C ends it at once.
+
+    \b
+    Exit codes: 0 stopped in good order; 1 it could not start, or not stop in good order; 2 wrong usage;
+    130, 143 a second signal ended it.
+    """
+    from headrace.broker.broker_options import data_folder, resolve
+    from headrace.config import read_properties
+
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format=LOG_FORMAT)
+    given = read_properties(config_file) if config_file else {}
+    arguments: dict[str, object] = dict(map(_key_value, options))
+    if listen is not None:
+        arguments["listeners"] = f"PLAINTEXT://{_address(listen)}"
+    if data_dir is not None or not {"log.dir", "log.dirs"} & {*given, *arguments}:
+        arguments["log.dirs"] = str((data_dir or default_data_dir()).absolute())
+    config = resolve(("file", given), ("argument", arguments))
+    _warn_if_open(config)
+    folder = data_folder(config)
+
+    def announce(ready: Ready) -> None:
+        config.warn_of_unused()  # by now all that read options of their own have done so
+        text = f"headrace broker ready: bootstrap.servers={ready.bootstrap} (data in {folder}, pid {ready.pid})"
+        emit(output_format, ready.to_json(), text)
+
+    from headrace.broker.main import run
+
+    run(config, announce)
+
+
+@broker.command()
+@data_dir_option
+@format_option
+@debug_option
+@command_errors
+def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
+    """Say whether a broker runs on a data folder, where, and since when.
+
+    \b
+    Exit codes: 0 it runs; 1 it does not answer; 2 wrong usage; 3 none runs there.
+    """
+    facts = call(data_dir, "status")
+    seconds = facts["uptime_ms"] / 1000
+    lines = [
+        f"running since {seconds:,.0f} s: pid {facts['pid']}, version {facts['version']}",
+        f"bootstrap.servers={facts['bootstrap']}",
+        f"data in {facts['data_dir']}",
+        f"{facts['topics']} topics, {facts['partitions']} partitions, {facts['connections']} connections, "
+        f"{facts['faults']} faults",
+    ]
+    emit(output_format, facts, "\n".join(lines))
+
+
+@broker.command()
+@data_dir_option
+@format_option
+@debug_option
+@command_errors
+def stop(data_dir: Path | None, output_format: str, debug: bool) -> None:
+    """Stop the broker that runs on a data folder, in good order.
+
+    \b
+    Exit codes: 0 it has stopped; 1 it would not; 2 wrong usage; 3 none ran there.
+    """
+    pid = int(call(data_dir, "status")["pid"])
+    call(data_dir, "stop")
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    while is_alive(pid):
+        if time.monotonic() > deadline:
+            raise CommandError(f"the broker (pid {pid}) still runs after {STOP_SECONDS_MAX:g} s; kill {pid} ends it")
+        time.sleep(_POLL_SECONDS)
+    emit(output_format, {"stopped": pid}, f"the broker (pid {pid}) has stopped")
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise click.UsageError(f"-X takes key=value, not {text!r}")
+    return key.strip(), value.strip()
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 0xFFFF:
+        raise click.UsageError(f"--listen takes HOST:PORT, not {text!r}")
+    return f"{host}:{port}"
+
+
+def _warn_if_open(config: Mapping[str, object]) -> None:
+    """A broker without security is for this machine only; say so if others can reach it."""
+    listeners = config["listeners"]
+    assert isinstance(listeners, tuple)
+    for listener in listeners:
+        name, _, address = listener.partition("://")
+        if name == "PLAINTEXT" and not address.startswith(_LOOPBACK):
+            click.echo(
+                f"warning: {listener} lets everybody who can reach this machine read and write everything. "
+                "Listen on 127.0.0.1, or set up TLS and SASL.",
+                err=True,
+            )
+
+
+broker.add_command(faults)

@@ -1,0 +1,31 @@
+"""A broker of our own for the whole run, and connections to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.broker import EmbeddedBroker
+from peers.connection import Connection
+from topics import unique
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[EmbeddedBroker]:
+    """In a process of its own: use topics, groups and transactional ids of your own."""
+    with EmbeddedBroker(num_partitions=1) as running:
+        yield running
+
+
+@pytest.fixture
+def connection(broker: EmbeddedBroker) -> Iterator[Connection]:
+    """A socket to it."""
+    with Connection(broker.bootstrap) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> str:
+    """A new topic with one partition."""
+    return broker.create_topic(unique("topic"))

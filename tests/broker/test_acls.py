@@ -1,0 +1,314 @@
+"""Access rules at work: made by real clients, felt by real clients, for every kind of thing that they protect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from asking import ask
+from headrace.errors import Code
+from headrace.wire.api.create_acls import AclCreation, CreateAclsRequest
+from headrace.wire.api.describe_acls import DescribeAclsRequest
+from headrace.wire.api.describe_cluster import DescribeClusterRequest
+from headrace.wire.api.init_producer_id import InitProducerIdRequest
+from headrace.wire.api.metadata import MetadataRequest
+from peers.connection import Connection
+from secure_broker import OPENSSL, SecureBroker, make_certificates
+from topics import unique
+
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason="the openssl command makes the certificates")
+
+SECONDS = 20
+USERS = {"admin": "adminpw", "ann": "annpw"}
+ALLOW, DENY = AclPermissionType.ALLOW, AclPermissionType.DENY
+LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
+CLUSTER = "kafka-cluster"
+
+EVERYTHING = DescribeAclsRequest(
+    resource_type_filter=1,
+    resource_name_filter=None,
+    pattern_type_filter=1,
+    principal_filter=None,
+    host_filter=None,
+    operation=1,
+    permission_type=1,
+)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificates(folder)
+    options = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:admin",
+        "sasl.plain.users": ",".join(f"{name}:{password}" for name, password in USERS.items()),
+    }
+    with SecureBroker(folder, options) as broker:
+        yield broker
+
+
+def options_of(guarded, user):
+    return {
+        "bootstrap.servers": guarded.at["SASL_PLAINTEXT"],
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": user,
+        "sasl.password": USERS[user],
+    }
+
+
+def acl_filter(name=None, pattern=ResourcePatternType.ANY, *, kind=ResourceType.TOPIC, permission=None) -> Any:
+    """A filter; what is not given may be anything. (By what the stubs say, it has to be given.)"""
+    make: Any = AclBindingFilter
+    return make(kind, name, pattern, None, None, AclOperation.ANY, permission or AclPermissionType.ANY)
+
+
+@pytest.fixture
+def admin(guarded):
+    """The super user; all rules are gone afterwards."""
+    client = AdminClient(options_of(guarded, "admin"))
+    yield client
+    everything = acl_filter(kind=ResourceType.ANY)
+    client.delete_acls([everything])[everything].result(SECONDS)
+
+
+@pytest.fixture
+def topic(admin):
+    name = unique("guarded")
+    admin.create_topics([NewTopic(name, 1)])[name].result(SECONDS)
+    return name
+
+
+def binding(kind, name, operation, permission=ALLOW, *, pattern=LITERAL, principal="User:ann", host="*"):
+    return AclBinding(kind, name, pattern, principal, host, operation, permission)
+
+
+def allow(admin, *bindings):
+    for future in admin.create_acls([*bindings]).values():
+        future.result(SECONDS)
+
+
+def on_topic(name, operation, permission=ALLOW, **changes):
+    return binding(ResourceType.TOPIC, name, operation, permission, **changes)
+
+
+def produced(guarded, topic, **options):
+    """The error that a record of ann's ends with."""
+    producer = confluent_kafka.Producer({**options_of(guarded, "ann"), "message.timeout.ms": 5_000, **options})
+    errors = []
+    producer.produce(topic, b"x", on_delivery=lambda error, _: errors.append(error))
+    producer.flush(SECONDS)
+    return errors[0] and errors[0].code()
+
+
+def consumed(guarded, topic, group):
+    """The value that ann reads first, or the error."""
+    consumer = confluent_kafka.Consumer(
+        {**options_of(guarded, "ann"), "group.id": group, "auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.subscribe([topic])
+        message = consumer.poll(SECONDS)
+        assert message is not None
+        error = message.error()
+        return error.code() if error else message.value()
+    finally:
+        consumer.close()
+
+
+def refused(future):
+    with pytest.raises(KafkaException) as caught:
+        future.result(SECONDS)
+    return caught.value.args[0].code()
+
+
+def test_a_producer_needs_the_right_to_write(guarded, admin, topic):
+    assert produced(guarded, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    allow(admin, on_topic(topic, AclOperation.WRITE))
+    assert produced(guarded, topic) is None
+    allow(admin, on_topic(topic, AclOperation.WRITE, DENY))
+    assert produced(guarded, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def test_a_consumer_needs_rights_to_its_topic_and_its_group(guarded, admin, topic):
+    group = unique("group")
+    allow(admin, on_topic(topic, AclOperation.WRITE))
+    assert produced(guarded, topic) is None
+    assert consumed(guarded, topic, group) == KafkaError.GROUP_AUTHORIZATION_FAILED
+    allow(admin, binding(ResourceType.GROUP, group, AclOperation.READ))
+    assert consumed(guarded, topic, group) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    allow(admin, on_topic(topic[:-1], AclOperation.READ, pattern=PREFIXED))
+    assert consumed(guarded, topic, group) == b"x"
+
+
+def test_a_transaction_needs_the_right_to_its_id(guarded, admin, topic):
+    name = unique("transaction")
+    allow(admin, on_topic(topic, AclOperation.WRITE))
+    producer = confluent_kafka.Producer({**options_of(guarded, "ann"), "transactional.id": name})
+    with pytest.raises(KafkaException) as caught:
+        producer.init_transactions(SECONDS)
+    assert caught.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    allow(admin, binding(ResourceType.TRANSACTIONAL_ID, name, AclOperation.WRITE))
+    producer = confluent_kafka.Producer({**options_of(guarded, "ann"), "transactional.id": name})
+    producer.init_transactions(SECONDS)
+    producer.begin_transaction()
+    producer.produce(topic, b"x")
+    producer.commit_transaction(SECONDS)
+
+
+def test_a_producer_id_needs_something_to_write_to(guarded, admin, topic):
+    with Connection(guarded.at["PLAINTEXT"]) as connection:
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
+        assert ask(connection, request, 4).error_code == Code.CLUSTER_AUTHORIZATION_FAILED
+        allow(admin, on_topic(topic, AclOperation.WRITE, principal="User:ANONYMOUS"))
+        assert ask(connection, request, 4).error_code == Code.NONE
+
+
+def test_topics_that_may_not_be_seen_are_not_named(guarded, admin, topic):
+    ann = AdminClient(options_of(guarded, "ann"))
+    assert topic not in ann.list_topics(timeout=SECONDS).topics
+    allow(admin, on_topic("*", AclOperation.DESCRIBE))
+    assert topic in ann.list_topics(timeout=SECONDS).topics
+
+
+def test_every_change_by_an_administrator_needs_its_own_right(guarded, admin, topic):
+    ann = AdminClient(options_of(guarded, "ann"))
+    fresh = unique("fresh")
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    denied, cluster_denied = KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED
+
+    assert refused(ann.create_topics([NewTopic(fresh, 1)])[fresh]) in (denied, cluster_denied)
+    allow(admin, on_topic(fresh, AclOperation.CREATE))
+    ann.create_topics([NewTopic(fresh, 1)])[fresh].result(SECONDS)
+
+    assert refused(ann.describe_configs([resource])[resource]) == denied
+    allow(admin, on_topic(topic, AclOperation.DESCRIBE_CONFIGS))
+    assert ann.describe_configs([resource])[resource].result(SECONDS)
+
+    assert refused(ann.create_partitions([NewPartitions(topic, 2)])[topic]) == denied
+    allow(admin, on_topic(topic, AclOperation.ALTER))
+    ann.create_partitions([NewPartitions(topic, 2)])[topic].result(SECONDS)
+
+    where = TopicPartition(topic, 0, 0)
+    allow(admin, on_topic(topic, AclOperation.DELETE))
+    assert ann.delete_records([where])[where].result(SECONDS).low_watermark == 0
+
+    rule = on_topic(topic, AclOperation.READ)
+    assert refused(ann.create_acls([rule])[rule]) == cluster_denied
+    allow(admin, binding(ResourceType.BROKER, CLUSTER, AclOperation.ALTER))
+    ann.create_acls([rule])[rule].result(SECONDS)
+
+    ann.delete_topics([topic])[topic].result(SECONDS)
+
+
+def test_rules_are_described_and_deleted_by_filters(admin, topic):
+    mine = on_topic(topic, AclOperation.READ)
+    prefix = on_topic(topic[:-1], AclOperation.WRITE, DENY, pattern=PREFIXED, host="10.0.0.1")
+    group = binding(ResourceType.GROUP, "*", AclOperation.READ, principal="User:bob")
+    allow(admin, mine, prefix, group)
+    allow(admin, mine)  # once more is no error
+
+    def found(*args, **changes):
+        return set(admin.describe_acls(acl_filter(*args, **changes)).result(SECONDS))
+
+    assert found(topic, LITERAL) == {mine}
+    assert found(topic, ResourcePatternType.MATCH) == {mine, prefix}
+    assert found(None, ResourcePatternType.ANY, kind=ResourceType.ANY) == {mine, prefix, group}
+    assert found(None, ResourcePatternType.ANY, permission=DENY) == {prefix}
+    doomed = acl_filter(topic, ResourcePatternType.MATCH)
+    assert set(admin.delete_acls([doomed])[doomed].result(SECONDS)) == {mine, prefix}
+    assert found(None, ResourcePatternType.ANY, kind=ResourceType.ANY) == {group}
+
+
+def test_rules_survive_a_restart(guarded, admin, topic):
+    allow(admin, on_topic(topic, AclOperation.WRITE))
+    guarded.embedded.restart()
+    assert produced(guarded, topic) is None
+
+
+def test_a_certificate_names_its_user(guarded, admin, topic):
+    folder = guarded.certificates
+    options = {
+        "bootstrap.servers": guarded.at["MTLS"],
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(folder / "ca.pem"),
+        "ssl.certificate.location": str(folder / "client.pem"),
+        "ssl.key.location": str(folder / "client.key"),
+    }
+    client = AdminClient(options)
+    assert topic not in client.list_topics(timeout=SECONDS).topics
+    allow(admin, on_topic(topic, AclOperation.DESCRIBE, principal=r"User:CN=client,O=Mill\, Ltd,C=DE"))
+    assert topic in client.list_topics(timeout=SECONDS).topics
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resource_type": 1},
+        {"resource_type": 99},
+        {"resource_pattern_type": 2},
+        {"operation": 1},
+        {"permission_type": 1},
+        {"principal": "ann"},
+        {"resource_name": ""},
+        {"resource_type": 4, "resource_name": "cluster"},
+        {"host": ""},
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_and_the_others_are_made(guarded, admin, topic, changes):
+    fields = {
+        "resource_type": 2,
+        "resource_name": topic,
+        "resource_pattern_type": 3,
+        "principal": "User:ann",
+        "host": "*",
+        "operation": 3,
+        "permission_type": 3,
+    }
+    allow(admin, binding(ResourceType.BROKER, CLUSTER, AclOperation.ALL, principal="User:ANONYMOUS"))
+    with Connection(guarded.at["PLAINTEXT"]) as connection:
+        request = CreateAclsRequest(creations=[AclCreation(**{**fields, **changes}), AclCreation(**fields)])
+        answer = ask(connection, request, 3)
+        assert [row.error_code for row in answer.results] == [Code.INVALID_REQUEST, Code.NONE]
+        assert answer.results[0].error_message
+        described = ask(connection, EVERYTHING.replace(resource_type_filter=2, resource_name_filter=topic), 3)
+        assert len(described.resources[0].acls) == 1
+
+
+def test_clients_are_told_the_rights_that_they_have(guarded, admin, topic):
+    allow(
+        admin,
+        on_topic(topic, AclOperation.READ, principal="User:ANONYMOUS"),
+        binding(ResourceType.BROKER, CLUSTER, AclOperation.CREATE, principal="User:ANONYMOUS"),
+    )
+    with Connection(guarded.at["PLAINTEXT"]) as connection:
+        cluster = ask(connection, DescribeClusterRequest(include_cluster_authorized_operations=True), 0)
+        assert cluster.cluster_authorized_operations == 1 << 5
+        answer = ask(connection, MetadataRequest(topics=None, include_topic_authorized_operations=True), 8)
+        found = {row.name: row.topic_authorized_operations for row in answer.topics}
+        assert found[topic] == 1 << 3 | 1 << 8
+
+
+def test_without_an_authorizer_there_are_no_rules(connection):
+    answer = ask(connection, EVERYTHING, 3)
+    assert answer.error_code == Code.SECURITY_DISABLED
+    rule = AclCreation(
+        resource_type=2, resource_name="x", principal="User:ann", host="*", operation=3, permission_type=3
+    )
+    assert ask(connection, CreateAclsRequest(creations=[rule]), 3).results[0].error_code == Code.SECURITY_DISABLED

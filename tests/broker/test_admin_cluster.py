@@ -1,0 +1,187 @@
+"""What an administrator asks of a cluster that has one broker."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec  # type: ignore[attr-defined]
+
+from asking import ask
+from headrace import Producer
+from headrace.broker.handlers import SUPPORTED
+from headrace.errors import Code
+from headrace.wire.api import request_class
+from headrace.wire.api.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from headrace.wire.api.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from headrace.wire.api.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from headrace.wire.api.describe_cluster import DescribeClusterRequest
+from headrace.wire.api.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
+from headrace.wire.api.elect_leaders import ElectLeadersRequest, TopicPartitions
+from headrace.wire.api.list_partition_reassignments import ListPartitionReassignmentsRequest
+from headrace.wire.api.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from topics import unique
+
+SECONDS = 20
+ADMIN_KEYS = (17, 21, 29, 30, 31, 32, 33, 35, 36, 37, 43, 44, 45, 46, 48, 49, 50, 51, 57, 60, 74)
+
+
+@pytest.mark.parametrize(
+    ("key", "version"),
+    [(key, version) for key in ADMIN_KEYS for version in range(SUPPORTED[key].first, SUPPORTED[key].last + 1)],
+)
+def test_every_version_that_is_advertised_is_answered(connection, key, version):
+    ask(connection, request_class(key)(), version)
+
+
+def fill(broker, topic, count):
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number)
+
+
+def delete(connection, topic, offset, partition=0):
+    row = DeleteRecordsPartition(partition_index=partition, offset=offset)
+    request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name=topic, partitions=[row])], timeout_ms=1000)
+    ((answer,),) = (topic.partitions for topic in ask(connection, request, 2).topics)
+    return answer.error_code, answer.low_watermark
+
+
+def test_records_are_deleted_up_to_an_offset_or_to_the_high_watermark(broker, connection, topic):
+    fill(broker, topic, 10)
+    assert delete(connection, topic, 4) == (Code.NONE, 4)
+    assert delete(connection, topic, 2) == (Code.NONE, 4), "what is gone stays gone"
+    assert delete(connection, topic, 11) == (Code.OFFSET_OUT_OF_RANGE, -1)
+    assert delete(connection, topic, -2) == (Code.OFFSET_OUT_OF_RANGE, -1)
+    assert delete(connection, topic, -1) == (Code.NONE, 10)
+    assert delete(connection, topic, 0, partition=1) == (Code.UNKNOWN_TOPIC_OR_PARTITION, -1)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    where = TopicPartition(topic, 0)
+    earliest = admin.list_offsets({where: OffsetSpec.earliest()})[where].result(SECONDS)
+    assert earliest.offset == 10
+
+
+def test_records_of_a_compacted_topic_are_not_deleted(broker, connection):
+    topic = broker.create_topic(unique("compacted"), 1, {"cleanup.policy": "compact"})
+    assert delete(connection, topic, 0) == (Code.POLICY_VIOLATION, -1)
+    topic = broker.create_topic(unique("both"), 1, {"cleanup.policy": "compact,delete"})
+    assert delete(connection, topic, 0) == (Code.NONE, 0)
+
+
+def grow(connection, topic, count, assignments=None, *, validate_only=False, times=1):
+    rows = None
+    if assignments is not None:
+        rows = [CreatePartitionsAssignment(broker_ids=brokers) for brokers in assignments]
+    wanted = CreatePartitionsTopic(name=topic, partition_count=count, assignments=rows)
+    request = CreatePartitionsRequest(topics=[wanted] * times, timeout_ms=1000, validate_only=validate_only)
+    (result,) = ask(connection, request, 3).results
+    assert bool(result.error_message) == bool(result.error_code)
+    return result.error_code
+
+
+def test_topics_get_more_partitions(broker, connection, topic):
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(SECONDS)
+    assert grow(connection, topic, 4, validate_only=True) == Code.NONE
+    assert len(admin.list_topics(topic, timeout=SECONDS).topics[topic].partitions) == 3
+    assert grow(connection, topic, 5, [[1], [1]]) == Code.NONE
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        assert producer.send(topic, b"x", partition=4).result(SECONDS).offset == 0
+
+
+def test_partitions_that_cannot_be_are_refused(connection, topic):
+    assert grow(connection, topic, 1) == Code.INVALID_PARTITIONS
+    assert grow(connection, topic, 2, [[9]]) == Code.INVALID_REPLICA_ASSIGNMENT
+    assert grow(connection, topic, 2, [[1], [1]]) == Code.INVALID_REPLICA_ASSIGNMENT
+    assert grow(connection, topic, 2, times=2) == Code.INVALID_REQUEST
+    assert grow(connection, "no-such-topic", 2) == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert grow(connection, "__transaction_state", 100) in (
+        Code.INVALID_TOPIC_EXCEPTION,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+    )
+
+
+def test_the_data_folder_and_what_is_in_it(broker, connection, topic):
+    def partitions(**options):
+        (result,) = ask(connection, DescribeLogDirsRequest(**options), 4).results
+        assert result.error_code == 0
+        assert result.log_dir == str(broker.data_dir)
+        assert result.total_bytes > result.usable_bytes > 0
+        return {
+            (each.name, row.partition_index): row.partition_size for each in result.topics for row in each.partitions
+        }
+
+    assert partitions(topics=None)[topic, 0] == 0
+    fill(broker, topic, 10)
+    size = partitions(topics=None)[topic, 0]
+    on_disk = sum(file.stat().st_size for file in (broker.data_dir / f"{topic}-0").glob("*.log"))
+    assert size == on_disk > 0
+    wanted = [
+        DescribableLogDirTopic(topic=topic, partitions=[0, 7]),
+        DescribableLogDirTopic(topic="no", partitions=[0]),
+    ]
+    assert partitions(topics=wanted) == {(topic, 0): size}
+
+
+def test_the_leader_is_never_another_one(connection, topic):
+    def elect(topics, **options):
+        answer = ask(connection, ElectLeadersRequest(topic_partitions=topics, **options), 2)
+        rows = [row.error_code for each in answer.replica_election_results for row in each.partition_result]
+        return answer.error_code, rows
+
+    wanted = [TopicPartitions(topic=topic, partitions=[0, 5])]
+    assert elect(wanted) == (Code.NONE, [Code.ELECTION_NOT_NEEDED, Code.UNKNOWN_TOPIC_OR_PARTITION])
+    assert elect(None) == (Code.NONE, [])
+    assert elect(wanted, election_type=7)[0] == Code.INVALID_REQUEST
+
+
+def test_partitions_stay_where_they_are(connection, topic):
+    def move(replicas, index=0, name=topic):
+        row = ReassignablePartition(partition_index=index, replicas=replicas)
+        request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=name, partitions=[row])])
+        ((answer,),) = (each.partitions for each in ask(connection, request, 1).responses)
+        return answer.error_code
+
+    assert move([1]) == Code.NONE
+    assert move([2]) == Code.INVALID_REPLICA_ASSIGNMENT
+    assert move([1, 2]) == Code.INVALID_REPLICA_ASSIGNMENT
+    assert move([1, 1]) == Code.INVALID_REPLICA_ASSIGNMENT
+    assert move([]) == Code.INVALID_REPLICA_ASSIGNMENT
+    assert move(None) == Code.NO_REASSIGNMENT_IN_PROGRESS
+    assert move([1], index=9) == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert move([1], name="no-such-topic") == Code.UNKNOWN_TOPIC_OR_PARTITION
+    answer = ask(connection, ListPartitionReassignmentsRequest(), 0)
+    assert (answer.error_code, answer.topics) == (Code.NONE, ())
+
+
+def test_features_are_what_they_are(connection):
+    def update(name, level, version=1):
+        request = UpdateFeaturesRequest(feature_updates=[FeatureUpdateKey(feature=name, max_version_level=level)])
+        answer = ask(connection, request, version)
+        return answer.error_code or next((row.error_code for row in answer.results), Code.NONE)
+
+    assert update("transaction.version", 2) == Code.NONE
+    assert update("transaction.version", 2, version=2) == Code.NONE
+    assert update("transaction.version", 1) == Code.FEATURE_UPDATE_FAILED
+    assert update("transaction.version", 1, version=2) == Code.FEATURE_UPDATE_FAILED
+    assert update("transaction.version", 9) == Code.INVALID_UPDATE_VERSION
+    assert update("time.travel", 1) == Code.INVALID_UPDATE_VERSION
+
+
+def test_the_cluster_is_one_broker(broker, connection):
+    answer = ask(connection, DescribeClusterRequest(include_cluster_authorized_operations=True), 2)
+    assert answer.controller_id == 1
+    (node,) = answer.brokers
+    assert f"{node.host}:{node.port}" == broker.bootstrap
+    assert answer.cluster_id
+    assert answer.cluster_authorized_operations > 0
+    assert ask(connection, DescribeClusterRequest(), 0).cluster_authorized_operations == -0x80000000
+    assert ask(connection, DescribeClusterRequest(endpoint_type=2), 1).error_code == Code.MISMATCHED_ENDPOINT_TYPE
+    assert ask(connection, DescribeClusterRequest(endpoint_type=3), 1).error_code == Code.UNSUPPORTED_ENDPOINT_TYPE

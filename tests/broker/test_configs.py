@@ -1,0 +1,185 @@
+"""Options of topics and brokers by requests: described whole, changed at once, kept over a restart."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+)
+
+from asking import ask
+from headrace import BrokerError, Producer
+from headrace.broker import EmbeddedBroker
+from headrace.broker.broker_options import BROKER_OPTIONS
+from headrace.client.admin import AdminClient as OurAdmin
+from headrace.client.admin import configs as ours
+from headrace.errors import Code
+from headrace.wire.api.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
+from headrace.wire.api.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from headrace.wire.api.list_config_resources import ListConfigResourcesRequest
+from peers.connection import Connection
+from topics import unique
+
+SECONDS = 20
+TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
+DYNAMIC_TOPIC, DYNAMIC_BROKER, STATIC_BROKER, DEFAULT = 1, 2, 4, 5
+
+
+@pytest.fixture(scope="module")
+def admin(broker):
+    return AdminClient({"bootstrap.servers": broker.bootstrap})
+
+
+def described(connection, kind, name, *keys, version=4):
+    rows = [DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys or None)]
+    request = DescribeConfigsRequest(resources=rows, include_synonyms=version >= 1, include_documentation=version >= 3)
+    (result,) = ask(connection, request, version).results
+    return result
+
+
+def values(connection, kind, name, *keys):
+    result = described(connection, kind, name, *keys)
+    assert result.error_code == 0, result.error_message
+    return {entry.name: (entry.value, entry.config_source) for entry in result.configs}
+
+
+def send(broker, topic, size):
+    with Producer(bootstrap_servers=broker.bootstrap, retries=0, enable_idempotence=False) as producer:
+        producer.send(topic, bytes(size)).result(SECONDS)
+
+
+def change(admin, kind, name, *changes):
+    entries = [ConfigEntry(option, value, incremental_operation=op) for option, op, value in changes]
+    resource = ConfigResource(kind, name, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(SECONDS)
+
+
+SET, DELETE, APPEND, SUBTRACT = (
+    AlterConfigOpType.SET,
+    AlterConfigOpType.DELETE,
+    AlterConfigOpType.APPEND,
+    AlterConfigOpType.SUBTRACT,
+)
+
+
+def test_every_option_of_the_broker_is_described_with_its_doc(connection):
+    result = described(connection, BROKER, "1")
+    found = {entry.name: entry for entry in result.configs}
+    assert found.keys() == BROKER_OPTIONS.keys()
+    assert found["num.partitions"].config_source == STATIC_BROKER
+    assert found["num.partitions"].documentation.startswith("Partitions of a topic")
+    assert found["num.io.threads"].documentation.endswith("No effect here: one event loop does it all.")
+    assert found["ssl.key.password"].is_sensitive
+    assert found["listeners"].read_only
+    assert not found["message.max.bytes"].read_only
+    assert [entry.name for entry in described(connection, BROKER, "1", "node.id").configs] == ["node.id"]
+
+
+def test_the_oldest_version_has_no_source_but_says_what_is_default(connection, topic):
+    found = {entry.name: entry for entry in described(connection, TOPIC, topic, version=0).configs}
+    assert found["retention.ms"].is_default
+    assert found["retention.ms"].value == "604800000"
+
+
+def test_librdkafka_changes_options_and_they_count_at_once(broker, admin, connection, topic):
+    kind = ConfigResource.Type.TOPIC
+    send(broker, topic, 5_000)
+    change(admin, kind, topic, ("max.message.bytes", SET, "1000"), ("cleanup.policy", APPEND, "compact"))
+    with pytest.raises(BrokerError) as caught:
+        send(broker, topic, 5_000)
+    assert caught.value.code == Code.MESSAGE_TOO_LARGE
+    found = values(connection, TOPIC, topic, "max.message.bytes", "cleanup.policy")
+    assert found == {"max.message.bytes": ("1000", DYNAMIC_TOPIC), "cleanup.policy": ("delete,compact", DYNAMIC_TOPIC)}
+    change(admin, kind, topic, ("max.message.bytes", DELETE, None), ("cleanup.policy", SUBTRACT, "compact"))
+    send(broker, topic, 5_000)
+
+    resource = ConfigResource(kind, topic)
+    entry = admin.describe_configs([resource])[resource].result(SECONDS)["max.message.bytes"]
+    assert (entry.value, entry.source) == ("1048588", ConfigSource.DEFAULT_CONFIG.value)
+
+
+def test_our_client_describes_and_changes_them(broker, topic):
+    resource = ours.ConfigResource(ours.ResourceKind.TOPIC, topic)
+    with OurAdmin(broker.bootstrap, timeout_ms=10_000) as admin:
+        admin.alter_configs({resource: {"retention.ms": "1000"}})
+        entry = admin.describe_configs([resource])[resource]["retention.ms"]
+        assert (entry.value, entry.source) == ("1000", ours.ConfigSource.TOPIC)
+        with pytest.raises(BrokerError, match="it may be -1 or more"):
+            admin.alter_configs({resource: {"retention.ms": "-7"}})
+
+
+def test_an_option_of_the_broker_reaches_the_topics_that_do_not_set_it():
+    with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
+        topic = broker.create_topic("inherits")
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        change(admin, ConfigResource.Type.BROKER, "1", ("message.max.bytes", SET, "2000"))
+        with pytest.raises(BrokerError) as caught:
+            send(broker, topic, 5_000)
+        assert caught.value.code == Code.MESSAGE_TOO_LARGE
+        assert values(connection, TOPIC, topic, "max.message.bytes") == {"max.message.bytes": ("2000", DYNAMIC_BROKER)}
+        broker.restart()
+        with Connection(broker.bootstrap) as again:
+            assert values(again, TOPIC, topic, "max.message.bytes") == {"max.message.bytes": ("2000", DYNAMIC_BROKER)}
+            assert values(again, BROKER, "1", "message.max.bytes")["message.max.bytes"][0] == "2000"
+        with pytest.raises(BrokerError):
+            send(broker, topic, 5_000)
+
+
+def test_replacing_takes_back_what_is_not_named(connection, topic):
+    def replace(*configs, validate_only=False, times=1):
+        row = AlterConfigsResource(
+            resource_type=TOPIC,
+            resource_name=topic,
+            configs=[AlterableConfig(name=name, value=value) for name, value in configs],
+        )
+        answer = ask(connection, AlterConfigsRequest(resources=[row] * times, validate_only=validate_only), 1)
+        return answer.responses[0].error_code
+
+    assert replace(("retention.ms", "5"), ("segment.ms", "6")) == Code.NONE
+    assert replace(("retention.ms", "7"), validate_only=True) == Code.NONE
+    assert values(connection, TOPIC, topic, "retention.ms")["retention.ms"] == ("5", DYNAMIC_TOPIC)
+    assert replace(("retention.ms", "7")) == Code.NONE
+    assert values(connection, TOPIC, topic, "segment.ms")["segment.ms"] == ("604800000", DEFAULT)
+    assert replace(("retention.ms", None)) == Code.INVALID_REQUEST
+    assert replace(("no.such", "7")) == Code.INVALID_CONFIG
+    assert replace(("retention.ms", "7"), times=2) == Code.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "code"),
+    [
+        (TOPIC, "no-such-topic", Code.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC, "no/topic", Code.INVALID_TOPIC_EXCEPTION),
+        (BROKER, "9", Code.INVALID_REQUEST),
+        (BROKER, "one", Code.INVALID_REQUEST),
+        (BROKER_LOGGER, "1", Code.INVALID_REQUEST),
+        (99, "x", Code.INVALID_REQUEST),
+    ],
+)
+def test_what_is_not_there_is_said(connection, kind, name, code):
+    result = described(connection, kind, name)
+    assert result.error_code == code
+    assert result.error_message
+    assert not result.configs
+
+
+def test_what_options_can_be_set_on_is_listed(connection, topic):
+    answer = ask(connection, ListConfigResourcesRequest(), 1)
+    found = {(row.resource_name, row.resource_type) for row in answer.config_resources}
+    assert {(topic, TOPIC), ("1", BROKER)} <= found
+    answer = ask(connection, ListConfigResourcesRequest(resource_types=[BROKER]), 1)
+    assert [row.resource_name for row in answer.config_resources] == ["1"]
+    assert ask(connection, ListConfigResourcesRequest(), 0).config_resources == ()
+    assert ask(connection, ListConfigResourcesRequest(resource_types=[99]), 1).error_code == Code.UNSUPPORTED_VERSION
+
+
+def test_a_topic_of_the_same_name_made_later_has_the_defaults(broker, connection):
+    name = broker.create_topic(unique("again"), 1, {"retention.ms": "5"})
+    assert values(connection, TOPIC, name, "retention.ms")["retention.ms"] == ("5", DYNAMIC_TOPIC)
+    broker.delete_topic(name)
+    broker.create_topic(name)
+    assert values(connection, TOPIC, name, "retention.ms")["retention.ms"] == ("604800000", DEFAULT)

@@ -1,0 +1,317 @@
+"""EmbeddedBroker: there when the block begins, gone when it ends, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import Producer
+from headrace.broker import EmbeddedBroker, control
+from headrace.errors import BrokerError, ClosedError, ConfigError, ConnectionFailedError, IllegalStateError
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.wire.layout import Record
+from headrace.wire.records import encode
+from peers import librdkafka
+from peers.broker import Broker
+from peers.connection import Connection
+from peers.embedded import OwnBroker
+from waiting import eventually
+
+START_SECONDS_MAX = 10
+ROOM_MEMORY_BYTES_MAX = 80 * 1024 * 1024
+
+
+def send(broker, topic, value):
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        return producer.send(topic, value).result(20).offset
+
+
+def values(broker, topic):
+    return [record.value for record in librdkafka.consume_to_end(broker.bootstrap, topic)]
+
+
+def run_file(broker) -> dict[str, Any]:
+    found = control.read_run_file(broker.data_dir)
+    assert found is not None
+    return found
+
+
+def unsent_bytes(port):
+    """What the system holds of a listener's answers, because the peer does not take them."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(f":{port:04X}"))
+
+
+def is_alive(pid):
+    """Whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_block_with_a_broker_in_it(in_process):
+    with EmbeddedBroker(in_process=in_process) as broker:
+        topic = broker.create_topic("greetings")
+        assert send(broker, topic, b"hello") == 0
+        assert values(broker, topic) == [b"hello"]
+        pid, data_dir = broker.pid, broker.data_dir
+        assert (pid == os.getpid()) == in_process
+        assert data_dir.is_dir()
+    assert not broker.is_running
+    assert in_process or not is_alive(pid)
+    assert not data_dir.exists()
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-broker"]
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "restart"])
+def test_it_comes_back_with_its_port_and_its_data(how):
+    with EmbeddedBroker() as broker:
+        topic = broker.create_topic("kept")
+        send(broker, topic, b"before")
+        before = broker.bootstrap
+        first = broker.pid
+        getattr(broker, how)()
+        if how != "restart":
+            assert not broker.is_running
+            assert broker.pid is None
+            getattr(broker, how)()  # nothing left to end
+            broker.start()
+        assert broker.pid != first
+        assert broker.bootstrap == before
+        assert send(broker, topic, b"after") == 1
+        assert values(broker, topic) == [b"before", b"after"]
+
+
+def test_a_folder_that_was_named_is_kept(tmp_path):
+    with EmbeddedBroker(data_dir=tmp_path / "data") as broker:
+        topic = broker.create_topic("kept")
+        send(broker, topic, b"here")
+    with EmbeddedBroker(data_dir=tmp_path / "data") as broker:
+        assert values(broker, topic) == [b"here"]
+    assert (tmp_path / "data").is_dir()
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_options_by_name_and_by_keyword(in_process):
+    with EmbeddedBroker({"num.partitions": 3}, auto_create_topics_enable=True, in_process=in_process) as broker:
+        send(broker, "made-by-sending", b"x")
+        with Producer(bootstrap_servers=broker.bootstrap) as producer:
+            assert len(producer.partitions_for("made-by-sending")) == 3
+
+
+def test_listeners_of_ones_own_keep_their_ports_too():
+    with EmbeddedBroker(
+        listeners="PLAINTEXT://127.0.0.1:0, OTHER://127.0.0.1:0",
+        listener_security_protocol_map="PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
+    ) as broker:
+        before = broker.status()["listeners"]
+        assert len({*before.values()}) == 2
+        broker.restart()
+        assert broker.status()["listeners"] == before
+
+
+def test_options_that_make_no_sense_are_refused_at_once():
+    with pytest.raises(ConfigError, match=r"num.partitions is 'many'"):
+        EmbeddedBroker({"num.partitions": "many"})
+    with pytest.raises(ConfigError, match=r"there is no option 'num_partition'; did you mean 'num.partitions'"):
+        EmbeddedBroker(num_partition=3)
+    with pytest.raises(ConfigError, match="cannot be given to another process"):
+        EmbeddedBroker({"somebodys.object": object()}).start()
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_port_that_is_taken_is_said_with_who_has_it(in_process):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        broker = EmbeddedBroker(port=port, in_process=in_process)
+        with pytest.raises(IllegalStateError, match=rf"port {port} is taken by pid {os.getpid()} \(.*pytest"):
+            broker.start()
+        broker.close()
+    assert not broker.data_dir.exists()
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_folder_in_use_is_said_with_who_uses_it(tmp_path, in_process):
+    with (
+        EmbeddedBroker(data_dir=tmp_path) as broker,
+        pytest.raises(IllegalStateError, match=rf"(?s){tmp_path}.*{broker.pid}"),
+    ):
+        EmbeddedBroker(data_dir=tmp_path, in_process=in_process).start()
+
+
+def test_calls_that_do_not_fit_the_state_are_refused():
+    broker = EmbeddedBroker()
+    with pytest.raises(IllegalStateError, match="not been started"):
+        _ = broker.bootstrap
+    with pytest.raises(IllegalStateError, match="does not run"):
+        broker.faults.list()
+    with broker:
+        with pytest.raises(IllegalStateError, match="runs already"):
+            broker.start()
+        with pytest.raises(IllegalStateError, match="only with EmbeddedBroker\\(degraded=True\\)"):
+            _ = broker.degrader
+    with pytest.raises(ClosedError):
+        broker.start()
+    broker.close()
+
+
+def test_a_broker_in_a_thread_cannot_be_killed():
+    with EmbeddedBroker(in_process=True) as broker:
+        with pytest.raises(IllegalStateError, match="cannot be killed"):
+            broker.kill()
+        with pytest.raises(IllegalStateError, match="process of its own"):
+            broker.faults.inject(crash=True)
+
+
+OWNER = """
+import os, sys, time
+from headrace.broker import EmbeddedBroker
+broker = EmbeddedBroker().start()
+print(broker.pid, broker.data_dir, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_it_ends_with_the_process_that_made_it_and_leaves_nothing(ending):
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
+        assert owner.stdout is not None
+        pid, data_dir = owner.stdout.readline().split()
+        assert is_alive(int(pid))
+        owner.send_signal(ending)
+        owner.wait(START_SECONDS_MAX)
+    eventually("the end of the broker", lambda: not is_alive(int(pid)), START_SECONDS_MAX)
+    assert not Path(data_dir.decode()).exists()
+
+
+def test_it_does_not_end_with_the_thread_that_made_it():
+    broker = EmbeddedBroker()
+    starter = threading.Thread(target=broker.start)
+    starter.start()
+    starter.join(START_SECONDS_MAX)
+    with broker:
+        assert broker.status()["pid"] == broker.pid
+        broker.create_topic("still-here")
+
+
+def test_a_second_signal_ends_it_at_once():
+    with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
+        topic = broker.create_topic("large")
+        connection.produce(topic, encode([Record(0, 1_700_000_000_000, None, bytes(900_000), ())]))
+        wanted = FetchPartition(fetch_offset=0, partition_max_bytes=1_000_000)
+        for _ in range(50):  # answers that nobody takes: a clean stop waits a while for the client
+            connection.send(FetchRequest(max_bytes=1_000_000, topics=[FetchTopic(topic=topic, partitions=[wanted])]), 4)
+        pid = broker.status()["pid"]
+        eventually("unsent answers", lambda: unsent_bytes(int(broker.bootstrap.partition(":")[2])) > 1_000_000)
+        os.kill(pid, signal.SIGTERM)
+        eventually("the begin of the stop", lambda: control.read_run_file(broker.data_dir) is None)
+        assert broker.is_running
+        os.kill(pid, signal.SIGTERM)
+        assert broker.wait(START_SECONDS_MAX) == 128 + signal.SIGTERM
+
+
+def test_the_network_to_it_can_be_degraded():
+    with EmbeddedBroker(degraded=True) as broker:
+        topic = broker.create_topic("far-away")
+        assert broker.bootstrap == broker.degrader.address
+        send(broker, topic, b"near")
+        assert broker.degrader.connections_total >= 2  # metadata point through it too
+        with Producer(bootstrap_servers=broker.bootstrap, retry_backoff_ms=10) as producer:
+            producer.send(topic, b"first").result(20)
+            broker.degrader.cut()
+            sent = producer.send(topic, b"through a cut")
+            assert not sent.done()
+            broker.degrader.heal()
+            sent.result(30)
+            broker.restart()
+            producer.send(topic, b"after a restart").result(30)
+        assert values(broker, topic) == [b"near", b"first", b"through a cut", b"after a restart"]
+
+
+def test_topics_without_a_client():
+    with EmbeddedBroker() as broker:
+        broker.create_topic("t", 3, {"cleanup.policy": "compact"})
+        with pytest.raises(BrokerError, match="TOPIC_ALREADY_EXISTS"):
+            broker.create_topic("t")
+        assert broker.delete_topic("t")
+        assert not broker.delete_topic("t")
+
+
+def test_it_fits_the_interface_of_the_tests():
+    with EmbeddedBroker() as embedded:
+        broker: Broker = OwnBroker(embedded)
+        topic = broker.create_topic("by-an-admin-client", 2)
+        send(broker, topic, b"x")
+        broker.kill()
+        broker.restart()
+        broker.stop()
+        broker.stop()
+
+
+# -- the control socket --------------------------------------------------------------------------
+
+
+def test_the_side_door_is_for_its_user_only():
+    with EmbeddedBroker() as broker:
+        facts = run_file(broker)
+        assert facts["pid"] == broker.pid
+        assert facts["bootstrap"] == broker.bootstrap
+        assert stat.S_IMODE(os.stat(facts["control"]).st_mode) == 0o600
+        assert control.call(facts["control"], "ping") == "pong"
+    assert control.read_run_file(broker.data_dir) is None
+    with pytest.raises(ConnectionFailedError, match="no broker answers at"):
+        control.call(facts["control"], "ping")
+
+
+def test_a_long_path_gets_its_socket_elsewhere(tmp_path):
+    with EmbeddedBroker(data_dir=tmp_path / ("long" * 30)) as broker:
+        path = Path(run_file(broker)["control"])
+        assert path.parent != broker.data_dir
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        broker.create_topic("t")
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"nonsense", b"[]", b'"op"', b'{"op": 7}', b'{"op": "none"}', b'{"op": "ping", "args": 7}', b"\xff"]
+)
+def test_what_is_no_request_is_answered_with_an_error(line):
+    with EmbeddedBroker() as broker, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(START_SECONDS_MAX)
+        connection.connect(run_file(broker)["control"])
+        stream = connection.makefile("rwb")
+        stream.write(line + b"\n")
+        stream.flush()
+        assert json.loads(stream.readline())["error"]["kind"] == "ConfigError"
+
+
+def test_a_line_without_end_is_cut_off():
+    with EmbeddedBroker() as broker, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(START_SECONDS_MAX)
+        connection.connect(run_file(broker)["control"])
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            connection.sendall(b"x" * 100 * control.LINE_BYTES_MAX)
+        assert broker.call("ping") == "pong"
+
+
+# -- what it costs -------------------------------------------------------------------------------
+
+
+def test_at_rest_it_needs_little_memory_and_no_columns():
+    with EmbeddedBroker() as broker:
+        status = Path(f"/proc/{broker.pid}/status").read_text()
+        resident_kib = int(status.partition("VmRSS:")[2].split()[0])
+        assert resident_kib * 1024 < ROOM_MEMORY_BYTES_MAX
+        assert "pyarrow" not in Path(f"/proc/{broker.pid}/maps").read_text()

@@ -1,0 +1,271 @@
+"""Fetch: what comes, how much of it, when, and to whom."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from headrace import Producer
+from headrace.errors import Code
+from headrace.wire import legacy
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
+from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.layout import Record
+from headrace.wire.records import encode, read_batches
+from peers import librdkafka
+from peers.connection import Connection
+from pipelining import RawConnection, ask, frame
+from topics import new_topic, unique
+
+
+def batch(*values: bytes, timestamp: int = 1) -> memoryview:
+    return encode([Record(place, timestamp, None, value, ()) for place, value in enumerate(values)])
+
+
+def wanted(
+    *partitions: tuple[str, int, int], partition_bytes: int = 1 << 20, epoch: int = -1, **changes: int
+) -> FetchRequest:
+    topics: dict[str, list[FetchPartition]] = {}
+    for topic, index, offset in partitions:
+        topics.setdefault(topic, []).append(
+            FetchPartition(
+                partition=index, fetch_offset=offset, partition_max_bytes=partition_bytes, current_leader_epoch=epoch
+            )
+        )
+    values: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 24, **changes}
+    return FetchRequest(topics=[FetchTopic(topic=name, partitions=rows) for name, rows in topics.items()], **values)
+
+
+def rows(response: FetchResponse):
+    return {(topic.topic, part.partition_index): part for topic in response.responses for part in topic.partitions}
+
+
+def values(part) -> list[bytes | None]:
+    return [record.value for each in read_batches(part.records) for record in each.records()]
+
+
+def ids(connection: Connection) -> dict[str, bytes]:
+    return {row.name: row.topic_id for row in ask(connection, MetadataRequest(topics=None), 12).topics}
+
+
+def test_a_fetch_in_the_middle_of_a_batch_gets_the_whole_batch(connection, topic):
+    connection.produce(topic, batch(b"a", b"b", b"c"))
+    connection.produce(topic, batch(b"d"))
+    assert values(connection.fetch(topic, offset=2)) == [b"a", b"b", b"c", b"d"]
+    assert values(connection.fetch(topic, offset=3)) == [b"d"]
+
+
+def test_the_first_batch_comes_whole_whatever_the_limits_and_no_second_one(broker, connection):
+    topic = new_topic(broker, "limits", partitions=2)
+    for partition in (0, 1):
+        for _ in range(2):
+            connection.produce(topic, batch(bytes(1000)), partition=partition)
+    for version in (4, 11, 12):
+        answer = rows(connection.call(wanted((topic, 0, 0), (topic, 1, 0), partition_bytes=10), version))
+        assert sorted(len(values(part)) for part in answer.values()) == [0, 1]
+        answer = rows(connection.call(wanted((topic, 0, 0), (topic, 1, 0), max_bytes=10), version))
+        assert sorted(len(values(part)) for part in answer.values()) == [0, 1]
+        answer = rows(connection.call(wanted((topic, 0, 0), (topic, 1, 0), max_bytes=3500), version))
+        assert sum(len(values(part)) for part in answer.values()) == 3
+
+
+def test_partitions_take_turns_when_they_do_not_all_fit(broker, connection):
+    topic = new_topic(broker, "turns", partitions=4)
+    for partition in range(4):
+        connection.produce(topic, batch(bytes(1000)), partition=partition)
+    seen = set()
+    for _ in range(100):
+        answer = rows(connection.call(wanted(*((topic, number, 0) for number in range(4)), max_bytes=10), 12))
+        seen |= {key for key, part in answer.items() if len(part.records)}
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("offset", [-1, 2, 2**62])
+def test_an_offset_out_of_range_is_said_at_once(connection, topic, offset):
+    connection.produce(topic, batch(b"a"))
+    began = time.monotonic()
+    part = rows(connection.call(wanted((topic, 0, offset), max_wait_ms=10_000), 12))[topic, 0]
+    assert part.error_code == Code.OFFSET_OUT_OF_RANGE
+    assert time.monotonic() - began < 5
+
+
+def test_the_end_is_an_offset_that_can_be_waited_at(connection, topic):
+    connection.produce(topic, batch(b"a"))
+    part = rows(connection.call(wanted((topic, 0, 1)), 12))[topic, 0]
+    assert (part.error_code, part.high_watermark, len(part.records)) == (0, 1, 0)
+
+
+@pytest.mark.behaviour("B12")
+def test_a_long_poll_is_answered_when_something_comes(broker, connection, topic):
+    with RawConnection(broker.bootstrap) as raw:
+        request = wanted((topic, 0, 0), max_wait_ms=20_000)
+        began = time.monotonic()
+        raw.send(frame(request, 12))
+        threading.Timer(0.3, lambda: connection.produce(topic, batch(b"late"))).start()
+        answer = raw.answer(request, 12)
+        assert 0.2 < time.monotonic() - began < 5
+        assert values(rows(answer)[topic, 0]) == [b"late"]
+
+
+def test_a_long_poll_waits_for_as_many_bytes_as_were_asked_for(broker, connection, topic):
+    with RawConnection(broker.bootstrap) as raw:
+        connection.produce(topic, batch(bytes(1000)))
+        request = wanted((topic, 0, 0), max_wait_ms=20_000, min_bytes=2500)
+        raw.send(frame(request, 12))
+        connection.produce(topic, batch(bytes(1000)))
+        raw.socket.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            raw.frames(1)
+        raw.socket.settimeout(20)
+        connection.produce(topic, batch(bytes(1000)))
+        assert len(values(rows(raw.answer(request, 12))[topic, 0])) == 3
+
+
+def test_a_long_poll_ends_when_its_time_is_up(connection, topic):
+    began = time.monotonic()
+    part = rows(connection.call(wanted((topic, 0, 0), max_wait_ms=300), 12))[topic, 0]
+    assert 0.25 < time.monotonic() - began < 3
+    assert (part.error_code, len(part.records)) == (0, 0)
+
+
+@pytest.mark.parametrize(("version", "code"), [(12, Code.UNKNOWN_TOPIC_OR_PARTITION), (13, Code.UNKNOWN_TOPIC_ID)])
+def test_a_topic_that_is_deleted_ends_the_long_poll_on_it(broker, connection, version, code):
+    topic = new_topic(broker, "gone")
+    request = wanted((topic, 0, 0), max_wait_ms=20_000)
+    request = request.replace(topics=[request.topics[0].replace(topic_id=ids(connection)[topic])])
+    with RawConnection(broker.bootstrap) as raw:
+        raw.send(frame(request, version))
+        time.sleep(0.1)
+        broker.delete_topic(topic)
+        ((part,),) = ([*row.partitions] for row in raw.answer(request, version).responses)
+        assert part.error_code == code
+
+
+@pytest.mark.behaviour("B12")
+def test_read_committed_stops_at_the_last_stable_offset_and_names_what_was_aborted(broker, connection, topic):
+    with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("tx")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"committed").result(20)
+        producer.commit_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"aborted").result(20)
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"open").result(20)
+
+        part = connection.fetch(topic, committed=True)
+        batches = list(read_batches(part.records))
+        assert [each.header.is_control for each in batches] == [False, True, False, True]
+        assert part.last_stable_offset == 4
+        assert part.high_watermark == 5
+        assert [row.first_offset for row in part.aborted_transactions] == [2]
+        assert connection.fetch(topic, offset=4, committed=True).aborted_transactions == ()
+        loose = connection.fetch(topic)
+        assert loose.aborted_transactions is None
+        assert values_of_data(loose) == [b"committed", b"aborted", b"open"]
+        producer.commit_transaction()
+    seen = [record.value for record in librdkafka.consume_to_end(broker.bootstrap, topic)]
+    assert seen == [b"committed", b"open"]
+
+
+def values_of_data(part):
+    return [r.value for each in read_batches(part.records) if not each.header.is_control for r in each.records()]
+
+
+def test_a_reader_of_committed_records_is_woken_by_the_commit(broker, connection, topic):
+    with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("tx")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"x").result(20)
+        request = wanted((topic, 0, 0), max_wait_ms=20_000, isolation_level=1)
+        with RawConnection(broker.bootstrap) as raw:
+            raw.send(frame(request, 12))
+            raw.socket.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                raw.frames(1)
+            raw.socket.settimeout(20)
+            producer.commit_transaction()
+            assert values_of_data(rows(raw.answer(request, 12))[topic, 0]) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "code"), [(-1, Code.NONE), (0, Code.NONE), (1, Code.UNKNOWN_LEADER_EPOCH), (7, Code.UNKNOWN_LEADER_EPOCH)]
+)
+def test_a_leader_epoch_must_be_ours(connection, topic, epoch, code):
+    part = rows(connection.call(wanted((topic, 0, 0), epoch=epoch), 12))[topic, 0]
+    assert part.error_code == code
+
+
+def test_topics_are_named_by_id_from_version_13_on(connection, topic):
+    connection.produce(topic, batch(b"x"))
+    request = wanted((topic, 0, 0))
+    topic_id = ids(connection)[topic]
+    for version in range(13, 19):
+        answer = connection.call(request.replace(topics=[request.topics[0].replace(topic_id=topic_id)]), version)
+        ((part,),) = ([*row.partitions] for row in answer.responses)
+        assert (answer.responses[0].topic_id, values(part)) == (topic_id, [b"x"])
+        answer = connection.call(
+            request.replace(topics=[request.topics[0].replace(topic_id=bytes(range(16)))]), version
+        )
+        assert answer.responses[0].partitions[0].error_code == Code.UNKNOWN_TOPIC_ID
+
+
+@pytest.mark.parametrize("version", range(13))
+def test_every_older_version_is_served(connection, topic, version):
+    connection.produce(topic, batch(b"a", b"b", timestamp=1_700_000_000_000))
+    part = rows(connection.call(wanted((topic, 0, 1)), version))[topic, 0]
+    assert (part.error_code, part.high_watermark) == (0, 2)
+    if version >= 4:
+        assert values(part) == [b"a", b"b"]
+    else:
+        records = legacy.decode(part.records)
+        assert [(record.offset, record.value) for record in records] == [(1, b"b")]
+        assert records[0].timestamp == (1_700_000_000_000 if version >= 2 else -1)
+
+
+def test_there_are_no_sessions_and_an_unknown_one_is_said_to_be(connection, topic):
+    begun = connection.call(wanted((topic, 0, 0), session_id=0, session_epoch=0), 12)
+    assert (begun.error_code, begun.session_id) == (0, 0)
+    assert rows(begun)
+    unknown = connection.call(wanted((topic, 0, 0), session_id=77, session_epoch=3), 12)
+    assert unknown.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_nobody_fetches_as_a_replica_that_there_is_not(connection, topic):
+    connection.produce(topic, batch(b"x"))
+    request = wanted((topic, 0, 0))
+    part = rows(connection.call(request.replace(replica_id=2), 12))[topic, 0]
+    assert part.error_code == Code.UNKNOWN_LEADER_EPOCH
+    request = request.replace(
+        replica_state=ReplicaState(replica_id=2),
+        topics=[request.topics[0].replace(topic_id=ids(connection)[topic])],
+    )
+    assert connection.call(request, 15).responses[0].partitions[0].error_code == Code.UNKNOWN_LEADER_EPOCH
+
+
+def test_unknown_topics_and_partitions_are_said_beside_the_others(connection, topic):
+    connection.produce(topic, batch(b"x"))
+    answer = rows(connection.call(wanted((topic, 0, 0), (topic, 9, 0), ("no-such-topic", 0, 0)), 12))
+    assert {key: part.error_code for key, part in answer.items()} == {
+        (topic, 0): 0,
+        (topic, 9): Code.UNKNOWN_TOPIC_OR_PARTITION,
+        ("no-such-topic", 0): Code.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+
+
+def test_a_fetch_of_nothing_is_answered_at_once(connection):
+    began = time.monotonic()
+    assert connection.call(wanted(max_wait_ms=20_000), 12).responses == ()
+    assert time.monotonic() - began < 5
+
+
+def test_librdkafka_reads_what_we_wrote(broker, topic):
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        for number in range(100):
+            producer.send(topic, b"%d" % number)
+    read = [record.value for record in librdkafka.consume_to_end(broker.bootstrap, topic)]
+    assert read == [b"%d" % number for number in range(100)]

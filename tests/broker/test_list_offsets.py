@@ -1,0 +1,118 @@
+"""Offsets by time, the first and the last one; where leader epochs end."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace import Producer
+from headrace.errors import Code
+from headrace.wire.api.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from headrace.wire.api.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from headrace.wire.layout import Record
+from headrace.wire.records import encode
+from topics import unique
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+CONSUMER = -1
+
+
+def looked_up(connection, topic, timestamp, *, version=11, committed=False, epoch=-1, partition=0):
+    part = ListOffsetsPartition(partition_index=partition, timestamp=timestamp, current_leader_epoch=epoch)
+    request = ListOffsetsRequest(
+        replica_id=CONSUMER, isolation_level=int(committed), topics=[ListOffsetsTopic(name=topic, partitions=[part])]
+    )
+    if version < 2:
+        request = request.replace(isolation_level=0)
+    ((answer,),) = ([*row.partitions] for row in connection.call(request, version).topics)
+    return answer
+
+
+@pytest.fixture
+def filled(connection, topic):
+    """Timestamps 1000 to 1009, two records a batch, and the highest one in the middle."""
+    for number in range(5):
+        times = [1000 + 2 * number, 1001 + 2 * number]
+        if number == 2:
+            times[1] = 5000
+        connection.produce(topic, encode([Record(place, time, None, b"x", ()) for place, time in enumerate(times)]))
+    return topic
+
+
+@pytest.mark.parametrize("version", range(12))
+def test_every_version_knows_the_first_and_the_last(connection, filled, version):
+    first = looked_up(connection, filled, EARLIEST, version=version)
+    last = looked_up(connection, filled, LATEST, version=version)
+    if version == 0:
+        assert (tuple(first.old_style_offsets), tuple(last.old_style_offsets)) == ((0,), (10,))
+    else:
+        assert (first.offset, last.offset) == (0, 10)
+    if version >= 4:
+        assert (first.leader_epoch, last.leader_epoch) == (0, 0)
+
+
+@pytest.mark.parametrize(("time", "found"), [(0, 0), (1001, 1), (1003, 3), (1005, 5), (1006, 5), (5000, 5), (5001, -1)])
+def test_a_time_gives_the_first_record_at_or_after_it(connection, filled, time, found):
+    answer = looked_up(connection, filled, time)
+    assert (answer.error_code, answer.offset) == (0, found)
+
+
+def test_the_highest_timestamp_and_the_places_of_tiered_storage(connection, filled):
+    highest = looked_up(connection, filled, MAX_TIMESTAMP)
+    assert (highest.offset, highest.timestamp) == (5, 5000)
+    assert looked_up(connection, filled, EARLIEST_LOCAL).offset == 0
+    assert looked_up(connection, filled, LATEST_TIERED).offset == -1
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "version"), [(MAX_TIMESTAMP, 6), (EARLIEST_LOCAL, 7), (LATEST_TIERED, 8), (-9, 11)]
+)
+def test_what_a_version_does_not_know_is_refused(connection, filled, timestamp, version):
+    assert looked_up(connection, filled, timestamp, version=version).error_code == Code.UNSUPPORTED_VERSION
+
+
+def test_an_empty_partition_has_no_time(connection, topic):
+    assert looked_up(connection, topic, MAX_TIMESTAMP).offset == -1
+    assert looked_up(connection, topic, 0).offset == -1
+    assert (looked_up(connection, topic, EARLIEST).offset, looked_up(connection, topic, LATEST).offset) == (0, 0)
+
+
+def test_with_read_committed_the_end_is_the_last_stable_offset_and_times_obey_it(broker, connection, topic):
+    with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("tx")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"done", timestamp_ms=1000).result(20)
+        producer.commit_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"open", timestamp_ms=2000).result(20)
+        assert looked_up(connection, topic, LATEST).offset == 3
+        assert looked_up(connection, topic, LATEST, committed=True).offset == 2
+        assert looked_up(connection, topic, 1500, committed=True, version=2).offset in (-1, 1)
+        assert looked_up(connection, topic, 2000, committed=False).offset in (1, 2)
+        producer.abort_transaction()
+        assert looked_up(connection, topic, LATEST, committed=True).offset == 4
+
+
+def test_a_leader_epoch_must_be_ours_and_a_partition_must_be_there(connection, filled):
+    assert looked_up(connection, filled, LATEST, epoch=0).error_code == 0
+    assert looked_up(connection, filled, LATEST, epoch=3).error_code == Code.UNKNOWN_LEADER_EPOCH
+    assert looked_up(connection, filled, LATEST, partition=5).error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert looked_up(connection, "no-such-topic", LATEST).error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_where_an_epoch_ends(connection, filled, version):
+    def end_of(epoch, known=-1, topic=filled):
+        part = OffsetForLeaderPartition(partition=0, leader_epoch=epoch, current_leader_epoch=known)
+        request = OffsetForLeaderEpochRequest(topics=[OffsetForLeaderTopic(topic=topic, partitions=[part])])
+        ((answer,),) = ([*row.partitions] for row in connection.call(request, version).topics)
+        return answer.error_code, answer.end_offset
+
+    assert end_of(0) == (0, 10)
+    assert end_of(5) == (0, -1)
+    assert end_of(0, topic="no-such-topic") == (Code.UNKNOWN_TOPIC_OR_PARTITION, -1)
+    if version >= 2:
+        assert end_of(0, known=4) == (Code.UNKNOWN_LEADER_EPOCH, -1)

@@ -1,0 +1,140 @@
+"""Metadata, and the paged way to the same: what clients learn of topics, and topics that come because they ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.broker import EmbeddedBroker
+from headrace.errors import Code
+from headrace.wire.api.describe_topic_partitions import (
+    CursorRequest,
+    DescribeTopicPartitionsRequest,
+    TopicRequest,
+)
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
+from peers.connection import Connection
+from pipelining import ask
+from topics import new_topic, unique
+
+NO_OPERATIONS = -(2**31)
+
+
+def asked(*names: str, **changes: object) -> MetadataRequest:
+    return MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names], **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_every_version_tells_broker_and_topic(broker, connection, version):
+    topic = new_topic(broker, "told", partitions=3)
+    answer = ask(connection, asked(topic), version)
+    (node,) = answer.brokers
+    assert f"{node.host}:{node.port}" == broker.bootstrap
+    (row,) = answer.topics
+    assert (row.error_code, row.name, row.is_internal) == (0, topic, False)
+    assert [(part.partition_index, part.leader_id) for part in row.partitions] == [(n, node.node_id) for n in range(3)]
+    assert all(tuple(part.replica_nodes) == tuple(part.isr_nodes) == (node.node_id,) for part in row.partitions)
+    if version >= 1:
+        assert answer.controller_id == node.node_id
+    if version >= 2:
+        assert len(answer.cluster_id) == 22
+    if version >= 7:
+        assert [part.leader_epoch for part in row.partitions] == [0] * 3
+    if version >= 10:
+        assert len(row.topic_id.strip(b"\0")) > 8
+
+
+def test_all_topics_or_none(broker, connection):
+    topic = new_topic(broker, "one-of-all")
+    assert ask(connection, asked(), 1).topics == ()
+    everything = {row.name for row in ask(connection, MetadataRequest(topics=None), 9).topics}
+    assert topic in everything
+    assert {row.name for row in ask(connection, asked(), 0).topics} >= {topic}
+
+
+def test_a_topic_that_is_asked_for_comes_into_being_unless_that_is_not_wanted(connection):
+    name = unique("auto")
+    refused = ask(connection, asked(name, allow_auto_topic_creation=False), 9)
+    assert refused.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    made = ask(connection, asked(name), 9)
+    assert (made.topics[0].error_code, len(made.topics[0].partitions)) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "ä", "x" * 250])
+def test_a_topic_with_an_impossible_name_does_not(connection, name):
+    (row,) = ask(connection, asked(name), 9).topics
+    assert (row.name, row.error_code) == (name, Code.INVALID_TOPIC_EXCEPTION)
+
+
+def test_topics_are_found_by_id_too(broker, connection):
+    topic = new_topic(broker, "by-id")
+    topic_id = ask(connection, asked(topic), 12).topics[0].topic_id
+    request = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=topic_id)])
+    (row,) = ask(connection, request, 12).topics
+    assert (row.name, row.error_code) == (topic, 0)
+    unknown = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=bytes(range(16)))])
+    (row,) = ask(connection, unknown, 12).topics
+    assert (row.name, row.error_code) == (None, Code.UNKNOWN_TOPIC_ID)
+
+
+def test_operations_are_told_to_who_asks_for_them(connection, topic):
+    plain = ask(connection, asked(topic), 8)
+    assert (plain.cluster_authorized_operations, plain.topics[0].topic_authorized_operations) == (
+        NO_OPERATIONS,
+        NO_OPERATIONS,
+    )
+    request = asked(topic, include_cluster_authorized_operations=True, include_topic_authorized_operations=True)
+    full = ask(connection, request, 8)
+    bits = full.topics[0].topic_authorized_operations
+    assert {number for number in range(32) if bits >> number & 1} == {3, 4, 5, 6, 7, 8, 10, 11}
+    bits = full.cluster_authorized_operations
+    assert {number for number in range(32) if bits >> number & 1} == {5, 7, 8, 9, 10, 11, 12}
+
+
+def test_internal_topics_are_marked(connection):
+    (row,) = ask(connection, asked("__consumer_offsets"), 9).topics
+    assert (row.error_code, row.is_internal) == (0, True)
+
+
+def test_each_listener_tells_its_own_address(tmp_path):
+    options = {
+        "listeners": "PLAINTEXT://127.0.0.1:0,OTHER://127.0.0.1:0",
+        "advertised.listeners": "OTHER://localhost:19099",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
+        "auto.create.topics.enable": "false",
+        "broker.rack": "here",
+    }
+    with EmbeddedBroker(options, data_dir=tmp_path) as own:
+        addresses = own.status()["listeners"]
+        for name, told in (("PLAINTEXT", own.bootstrap), ("OTHER", "localhost:19099")):
+            with Connection(addresses[name]) as connection:
+                answer = ask(connection, asked("x"), 9)
+                (node,) = answer.brokers
+                assert (f"{node.host}:{node.port}", node.rack) == (told, "here")
+                assert answer.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_partitions_come_page_by_page(broker, connection):
+    name = unique("pages")
+    topics = [broker.create_topic(f"{name}-{letter}", partitions=3) for letter in "abc"]
+    seen = []
+    cursor = None
+    for _ in range(5):
+        wanted = [TopicRequest(name=topic) for topic in reversed(topics)]
+        request = DescribeTopicPartitionsRequest(topics=wanted, response_partition_limit=2, cursor=cursor)
+        answer = ask(connection, request, 0)
+        assert all(part.eligible_leader_replicas == () for row in answer.topics for part in row.partitions)
+        page = [(row.name, part.partition_index) for row in answer.topics for part in row.partitions]
+        assert 0 < len(page) <= 2
+        seen += page
+        if answer.next_cursor is None:
+            break
+        cursor = CursorRequest(
+            topic_name=answer.next_cursor.topic_name, partition_index=answer.next_cursor.partition_index
+        )
+    assert seen == [(topic, number) for topic in topics for number in range(3)]
+
+
+def test_a_topic_that_is_not_there_is_said_to_be_in_the_pages_too(connection):
+    request = DescribeTopicPartitionsRequest(topics=[TopicRequest(name="no-such-topic")])
+    (row,) = ask(connection, request, 0).topics
+    assert row.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,0 +1,276 @@
+"""Produce: each partition has its own outcome, bad requests are refused, acks mean what they say."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from headrace import Producer
+from headrace.broker.catalog.topics import PartitionPlace
+from headrace.errors import Code
+from headrace.wire import legacy
+from headrace.wire.api.init_producer_id import InitProducerIdRequest
+from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from headrace.wire.layout import Record
+from headrace.wire.records import Producer as Writer
+from headrace.wire.records import encode, read_batches
+from headrace.wire.schema import Records
+from own_broker import OpenBroker
+from peers.broker import create_topic
+from peers.connection import Connection
+from pipelining import RawConnection, ask, frame
+from topics import new_topic, unique
+
+METADATA = MetadataRequest(topics=())
+
+
+def batch(*values: bytes, key: bytes | None = None, writer: Writer | None = None, timestamp: int = 1) -> memoryview:
+    records = [Record(place, timestamp, key, value, ()) for place, value in enumerate(values)]
+    return encode(records, producer=writer) if writer else encode(records)
+
+
+def request(*parts: tuple[str, int, Records], acks: int = -1, transactional_id: str | None = None) -> ProduceRequest:
+    topics: dict[str, list[PartitionProduceData]] = {}
+    for topic, index, data in parts:
+        topics.setdefault(topic, []).append(PartitionProduceData(partition_index=index, records=data))
+    return ProduceRequest(
+        transactional_id=transactional_id,
+        acks=acks,
+        timeout_ms=10_000,
+        topic_data=[TopicProduceData(name=name, partition_data=data) for name, data in topics.items()],
+    )
+
+
+def outcomes(response: ProduceResponse) -> dict[tuple[str, int], tuple[int, int]]:
+    """Error code and base offset of each partition."""
+    return {
+        (topic.name, part.partition_index): (part.error_code, part.base_offset)
+        for topic in response.responses
+        for part in topic.partition_responses
+    }
+
+
+def values(connection: Connection, topic: str, partition: int = 0) -> list[bytes | None]:
+    data = connection.fetch(topic, partition=partition).records
+    assert isinstance(data, memoryview)
+    return [record.value for each in read_batches(data) for record in each.records()]
+
+
+@pytest.mark.behaviour("B05")
+def test_each_partition_is_answered_for_itself_and_the_good_ones_are_written(broker, connection):
+    topic, other = new_topic(broker, "mixed", partitions=2), new_topic(broker, "other")
+    broken = bytearray(batch(b"broken"))
+    broken[-1] ^= 1
+    answer = connection.call(
+        request(
+            (topic, 0, batch(b"good")),
+            (topic, 1, broken),
+            (topic, 2, batch(b"no such partition")),
+            ("no-such-topic", 0, batch(b"x")),
+            (other, 0, batch(b"good too", b"and this")),
+        ),
+        9,
+    )
+    assert outcomes(answer) == {
+        (topic, 0): (0, 0),
+        (topic, 1): (Code.CORRUPT_MESSAGE, -1),
+        (topic, 2): (Code.UNKNOWN_TOPIC_OR_PARTITION, -1),
+        ("no-such-topic", 0): (Code.UNKNOWN_TOPIC_OR_PARTITION, -1),
+        (other, 0): (0, 0),
+    }
+    assert values(connection, topic) == [b"good"]
+    assert values(connection, other) == [b"good too", b"and this"]
+    assert connection.produce(other, batch(b"next")).base_offset == 2
+
+
+@pytest.mark.behaviour("B07")
+@pytest.mark.parametrize("acks", [-2, 2, 100])
+def test_acks_must_be_one_of_three(connection, topic, acks):
+    answer = connection.call(request((topic, 0, batch(b"x")), acks=acks), 9)
+    assert outcomes(answer) == {(topic, 0): (Code.INVALID_REQUIRED_ACKS, -1)}
+    assert values(connection, topic) == []
+
+
+@pytest.mark.behaviour("B07")
+def test_internal_topics_are_closed_to_clients(connection):
+    connection.call(MetadataRequest(topics=None), 9)
+    for name in ("__consumer_offsets", "__transaction_state"):
+        answer = connection.call(request((name, 0, batch(b"x", key=b"k"))), 9)
+        assert outcomes(answer)[name, 0][0] == Code.INVALID_TOPIC_EXCEPTION
+
+
+@pytest.mark.behaviour("B05")
+def test_acks_0_is_silent_and_an_error_closes_the_connection(broker, connection, topic):
+    with RawConnection(broker.bootstrap) as raw:
+        raw.send(frame(request((topic, 0, batch(b"quiet")), acks=0), 9, 1) + frame(METADATA, 9, 2))
+        assert raw.correlation_ids(1) == [2]
+        raw.send(frame(request(("no-such-topic", 0, batch(b"lost")), acks=0), 9, 3))
+        assert raw.is_closed()
+    assert values(connection, topic) == [b"quiet"]
+
+
+def test_a_topic_is_found_by_its_id_from_version_13_on(connection, broker, topic):
+    metadata = connection.call(MetadataRequest(topics=None), 12)
+    (topic_id,) = (row.topic_id for row in metadata.topics if row.name == topic)
+
+    def write(wanted: bytes) -> tuple[int, bytes]:
+        parts = [PartitionProduceData(partition_index=0, records=batch(b"by id"))]
+        message = ProduceRequest(
+            acks=-1, timeout_ms=1000, topic_data=[TopicProduceData(topic_id=wanted, partition_data=parts)]
+        )
+        ((answer,),) = ([row] for row in connection.call(message, 13).responses)
+        return answer.partition_responses[0].error_code, answer.topic_id
+
+    assert write(topic_id) == (0, topic_id)
+    assert write(bytes(range(16))) == (Code.UNKNOWN_TOPIC_ID, bytes(range(16)))
+    assert values(connection, topic) == [b"by id"]
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_every_version_is_served(connection, topic, version):
+    data: Records = batch(b"a", b"b")
+    if version < 3:
+        data = legacy.encode([Record(0, 5, None, b"a", ()), Record(1, 5, None, b"b", ())], magic=min(version // 2, 1))
+    message = request((topic, 0, data))
+    if version == 13:
+        metadata = connection.call(MetadataRequest(topics=None), 12)
+        ids = {row.name: row.topic_id for row in metadata.topics}
+        message = message.replace(topic_data=[message.topic_data[0].replace(topic_id=ids[topic])])
+    answer = connection.call(message, version)
+    part = answer.responses[0].partition_responses[0]
+    assert (part.error_code, part.base_offset) == (0, 0)
+    assert values(connection, topic) == [b"a", b"b"]
+
+
+def test_error_messages_come_with_the_versions_that_have_them(connection, topic):
+    data = bytearray(batch(b"x"))
+    data[17:21] = zlib.crc32(b"").to_bytes(4, "big")
+    assert "checksum" in (connection.produce(topic, data, version=8).error_message or "")
+    assert connection.produce(topic, data, version=7).error_code == Code.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (None, Code.INVALID_RECORD),
+        (b"", Code.INVALID_RECORD),
+        (bytes(10), Code.INVALID_RECORD),
+        (bytes(batch(b"one")) + bytes(batch(b"two")), Code.INVALID_RECORD),
+        (encode([Record(0, 1, b"\0\0\0\1", b"\0\0\0\0\0\0", ())], control=True), Code.INVALID_RECORD),
+    ],
+    ids=["null", "empty", "too short", "two batches", "control"],
+)
+def test_what_is_no_batch_of_a_producer_is_refused(connection, topic, data, code):
+    assert connection.produce(topic, data).error_code == code
+
+
+def test_a_batch_above_the_topics_limit_is_refused(broker, connection):
+    topic = new_topic(broker, "small", max_message_bytes=1000)
+    assert connection.produce(topic, batch(bytes(2000))).error_code == Code.MESSAGE_TOO_LARGE
+    assert connection.produce(topic, batch(bytes(500))).error_code == 0
+
+
+def test_the_brokers_time_is_told_where_the_topic_wants_it(broker, connection):
+    topic = new_topic(broker, "stamped", message_timestamp_type="LogAppendTime")
+    answer = connection.produce(topic, batch(b"x"))
+    assert answer.log_append_time_ms > 1_600_000_000_000
+    assert answer.log_start_offset == 0
+
+
+@pytest.mark.behaviour("B08")
+def test_a_batch_sent_again_gets_the_offset_it_had_and_a_gap_is_refused(connection, topic):
+    pid = connection.call(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000), 4)
+    assert pid.error_code == 0
+
+    def write(sequence: int) -> tuple[int, int]:
+        writer = Writer(pid.producer_id, pid.producer_epoch, sequence)
+        answer = connection.produce(topic, batch(b"x", writer=writer))
+        return answer.error_code, answer.base_offset
+
+    assert [write(sequence) for sequence in range(6)] == [(0, sequence) for sequence in range(6)]
+    assert [write(sequence) for sequence in range(1, 6)] == [(0, sequence) for sequence in range(1, 6)]
+    assert write(7)[0] == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert len(values(connection, topic)) == 6
+
+
+def test_transactional_records_need_a_transactional_id(connection, topic):
+    data = batch(b"x", writer=Writer(5, 0, 0, transactional=True))
+    answer = connection.call(request((topic, 0, data)), 9)
+    assert outcomes(answer) == {(topic, 0): (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)}
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(9, Code.INVALID_TXN_STATE), (11, Code.TRANSACTION_ABORTABLE), (12, Code.NONE)]
+)
+def test_a_write_outside_of_any_transaction_is_refused_until_writing_adds(connection, topic, version, code):
+    name = unique("tx")
+    pid = connection.call(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=10_000), 4)
+    data = batch(b"x", writer=Writer(pid.producer_id, pid.producer_epoch, 0, transactional=True))
+    answer = connection.produce(topic, data, version=version, transactional_id=name)
+    assert answer.error_code == code
+
+
+def test_with_flush_messages_1_the_answer_waits_for_the_disk(broker, connection):
+    topic = new_topic(broker, "synced", flush_messages=1)
+    for number in range(5):
+        assert connection.produce(topic, batch(b"x")).base_offset == number
+
+
+def test_acks_all_waits_for_the_in_sync_replicas_or_its_time_is_up(tmp_path):
+    """There is one broker, so that another replica is only a row in the catalog; the seam is what is tested."""
+    with OpenBroker(tmp_path) as own:
+        own.do(lambda inner: inner.topic_admin.create("replicated", 1, 1, {"min.insync.replicas": "1"}))
+
+        def pretend(inner, isr):
+            topic = inner.catalog.topics.by_name["replicated"]
+            place = topic.partitions[0]
+            place.isr = place.replicas = isr
+            inner.catalog.record(inner.catalog.topics.move(topic, 0, place))
+
+        own.do(lambda inner: pretend(inner, (1, 2)))
+        with Connection(own.bootstrap) as connection:
+            message = request(("replicated", 0, batch(b"x"))).replace(timeout_ms=200)
+            assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (Code.REQUEST_TIMED_OUT, -1)}
+            assert outcomes(ask(connection, message.replace(acks=1), 9)) == {("replicated", 0): (0, 1)}
+            assert connection.fetch("replicated").high_watermark == 0
+
+            connection.send(request(("replicated", 0, batch(b"x"))), 9)
+            own.do(lambda inner: pretend(inner, (1,)))
+        with Connection(own.bootstrap) as connection:
+            assert connection.fetch("replicated").high_watermark == 3
+            own.do(
+                lambda inner: inner.catalog.record(
+                    inner.catalog.configs.change("topic", "replicated", {"min.insync.replicas": "2"})
+                )
+            )
+            assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (Code.NOT_ENOUGH_REPLICAS, -1)}
+
+
+def test_our_own_producer_writes_and_its_records_are_there(broker, connection, topic):
+    with Producer(bootstrap_servers=broker.bootstrap, linger_ms=5) as producer:
+        futures = [producer.send(topic, b"%d" % number) for number in range(1000)]
+        assert [future.result(20).offset for future in futures] == list(range(1000))
+    assert values(connection, topic) == [b"%d" % number for number in range(1000)]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_batches_are_kept_as_they_are(broker, connection, topic, codec):
+    with Producer(bootstrap_servers=broker.bootstrap, compression_type=codec) as producer:
+        producer.send(topic, bytes(10_000)).result(20)
+    assert values(connection, topic) == [bytes(10_000)]
+
+
+@pytest.mark.behaviour("B07")
+def test_a_partition_that_another_broker_leads_is_refused(tmp_path):
+    with OpenBroker(tmp_path) as own, Connection(own.bootstrap) as connection:
+        topic = create_topic(own.bootstrap, "led-elsewhere", 1, None)
+        assert connection.produce(topic, batch(b"ours")).error_code == 0
+
+        def move(broker):
+            found = broker.catalog.topics.by_name[topic]
+            broker.catalog.record(broker.catalog.topics.move(found, 0, PartitionPlace((1, 2), (2,), 2, 1)))
+
+        own.do(move)
+        assert connection.produce(topic, batch(b"theirs")).error_code == Code.NOT_LEADER_OR_FOLLOWER

@@ -1,0 +1,83 @@
+"""The pytest plug-in, in test runs of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN_SECONDS_MAX = 50
+
+USES = """
+from headrace import Producer
+
+def test_one(kafka_broker, kafka_topic):
+    with Producer(bootstrap_servers=kafka_broker.bootstrap) as producer:
+        assert producer.send(kafka_topic, b"x").result(20).offset == 0
+        assert len(producer.partitions_for("made-by-asking")) == 3
+    open("seen", "a").write(f"{kafka_broker.pid} {kafka_broker.data_dir} {kafka_topic}\\n")
+
+def test_two(kafka_broker, kafka_topic):
+    first = open("seen").read().split()
+    assert int(first[0]) == kafka_broker.pid
+    assert kafka_topic != first[2]
+    assert kafka_broker.status()["topics"] == 2  # the one of test_one is gone
+
+def test_that_ends_it(kafka_broker, kafka_topic):
+    kafka_broker.kill()
+"""
+COSTS_NOTHING = """
+import sys
+
+def test_nothing_was_imported():
+    assert [name for name in sys.modules if name.startswith("headrace.")] == ["headrace.broker",
+        "headrace.broker.pytest_plugin"]
+"""
+
+
+def run_pytest(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run tests in a folder as somebody would who has just installed headrace."""
+    (folder / "test_it.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_loading(), *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)
+
+
+def _loading() -> list[str]:
+    """Load the plug-in also where this environment was made before it had an entry point."""
+    from importlib.metadata import entry_points
+
+    known = [point.name for point in entry_points(group="pytest11")]
+    return [] if "headrace" in known else ["-p", "headrace.broker.pytest_plugin"]
+
+
+@pytest.mark.slow
+def test_a_broker_for_the_run_and_a_topic_for_each_test(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nheadrace_broker_options =\n  num.partitions = 3\n")
+    done = run_pytest(tmp_path, USES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+    pid, data_dir, _ = (tmp_path / "seen").read_text().split()
+    assert not Path(data_dir).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+def test_who_does_not_use_it_does_not_pay_for_it(tmp_path):
+    done = run_pytest(tmp_path, COSTS_NOTHING)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_options_that_are_none_are_said(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nheadrace_broker_options = nonsense\n")
+    done = run_pytest(tmp_path, "def test_it(kafka_broker): pass")
+    assert done.returncode != 0
+    assert "takes lines of key=value, not 'nonsense'" in done.stdout
+
+
+def test_the_fixtures_are_listed_with_what_they_are_for(tmp_path):
+    done = run_pytest(tmp_path, "def test_it(): pass", "--fixtures")
+    assert "A Kafka broker in a process of its own, one for the whole run" in done.stdout
+    assert "a new, empty topic of the test's own" in done.stdout

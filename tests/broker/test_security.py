@@ -1,0 +1,270 @@
+"""Listeners with TLS and SASL: who may come in does, by every client; who may not is told so and shut out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import struct
+import time
+
+import confluent_kafka
+import pytest
+
+from asking import ask
+from headrace import AuthenticationError, Producer, TlsError, Token
+from headrace.broker import EmbeddedBroker
+from headrace.client.admin import AdminClient
+from headrace.client.credentials import SaslSettings
+from headrace.client.tls import TlsSettings
+from headrace.errors import Code, ConfigError
+from headrace.wire.api.alter_user_scram_credentials import AlterUserScramCredentialsRequest, ScramCredentialUpsertion
+from headrace.wire.api.api_versions import ApiVersionsRequest
+from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest
+from headrace.wire.api.sasl_handshake import SaslHandshakeRequest
+from peers.connection import Connection
+from scram_users import salted
+from secure_broker import OPENSSL, SecureBroker, make_certificates
+from topics import unique
+
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason="the openssl command makes the certificates")
+
+SECONDS = 20
+REAUTHENTICATE_MS = 1_500
+FAILURE_DELAY_MS = 300
+UNAUTHENTICATED_BYTES_MAX = 512 * 1024
+PASSWORD = "pa,ss=w:ord"
+MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificates(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secure(certificates):
+    options = {
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+        "sasl.jaas.config": f'org.apache.kafka.common.security.plain.PlainLoginModule required user_ann="{PASSWORD}";',
+        "listener.name.sasl_ssl.oauthbearer.sasl.server.callback.handler.class": "unsecured",
+        "listener.name.sasl_plaintext.oauthbearer.sasl.server.callback.handler.class": "unsecured",
+        "listener.name.sasl_ssl.plain.connections.max.reauth.ms": REAUTHENTICATE_MS,
+        "listener.name.mtls.ssl.principal.mapping.rules": "RULE:^CN=(.*?),.*$/$1/U,DEFAULT",
+        "connection.failed.authentication.delay.ms": FAILURE_DELAY_MS,
+    }
+    with SecureBroker(certificates, options) as broker:
+        with Connection(broker.at["PLAINTEXT"]) as connection:
+            users = [
+                ScramCredentialUpsertion(name="ann", mechanism=number, **salted(number, PASSWORD)) for number in (1, 2)
+            ]
+            for user in users:
+                answer = ask(connection, AlterUserScramCredentialsRequest(upsertions=[user]), 0)
+                assert [row.error_code for row in answer.results] == [0]
+        yield broker
+
+
+def token(subject="ann", seconds=60.0) -> Token:
+    def part(value):
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+    now = time.time()
+    text = f"{part({'alg': 'none'})}.{part({'sub': subject, 'iat': now, 'exp': now + seconds})}."
+    return Token(text, int((now + seconds) * 1000))
+
+
+def settings(mechanism, password=PASSWORD) -> SaslSettings:
+    if mechanism == "OAUTHBEARER":
+        return SaslSettings(mechanism, token_provider=token)
+    return SaslSettings(mechanism, username="ann", password=password)
+
+
+def tls(certificates, name=None) -> TlsSettings:
+    own = str(certificates / f"{name}-both.pem") if name else None
+    return TlsSettings(ca_file=str(certificates / "ca.pem"), cert_file=own)
+
+
+def admin_at(address, **options) -> AdminClient:
+    return AdminClient(address, timeout_ms=10_000, **options)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("listener", ["SASL_PLAINTEXT", "SASL_SSL"])
+def test_our_client_comes_in_by_every_mechanism(secure, certificates, listener, mechanism):
+    options = {"tls": tls(certificates)} if listener == "SASL_SSL" else {}
+    with admin_at(secure.at[listener], sasl=settings(mechanism), **options) as admin:
+        broker = admin.describe_cluster().brokers[0]
+        assert f"127.0.0.1:{broker.port}" == secure.at[listener], "clients are told the listener that they came by"
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("listener", ["SASL_PLAINTEXT", "SASL_SSL"])
+def test_librdkafka_comes_in_by_every_mechanism(secure, certificates, listener, mechanism):
+    options = {
+        "bootstrap.servers": secure.at[listener],
+        "security.protocol": listener,
+        "sasl.mechanism": mechanism,
+        "sasl.username": "ann",
+        "sasl.password": PASSWORD,
+        "ssl.ca.location": str(certificates / "ca.pem"),
+    }
+    topic = unique("secure")
+    producer = confluent_kafka.Producer(options)
+    errors = []
+    producer.produce(topic, b"hello", on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(SECONDS) == 0
+    assert errors == [None]
+    consumer = confluent_kafka.Consumer({**options, "group.id": unique("group"), "auto.offset.reset": "earliest"})
+    try:
+        consumer.subscribe([topic])
+        message = consumer.poll(SECONDS)
+        assert message is not None
+        assert message.value() == b"hello"
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize("name", ["SSL", "MTLS", "SASL_SSL"])
+def test_a_producer_of_ours_sends_over_tls(secure, certificates, name):
+    options = {
+        "bootstrap.servers": secure.at[name],
+        "security.protocol": "SASL_SSL" if name == "SASL_SSL" else "SSL",
+        "ssl.truststore.location": str(certificates / "ca.pem"),
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "ann",
+        "sasl.password": PASSWORD,
+    }
+    if name == "MTLS":
+        options["ssl.keystore.location"] = str(certificates / "client-both.pem")
+    with Producer(options) as producer:
+        sent = [producer.send(unique("tls"), bytes(100_000)) for _ in range(20)]
+        assert [future.result(SECONDS).offset for future in sent] == [0] * 20
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_a_wrong_password_is_refused_after_a_while(secure, mechanism):
+    began = time.monotonic()
+    with (
+        admin_at(secure.at["SASL_PLAINTEXT"], sasl=settings(mechanism, "wrong")) as admin,
+        pytest.raises(AuthenticationError, match="the password is wrong"),
+    ):
+        admin.describe_cluster()
+    assert time.monotonic() - began >= FAILURE_DELAY_MS / 1000
+
+
+def test_a_token_that_has_ended_is_refused(secure):
+    sasl = SaslSettings("OAUTHBEARER", token_provider=lambda: token(seconds=-5))
+    with (
+        admin_at(secure.at["SASL_PLAINTEXT"], sasl=sasl) as admin,
+        pytest.raises(AuthenticationError, match="the token was not accepted"),
+    ):
+        admin.describe_cluster()
+
+
+@pytest.mark.parametrize("name", [None, "stranger"])
+def test_who_shows_no_certificate_or_a_strangers_stays_outside(secure, certificates, name):
+    with (
+        admin_at(secure.at["MTLS"], tls=tls(certificates, name)) as admin,
+        pytest.raises(TlsError, match="did not accept our certificate"),
+    ):
+        admin.describe_cluster()
+
+
+def test_a_session_with_an_end_goes_on_when_the_client_proves_itself_again(secure, certificates):
+    with admin_at(secure.at["SASL_SSL"], tls=tls(certificates), sasl=settings("PLAIN")) as admin:
+        deadline = time.monotonic() + 2.5 * REAUTHENTICATE_MS / 1000
+        while time.monotonic() < deadline:
+            assert admin.describe_cluster().brokers
+            time.sleep(0.1)
+
+
+def test_a_session_that_has_ended_is_closed(secure):
+    with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
+        ask(connection, SaslHandshakeRequest(mechanism="OAUTHBEARER"), 1)
+        short = f"n,,\x01auth=Bearer {token(seconds=0.5).value}\x01\x01".encode()
+        answer = ask(connection, SaslAuthenticateRequest(auth_bytes=short), 2)
+        assert 0 < answer.session_lifetime_ms <= 500
+        ask(connection, MetadataRequest(topics=[]), 9)
+        time.sleep(0.6)
+        with pytest.raises(ConnectionError):
+            ask(connection, MetadataRequest(topics=[]), 9)
+
+
+def test_nothing_but_the_way_in_is_answered_before(secure):
+    with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
+        assert ask(connection, ApiVersionsRequest(), 0).error_code == Code.NONE
+        with pytest.raises(ConnectionError):
+            ask(connection, MetadataRequest(topics=[]), 9)
+
+
+def test_a_token_before_the_handshake_is_an_illegal_state_and_the_end(secure):
+    with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
+        assert ask(connection, SaslAuthenticateRequest(auth_bytes=b"x"), 2).error_code == Code.ILLEGAL_SASL_STATE
+        with pytest.raises(ConnectionError):
+            ask(connection, ApiVersionsRequest(), 0)
+
+
+def test_a_mechanism_that_is_not_there_is_answered_with_those_that_are(secure):
+    with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
+        answer = ask(connection, SaslHandshakeRequest(mechanism="GSSAPI"), 1)
+        assert answer.error_code == Code.UNSUPPORTED_SASL_MECHANISM
+        assert list(answer.mechanisms) == MECHANISMS
+        with pytest.raises(ConnectionError):
+            ask(connection, ApiVersionsRequest(), 0)
+
+
+def test_a_listener_without_sasl_has_no_use_for_it_and_goes_on(secure):
+    with Connection(secure.at["PLAINTEXT"]) as connection:
+        assert ask(connection, SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == Code.ILLEGAL_SASL_STATE
+        assert ask(connection, SaslAuthenticateRequest(auth_bytes=b"x"), 2).error_code == Code.ILLEGAL_SASL_STATE
+        assert ask(connection, ApiVersionsRequest(), 0).error_code == Code.NONE
+
+
+def test_bare_tokens_after_the_oldest_handshake(secure):
+    with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
+        assert ask(connection, SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == Code.NONE
+        raw = connection._socket
+        message = b"\0ann\0" + PASSWORD.encode()
+        raw.sendall(struct.pack(">i", len(message)) + message)
+        assert raw.recv(4) == struct.pack(">i", 0)
+        assert ask(connection, MetadataRequest(topics=[]), 9).brokers
+
+
+def test_a_bare_token_that_is_wrong_has_no_answer(secure):
+    with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
+        ask(connection, SaslHandshakeRequest(mechanism="PLAIN"), 0)
+        raw = connection._socket
+        raw.sendall(struct.pack(">i", 10) + b"\0ann\0wrong")
+        assert raw.recv(4) == b""
+
+
+def test_a_large_frame_of_a_stranger_is_not_even_read(secure):
+    host, port = secure.at["SASL_PLAINTEXT"].split(":")
+    with socket.create_connection((host, int(port)), timeout=SECONDS) as raw:
+        raw.sendall(struct.pack(">i", UNAUTHENTICATED_BYTES_MAX + 1))
+        assert raw.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"listeners": "SSL://127.0.0.1:0"}, "has TLS, which needs a certificate"),
+        ({"listeners": "SSL://127.0.0.1:0", "ssl.keystore.location": "/nowhere.pem"}, "cannot read /nowhere.pem"),
+        (
+            {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "sasl.enabled.mechanisms": "GSSAPI"},
+            "Kerberos is not supported",
+        ),
+        ({"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "sasl.enabled.mechanisms": "OAUTHBEARER"}, "to check tokens"),
+        ({"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "sasl.plain.users": "ann"}, "each must be user:password"),
+    ],
+)
+def test_what_cannot_work_is_said_at_the_start(options, words):
+    with pytest.raises(ConfigError, match=words), EmbeddedBroker(options):
+        pass
+
+
+def test_no_secret_is_in_the_brokers_log(secure):
+    assert PASSWORD not in secure.embedded.log_text

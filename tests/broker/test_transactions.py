@@ -1,0 +1,242 @@
+"""Transactions on our own broker, as clients see them: ours, librdkafka's, and one that says what it is told."""
+
+from __future__ import annotations
+
+import confluent_kafka
+import pytest
+from confluent_kafka import TopicPartition
+
+from headrace import GroupMetadata, Producer, TransactionError
+from headrace.broker import EmbeddedBroker
+from headrace.client import admin as admin_client
+from headrace.client.admin import AdminClient
+from headrace.errors import Code
+from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from headrace.wire.api.end_txn import EndTxnRequest
+from headrace.wire.layout import Record
+from peers import librdkafka
+from peers.connection import Connection
+from raw_producer import RawProducer, plain_batch
+from topics import unique
+from visible import visible
+from waiting import eventually
+
+SECONDS = 20
+NOTHING = Record(0, 0, None, None, ())
+
+
+def state_of(broker, name):
+    with AdminClient(broker.bootstrap) as admin:
+        return admin.describe_transactions([name])[name].state
+
+
+@pytest.mark.parametrize("client", ["ours", "librdkafka"])
+def test_what_is_committed_is_seen_and_what_is_aborted_is_not(connection, broker, topic, client):
+    if client == "ours":
+        ours = Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("txn"))
+        ours.init_transactions()
+        begin, commit, abort = ours.begin_transaction, ours.commit_transaction, ours.abort_transaction
+
+        def write(value):
+            ours.send(topic, value).result(SECONDS)
+    else:
+        theirs = librdkafka.transactional(broker.bootstrap, unique("txn"))
+        begin, commit, abort = theirs.begin_transaction, theirs.commit_transaction, theirs.abort_transaction
+
+        def write(value):
+            librdkafka.append(theirs, topic, [NOTHING._replace(value=value)])
+
+    for n in range(6):
+        begin()
+        write(b"%d a" % n)
+        write(b"%d b" % n)
+        (abort if n % 3 == 1 else commit)()
+    wanted = [b"%d %c" % (n, c) for n in (0, 2, 3, 5) for c in b"ab"]
+    eventually("the last commit", lambda: visible(connection, topic) == wanted)
+    assert visible(connection, topic, committed=False) == [b"%d %c" % (n, c) for n in range(6) for c in b"ab"]
+
+
+@pytest.mark.behaviour("B04")
+@pytest.mark.parametrize("transactions", [1, 2])
+def test_an_open_transaction_holds_back_readers_of_what_is_committed(connection, broker, topic, transactions):
+    writer = RawProducer(connection, topic, unique("txn"), transactions=transactions)
+    writer.init()
+    if transactions == 1:
+        assert writer.add(0) == [0]
+    assert writer.write(0, b"one").error_code == 0
+    assert visible(connection, topic) == []
+    assert visible(connection, topic, committed=False) == [b"one"]
+    epoch = writer.epoch
+    assert writer.end(True).error_code == 0
+    assert writer.epoch == epoch + (transactions == 2)
+    eventually("the commit", lambda: visible(connection, topic) == [b"one"])
+
+
+@pytest.mark.behaviour("B04")
+def test_a_second_producer_fences_the_first_and_aborts_its_transaction(connection, broker, topic):
+    name = unique("txn")
+    first = Producer(bootstrap_servers=broker.bootstrap, transactional_id=name)
+    first.init_transactions()
+    first.begin_transaction()
+    first.send(topic, b"never").result(SECONDS)
+    second = Producer(bootstrap_servers=broker.bootstrap, transactional_id=name)
+    second.init_transactions()
+    with second.transaction():
+        second.send(topic, b"second")
+    with pytest.raises(TransactionError):
+        first.commit_transaction()
+    eventually("the commit", lambda: visible(connection, topic) == [b"second"])
+    first.close(0)
+    second.close()
+
+
+@pytest.mark.behaviour("B04")
+@pytest.mark.parametrize("transactions", [1, 2])
+def test_late_requests_of_a_transaction_cannot_touch_the_next(connection, broker, topic, transactions):
+    name = unique("txn")
+    writer = RawProducer(connection, topic, name, transactions=transactions)
+    writer.init()
+    if transactions == 1:
+        writer.add(0)
+    writer.write(0, b"one")
+    late = writer.epoch
+    delayed = writer.batch(1, b"delayed")
+    writer.end(False)
+    # A batch that comes after the abort must not open a transaction that nobody will end.
+    refused = writer.send(delayed, 0).error_code
+    assert (
+        refused
+        in ((Code.INVALID_TXN_STATE, Code.TRANSACTION_ABORTABLE), (Code.INVALID_PRODUCER_EPOCH,))[transactions - 1]
+    )
+    if transactions == 2:
+        writer.write(0, b"two")
+        for end in (True, False):
+            assert writer.end(end, epoch=late).error_code == Code.PRODUCER_FENCED
+        assert state_of(broker, name) == "Ongoing"
+        writer.end(True)
+        eventually("the commit", lambda: visible(connection, topic) == [b"two"])
+    assert visible(connection, topic) == [b"two"][: transactions - 1]
+
+
+def test_a_repeated_end_is_answered_as_the_first(connection, broker, topic):
+    name = unique("txn")
+    writer = RawProducer(connection, topic, name)
+    writer.init()
+    writer.write(0, b"one")
+    request = EndTxnRequest(
+        transactional_id=name,
+        producer_id=writer.producer_id,
+        producer_epoch=writer.epoch,
+        committed=True,
+    )
+    first = connection.call(request, 5)
+    assert (first.error_code, first.producer_epoch) == (0, writer.epoch + 1)
+    again = eventually("an answer", lambda: _unless_busy(connection.call(request, 5)))
+    assert again == first
+
+
+def _unless_busy(answer):
+    return None if answer.error_code == Code.CONCURRENT_TRANSACTIONS else answer
+
+
+@pytest.mark.behaviour("B04")
+@pytest.mark.parametrize("ends_with", ["commit", "abort"])
+def test_offsets_of_a_group_are_part_of_the_transaction(broker, topic, ends_with):
+    group = unique("group")
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": group, "isolation.level": "read_committed", "log_level": 0}
+    )
+    with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("txn")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"out")
+        producer.send_offsets_to_transaction({(topic, 0): 7}, GroupMetadata(group))
+        (producer.commit_transaction if ends_with == "commit" else producer.abort_transaction)()
+    (found,) = consumer.committed([TopicPartition(topic, 0)], SECONDS)
+    assert found.offset == (7 if ends_with == "commit" else confluent_kafka.OFFSET_INVALID)
+    consumer.close()
+
+
+@pytest.mark.behaviour("B04")
+def test_a_transaction_whose_time_is_up_is_aborted_and_readers_go_on():
+    interval = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 50}
+    with EmbeddedBroker(interval) as broker, Connection(broker.bootstrap) as connection:
+        topic = broker.create_topic("topic")
+        writer = RawProducer(connection, topic, "slow", transactions=1)
+        writer.init(timeout_ms=200)
+        writer.add(0)
+        writer.write(0, b"never")
+        connection.produce(topic, plain_batch(b"after"))
+        eventually("the abort", lambda: state_of(broker, "slow") == "CompleteAbort")
+        assert visible(connection, topic) == [b"after"]
+        assert writer.end(True).error_code == Code.PRODUCER_FENCED
+        assert writer.init(timeout_ms=900_001).error_code == Code.INVALID_TRANSACTION_TIMEOUT
+
+
+def test_a_transaction_that_hangs_is_found_and_aborted():
+    """Open in a partition that its coordinator was never told of: only a broker that does not verify takes that."""
+    with (
+        EmbeddedBroker({"transaction.partition.verification.enable": False}) as broker,
+        Connection(broker.bootstrap) as connection,
+        AdminClient(broker.bootstrap) as admin,
+    ):
+        topic = broker.create_topic("topic")
+        place = admin_client.TopicPartition(topic, 0)
+        writer = RawProducer(connection, topic, "careless", transactions=1)
+        writer.init()
+        assert writer.write(0, b"hanging").error_code == 0
+        connection.produce(topic, plain_batch(b"after"))
+        assert visible(connection, topic) == []
+        (found,) = admin.find_hanging_transactions([place], older_than_ms=0)
+        producer = found.producer
+        assert (producer.producer_id, producer.producer_epoch) == (writer.producer_id, writer.epoch)
+        admin.abort_transaction(place, producer.producer_id, producer.producer_epoch)
+        assert visible(connection, topic) == [b"after"]
+        assert admin.find_hanging_transactions([place], older_than_ms=0) == []
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_one_partition_that_does_not_exist_keeps_the_others_out(connection, broker, topic, version):
+    name = unique("txn")
+    writer = RawProducer(connection, topic, name, transactions=1)
+    writer.init()
+    request = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=name,
+        v3_and_below_producer_id=writer.producer_id,
+        v3_and_below_producer_epoch=writer.epoch,
+        v3_and_below_topics=[AddPartitionsToTxnTopic(name=topic, partitions=[0, 5])],
+    )
+    (answer,) = connection.call(request, version).results_by_topic_v3_and_below
+    codes = [row.partition_error_code for row in answer.results_by_partition]
+    assert codes == [Code.OPERATION_NOT_ATTEMPTED, Code.UNKNOWN_TOPIC_OR_PARTITION]
+    assert state_of(broker, name) == "Empty"
+
+
+def test_a_transaction_over_many_partitions_ends_in_all_of_them(connection, broker):
+    topic = broker.create_topic(unique("wide"), 40)
+    with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("txn")) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            for n in range(40):
+                producer.send(topic, b"%d" % n, partition=n)
+    wanted = [[b"%d" % n] for n in range(40)]
+    eventually("the commit", lambda: [visible(connection, topic, n) for n in range(40)] == wanted)
+
+
+def test_a_topic_that_is_deleted_does_not_hold_up_its_transaction(connection, broker, topic):
+    gone = broker.create_topic(unique("gone"))
+    name = unique("txn")
+    writer = RawProducer(connection, topic, name)
+    writer.init()
+    writer.write(0, b"kept")
+    RawProducer.write(_elsewhere(writer, gone), 0, b"lost")
+    broker.delete_topic(gone)
+    assert writer.end(True).error_code == 0
+    eventually("the end", lambda: state_of(broker, name) == "CompleteCommit")
+    assert visible(connection, topic) == [b"kept"]
+
+
+def _elsewhere(writer, topic):
+    other = RawProducer(writer.connection, topic, writer.transactional_id, transactions=writer.transactions)
+    other.producer_id, other.epoch = writer.producer_id, writer.epoch
+    return other

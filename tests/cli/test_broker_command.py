@@ -1,0 +1,183 @@
+"""headrace broker …, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from headrace import Producer
+from headrace.errors import Code
+from headrace.wire.api.heartbeat import HeartbeatRequest, HeartbeatResponse
+from peers.connection import Connection
+from waiting import eventually
+
+READY_SECONDS_MAX = 20
+COMMAND_SECONDS_MAX = 30
+NOT_RUNNING = 3
+
+
+def headrace(*arguments, state=None):
+    """What a command did."""
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS_MAX,
+        env=environment(state),
+    )
+
+
+def environment(state):
+    return os.environ if state is None else {**os.environ, "XDG_STATE_HOME": str(state)}
+
+
+@contextmanager
+def running(*arguments, state=None):
+    """A broker in the foreground of another process, and its ready line."""
+    command = [sys.executable, "-m", "headrace", "broker", "start", *map(str, arguments)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(state)
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline()
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def started(tmp_path):
+    with running("--listen", "127.0.0.1:0", "--data-dir", tmp_path / "data", "--format", "json") as (process, line):
+        yield process, json.loads(line), tmp_path / "data"
+
+
+def test_a_broker_from_the_command_line(started):
+    process, ready, data_dir = started
+    assert ready["pid"] == process.pid
+    with Producer(bootstrap_servers=ready["bootstrap"]) as producer:
+        assert producer.send("made-by-sending", b"x").result(20).offset == 0
+    status = headrace("broker", "status", "--data-dir", data_dir, "--format", "json")
+    facts = json.loads(status.stdout)
+    assert (facts["bootstrap"], facts["pid"], facts["topics"]) == (ready["bootstrap"], process.pid, 1)
+    assert ready["bootstrap"] in headrace("broker", "status", "--data-dir", data_dir).stdout
+    stopped = headrace("broker", "stop", "--data-dir", data_dir)
+    assert (stopped.returncode, stopped.stdout) == (0, f"the broker (pid {process.pid}) has stopped\n")
+    assert process.wait(COMMAND_SECONDS_MAX) == 0
+    for command in ("status", "stop"):
+        gone = headrace("broker", command, "--data-dir", data_dir)
+        assert gone.returncode == NOT_RUNNING
+        assert f"no broker runs on {data_dir}" in gone.stderr
+
+
+def test_the_ready_line_is_for_people_unless_told_and_the_state_folder_is_the_users(tmp_path):
+    with running("--listen", "127.0.0.1:0", state=tmp_path) as (process, line):
+        assert line.startswith("headrace broker ready: bootstrap.servers=127.0.0.1:")
+        assert (tmp_path / "headrace" / "broker" / "broker.json").exists()
+        assert headrace("broker", "status", state=tmp_path).returncode == 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
+
+
+def test_sigterm_stops_it_cleanly(started):
+    process, _, data_dir = started
+    process.terminate()
+    assert process.wait(COMMAND_SECONDS_MAX) == 0
+    assert "Traceback" not in process.stderr.read()
+    assert not (data_dir / "broker.json").exists()
+
+
+def test_a_killed_one_is_not_taken_for_running(started):
+    process, _, data_dir = started
+    process.kill()
+    process.wait(COMMAND_SECONDS_MAX)
+    assert headrace("broker", "status", "--data-dir", data_dir).returncode == NOT_RUNNING
+    with running("--listen", "127.0.0.1:0", "--data-dir", data_dir) as (_, line):
+        assert "ready" in line
+
+
+def test_options_from_a_file_and_from_the_command_line(tmp_path):
+    (tmp_path / "server.properties").write_text(
+        f"num.partitions=2\nlog.dirs={tmp_path}/data\nlisteners=PLAINTEXT://:1\n"
+    )
+    options = ("--config", tmp_path / "server.properties", "-X", "num.partitions=4", "--listen", "127.0.0.1:0")
+    with running(*options, "--format", "json") as (_, line):
+        ready = json.loads(line)
+        assert ready["data_dir"] == f"{tmp_path}/data"
+        with Producer(bootstrap_servers=ready["bootstrap"]) as producer:
+            assert len(producer.partitions_for("t")) == 4
+
+
+def test_a_listener_that_others_can_reach_is_warned_of(tmp_path):
+    with running("--listen", "0.0.0.0:0", "--data-dir", tmp_path) as (process, line):
+        assert "ready" in line
+        process.terminate()
+        assert "lets everybody who can reach this machine" in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--listen", "nonsense"), 2, "--listen takes HOST:PORT, not 'nonsense'"),
+        (("-X", "nonsense"), 2, "-X takes key=value, not 'nonsense'"),
+        (("-X", "num.partitions=many"), 1, "num.partitions is 'many'; it may be"),
+        (("--config", "/does/not/exist"), 2, "does not exist"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_paragraph(tmp_path, arguments, code, said):
+    done = headrace("broker", "start", "--data-dir", tmp_path, *arguments)
+    assert done.returncode == code
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_said_with_who_has_it(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        command = ("broker", "start", "--data-dir", tmp_path, "--listen", f"127.0.0.1:{port}")
+        done = headrace(*command)
+        assert done.returncode == 1
+        assert f"port {port} is taken by pid {os.getpid()}" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "Traceback" in headrace(*command, "--debug").stderr
+
+
+def test_faults_from_the_command_line(started):
+    _, ready, data_dir = started
+    at = ("--data-dir", data_dir)
+    done = headrace("broker", "faults", "inject", "--api", "Heartbeat", "--error", "NOT_COORDINATOR", "--count", 1, *at)
+    assert done.stdout == "1: Heartbeat error=NOT_COORDINATOR when=before count=1 probability=1.0 (0 hits)\n"
+    with Connection(ready["bootstrap"]) as connection:
+        answer = connection.call(HeartbeatRequest(group_id="g", member_id="m"), 0)
+    assert answer == HeartbeatResponse(error_code=Code.NOT_COORDINATOR)
+    (rule,) = json.loads(headrace("broker", "faults", "list", "--format", "json", *at).stdout)["faults"]
+    assert (rule["api"], rule["hits"], rule["spent"]) == ("Heartbeat", 1, True)
+    assert headrace("broker", "faults", "clear", 7, *at).returncode == 1
+    assert headrace("broker", "faults", "clear", *at).stdout == "1 cleared\n"
+    assert headrace("broker", "faults", "list", *at).stdout == "no faults\n"
+    wrong = headrace("broker", "faults", "inject", "--api", "Nonsense", "--drop", *at)
+    assert wrong.returncode == 1
+    assert "there is no API 'Nonsense'" in wrong.stderr
+
+
+def test_a_crash_from_the_command_line(started):
+    process, ready, data_dir = started
+    headrace("broker", "faults", "inject", "--api", "Metadata", "--crash", "--data-dir", data_dir)
+    with Producer(bootstrap_servers=ready["bootstrap"], max_block_ms=100) as producer:
+        with pytest.raises(Exception, match=r"."):
+            producer.partitions_for("t")
+        eventually("the crash", lambda: process.poll() == 137, COMMAND_SECONDS_MAX)
+
+
+def test_help_says_the_exit_codes():
+    for command in ((), ("broker", "start"), ("broker", "stop"), ("broker", "status"), ("broker", "faults")):
+        done = headrace(*command, "--help")
+        assert done.returncode == 0
+        assert "Exit codes" in done.stdout
+    assert headrace("--version").stdout.startswith("headrace, version ")

@@ -1,0 +1,109 @@
+"""Six clients do the same four things on either broker: what they send, read, transact and administer is the same."""
+
+from __future__ import annotations
+
+from headrace.client.admin import AdminClient, TopicPartition
+from headrace.wire.layout import Record
+from peers import librdkafka
+from topics import new_topic, unique
+
+TIME = 1_700_000_000_000
+PARTITIONS = 4
+
+
+def sample(count=20):
+    """Records with and without key, value and headers."""
+    plain = [Record(n, TIME + n, b"key-%d" % n, b"value-%d" % n, ()) for n in range(3, count)]
+    return [
+        Record(0, TIME, b"key", b"with headers", (("a", b"1"), ("b", "ä".encode()))),
+        Record(1, TIME + 1, None, b"no key", ()),
+        Record(2, TIME + 2, b"no value", None, ()),
+        *plain,
+    ]
+
+
+def texts(count, start=0):
+    return [Record(n, TIME + n, None, b"text %d" % n, ()) for n in range(start, start + count)]
+
+
+def test_what_a_client_sends_in_each_codec_is_what_it_and_another_read(either, client):
+    for codec in client.codecs:
+        topic = new_topic(either, f"sent-{codec}")
+        sent = sample()
+        assert client.produce(either.bootstrap, topic, sent, codec=codec) == list(range(len(sent)))
+        assert librdkafka.consume(either.bootstrap, topic, len(sent)) == sent
+        assert list(client.consume(either.bootstrap, topic, len(sent))) == sent
+
+
+def test_a_reader_of_what_is_committed_skips_what_was_aborted(either, client):
+    topic = new_topic(either, "isolated")
+    producer = librdkafka.transactional(either.bootstrap, unique("mixed"))
+    for ending, start in (("commit", 0), ("abort", 3), ("commit", 6)):
+        producer.begin_transaction()
+        librdkafka.append(producer, topic, texts(3, start))
+        getattr(producer, f"{ending}_transaction")(librdkafka.SECONDS_MAX)
+
+    committed = client.consume(either.bootstrap, topic, 6, isolation="read_committed")
+    assert [record.value for record in committed] == [record.value for record in texts(3) + texts(3, 6)]
+    assert [record.offset for record in committed] == [0, 1, 2, 8, 9, 10]  # a marker takes an offset
+    everything = client.consume(either.bootstrap, topic, 9)
+    assert [record.value for record in everything] == [record.value for record in texts(9)]
+
+
+def test_a_member_that_joins_takes_partitions_and_gives_them_back_when_it_leaves(either, client):
+    topic, group = new_topic(either, "shared", PARTITIONS), unique("group")
+    for partition in range(PARTITIONS):
+        librdkafka.produce(either.bootstrap, topic, texts(10, partition * 10), partition=partition)
+
+    found = client.rebalance(either.bootstrap, topic, group, PARTITIONS, 10 * PARTITIONS)
+
+    everyone = list(range(PARTITIONS))
+    assert found.alone == found.again == everyone
+    assert sorted(found.shared[0] + found.shared[1]) == everyone
+    assert all(len(partitions) == PARTITIONS // 2 for partitions in found.shared)
+    assert sorted(set(found.values)) == sorted(f"text {n}" for n in range(10 * PARTITIONS))
+    with AdminClient(either.bootstrap) as admin:
+        offsets = {tp.partition: committed.offset for tp, committed in admin.list_group_offsets(group).items()}
+        assert offsets == dict.fromkeys(everyone, 10)
+        assert admin.describe_groups([group])[group].state == "Empty"
+
+
+def test_a_transaction_writes_what_was_read_and_moves_the_group_or_does_neither(either, client):
+    source, target, group = new_topic(either, "source"), new_topic(either, "target"), unique("transform")
+    librdkafka.produce(either.bootstrap, source, texts(12))
+
+    assert client.transform(either.bootstrap, source, target, group, unique("transform"), 12) is None
+
+    upper = [b"TEXT %d" % n for n in range(12)]
+    committed = librdkafka.consume_to_end(either.bootstrap, target, isolation="read_committed")
+    assert [record.value for record in committed] == upper
+    everything = librdkafka.consume_to_end(either.bootstrap, target, isolation="read_uncommitted")
+    assert [record.value for record in everything] == upper + upper
+    with AdminClient(either.bootstrap) as admin:
+        assert admin.list_group_offsets(group)[TopicPartition(source, 0)].offset == 12
+
+
+def test_topics_records_and_groups_are_administered(either, client):
+    topic, filled, group = unique("made"), new_topic(either, "filled"), unique("old-group")
+    librdkafka.produce(either.bootstrap, filled, texts(5))
+    with AdminClient(either.bootstrap) as admin:
+        admin.alter_group_offsets(group, {TopicPartition(filled, 0): 4})
+
+    facts = client.administer(either.bootstrap, topic, filled, group)
+
+    expected = {
+        "partitions": 2,
+        "retention": "1000000",
+        "altered": "2000000",
+        "grown": 3,
+        "listed": True,
+        "gone": True,
+        "offsets": [3, 5],
+        "nodes": [[1, "127.0.0.1", int(either.bootstrap.rpartition(":")[2])]],
+        "controller": 1,
+        "group_listed": True,
+        "group_state": "Empty",
+        "committed": 4,
+        "group_gone": True,
+    }
+    assert facts == {fact: expected[fact] for fact in client.facts}

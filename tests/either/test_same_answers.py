@@ -1,0 +1,74 @@
+"""Raw requests in every version that both brokers know: ours answers as Apache Kafka does, field by field."""
+
+from __future__ import annotations
+
+import pytest
+
+from questions import admin, data, groups, transactions
+from questions.asking import KEYS, World, comparable, differences
+from topics import unique
+
+QUESTIONS = {**data.QUESTIONS, **groups.QUESTIONS, **transactions.QUESTIONS, **admin.QUESTIONS}
+JOIN_VERSIONS = range(10)
+
+
+@pytest.fixture(scope="module")
+def worlds(kafka, headrace_broker):
+    """Both brokers with the same in them: ours first."""
+    names = unique("same"), unique("same-group"), unique("same-txn")
+    made = [World(broker, *names) for broker in (headrace_broker, kafka)]
+    yield made
+    for world in made:
+        world.close()
+
+
+def test_ours_advertises_what_apache_does_up_to_the_same_versions(worlds):
+    ours, theirs = (world.versions for world in worlds)
+    assert {key: (ours[key], theirs.get(key)) for key in ours if theirs.get(key, (0, -1))[1] != ours[key][1]} == {}
+    assert {key: (ours[key], theirs[key]) for key in ours if ours[key][0] > theirs[key][0]} == {}
+
+
+@pytest.mark.parametrize("about", QUESTIONS)
+def test_both_answer_alike_about(worlds, about):
+    found = QUESTIONS[about].ask(*worlds)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("version", JOIN_VERSIONS)
+def test_the_life_of_a_group_is_the_same_in_every_version(worlds, version):
+    """Join, sync, heartbeat, commit, leave: in the version of the join, or the nearest that there is."""
+    ours, theirs = (lives(world, version) for world in worlds)
+    found = differences(ours, theirs)
+    assert not found, "\n".join(found)
+
+
+def lives(world, version):
+    group, found = f"{world.group}-{version}", []
+
+    def call(name, fields):
+        first, last = world.versions[KEYS[name]]
+        answer = world.call(name, min(max(version, first, groups.FIRST_VERSIONS.get(name, 0)), last), fields)
+        found.append(comparable(answer))
+        return answer
+
+    joined = call("JoinGroup", groups.join(world, group_id=group))
+    if joined.error_code:  # from version 4 on it is told its name first
+        joined = call("JoinGroup", groups.join(world, group_id=group, member_id=joined.member_id))
+    found[-1] = {**found[-1], "leader": joined.leader == joined.member_id, "members": len(joined.members)}
+    member = {"group_id": group, "generation_id": joined.generation_id, "member_id": joined.member_id}
+    call("Heartbeat", member)
+    assignments = [{"member_id": joined.member_id, "assignment": b"all"}]
+    call("SyncGroup", {**member, "protocol_type": "consumer", "protocol_name": "range", "assignments": assignments})
+    call("Heartbeat", member)
+    call("Heartbeat", {**member, "generation_id": 9})
+    call("DescribeGroups", {"groups": [group]})
+    call("OffsetCommit", groups.offset_commit(world, group, joined.generation_id, joined.member_id))
+    call("OffsetCommit", groups.offset_commit(world, group, joined.generation_id + 1, joined.member_id))
+    call("DeleteGroups", {"groups_names": [group]})
+    leaving = [{"member_id": joined.member_id, "group_instance_id": None}]
+    call("LeaveGroup", {"group_id": group, "member_id": joined.member_id, "members": leaving})
+    call("Heartbeat", member)
+    call("DescribeGroups", {"groups": [group]})
+    call("OffsetFetch", groups.offset_fetch(world, group, [0, 1]))
+    call("DeleteGroups", {"groups_names": [group]})
+    return found

@@ -1,0 +1,344 @@
+"""Groups on a clock turned by hand, over a log in memory: members that are moved step by step, and a replay to compare.
+
+async with GroupRig() as rig:
+    a = rig.member()
+    await rig.gather(a, b)             both join and sync, as a client would
+    assert rig.view() == await rig.replayed()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from fake_internal import FakeInternal, HandClock
+from headrace.broker.broker_options import BROKER_OPTIONS
+from headrace.broker.catalog.topics import CONSUMER_OFFSETS
+from headrace.broker.groups.commits import Commit
+from headrace.broker.groups.coordinator import GroupCoordinator
+from headrace.broker.groups.group import Claim, Group, State
+from headrace.broker.groups.joining import Client
+from headrace.errors import BrokerError, Code
+from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
+from headrace.wire.api.leave_group import MemberIdentity
+from headrace.wire.api.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
+from headrace.wire.records import Marker, encode_marker, read_batches
+
+GROUP = "payments"
+SESSION_MS = 10_000
+REBALANCE_MS = 30_000
+DELAY_MS = 3_000
+HEARTBEAT_MS = 1_000
+VERSION = 9
+EPOCH = 7
+NO_CLAIM = Claim()
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **keywords: Any) -> None:
+        asyncio.run(test(*arguments, **keywords))
+
+    return run
+
+
+def subscription(*topics: str) -> bytes:
+    """What a consumer sends as its metadata."""
+    names = b"".join(len(topic).to_bytes(2, "big") + topic.encode() for topic in topics)
+    return b"\x00\x01" + len(topics).to_bytes(4, "big") + names + b"\xff\xff\xff\xff"
+
+
+class FakeTransactions:
+    """Believes everybody, unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, int, tuple[tuple[str, int], ...], bool]] = []
+        self.answer = Code.NONE
+
+    async def ensure_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Iterable[tuple[str, int]],
+        *,
+        add: bool,
+    ) -> dict[tuple[str, int], Code]:
+        places = tuple(partitions)
+        self.asked.append((transactional_id, producer_id, epoch, places, add))
+        return dict.fromkeys(places, self.answer)
+
+
+class GroupRig:
+    """A coordinator with one partition to keep groups in."""
+
+    def __init__(
+        self,
+        options: Mapping[str, object] | None = None,
+        *,
+        clock: HandClock | None = None,
+        internal: FakeInternal | None = None,
+    ) -> None:
+        self.clock = clock or HandClock()
+        self.internal = internal or FakeInternal(self.clock, {CONSUMER_OFFSETS: 1})
+        self.transactions = FakeTransactions()
+        self.options = {"group.initial.rebalance.delay.ms": DELAY_MS, **(options or {})}
+        config = BROKER_OPTIONS.resolve(("argument", self.options))
+        self.groups = GroupCoordinator(self.internal, self.clock, config, self.transactions)
+
+    async def __aenter__(self) -> GroupRig:
+        self.groups.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.groups.stop()
+
+    # Requests.
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        instance_id: str | None = None,
+        protocols: Mapping[str, bytes] | None = None,
+        protocol_type: str = "consumer",
+        session_ms: int = SESSION_MS,
+        rebalance_ms: int = REBALANCE_MS,
+        version: int = VERSION,
+        group_id: str = GROUP,
+    ) -> asyncio.Future[JoinGroupResponse]:
+        chosen = {"range": subscription("orders")} if protocols is None else protocols
+        request = JoinGroupRequest(
+            group_id=group_id,
+            session_timeout_ms=session_ms,
+            rebalance_timeout_ms=rebalance_ms,
+            member_id=member_id,
+            group_instance_id=instance_id,
+            protocol_type=protocol_type,
+            protocols=[JoinGroupRequestProtocol(name=name, metadata=data) for name, data in chosen.items()],
+        )
+        return self.groups.join(request, Client("client", "/127.0.0.1", version))
+
+    def sync(
+        self,
+        member_id: str,
+        generation: int,
+        assignments: Mapping[str, bytes] | None = None,
+        *,
+        instance_id: str | None = None,
+        protocol_type: str | None = None,
+        protocol_name: str | None = None,
+        group_id: str = GROUP,
+    ) -> asyncio.Future[SyncGroupResponse]:
+        rows = [
+            SyncGroupRequestAssignment(member_id=name, assignment=data) for name, data in (assignments or {}).items()
+        ]
+        return self.groups.sync(
+            SyncGroupRequest(
+                group_id=group_id,
+                generation_id=generation,
+                member_id=member_id,
+                group_instance_id=instance_id,
+                protocol_type=protocol_type,
+                protocol_name=protocol_name,
+                assignments=rows,
+            )
+        )
+
+    def heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> Code:
+        return Code(code_of(lambda: self.groups.heartbeat(GROUP, Claim(member_id, generation, instance_id))))
+
+    def leave(self, *member_ids: str) -> list[Code]:
+        return self.groups.leave(GROUP, [MemberIdentity(member_id=member_id) for member_id in member_ids])
+
+    async def commit(
+        self, offsets: Mapping[tuple[str, int], int], claim: Claim = NO_CLAIM, group_id: str = GROUP
+    ) -> None:
+        commits = {place: Commit(offset, metadata="noted") for place, offset in offsets.items()}
+        codes = await self.groups.commit(group_id, claim, commits)
+        assert set(codes.values()) <= {Code.NONE}
+
+    async def commit_in_transaction(
+        self,
+        producer_id: int,
+        offsets: Mapping[tuple[str, int], int],
+        claim: Claim = NO_CLAIM,
+        *,
+        group_id: str = GROUP,
+        version: int = 5,
+    ) -> None:
+        commits = {place: Commit(offset) for place, offset in offsets.items()}
+        codes = await self.groups.commit_in_transaction(
+            "t", group_id, claim, producer_id, EPOCH, commits, version=version
+        )
+        assert set(codes.values()) <= {Code.NONE}
+
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        """Write the marker, as the replica manager does, and tell the coordinator."""
+        log = self.internal.logs.setdefault((CONSUMER_OFFSETS, 0), [])
+        offset = sum(batch.header.record_count for data in log for batch in read_batches(data))
+        log.append(bytes(encode_marker(Marker(committed, 0), producer_id, EPOCH, self.clock.time_ms(), offset)))
+        self.groups.complete_transaction(0, producer_id, committed)
+
+    def offset(
+        self, topic: str = "orders", index: int = 0, *, stable: bool = False, group_id: str = GROUP
+    ) -> int | Code:
+        """What is committed, or the error."""
+        found = self.groups.fetch(group_id, [((topic, index), bytes(16))], stable)[topic, index]
+        return found.error or found.offset
+
+    # What a client does.
+
+    async def new_id(self, *, group_id: str = GROUP) -> str:
+        """The id that a dynamic member is sent back with."""
+        response = await self.join(group_id=group_id)
+        assert response.error_code == Code.MEMBER_ID_REQUIRED
+        return response.member_id
+
+    async def gathered(self, count: int) -> list[str]:
+        """A stable group of so many new members, the leader first."""
+        ids = [await self.new_id() for _ in range(count)]
+        joins = [self.join(member_id) for member_id in ids]
+        await self.rebalanced(*joins)
+        await self.stabilise({member_id: future.result() for member_id, future in zip(ids, joins, strict=True)})
+        leader = joins[0].result().leader
+        return sorted(ids, key=lambda member_id: member_id != leader)
+
+    async def rebalanced(self, *joins: asyncio.Future[JoinGroupResponse]) -> None:
+        """Let the time of a rebalance pass, as much as it takes."""
+        for _ in range(REBALANCE_MS // DELAY_MS + 1):
+            if all(future.done() for future in joins):
+                return
+            await self.clock.run(DELAY_MS)
+        raise AssertionError(f"the rebalance is not over; the group is {self.group.state.value}")
+
+    async def stabilise(self, joined: Mapping[str, JoinGroupResponse]) -> dict[str, bytes]:
+        """Everybody syncs, the leader with one part for each; who got what."""
+        syncs = {}
+        for member_id, response in joined.items():
+            assert response.error_code == Code.NONE, response
+            parts = {row.member_id: b"part of " + row.member_id.encode() for row in response.members}
+            syncs[member_id] = self.sync(member_id, response.generation_id, parts)
+        await self.clock.run()
+        return {member_id: bytes(future.result().assignment) for member_id, future in syncs.items()}
+
+    async def pause(self, ms: float) -> None:
+        """Wait, by the clock that is turned by hand."""
+        over = asyncio.Event()
+        self.clock.call_later(ms, over.set)
+        await over.wait()
+
+    # The state.
+
+    @property
+    def group(self) -> Group:
+        found = self.groups.describe(GROUP)
+        assert found is not None
+        return found
+
+    def view(self) -> dict[str, Any]:
+        """All that a replay has to bring back."""
+        parts = self.groups._parts[0]
+        committed, pending = parts.shard.offsets.snapshot()
+        return {
+            "groups": {group.id: group_view(group) for group in parts.shard.groups.values()},
+            "offsets": committed,
+            "pending": {producer: groups for producer, groups in pending.items() if groups},
+        }
+
+    async def replayed(self) -> dict[str, Any]:
+        """What another broker would make of the log."""
+        async with GroupRig(self.options, clock=self.clock, internal=self.internal) as other:
+            return other.view()
+
+
+def group_view(group: Group) -> dict[str, Any]:
+    """A group, as far as the log knows it: of a member's protocols, the chosen one."""
+    members = {
+        member.id: (
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            member.rebalance_timeout_ms,
+            member.session_timeout_ms,
+            member.metadata(group.protocol_name),
+            member.assignment,
+        )
+        for member in group.members.values()
+    }
+    return {
+        "state": group.state,
+        "since": group.state_time_ms if group.protocol_type else None,  # nobody asks, for offsets without members
+        "generation": group.generation,
+        "protocol": (group.protocol_type, group.protocol_name),
+        "leader": group.leader_id,
+        "members": members,
+        "static": dict(group.static_members),
+        "topics": group.subscribed_topics,
+    }
+
+
+class Consumer:
+    """What a client does: join, sync, send heartbeats, and join again when it is told to or has changed its mind."""
+
+    def __init__(self, rig: GroupRig, topic: str) -> None:
+        self.member_id = ""
+        self.assignment = b""
+        self.codes: list[Code] = []
+        self._rig = rig
+        self._topic = topic
+        self._has_changed = False
+        self._life = asyncio.ensure_future(self._live())
+
+    def subscribe(self, topic: str) -> None:
+        self._topic, self._has_changed = topic, True
+
+    async def die(self) -> None:
+        """Without a word."""
+        self._life.cancel()
+        await asyncio.gather(self._life, return_exceptions=True)
+
+    async def _live(self) -> None:
+        while True:
+            generation = await self._join()
+            while generation is not None and not self._has_changed:
+                await self._rig.pause(HEARTBEAT_MS)
+                code = self._rig.heartbeat(self.member_id, generation)
+                self.codes.append(code)
+                if code is not Code.NONE:
+                    break
+
+    async def _join(self) -> int | None:
+        self._has_changed = False
+        protocols = {"range": subscription(self._topic)}
+        joined = await self._rig.join(self.member_id, protocols=protocols)
+        self.member_id = joined.member_id
+        if joined.error_code == Code.MEMBER_ID_REQUIRED:
+            return None
+        self.codes.append(Code(joined.error_code))
+        if joined.error_code:
+            return None
+        parts = {row.member_id: row.member_id.encode() for row in joined.members}
+        answer = code_of(lambda: self._rig.sync(self.member_id, joined.generation_id, parts))
+        code = answer if isinstance(answer, Code) else Code((await answer).error_code)
+        self.codes.append(code)
+        if code is not Code.NONE:
+            return None
+        self.assignment = bytes(answer.result().assignment)
+        return joined.generation_id
+
+
+SETTLED = (State.EMPTY, State.STABLE)
+"""The states that a replay can bring back."""
+
+
+def code_of(call: Callable[[], Any]) -> Any:
+    """The code that was raised, or else what was returned."""
+    try:
+        return call()
+    except BrokerError as error:
+        return Code(error.code)

@@ -1,0 +1,33 @@
+"""A transaction that hangs: its batch lies open in a partition that its coordinator does not know of."""
+
+from __future__ import annotations
+
+from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
+from headrace.wire.layout import Record
+from headrace.wire.records import Producer, encode
+from peers.connection import Connection
+from waiting import eventually
+
+BROKER = ConfigResource(ResourceKind.BROKER, "1")
+VERIFICATION = "transaction.partition.verification.enable"
+TIME_MS = 1_700_000_000_000
+
+
+def plant_hanging(bootstrap: str, topic: str, transactional_id: str) -> tuple[int, int]:
+    """Leave one record of a transaction open in partition 0; the producer's id and epoch.
+
+    No broker that verifies would take a batch whose transaction was never told of the partition: that is
+    switched off for the moment.
+    """
+    with AdminClient(bootstrap) as admin, Connection(bootstrap) as connection:
+        producer_id, epoch = admin.fence_producers([transactional_id])[transactional_id]
+        batch = encode([Record(0, TIME_MS, None, b"hanging", ())], producer=Producer(producer_id, epoch, 0, True))
+        admin.alter_configs({BROKER: {VERIFICATION: "false"}})
+        try:
+            eventually(
+                "the leader to take it",
+                lambda: connection.produce(topic, batch, transactional_id=transactional_id).error_code == 0,
+            )
+        finally:
+            admin.alter_configs({BROKER: {VERIFICATION: None}})
+    return producer_id, epoch

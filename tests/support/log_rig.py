@@ -1,0 +1,150 @@
+"""Logs on a clock that is turned by hand.
+
+rig = LogRig(tmp_path)
+log = rig.log("t", **{"internal.segment.bytes": "4096"})
+rig.append(log, b"a", b"b")                 a batch of two records; committed: the high watermark follows
+again = rig.crash()                         what a killed process would leave behind, opened by another one
+again = await rig.restart()                 a clean stop, and a start
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fake_internal import START_MS, HandClock
+from headrace.broker.log import AppendInfo, Log, LogConfig, LogManager, Origin
+from headrace.wire.layout import Record
+from headrace.wire.records import NO_PRODUCER, Marker, Producer, RecordBatch, encode, read_batches
+
+TOPIC_ID = bytes(range(16))
+Value = bytes | tuple[bytes | None, bytes | None]
+"""A value, or a key and a value."""
+
+
+def batch(
+    *values: Value,
+    producer: Producer = NO_PRODUCER,
+    codec: int = 0,
+    time_ms: int = START_MS,
+    step_ms: int = 0,
+    offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytes:
+    """A batch as a producer sends it."""
+    pairs = [value if isinstance(value, tuple) else (None, value) for value in values]
+    rows = [
+        Record(offset + place, time_ms + place * step_ms, key, value, ()) for place, (key, value) in enumerate(pairs)
+    ]
+    return bytes(encode(rows, producer=producer, codec=codec, leader_epoch=leader_epoch))
+
+
+class LogRig:
+    """A manager of logs, and what tests do with it."""
+
+    def __init__(self, root: Path, clock: HandClock | None = None, defaults: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        self.clock = clock or HandClock()
+        self.defaults = dict(defaults or {})
+        self.manager = LogManager(root, self.clock, self.defaults)
+        self.manager.load()
+        self._copies = 0
+
+    def log(self, topic: str = "t", index: int = 0, /, **options: str) -> Log:
+        """The log of a partition; `segment_bytes` and the like are its topic's options."""
+        named = {name.replace("_", "."): value for name, value in options.items()}
+        return self.manager.create(topic, index, TOPIC_ID, LogConfig.resolve(named, self.defaults))
+
+    def append(self, log: Log, *values: Value, committed: bool = True, **how: Any) -> AppendInfo:
+        info = log.append(batch(*values, **how))
+        if committed:
+            log.advance_high_watermark(log.end_offset)
+        return info
+
+    def mark(
+        self, log: Log, producer_id: int, epoch: int, *, committed: bool, coordinator: int = 0, **how: Any
+    ) -> AppendInfo:
+        info = log.append_marker(producer_id, epoch, Marker(committed, coordinator), leader_epoch=0, **how)
+        log.advance_high_watermark(log.end_offset)
+        return info
+
+    def crash(self) -> LogRig:
+        """Another process that finds what is on disk now. This one goes on as if nothing had happened."""
+        self._copies += 1
+        copy = self.root.with_name(f"{self.root.name}-{self._copies}")
+        shutil.copytree(self.root, copy)
+        return LogRig(copy, self.clock, self.defaults)
+
+    async def restart(self) -> LogRig:
+        await self.manager.stop()
+        return LogRig(self.root, self.clock, self.defaults)
+
+
+def batches_of(log: Log, offset: int | None = None) -> list[RecordBatch]:
+    return list(log.batches(offset))
+
+
+def values_of(log: Log) -> list[bytes | None]:
+    """The values of all records, markers left out."""
+    return [row.value for row in rows_of(log)]
+
+
+def rows_of(log: Log) -> list[Record]:
+    return [row for each in log.batches() if not each.header.is_control for row in each.records()]
+
+
+def read_all(log: Log, *, bytes_max: int = 1 << 20, end_offset: int | None = None) -> bytes:
+    """Everything, as a consumer gets it fetch by fetch."""
+    end = log.high_watermark if end_offset is None else end_offset
+    parts, at = [], log.start_offset
+    while at < end:
+        found = log.read(at, bytes_max, end_offset=end, at_least_one=True)
+        if not found.data:
+            break
+        parts.append(bytes(found.data))
+        at = found.next_offset
+    return b"".join(parts)
+
+
+def committed_values(log: Log) -> list[bytes | None]:
+    """What a reader of committed records sees, by the rules of a consumer: the aborted list says what to leave out."""
+    stable = log.last_stable_offset
+    data = read_all(log, end_offset=stable)
+    aborted = sorted(log.aborted_transactions(log.start_offset, stable), key=lambda each: each.first_offset)
+    ongoing: set[int] = set()
+    values: list[bytes | None] = []
+    for each in read_batches(data):
+        header = each.header
+        while aborted and aborted[0].first_offset <= header.last_offset:
+            ongoing.add(aborted.pop(0).producer_id)
+        if header.is_control:
+            if header.record_count and each.records()[0].key == b"\0\0\0\0":
+                ongoing.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in ongoing):
+            values += [row.value for row in each.records()]
+    return values
+
+
+def state_of(log: Log) -> dict[str, Any]:
+    """What must survive."""
+    return {
+        "offsets": (log.start_offset, log.high_watermark, log.last_stable_offset, log.end_offset),
+        "producers": log.producers.facts(),
+        "aborted": log.aborted.rows(0, 2**62),
+        "epochs": log.epochs.rows,
+        "bytes": b"".join(bytes(each.view) for each in log.batches()),
+    }
+
+
+def replicate(leader: Log, follower: Log, *, bytes_max: int = 1 << 20) -> None:
+    """What a follower's fetches do, until it has everything."""
+    while follower.end_offset < leader.end_offset:
+        found = leader.read(follower.end_offset, bytes_max, end_offset=leader.end_offset, at_least_one=True)
+        follower.append(found.data, origin=Origin.REPLICATION)
+        follower.advance_high_watermark(leader.high_watermark)
+
+
+def keys_and_values(rows: Iterable[Record] | Sequence[Record]) -> dict[bytes | None, bytes | None]:
+    return {row.key: row.value for row in rows}

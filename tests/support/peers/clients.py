@@ -1,0 +1,133 @@
+"""What every client of other people's is asked to do, in the same words.
+
+Each does it by its own means; a test then looks at the broker by another client, and at what came back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from headrace.wire.layout import Record
+from peers.program import Program
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+FACTS = (
+    *("partitions", "retention", "altered", "grown", "listed", "gone", "offsets", "nodes", "controller"),
+    *("group_listed", "group_state", "committed", "group_gone"),
+)
+
+
+class Rebalance(NamedTuple):
+    """Which partitions members of a group had, and what they read together."""
+
+    alone: list[int]  # of the first, before the second came
+    shared: list[list[int]]  # of both
+    again: list[int]  # of the first, after the second left
+    values: list[str]
+
+
+class Client(Protocol):
+    """A client of other people's."""
+
+    codecs: Sequence[str]
+    """The codecs it can write and read as it is installed."""
+    facts: Sequence[str]
+    """What its admin client can tell or do: the keys of what `administer` returns."""
+
+    def produce(self, bootstrap: str, topic: str, records: Sequence[Record], *, codec: str = "none") -> list[int]:
+        """Send records to partition 0, and return their offsets."""
+
+    def consume(
+        self, bootstrap: str, topic: str, count: int, *, isolation: str = "read_uncommitted"
+    ) -> Sequence[Record]:
+        """The first `count` records of partition 0."""
+
+    def rebalance(self, bootstrap: str, topic: str, group: str, partitions: int, count: int) -> Rebalance:
+        """Read all `count` records of a topic in a group, of which one member comes late and leaves early.
+
+        The second leaves as soon as both have partitions; the first stays until all is read, and commits that.
+        """
+
+    def transform(
+        self, bootstrap: str, source: str, target: str, group: str, transactional_id: str, count: int
+    ) -> int | None:
+        """Read `count` records in a group and write their values in upper case, with the offsets in the transaction.
+
+        The first transaction is aborted; then the same records are read and written again, and committed. Returns
+        the group's offset in partition 0 between the two: there must be none.
+        """
+
+    def close(self) -> None:
+        """End what runs for it."""
+
+    def administer(self, bootstrap: str, topic: str, filled: str, group: str) -> Mapping[str, Any]:
+        """Make `topic`, change and delete it; shorten `filled`; look at `group` and delete it. See test_clients."""
+
+
+class ProgramClient:
+    """A client whose means are a program of its own."""
+
+    codecs: Sequence[str] = CODECS
+    facts: Sequence[str] = FACTS
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def close(self) -> None:
+        self._program.close()
+
+    def produce(self, bootstrap: str, topic: str, records: Sequence[Record], *, codec: str = "none") -> list[int]:
+        sent = [_to_json(record) for record in records]
+        answer = self._program("produce", bootstrap=bootstrap, topic=topic, records=sent, codec=codec)
+        return list(answer["offsets"])
+
+    def consume(
+        self, bootstrap: str, topic: str, count: int, *, isolation: str = "read_uncommitted"
+    ) -> Sequence[Record]:
+        answer = self._program("consume", bootstrap=bootstrap, topic=topic, count=count, isolation=isolation)
+        return [_from_json(record) for record in answer["records"]]
+
+    def rebalance(self, bootstrap: str, topic: str, group: str, partitions: int, count: int) -> Rebalance:
+        return Rebalance(
+            **self._program(
+                "rebalance", bootstrap=bootstrap, topic=topic, group=group, partitions=partitions, count=count
+            )
+        )
+
+    def transform(
+        self, bootstrap: str, source: str, target: str, group: str, transactional_id: str, count: int
+    ) -> int | None:
+        answer = self._program(
+            "transform",
+            bootstrap=bootstrap,
+            source=source,
+            target=target,
+            group=group,
+            transactional_id=transactional_id,
+            count=count,
+        )
+        offset = answer["after_abort"]
+        return None if offset is None else int(offset)
+
+    def administer(self, bootstrap: str, topic: str, filled: str, group: str) -> Mapping[str, Any]:
+        answer = self._program("administer", bootstrap=bootstrap, topic=topic, filled=filled, group=group)
+        assert isinstance(answer, dict)
+        return answer
+
+
+def _to_json(record: Record) -> dict[str, Any]:
+    return {
+        "timestamp": record.timestamp,
+        "key": None if record.key is None else bytes(record.key).decode(),
+        "value": None if record.value is None else bytes(record.value).decode(),
+        "headers": [[key, None if value is None else bytes(value).decode()] for key, value in record.headers],
+    }
+
+
+def _from_json(found: Mapping[str, Any]) -> Record:
+    def as_bytes(text: str | None) -> bytes | None:
+        return None if text is None else text.encode()
+
+    headers = tuple((key, as_bytes(value)) for key, value in found["headers"])
+    return Record(found["offset"], found["timestamp"], as_bytes(found["key"]), as_bytes(found["value"]), headers)

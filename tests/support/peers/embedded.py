@@ -1,0 +1,44 @@
+"""Our own broker as one that tests may ask things of (peers/broker.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.broker import EmbeddedBroker
+from peers import broker
+
+
+class OwnBroker(broker.Broker):
+    """An `EmbeddedBroker` behind the `Broker` interface; what only ours can do is at `embedded`."""
+
+    def __init__(self, embedded: EmbeddedBroker) -> None:
+        self.embedded = embedded
+
+    @property
+    def bootstrap(self) -> str:
+        return self.embedded.bootstrap
+
+    @property
+    def port(self) -> int:
+        return int(self.bootstrap.rpartition(":")[2])
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process."""
+        return self.embedded.pid
+
+    def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
+        return broker.create_topic(self.bootstrap, name, partitions, configs)
+
+    def kill(self) -> None:
+        self.embedded.kill()
+
+    def stop(self) -> None:
+        self.embedded.stop()
+
+    def restart(self) -> None:
+        self.embedded.restart()
+
+    def remove(self) -> None:
+        """End it and delete its data."""
+        self.embedded.close()

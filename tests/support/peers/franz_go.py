@@ -1,0 +1,37 @@
+"""franz-go: the client program in tests/either/clients/go, built once for what its sources say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from peers import fetched
+from peers.clients import ProgramClient
+from peers.program import Program
+
+SOURCES = Path(__file__).parents[2] / "either" / "clients" / "go"
+
+
+def make_franz_go() -> ProgramClient:
+    """The client; without Go the test is skipped."""
+    folder = fetched.fetched(_name(), _build, others="franzgo-*")
+    return ProgramClient(Program("franz-go", lambda: [str(folder / "client")]))
+
+
+def is_built() -> bool:
+    """Whether a test that asks for it will not have to wait for downloads and a compiler."""
+    return (fetched.CACHE / _name()).exists()
+
+
+def _name() -> str:
+    return f"franzgo-{fetched.digest(SOURCES)}"
+
+
+def _build(folder: Path) -> None:
+    fetched.require("go", purpose="tests with franz-go")
+    folder.mkdir()
+    fetched.run(
+        ["go", "build", "-o", str(folder / "client"), "."],
+        "Go could not build the franz-go client",
+        cwd=SOURCES,
+        env={"GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"},
+    )

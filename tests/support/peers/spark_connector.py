@@ -1,0 +1,57 @@
+"""Spark's own Kafka connector: a Spark of the version it was made for, in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from peers import fetched, maven
+from peers.program import Program
+
+SOURCE = Path(__file__).parents[2] / "either" / "clients" / "spark" / "reader.py"
+SPARK_VERSION = "4.2.0"
+
+# 4.2.0 asks for a token provider that does not exist in that version; with the one of 4.0.0 it works.
+_JARS = {
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13"): SPARK_VERSION,
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13"): "4.0.0",
+    ("org.apache.kafka", "kafka-clients"): "3.9.0",
+    ("org.apache.commons", "commons-pool2"): "2.12.0",
+}
+# Each alone: what they depend on comes with Spark itself.
+_DEPENDENCY = """\
+    <dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>
+      <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>
+    </dependency>
+"""
+
+
+def make_spark_connector() -> Program:
+    """Spark, started with the first command; without Java the test is skipped."""
+    fetched.require("java", purpose="tests with Spark")
+    jars = fetched.fetched(f"sparkjars-{SPARK_VERSION}", _fetch_jars)
+    environment = fetched.fetched(f"pyspark-{SPARK_VERSION}", _install)
+    python = environment / "bin" / "python"
+    paths = ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))
+    variables = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    variables |= {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
+    return Program("Spark", lambda: [str(python), str(SOURCE), paths], variables)
+
+
+def is_installed() -> bool:
+    """Whether a test that asks for it will not have to wait for downloads."""
+    return all((fetched.CACHE / f"{kind}-{SPARK_VERSION}").exists() for kind in ("sparkjars", "pyspark"))
+
+
+def _fetch_jars(folder: Path) -> None:
+    wanted = [_DEPENDENCY.format(group=group, name=name, version=found) for (group, name), found in _JARS.items()]
+    maven.copy_jars("Spark's Kafka connector", "".join(wanted), folder)
+
+
+def _install(folder: Path) -> None:
+    # An environment can be moved as long as it is asked by the path of its Python, which is all we do.
+    fetched.run([sys.executable, "-m", "venv", str(folder)], "no environment for Spark")
+    fetched.run(
+        [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", f"pyspark=={SPARK_VERSION}"], "no PySpark"
+    )

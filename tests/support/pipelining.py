@@ -1,0 +1,86 @@
+"""A socket without manners: many requests at once, half ones, and whatever bytes a test likes."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+from typing import Any
+
+from headrace.wire.frames import FRAME_BYTES_MAX, RequestHeader, decode_response, encode_request
+from headrace.wire.framing import FrameReader
+from headrace.wire.primitives import Buffer
+from headrace.wire.schema import Message
+from peers.connection import Connection
+
+ANSWER_SECONDS_MAX = 30
+
+
+def frame(message: Message, version: int, correlation_id: int = 1, client_id: str | None = "tests") -> bytes:
+    """A request with its size."""
+    return b"".join(encode_request(message, version, correlation_id, client_id))
+
+
+class RawConnection:
+    """Sends bytes and reads frames."""
+
+    def __init__(self, bootstrap: str, receive_buffer_bytes: int = 0) -> None:
+        host, port = bootstrap.rsplit(":", 1)
+        self.socket = socket.socket()
+        if receive_buffer_bytes:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        self.socket.settimeout(ANSWER_SECONDS_MAX)
+        self.socket.connect((host, int(port)))
+        self._reader = FrameReader(FRAME_BYTES_MAX)
+        self._frames: list[Buffer] = []
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def frames(self, count: int) -> list[bytes]:
+        """The next answers; fewer if the broker hangs up before."""
+        while len(self._frames) < count:
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                break
+            self._reader.feed(data, self._frames)
+        taken, self._frames = self._frames[:count], self._frames[count:]
+        return [bytes(each) for each in taken]
+
+    def correlation_ids(self, count: int) -> list[int]:
+        return [struct.unpack(">i", each[:4])[0] for each in self.frames(count)]
+
+    def answer(self, request: Message, version: int) -> Any:
+        """The next answer, which is to `request`."""
+        (body,) = self.frames(1)
+        return decode_response(request.api_key, version, body)[1]
+
+    def is_closed(self) -> bool:
+        """Wait until the broker hangs up; false if it says something instead."""
+        return not self.frames(1)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> RawConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def ask(connection: Connection, request: Message, version: int) -> Any:
+    """The response to a request; the test knows which it is."""
+    return connection.call(request, version)
+
+
+def header(api_key: int, version: int, correlation_id: int = 1) -> bytes:
+    """A request of nothing but a header, with its size."""
+    known = RequestHeader(api_key, version, correlation_id, None)
+    body = struct.pack(">hhih", known.api_key, known.api_version, known.correlation_id, -1)
+    return struct.pack(">i", len(body)) + body

@@ -1,0 +1,139 @@
+"""How a question is put, to whom, and what of two answers has to be equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from headrace.client.admin import AdminClient, TopicPartition
+from headrace.wire.api import APIS, request_class
+from headrace.wire.api.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from headrace.wire.layout import Record
+from headrace.wire.records import encode
+from headrace.wire.schema import Message, Struct
+from peers import librdkafka
+from peers.broker import Broker
+from peers.connection import Connection
+
+KEYS = {name: key for key, (name, _) in APIS.items()}
+TIME = 1_700_000_000_000
+NOBODY = "nobody"
+ID_OF_NOBODY = bytes(range(16))
+ALL_VERSIONS = range(100)
+HUNG_UP = "it hung up"
+
+# What brokers may choose, or cannot know of each other.
+CHOSEN = frozenset(
+    {
+        *("throttle_time_ms", "cluster_id", "port", "error_message", "session_id", "log_dir", "total_bytes"),
+        *("usable_bytes", "producer_id", "transaction_start_time_ms", "last_timestamp", "member_id", "documentation"),
+        *("log_append_time_ms", "topic_id", "synonyms"),
+    }
+)
+
+
+class World:
+    """A broker, with a topic of two partitions, a group that has committed, and an open transaction."""
+
+    def __init__(self, broker: Broker, topic: str, group: str, transactional_id: str) -> None:
+        self.bootstrap, self.topic, self.group, self.transactional_id = broker.bootstrap, topic, group, transactional_id
+        self.connection = Connection(broker.bootstrap)
+        answer = self.connection.call(ApiVersionsRequest(), 0)
+        assert isinstance(answer, ApiVersionsResponse)
+        self.versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+        broker.create_topic(topic, 2, {"max.message.bytes": "2000000"})
+        records = [Record(n, TIME + n, b"key", b"value", ()) for n in range(10)]
+        assert self.connection.produce(topic, encode(records)).error_code == 0
+        with AdminClient(broker.bootstrap) as admin:
+            self.topic_id = admin.describe_topics([topic])[topic].topic_id.bytes
+            admin.alter_group_offsets(group, {TopicPartition(topic, 0): 4})
+            self._open = librdkafka.transactional(broker.bootstrap, transactional_id)
+            self._open.begin_transaction()
+            librdkafka.append(self._open, topic, [Record(0, TIME, None, b"open", ())], partition=1)
+            found = admin.describe_transactions([transactional_id])[transactional_id]
+            self.transaction = (found.producer_id, found.producer_epoch)
+        self.producer_id = self.call("InitProducerId", 4, {"transactional_id": None}).producer_id
+
+    def call(self, name: str, version: int, fields: Mapping[str, Any]) -> Any:
+        """The answer, or that there was none."""
+        try:
+            return self.connection.call(request(name, version, fields), version)
+        except OSError:
+            self.connection.close()
+            self.connection = Connection(self.bootstrap)
+            return HUNG_UP
+
+    def close(self) -> None:
+        self._open.abort_transaction(librdkafka.SECONDS_MAX)
+        self.connection.close()
+
+
+class Question(NamedTuple):
+    """A request: its name, its fields (those that a version lacks are left out), and the versions to ask in."""
+
+    name: str
+    fields: Callable[[World], Mapping[str, Any]]
+    versions: range = ALL_VERSIONS
+
+    def ask(self, ours: World, theirs: World) -> list[str]:
+        """Where the answers of two brokers differ, one line each."""
+        key = KEYS[self.name]
+        first = max(ours.versions[key][0], theirs.versions[key][0])
+        last = min(ours.versions[key][1], theirs.versions[key][1])
+        asked = [version for version in range(first, last + 1) if version in self.versions]
+        assert asked, f"no version of {self.name} is known to both"
+        found = []
+        for version in asked:
+            answers = [comparable(world.call(self.name, version, self.fields(world))) for world in (ours, theirs)]
+            found += [f"{self.name} v{version}{line}" for line in differences(*answers)]
+        return found
+
+
+def request(name: str, version: int, fields: Mapping[str, Any]) -> Message:
+    """A request from its fields by name; those that the version lacks are left out."""
+    message = _struct(request_class(KEYS[name]), version, fields)
+    assert isinstance(message, Message)
+    return message
+
+
+def _struct(cls: type[Struct], version: int, fields: Mapping[str, Any]) -> Struct:
+    unknown = fields.keys() - cls.fields.keys()
+    assert not unknown, f"{cls.__name__} has no {unknown}"
+    values = {}
+    for name, value in fields.items():
+        field = cls.fields[name]
+        if version not in field.versions:
+            continue
+        if isinstance(field.element, type) and value is not None:
+            element = field.element
+            is_one = isinstance(value, Mapping)
+            value = _struct(element, version, value) if is_one else [_struct(element, version, each) for each in value]
+        values[name] = value
+    return cls(**values)
+
+
+def comparable(answer: Any, name: str = "") -> Any:
+    """An answer as plain values, without what a broker may choose."""
+    if name in CHOSEN:
+        return ...
+    if isinstance(answer, Struct):
+        fields = {field: comparable(value, field) for field, value in zip(answer.fields, answer, strict=False)}
+        if fields.get("name") == "min.insync.replicas":
+            fields["config_source"] = ...  # a new cluster of Apache's sets it for all brokers, to what it is anyway
+        return fields
+    if isinstance(answer, tuple):
+        items = [comparable(item) for item in answer]
+        return sorted(items, key=repr) if items and isinstance(items[0], dict) else items
+    if isinstance(answer, bytes | bytearray | memoryview):
+        return bytes(answer)
+    return answer
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
+    """Where two comparable answers differ, one line each."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return [line for key in ours for line in differences(ours[key], theirs[key], f"{path}.{key}")]
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        return [line for index, (a, b) in pairs for line in differences(a, b, f"{path}[{index}]")]
+    return [] if ours == theirs else [f"{path}: ours {ours!r}, Apache's {theirs!r}"]

@@ -1,0 +1,216 @@
+"""The gate of a connection with SASL, step by step, on a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from fake_internal import HandClock
+from headrace.broker.context import ANONYMOUS
+from headrace.broker.security.gate import REAUTHENTICATION_INTERVAL_MIN_MS, Gate
+from headrace.broker.security.sessions import SecureSession, gate_of
+from headrace.errors import AuthenticationError, BrokerError, Code
+
+PRODUCE, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 17, 18, 36
+DELAY_MS = 100
+FRAME_BYTES_MAX = 512
+
+
+class Password:
+    """A mechanism of two steps: a name, then the word that lets it in."""
+
+    def __init__(self, expires_ms: int | None = None) -> None:
+        self.user: str | None = None
+        self.expires_ms = expires_ms
+        self._name = ""
+
+    async def step(self, token: bytes) -> bytes:
+        if not self._name:
+            self._name = token.decode()
+            return b"the word?"
+        if token != b"open":
+            raise AuthenticationError("not the word")
+        self.user = self._name
+        return b"welcome"
+
+
+class Rig:
+    def __init__(self, *, reauthenticate_after_ms: int = 0, expires_ms: int | None = None) -> None:
+        self.clock = HandClock()
+        self.session = SecureSession("10.0.0.1", "SASL_PLAINTEXT")
+        self.gate = self.session.gate = Gate(
+            self.session,
+            {"WORD": lambda: Password(expires_ms), "OTHER": Password},
+            self.clock,
+            reauthenticate_after_ms={"WORD": reauthenticate_after_ms, "OTHER": 0},
+            failure_delay_ms=DELAY_MS,
+            frame_bytes_max=FRAME_BYTES_MAX,
+        )
+
+    @property
+    def states(self) -> tuple[bool, bool]:
+        """Whether the next frame is a bare token, and whether all is over."""
+        return self.gate.raw, self.gate.failed
+
+    def admitted(self) -> set[int]:
+        return {key for key in (PRODUCE, HANDSHAKE, API_VERSIONS, AUTHENTICATE) if self.gate.admits(key)}
+
+    async def enter(self, name=b"ann", mechanism="WORD") -> int:
+        await self.gate.choose(mechanism, bare_tokens=False)
+        assert await self.gate.token(name) == (b"the word?", 0)
+        answer, lifetime_ms = await self.gate.token(b"open")
+        assert answer == b"welcome"
+        return lifetime_ms
+
+    async def refused(self, attempt, code, *, after_ms: int = DELAY_MS) -> str:
+        """What an attempt is refused with, which takes its time."""
+        task = asyncio.ensure_future(attempt)
+        await self.clock.run(after_ms - 1 if after_ms else 0)
+        assert task.done() == (not after_ms)
+        await self.clock.run(1)
+        with pytest.raises(BrokerError) as caught:
+            await task
+        assert caught.value.code == code
+        return str(caught.value.args[0])
+
+
+def test_nothing_but_the_way_in_is_open_before() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        assert gate_of(rig.session) is rig.gate
+        assert rig.admitted() == {HANDSHAKE, API_VERSIONS, AUTHENTICATE}
+        assert rig.gate.frame_bytes_max == FRAME_BYTES_MAX
+        await rig.gate.choose("WORD", bare_tokens=False)
+        assert rig.admitted() == {HANDSHAKE, AUTHENTICATE}
+        await rig.gate.token(b"ann")
+        await rig.gate.token(b"open")
+        assert rig.session.principal == "User:ann"
+        assert not rig.gate.frame_bytes_max
+        assert rig.admitted() == {PRODUCE, HANDSHAKE, API_VERSIONS, AUTHENTICATE}
+        assert not rig.gate.failed
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_takes_its_time_and_is_final(caplog) -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        await rig.gate.choose("WORD", bare_tokens=False)
+        await rig.gate.token(b"ann")
+        message = await rig.refused(rig.gate.token(b"shut"), Code.SASL_AUTHENTICATION_FAILED)
+        assert message == "not the word"
+        assert rig.gate.failed
+        assert rig.admitted() == set()
+        assert rig.session.principal == ANONYMOUS
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert "10.0.0.1" in caplog.text
+    assert "shut" not in caplog.text
+
+
+def test_what_is_out_of_turn_is_an_illegal_state() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        await rig.refused(rig.gate.token(b"ann"), Code.ILLEGAL_SASL_STATE)
+        assert rig.gate.failed
+
+        rig = Rig()
+        await rig.gate.choose("WORD", bare_tokens=False)
+        await rig.refused(rig.gate.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE)
+        assert rig.gate.failed
+
+        rig = Rig()
+        await rig.enter()  # a session without an end cannot be begun again, but goes on
+        await rig.refused(rig.gate.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE, after_ms=0)
+        await rig.refused(rig.gate.token(b"open"), Code.ILLEGAL_SASL_STATE, after_ms=0)
+        assert not rig.gate.failed
+        assert PRODUCE in rig.admitted()
+
+    asyncio.run(scenario())
+
+
+def test_a_mechanism_that_is_not_enabled_is_answered_with_those_that_are() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        message = await rig.refused(rig.gate.choose("GSSAPI", bare_tokens=False), Code.UNSUPPORTED_SASL_MECHANISM)
+        assert "WORD, OTHER" in message
+        assert rig.gate.mechanisms == ("WORD", "OTHER")
+        assert rig.gate.failed
+
+    asyncio.run(scenario())
+
+
+def test_bare_tokens_after_the_oldest_handshake() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        await rig.gate.choose("WORD", bare_tokens=True)
+        assert rig.states == (True, False)
+        assert await rig.gate.bare_token(b"ann") == b"the word?"
+        assert rig.states == (True, False)
+        assert await rig.gate.bare_token(b"open") == b"welcome"
+        assert rig.states == (False, False)
+        assert PRODUCE in rig.admitted()
+
+    asyncio.run(scenario())
+
+
+def test_a_session_with_an_end_has_to_be_begun_again_in_time() -> None:
+    async def scenario() -> None:
+        rig = Rig(reauthenticate_after_ms=5_000)
+        assert await rig.enter() == 5_000
+        rig.clock.now_ms += 4_000
+        assert await rig.enter() == 5_000  # and the principal stays
+        rig.clock.now_ms += 5_000
+        assert PRODUCE in rig.admitted()
+        rig.clock.now_ms += 1
+        assert rig.admitted() == {HANDSHAKE}
+        assert await rig.enter() == 5_000  # late, but let in
+        assert PRODUCE in rig.admitted()
+
+    asyncio.run(scenario())
+
+
+def test_beginning_again_too_often_is_refused_and_the_session_goes_on() -> None:
+    async def scenario() -> None:
+        rig = Rig(reauthenticate_after_ms=5_000)
+        await rig.enter()
+        await rig.enter()
+        await rig.refused(rig.gate.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE, after_ms=0)
+        assert PRODUCE in rig.admitted()
+        rig.clock.now_ms += REAUTHENTICATION_INTERVAL_MIN_MS
+        await rig.enter()
+
+    asyncio.run(scenario())
+
+
+def test_who_begins_again_has_to_be_the_same_by_the_same_mechanism() -> None:
+    async def scenario() -> None:
+        rig = Rig(reauthenticate_after_ms=5_000)
+        await rig.enter()
+        await rig.gate.choose("WORD", bare_tokens=False)
+        await rig.gate.token(b"bob")
+        await rig.refused(rig.gate.token(b"open"), Code.SASL_AUTHENTICATION_FAILED)
+        assert rig.session.principal == "User:ann"
+        assert rig.gate.failed
+
+        rig = Rig(reauthenticate_after_ms=5_000)
+        await rig.enter()
+        await rig.gate.choose("OTHER", bare_tokens=False)
+        message = await rig.refused(rig.gate.token(b"ann"), Code.SASL_AUTHENTICATION_FAILED)
+        assert "WORD" in message
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("reauthenticate_ms", "lifetime_ms"), [(0, 3_000), (2_000, 2_000), (9_000, 3_000)])
+def test_a_session_ends_with_the_credential_or_before(reauthenticate_ms, lifetime_ms) -> None:
+    async def scenario() -> None:
+        rig = Rig(reauthenticate_after_ms=reauthenticate_ms, expires_ms=HandClock().time_ms() + 3_000)
+        assert await rig.enter() == lifetime_ms
+        rig.clock.now_ms += lifetime_ms + 1
+        assert PRODUCE not in rig.admitted()
+
+    asyncio.run(scenario())

@@ -1,0 +1,72 @@
+"""Where a broker listens and what it tells its clients; which partition a coordinator's key belongs to."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.broker.broker_options import resolve
+from headrace.broker.hashing import coordinator_partition, java_string_hash
+from headrace.broker.server.listener import listeners_of
+from headrace.errors import ConfigError
+
+
+def listeners(**options: str):
+    return listeners_of(resolve(("argument", {name.replace("_", "."): value for name, value in options.items()})))
+
+
+def test_by_default_only_this_machine_gets_in():
+    (listener,) = listeners()
+    assert (listener.name, listener.host, listener.port, listener.address) == (
+        "PLAINTEXT",
+        "127.0.0.1",
+        9092,
+        "127.0.0.1:9092",
+    )
+    assert not listener.wants_tls
+    assert not listener.wants_sasl
+
+
+def test_listeners_have_names_protocols_and_addresses_of_their_own():
+    found = listeners(
+        listeners="INSIDE://127.0.0.1:9092,outside://:9093,SSL://[::1]:0,CONTROLLER://:9099",
+        advertised_listeners="OUTSIDE://kafka.example:19093",
+        listener_security_protocol_map="INSIDE:PLAINTEXT, outside:sasl_ssl, SSL:SSL",
+        controller_listener_names="CONTROLLER",
+    )
+    assert [(one.name, one.host, one.port, one.security_protocol) for one in found] == [
+        ("INSIDE", "127.0.0.1", 9092, "PLAINTEXT"),
+        ("OUTSIDE", "", 9093, "SASL_SSL"),
+        ("SSL", "::1", 0, "SSL"),
+    ]
+    assert [one.address for one in found] == ["127.0.0.1:9092", "kafka.example:19093", "[::1]:0"]
+    assert [(one.wants_tls, one.wants_sasl) for one in found] == [(False, False), (True, True), (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"listeners": "127.0.0.1:9092"}, "NAME://host:port"),
+        ({"listeners": "PLAINTEXT://127.0.0.1:99999"}, "NAME://host:port"),
+        ({"listeners": "PLAINTEXT://127.0.0.1"}, "NAME://host:port"),
+        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "twice"),
+        ({"listeners": "MINE://a:1"}, "listener.security.protocol.map"),
+        ({"listener_security_protocol_map": "PLAINTEXT:KERBEROS"}, "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
+        ({"advertised_listeners": "SSL://a:1"}, "which listeners has not"),
+        ({"advertised_listeners": "PLAINTEXT://0.0.0.0:9092"}, "cannot connect to '0.0.0.0'"),
+        ({"listeners": "CONTROLLER://:1", "controller_listener_names": "CONTROLLER"}, "no listener"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_said(options, said):
+    with pytest.raises(ConfigError, match=said):
+        listeners(**options)
+
+
+def test_the_hash_of_a_text_is_javas():
+    # From a JShell: "".hashCode(), "a".hashCode(), and so on.
+    assert java_string_hash("") == 0
+    assert java_string_hash("a") == 97
+    assert java_string_hash("hello world") == 1794106052
+    assert java_string_hash("polygenelubricants") == -(2**31)
+    assert java_string_hash("😀") == 1772899  # two units of UTF-16
+    assert coordinator_partition("polygenelubricants", 50) == 0
+    assert coordinator_partition("my-group", 50) == (java_string_hash("my-group") & 0x7FFFFFFF) % 50

@@ -1,0 +1,89 @@
+"""Both kernels cut and scan batches alike, whatever the bytes are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import WireError
+from headrace.wire import _reference as reference
+from headrace.wire.kernel import kernel
+from headrace.wire.layout import HEADER_BYTES
+from headrace.wire.records import Producer, read_batches
+from log_rig import batch
+
+FEW = b"".join(
+    (
+        batch(b"a", b"b" * 40, b"c"),
+        batch(b"d" * 300, offset=3, producer=Producer(1, 2, 3, transactional=True), leader_epoch=-1),
+        batch((b"k", None), offset=9, leader_epoch=7),
+    )
+)
+OFFSETS = st.integers(-1, 12)
+SIZES = st.integers(0, len(FEW) + 10)
+
+
+def outcome(function, *args):
+    """What it returns, or the kind of its error: the words differ."""
+    try:
+        return function(*args)
+    except WireError as error:
+        return type(error)
+
+
+@given(SIZES, OFFSETS, OFFSETS, SIZES)
+def test_cutting(size, offset, end_offset, bytes_max):
+    data = FEW[:size]
+    assert kernel.cut_batches(data, offset, end_offset, bytes_max) == reference.cut_batches(
+        data, offset, end_offset, bytes_max
+    )
+
+
+@given(st.integers(0, len(FEW) - 1), st.integers(1, 255), OFFSETS, st.booleans(), st.integers(0, 4))
+def test_a_changed_byte(place, change, offset, verify, count_max):
+    data = bytearray(FEW)
+    data[place] ^= change
+    assert outcome(kernel.cut_batches, data, offset, 12, 500) == outcome(reference.cut_batches, data, offset, 12, 500)
+    assert kernel.scan_batches(data, 0, 0, count_max, verify) == reference.scan_batches(data, 0, 0, count_max, verify)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data):
+    assert outcome(kernel.cut_batches, data, 0, 9, 99) == outcome(reference.cut_batches, data, 0, 9, 99)
+    assert kernel.scan_batches(data, 0, 0, 9, True) == reference.scan_batches(data, 0, 0, 9, True)
+    assert outcome(kernel.scan_records, data, 3) == outcome(reference.scan_records, data, 3)
+
+
+@given(st.integers(0, 60))
+def test_a_scan_says_where_and_why_it_ended(cut):
+    headers, position, problem = kernel.scan_batches(FEW[: len(FEW) - cut], 0, 0, 99, True)
+    if cut:
+        assert (len(headers), bool(problem)) == (2, True)
+        assert position == sum(header.size for header in headers)
+    else:
+        assert ([header.base_offset for header in headers], position, problem) == ([0, 3, 9], len(FEW), "")
+
+
+def test_a_scan_says_what_headers_say():
+    headers, _, _ = kernel.scan_batches(FEW, 0, 0, 99, True)
+    assert headers == [each.header for each in read_batches(FEW)]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_records_are_found_where_they_are(place):
+    each = list(read_batches(FEW))[place]
+    payload = bytes(each.payload())
+    rows = kernel.scan_records(payload, each.header.record_count)
+    assert rows == reference.scan_records(payload, each.header.record_count)
+    assert b"".join(payload[start:end] for start, end, *_ in rows) == payload
+    assert [(row[2], row[4], row[5]) for row in rows] == [
+        (record.offset - each.header.base_offset, record.key, record.value is not None) for record in each.records()
+    ]
+
+
+def test_a_batch_that_is_not_whole_says_how_much_is_needed():
+    first = len(batch(b"a", b"b" * 40, b"c"))
+    assert kernel.cut_batches(FEW[: first - 1], 0, 99, 9999) == (0, 0, -1, -1, first)
+    assert kernel.cut_batches(FEW[:30], 0, 99, 9999) == (0, 0, -1, -1, HEADER_BYTES)
+    assert kernel.cut_batches(FEW, 12, 99, 9999) == (len(FEW), len(FEW), -1, -1, HEADER_BYTES)

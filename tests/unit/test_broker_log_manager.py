@@ -1,0 +1,356 @@
+"""All logs of a folder: the lock, creating and deleting, flushing, checkpoints, the work in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from fake_internal import START_MS
+from headrace.broker.log import LogConfig, LogManager
+from headrace.broker.log.files import File, FileCache
+from headrace.errors import BrokerError, Code, IllegalStateError
+from headrace.wire.records import Producer
+from log_rig import TOPIC_ID, LogRig, batch, state_of, values_of
+
+OTHER_ID = bytes(range(16, 32))
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return LogRig(tmp_path / "logs")
+
+
+# --- the folder ---
+
+
+def test_a_folder_is_used_by_one_broker_and_it_says_by_which(rig):
+    with pytest.raises(IllegalStateError, match=f"is used by another broker .process {os.getpid()}"):
+        LogManager(rig.root, rig.clock, {})
+
+
+def test_a_killed_process_holds_no_folder(tmp_path, rig):
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from headrace.broker.clock import LoopClock; from headrace.broker.log import LogManager\n"
+        "manager = LogManager(Path(sys.argv[1]), LoopClock(), {}); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "other")], capture_output=True, timeout=30)
+    assert done.returncode == -9, done.stderr
+    LogRig(tmp_path / "other")
+
+
+def test_strange_folders_are_left_alone(rig, tmp_path):
+    rig.append(rig.log(), b"a")
+    for name in ("catalog", "no-number-", "bad name-3", "..-1"):
+        (rig.root / name).mkdir()
+    (rig.root / "file-7").write_text("not a folder")
+    found = rig.crash()
+    assert [each.name for each in found.manager.all] == ["t-0"]
+    assert (found.root / "bad name-3").exists()
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../up", "a" * 250, "ä"])
+def test_names_are_checked_before_a_folder_is_made(rig, topic):
+    before = sorted(rig.root.rglob("*"))
+    with pytest.raises(BrokerError) as caught:
+        rig.log(topic)
+    assert caught.value.code == Code.INVALID_TOPIC_EXCEPTION
+    assert sorted(rig.root.rglob("*")) == before
+
+
+# --- one log ---
+
+
+def test_a_log_is_found_by_topic_and_partition(rig):
+    log = rig.log("orders", 3)
+    assert rig.manager.get("orders", 3) is log
+    assert rig.manager.get("orders", 2) is None
+    assert (log.topic, log.index, log.topic_id, log.directory.name) == ("orders", 3, TOPIC_ID, "orders-3")
+
+
+def test_creating_again_gives_the_same_log_with_other_options(rig):
+    log = rig.log()
+    again = rig.log(retention_ms="5")
+    assert again is log
+    assert log.config.retention_ms == 5
+
+
+def test_another_topic_of_the_same_name_is_another_topic(rig):
+    log = rig.log()
+    with pytest.raises(BrokerError) as caught:
+        rig.manager.create("t", 0, OTHER_ID, log.config)
+    assert caught.value.code == Code.INCONSISTENT_TOPIC_ID
+
+
+def test_topics_whose_names_look_like_partitions(rig):
+    rig.append(rig.log("a-1", 0), b"a")
+    rig.append(rig.log("a", 10), b"b")
+    found = rig.crash().manager
+    names = {(each.topic, each.index) for each in found.all}
+    assert names == {("a-1", 0), ("a", 10)}
+    assert all(each.topic_id == TOPIC_ID for each in found.all)
+
+
+def test_a_deleted_log_frees_its_name_at_once_and_its_files_later(rig):
+    async def run():
+        name = "t" * 249
+        log = rig.log(name, 7, file_delete_delay_ms="1000")
+        rig.append(log, b"old")
+        rig.manager.delete(name, 7)
+        assert rig.manager.get(name, 7) is None
+        (away,) = rig.root.glob("*-delete")
+        fresh = rig.manager.create(name, 7, OTHER_ID, log.config)
+        assert fresh.end_offset == 0
+        await rig.clock.run(1000)
+        await asyncio.gather(*rig.manager._tasks)
+        assert not away.exists()
+        rig.manager.delete("no such topic", 0)
+
+    asyncio.run(run())
+
+
+def test_what_was_being_deleted_is_gone_after_a_crash(rig):
+    log = rig.log()
+    rig.append(log, b"old")
+    rig.manager.delete("t", 0)
+    found = rig.crash()
+    assert found.manager.all == []
+    assert not list(found.root.glob("*-delete"))
+
+
+# --- flushing ---
+
+
+def test_who_waits_at_the_same_time_shares_one_flush(rig, monkeypatch):
+    async def run():
+        log = rig.log()
+        await rig.manager.flushed(log)
+        flushes = 0
+        real = log.flush
+        gate = threading.Event()
+
+        def counted():
+            nonlocal flushes
+            flushes += 1
+            real()
+            gate.wait(10)
+
+        monkeypatch.setattr(log, "flush", counted)
+        waits = []
+        for n in range(20):
+            rig.append(log, b"%d" % n)
+            waits.append(asyncio.create_task(rig.manager.flushed(log)))
+            await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*waits)
+        assert flushes <= 2  # one that began with the first, and one for all who came meanwhile
+        assert log.recovery_point == log.end_offset == 20
+
+    asyncio.run(run())
+
+
+def test_a_flush_that_fails_is_told_to_all_who_wait(rig, monkeypatch):
+    async def run():
+        log = rig.log()
+        rig.append(log, b"a")
+
+        def broken(fd):
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "fsync", broken)
+        results = await asyncio.gather(*(rig.manager.flushed(log) for _ in range(3)), return_exceptions=True)
+        codes = [result.code for result in results if isinstance(result, BrokerError)]
+        assert codes == [Code.KAFKA_STORAGE_ERROR] * 3
+
+    asyncio.run(run())
+
+
+def test_flush_messages_and_flush_ms_say_when(rig):
+    by_count = rig.log("a", flush_messages="3")
+    by_time = rig.log("b", flush_ms="1000")
+    never = rig.log("c")
+    for log in (by_count, by_time, never):
+        log.flush()
+        rig.append(log, b"1", b"2")
+        assert not log.needs_flush
+    rig.append(by_count, b"3")
+    assert by_count.needs_flush
+    rig.clock.now_ms += 1000
+    assert by_time.needs_flush
+    by_time.flush()
+    by_count.flush()
+    assert not by_time.needs_flush
+    assert not by_count.needs_flush
+    assert not never.needs_flush
+
+
+def test_closed_segments_get_to_disk_in_the_background(rig):
+    async def run():
+        log = rig.log(internal_segment_bytes="200")
+        for n in range(6):
+            rig.append(log, b"%d" % n * 60)
+        assert log.recovery_point == 0
+        await rig.manager.flush_due()
+        assert log.recovery_point == log.end_offset
+        await rig.manager.write_checkpoints()
+        found = rig.crash().log()
+        assert found.recovery_point == log.recovery_point
+
+    asyncio.run(run())
+
+
+def test_a_flush_that_a_truncation_overtakes_promises_nothing(rig, monkeypatch):
+    log = rig.log()
+    rig.append(log, b"a")
+    rig.append(log, b"b")
+    real = os.fsync
+
+    def truncating(fd):
+        if log.end_offset == 2:
+            log.truncate(1)
+            rig.append(log, b"other")
+            rig.append(log, b"more")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", truncating)
+    log.flush()
+    assert log.recovery_point == 0
+
+
+# --- in the background ---
+
+
+def test_the_background_does_its_work_by_the_clock(tmp_path):
+    async def run():
+        defaults = {
+            "log.retention.check.interval.ms": "1000",
+            "log.cleaner.backoff.ms": "1000",
+            "producer.id.expiration.check.interval.ms": "1000",
+            "producer.id.expiration.ms": "500",
+            "log.flush.offset.checkpoint.interval.ms": "1000",
+        }
+        rig = LogRig(tmp_path / "logs", defaults=defaults)
+        old = rig.log("old", retention_ms="500")
+        keyed = rig.log("keyed", cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+        rig.append(old, b"a", producer=Producer(1, 0, 0))
+        for value in (b"1", b"2"):
+            rig.append(keyed, (b"k", value))
+        keyed.roll()
+        rig.manager.start()
+        for _ in range(3):
+            await rig.clock.run(1000)
+            await asyncio.gather(*rig.manager._tasks)
+        assert old.start_offset == 1
+        assert old.open_producers() == []
+        assert values_of(keyed) == [b"2"]
+        assert (rig.root / "recovery-point-offset-checkpoint").exists()
+        await rig.manager.stop()
+
+    asyncio.run(run())
+
+
+def test_a_job_that_fails_is_tried_again(rig, monkeypatch, caplog):
+    async def run():
+        turns = 0
+
+        async def failing():
+            nonlocal turns
+            turns += 1
+            raise RuntimeError("not today")
+
+        monkeypatch.setattr(rig.manager, "delete_old", failing)
+        rig.manager.start()
+        await rig.clock.run(900_000)
+        await rig.manager.stop()
+        assert turns == 3
+        assert "not today" in caplog.text
+
+    asyncio.run(run())
+
+
+def test_a_stop_waits_for_nothing_that_a_timer_would_do(rig):
+    async def run():
+        log = rig.log(file_delete_delay_ms="999999")
+        rig.append(log, b"a")
+        rig.manager.delete("t", 0)
+        rig.manager.start()
+        await rig.manager.stop()
+        assert not list(rig.root.glob("*-delete"))
+        assert (rig.root / ".kafka_cleanshutdown").exists()
+
+    asyncio.run(run())
+
+
+def test_a_log_that_could_not_be_synced_makes_the_stop_unclean(rig, monkeypatch):
+    async def run():
+        log = rig.log()
+        rig.append(log, b"a")
+        real = os.fsync
+
+        def broken(fd):
+            if threading.current_thread() is not threading.main_thread() and not log.failed:
+                raise OSError(5, "Input/output error")
+            real(fd)
+
+        monkeypatch.setattr(os, "fsync", broken)
+        await rig.manager.stop()
+        assert not (rig.root / ".kafka_cleanshutdown").exists()
+
+    asyncio.run(run())
+
+
+# --- many ---
+
+
+def test_many_partitions_share_few_open_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.broker.log.files.FILES_OPEN_MAX", 10)
+    rig = LogRig(tmp_path / "logs")
+    logs = [rig.log("t", n) for n in range(60)]
+    before = len(os.listdir("/proc/self/fd"))
+    for turn in range(3):
+        for n, log in enumerate(logs):
+            rig.append(log, b"%d %d" % (turn, n))
+            assert log.read(turn, 100, end_offset=99, at_least_one=True).data
+    assert len(os.listdir("/proc/self/fd")) <= before + 10
+    assert all(len(values_of(log)) == 3 for log in logs)
+    found = rig.crash()
+    assert [state_of(found.log("t", n))["bytes"] for n in range(60)] == [state_of(log)["bytes"] for log in logs]
+
+
+def test_the_file_in_use_stays_open(tmp_path):
+    cache = FileCache(files_max=3)
+    hot, *others = [File(str(tmp_path / f"{n}"), cache) for n in range(20)]
+    first = hot.fd()
+    for other in others:
+        assert other.fd() >= 0
+        assert hot.fd() == first
+    assert len(cache) == 3
+    hot.close()
+    hot.close()
+    assert len(cache) == 2
+
+
+def test_options_of_the_broker_are_the_defaults_of_its_topics(tmp_path):
+    rig = LogRig(tmp_path / "logs", defaults={"log.retention.hours": "2", "log.segment.bytes": "2000000"})
+    config = rig.log().config
+    assert (config.retention_ms, config.segment_bytes) == (7_200_000, 2_000_000)
+    rig.append(rig.log(), b"a", time_ms=START_MS)
+    assert rig.crash().manager.all[0].config == config
+
+
+def test_a_manager_with_nothing_to_do_starts_and_stops(tmp_path):
+    async def run():
+        rig = LogRig(tmp_path / "new" / "folder")
+        rig.manager.start()
+        await rig.manager.stop()
+        again = LogRig(rig.root)
+        assert again.manager.all == []
+        again.manager.create("t", 0, TOPIC_ID, LogConfig.resolve({})).append(batch(b"a"))
+        await again.manager.stop()
+
+    asyncio.run(run())

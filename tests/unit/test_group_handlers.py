@@ -1,0 +1,229 @@
+"""Who may do what to a group, and how a request that failed as a whole is answered in every version."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from group_rig import GROUP, GroupRig, on_loop
+from headrace.broker.catalog.topics import PartitionPlace, Topic
+from headrace.broker.context import Context, Session
+from headrace.broker.handlers import SUPPORTED, handler
+from headrace.broker.security.authorizer import Operation, Resource
+from headrace.broker.server.dispatch import failure
+from headrace.errors import Code
+from headrace.wire.api import api_name
+from headrace.wire.api.delete_groups import DeleteGroupsRequest
+from headrace.wire.api.describe_groups import DescribeGroupsRequest
+from headrace.wire.api.find_coordinator import FindCoordinatorRequest
+from headrace.wire.api.heartbeat import HeartbeatRequest
+from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from headrace.wire.api.leave_group import LeaveGroupRequest
+from headrace.wire.api.list_groups import ListGroupsRequest
+from headrace.wire.api.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from headrace.wire.api.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
+from headrace.wire.api.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+from headrace.wire.api.sync_group import SyncGroupRequest
+from headrace.wire.api.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from headrace.wire.schema import Message
+
+TOPIC = Topic("orders", b"i" * 16, [PartitionPlace((1,), (1,), 1, 0)])
+GROUP_REFUSED, TOPIC_REFUSED = Code.GROUP_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED
+ID_REFUSED = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+class Doorkeeper:
+    """Allows everything but one thing."""
+
+    def __init__(self, operation: Operation | None = None, resource: Resource | None = None) -> None:
+        self._refused = {(operation, resource)}
+
+    def refuse(self, operation: Operation, resource: Resource) -> None:
+        self._refused.add((operation, resource))
+
+    def allows(self, session: Session, operation: Operation, resource: Resource, name: str) -> bool:
+        return (operation, resource) not in self._refused
+
+
+def broker_of(rig: GroupRig, doorkeeper: Doorkeeper) -> Any:
+    topics = SimpleNamespace(by_name={TOPIC.name: TOPIC}, by_id={TOPIC.id: TOPIC})
+    return SimpleNamespace(
+        groups=rig.groups,
+        internal=rig.internal,
+        authorizer=doorkeeper,
+        catalog=SimpleNamespace(topics=topics),
+        node_id=1,
+    )
+
+
+async def ask(broker: Any, message: Message, version: int) -> Any:
+    """What a handler answers, after the way over bytes."""
+    context = Context(Session("127.0.0.1", "PLAINTEXT"), message.api_key, version, "client", 1)
+    sent = type(message).decode(version, message.encode(version))
+    answer = handler(message.api_key)(broker, context, sent)
+    if inspect.isawaitable(answer):
+        answer = await answer
+    assert isinstance(answer, Message)
+    return type(answer).decode(version, answer.encode(version))
+
+
+COMMIT = OffsetCommitRequest(
+    group_id=GROUP,
+    topics=[OffsetCommitRequestTopic(name="orders", partitions=[OffsetCommitRequestPartition(committed_offset=5)])],
+)
+TXN_COMMIT = TxnOffsetCommitRequest(
+    transactional_id="t",
+    group_id=GROUP,
+    topics=[TxnOffsetCommitRequestTopic(name="orders", partitions=[TxnOffsetCommitRequestPartition()])],
+)
+FETCH = OffsetFetchRequest(
+    groups=[
+        OffsetFetchRequestGroup(group_id=GROUP, topics=[OffsetFetchRequestTopics(name="orders", partition_indexes=[0])])
+    ]
+)
+DELETE = OffsetDeleteRequest(
+    group_id=GROUP, topics=[OffsetDeleteRequestTopic(name="orders", partitions=[OffsetDeleteRequestPartition()])]
+)
+FIRST = ("topics", 0, "partitions", 0)
+
+
+def picked(answer: Any, *path: str | int) -> Code:
+    """The error code at the end of a path."""
+    for step in path:
+        answer = answer[step] if isinstance(step, int) else getattr(answer, step)
+    return Code(answer.error_code)
+
+
+@pytest.mark.parametrize(
+    ("operation", "resource", "message", "version", "path", "code"),
+    [
+        (Operation.READ, Resource.GROUP, JoinGroupRequest(group_id=GROUP), 9, (), GROUP_REFUSED),
+        (Operation.READ, Resource.GROUP, JoinGroupRequest(group_id=GROUP), 0, (), GROUP_REFUSED),
+        (Operation.READ, Resource.GROUP, SyncGroupRequest(group_id=GROUP), 4, (), GROUP_REFUSED),
+        (Operation.READ, Resource.GROUP, HeartbeatRequest(group_id=GROUP), 4, (), GROUP_REFUSED),
+        (Operation.READ, Resource.GROUP, LeaveGroupRequest(group_id=GROUP), 5, (), GROUP_REFUSED),
+        (Operation.READ, Resource.GROUP, COMMIT, 9, FIRST, GROUP_REFUSED),
+        (Operation.READ, Resource.TOPIC, COMMIT, 9, FIRST, TOPIC_REFUSED),
+        (Operation.READ, Resource.GROUP, TXN_COMMIT, 5, FIRST, GROUP_REFUSED),
+        (Operation.READ, Resource.TOPIC, TXN_COMMIT, 5, FIRST, TOPIC_REFUSED),
+        (Operation.WRITE, Resource.TRANSACTIONAL_ID, TXN_COMMIT, 5, FIRST, ID_REFUSED),
+        (Operation.DESCRIBE, Resource.GROUP, FETCH, 9, ("groups", 0), GROUP_REFUSED),
+        (Operation.DESCRIBE, Resource.TOPIC, FETCH, 9, ("groups", 0, *FIRST), TOPIC_REFUSED),
+        (Operation.DELETE, Resource.GROUP, DELETE, 0, (), GROUP_REFUSED),
+        (Operation.READ, Resource.TOPIC, DELETE, 0, FIRST, TOPIC_REFUSED),
+        (Operation.DESCRIBE, Resource.GROUP, DescribeGroupsRequest(groups=[GROUP]), 5, ("groups", 0), GROUP_REFUSED),
+        (Operation.DELETE, Resource.GROUP, DeleteGroupsRequest(groups_names=[GROUP]), 2, ("results", 0), GROUP_REFUSED),
+        (Operation.DESCRIBE, Resource.GROUP, FindCoordinatorRequest(key=GROUP), 3, (), GROUP_REFUSED),
+        (Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, FindCoordinatorRequest(key="t", key_type=1), 3, (), ID_REFUSED),
+    ],
+    ids=lambda value: api_name(value.api_key) if isinstance(value, Message) else None,
+)
+@on_loop
+async def test_what_is_not_allowed_is_refused(operation, resource, message, version, path, code):
+    async with GroupRig() as rig:
+        await rig.commit({("orders", 0): 1})
+        answer = await ask(broker_of(rig, Doorkeeper(operation, resource)), message, version)
+        assert picked(answer, *path) is code
+        assert rig.offset() == 1
+
+
+@on_loop
+async def test_who_may_not_see_the_cluster_sees_the_groups_he_may():
+    async with GroupRig() as rig:
+        await rig.commit({("orders", 0): 1})
+        doorkeeper = Doorkeeper(Operation.DESCRIBE, Resource.CLUSTER)
+        answer = await ask(broker_of(rig, doorkeeper), ListGroupsRequest(), 5)
+        assert [row.group_id for row in answer.groups] == [GROUP]
+        doorkeeper.refuse(Operation.DESCRIBE, Resource.GROUP)
+        answer = await ask(broker_of(rig, doorkeeper), ListGroupsRequest(), 5)
+        assert not answer.groups
+
+
+@on_loop
+async def test_all_offsets_are_those_of_topics_that_may_be_seen():
+    async with GroupRig() as rig:
+        await rig.commit({("orders", 0): 1, ("gone", 0): 1})
+        everything = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=GROUP, topics=None)])
+        answer = await ask(broker_of(rig, Doorkeeper()), everything, 9)
+        assert {topic.name for topic in answer.groups[0].topics} == {"orders", "gone"}
+        answer = await ask(broker_of(rig, Doorkeeper()), everything, 10)
+        assert [topic.topic_id for topic in answer.groups[0].topics] == [TOPIC.id]
+        answer = await ask(broker_of(rig, Doorkeeper(Operation.DESCRIBE, Resource.TOPIC)), everything, 9)
+        assert not answer.groups[0].topics
+
+
+@on_loop
+async def test_a_sync_without_a_protocol_is_refused_from_version_5_on():
+    async with GroupRig() as rig:
+        broker = broker_of(rig, Doorkeeper())
+        wrong = Code.INCONSISTENT_GROUP_PROTOCOL
+        assert picked(await ask(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 5)) is wrong
+        assert picked(await ask(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 4)) is Code.UNKNOWN_MEMBER_ID
+
+
+@on_loop
+async def test_the_time_of_a_rebalance_is_that_of_a_session_for_the_oldest_clients():
+    async with GroupRig({"group.initial.rebalance.delay.ms": 0}) as rig:
+        protocols = [JoinGroupRequestProtocol(name="p")]
+        request = JoinGroupRequest(group_id=GROUP, session_timeout_ms=7_000, protocol_type="x", protocols=protocols)
+        context = Context(Session("127.0.0.1", "PLAINTEXT"), 11, 0, None, 1)
+        joining = handler(11)(broker_of(rig, Doorkeeper()), context, request)
+        (member,) = rig.group.members.values()
+        assert (member.rebalance_timeout_ms, member.client_id, member.client_host) == (7_000, "", "/127.0.0.1")
+        await rig.clock.run()
+        assert inspect.isawaitable(joining)
+        assert picked(await joining) is Code.NONE
+
+
+SAMPLES: list[Message] = [
+    JoinGroupRequest(group_id=GROUP),
+    SyncGroupRequest(group_id=GROUP),
+    HeartbeatRequest(group_id=GROUP),
+    LeaveGroupRequest(group_id=GROUP),
+    COMMIT,
+    TXN_COMMIT,
+    FETCH,
+    DELETE,
+    DescribeGroupsRequest(groups=[GROUP]),
+    ListGroupsRequest(),
+    DeleteGroupsRequest(groups_names=[GROUP]),
+    FindCoordinatorRequest(key=GROUP, coordinator_keys=[GROUP]),
+]
+EACH_VERSION = [
+    pytest.param(message, version, id=f"{api_name(message.api_key)}-{version}")
+    for message in SAMPLES
+    for version in range(SUPPORTED[message.api_key].first, SUPPORTED[message.api_key].last + 1)
+]
+
+
+@pytest.mark.parametrize(("message", "version"), EACH_VERSION)
+def test_a_failure_of_all_of_it_can_be_said_in_every_version(message, version):
+    context = Context(Session("127.0.0.1", "PLAINTEXT"), message.api_key, version, "client", 1)
+    if message.api_key == 9 and version < 8:
+        old = OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
+        message = OffsetFetchRequest(group_id=GROUP, topics=[old])
+    answer = failure(context, message, Code.COORDINATOR_NOT_AVAILABLE, "as the test told")
+    assert answer is not None
+    assert f"error_code={Code.COORDINATOR_NOT_AVAILABLE!r}" in repr(answer)
+    again = type(answer).decode(version, answer.encode(version))
+    assert f"error_code={int(Code.COORDINATOR_NOT_AVAILABLE)}" in repr(again)

@@ -1,0 +1,130 @@
+"""The records of __consumer_offsets, byte for byte as Apache Kafka has them."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.broker.groups import records, subscription
+from headrace.broker.groups.group import Group, Member, State
+from headrace.broker.groups.offsets import Committed
+from headrace.errors import MalformedError
+from headrace.wire.layout import Record
+
+TOPIC_ID = bytes(range(16))
+
+
+def string(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
+def decoded(entry: records.Entry, offset: int = 0) -> object:
+    return records.decode(Record(offset, 0, entry.key, entry.value, ()))
+
+
+def test_an_offset():
+    entry = records.offset_entry("g", ("t", 3), Committed(100, 4, "note", 1_000))
+    assert entry.key == b"\0\1" + string("g") + string("t") + b"\0\0\0\3"
+    assert entry.value == b"\0\3" + struct.pack(">qi", 100, 4) + string("note") + struct.pack(">q", 1_000)
+
+
+def test_an_offset_that_expires_by_itself_is_of_version_1():
+    entry = records.offset_entry("g", ("t", 3), Committed(100, -1, "", 1_000, 2_000))
+    assert entry.value == b"\0\1" + struct.pack(">q", 100) + string("") + struct.pack(">qq", 1_000, 2_000)
+
+
+def test_an_offset_with_a_topic_id_is_of_version_4():
+    entry = records.offset_entry("g", ("t", 3), Committed(100, 4, "m", 1_000, topic_id=TOPIC_ID))
+    body = struct.pack(">qi", 100, 4) + b"\2m" + struct.pack(">q", 1_000)
+    assert entry.value == b"\0\4" + body + b"\1\0\20" + TOPIC_ID
+
+
+def test_a_group():
+    member = Member("m-1", "i", "client", "/host", 30, 10, {"range": b"sub"}, b"asg")
+    group = Group("g", State.STABLE, 99, 7, "consumer", "range", "m-1", members={"m-1": member})
+    entry = records.group_entry(group)
+    assert entry.key == b"\0\2" + string("g")
+    row = string("m-1") + string("i") + string("client") + string("/host") + struct.pack(">ii", 30, 10)
+    row += b"\0\0\0\3sub" + b"\0\0\0\3asg"
+    head = string("consumer") + struct.pack(">i", 7) + string("range") + string("m-1") + struct.pack(">q", 99)
+    assert entry.value == b"\0\3" + head + b"\0\0\0\1" + row
+
+
+def test_an_empty_group():
+    value = records.group_entry(Group("g", state_time_ms=99)).value
+    assert value == b"\0\3" + string("") + bytes(4) + b"\xff\xff\xff\xff" + struct.pack(">q", 99) + bytes(4)
+
+
+def test_tombstones():
+    assert records.offset_tombstone("g", ("t", 3)).value is None
+    assert decoded(records.offset_tombstone("g", ("t", 3))) == records.OffsetChange("g", ("t", 3), None)
+    assert decoded(records.group_tombstone("g")) == records.GroupChange("g", None)
+
+
+@given(
+    st.builds(
+        Committed,
+        st.integers(0, 2**63 - 1),
+        st.integers(-1, 2**31 - 1),
+        st.text(st.characters(codec="utf-8"), max_size=20),
+        st.integers(0, 2**62),
+        st.just(-1),
+        st.sampled_from([bytes(16), TOPIC_ID]),
+        st.integers(0, 2**62),
+    )
+)
+def test_an_offset_comes_back_as_it_was(committed):
+    entry = records.offset_entry("g", ("t", 3), committed)
+    assert decoded(entry, committed.record_offset) == records.OffsetChange("g", ("t", 3), committed)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
+def test_groups_of_all_versions_can_be_read(version):
+    row = records.MemberMetadata(member_id="m", client_id="c", client_host="h", session_timeout=10, subscription=b"s")
+    value = records.GroupMetadataValue(
+        protocol_type="consumer", generation=2, protocol="range", leader="m", members=[row]
+    )
+    key = records.group_tombstone("g").key
+    change = decoded(records.Entry(key, struct.pack(">h", version) + value.encode(version)))
+    assert isinstance(change, records.GroupChange)
+    assert change.group is not None
+    assert (change.group.state, change.group.generation, change.group.leader_id) == (State.STABLE, 2, "m")
+    assert change.group.members["m"].rebalance_timeout_ms == 10  # as long as the session, before it was told
+
+
+@pytest.mark.parametrize("version", [0, 2, 3, 4])
+def test_offsets_of_all_versions_can_be_read(version):
+    value = records.OffsetCommitValue(offset=5, metadata="m", commit_timestamp=9)
+    for kind in (0, 1):
+        key = struct.pack(">h", kind) + records.offset_tombstone("g", ("t", 1)).key[2:]
+        change = decoded(records.Entry(key, struct.pack(">h", version) + value.encode(version)))
+        assert change == records.OffsetChange("g", ("t", 1), Committed(5, -1, "m", 9, record_offset=0))
+
+
+def test_records_of_other_kinds_of_groups_are_passed_over():
+    assert decoded(records.Entry(struct.pack(">h", 3) + string("g"), b"\0\0")) is None
+
+
+@pytest.mark.parametrize("key", [None, b"", b"\0", b"\0\1", b"\0\1\0\5ab", b"\0\2\0"])
+def test_a_key_that_is_none_is_refused(key):
+    with pytest.raises(MalformedError):
+        records.decode(Record(0, 0, key, None, ()))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "topics"),
+    [
+        (b"\0\0" + struct.pack(">i", 2) + string("a") + string("b") + b"\xff\xff\xff\xff", {"a", "b"}),
+        (b"\0\3" + struct.pack(">i", 0), set()),
+        (b"", None),
+        (b"\0\0" + struct.pack(">i", 2) + string("a"), None),
+        (b"\0\0" + struct.pack(">i", 2**31 - 1), None),
+        (b"\0\0" + struct.pack(">i", 1) + b"\xff\xff", None),
+        (b"\0\0" + struct.pack(">i", 1) + b"\0\2\xff\xff", None),
+    ],
+)
+def test_the_topics_of_a_subscription(metadata, topics):
+    assert subscription.topics(metadata) == topics

@@ -1,0 +1,335 @@
+"""What each request gets in each state of a group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from group_rig import GROUP, GroupRig, code_of, on_loop
+from headrace.broker.groups.commits import Commit
+from headrace.broker.groups.group import LEGAL, Claim, Group, State
+from headrace.errors import BrokerError, Code
+
+ABSENT = "absent"
+NONE, UNKNOWN, REBALANCE = Code.NONE, Code.UNKNOWN_MEMBER_ID, Code.REBALANCE_IN_PROGRESS
+ILLEGAL = Code.ILLEGAL_GENERATION
+WAITS = "waits"
+PLACE = ("orders", 0)
+
+
+@asynccontextmanager
+async def in_state(state: State | str) -> AsyncIterator[tuple[GroupRig, str, int]]:
+    """A group in a state, with its one member (who has been one, if it is empty) and the generation."""
+    async with GroupRig() as rig:
+        if state == ABSENT:
+            yield rig, "nobody", 0
+            return
+        (member_id,) = await rig.gathered(1)
+        if state is State.EMPTY:
+            rig.leave(member_id)
+            await rig.clock.run()
+        elif state is State.PREPARING_REBALANCE:
+            other = rig.join(await rig.new_id())
+            assert not other.done()
+        elif state is State.COMPLETING_REBALANCE:
+            assert (await rig.join(member_id)).error_code == NONE
+        assert rig.group.state is state
+        yield rig, member_id, rig.group.generation
+
+
+STATES: list[State | str] = [
+    ABSENT,
+    State.EMPTY,
+    State.PREPARING_REBALANCE,
+    State.COMPLETING_REBALANCE,
+    State.STABLE,
+]
+
+
+async def outcome(answer: asyncio.Future[Any]) -> Code | str:
+    """The code of an answer, or that there is none yet."""
+    await asyncio.sleep(0)
+    return Code(answer.result().error_code) if answer.done() else WAITS
+
+
+def table(*columns: Code | str) -> pytest.MarkDecorator:
+    """An outcome for each state."""
+    rows = list(zip(STATES, columns, strict=True))
+    return pytest.mark.parametrize(
+        ("state", "wanted"), rows, ids=[str(getattr(state, "value", state)) for state in STATES]
+    )
+
+
+@table(UNKNOWN, UNKNOWN, REBALANCE, NONE, NONE)
+@on_loop
+async def test_a_heartbeat(state, wanted):
+    async with in_state(state) as (rig, member_id, generation):
+        assert rig.heartbeat(member_id, generation) is wanted
+
+
+@table(UNKNOWN, UNKNOWN, ILLEGAL, ILLEGAL, ILLEGAL)
+@on_loop
+async def test_a_heartbeat_of_another_generation(state, wanted):
+    async with in_state(state) as (rig, member_id, generation):
+        assert rig.heartbeat(member_id, generation - 1) is wanted
+
+
+@table(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+@on_loop
+async def test_a_stranger_is_known_nowhere(state, wanted):
+    async with in_state(state) as (rig, _, generation):
+        assert rig.heartbeat("stranger", generation) is wanted
+        assert code_of(lambda: rig.sync("stranger", generation).result()) is wanted
+        assert (await rig.join("stranger")).error_code == wanted
+        assert rig.leave("stranger") == [wanted]
+
+
+@table(UNKNOWN, UNKNOWN, REBALANCE, NONE, NONE)
+@on_loop
+async def test_the_sync_of_a_leader(state, wanted):
+    async with in_state(state) as (rig, member_id, generation):
+        answer = code_of(lambda: rig.sync(member_id, generation, {member_id: b"all"}))
+        await rig.clock.run()
+        assert (answer if isinstance(answer, Code) else answer.result().error_code) == wanted
+        if wanted is NONE:
+            assert rig.group.state is State.STABLE
+
+
+@table(UNKNOWN, UNKNOWN, WAITS, NONE, NONE)
+@on_loop
+async def test_joining_again_unchanged(state, wanted):
+    """While one still waits for another; alone, a leader that joins again gets a generation of its own at once."""
+    async with in_state(state) as (rig, member_id, generation):
+        if state is State.PREPARING_REBALANCE:
+            await rig.new_id()  # somebody who is expected, too
+        answer = rig.join(member_id)
+        assert await outcome(answer) == wanted
+        if wanted is NONE:
+            assert answer.result().generation_id == generation + (state is State.STABLE)
+
+
+@table(Code.MEMBER_ID_REQUIRED, *[Code.MEMBER_ID_REQUIRED] * 4)
+@on_loop
+async def test_a_new_dynamic_member_is_given_an_id_first(state, wanted):
+    async with in_state(state) as (rig, _, _):
+        assert await outcome(rig.join()) == wanted
+        assert await outcome(rig.join(version=4)) == wanted
+
+
+@table(WAITS, WAITS, WAITS, WAITS, WAITS)
+@on_loop
+async def test_a_new_member_of_an_old_client_waits(state, wanted):
+    async with in_state(state) as (rig, _, _):
+        assert await outcome(rig.join(version=3)) == wanted
+        assert rig.group.state is State.PREPARING_REBALANCE
+
+
+@table(UNKNOWN, UNKNOWN, NONE, NONE, NONE)
+@on_loop
+async def test_leaving(state, wanted):
+    async with in_state(state) as (rig, member_id, _):
+        assert rig.leave(member_id) == [wanted]
+        if wanted is NONE:
+            assert member_id not in rig.group.members
+
+
+async def commit_code(commit: Awaitable[Any]) -> Code:
+    try:
+        await commit
+    except BrokerError as error:
+        return Code(error.code)
+    return NONE
+
+
+@table(Code.GROUP_ID_NOT_FOUND, UNKNOWN, NONE, REBALANCE, NONE)
+@on_loop
+async def test_a_commit_of_a_member(state, wanted):
+    async with in_state(state) as (rig, member_id, generation):
+        assert await commit_code(rig.commit({PLACE: 5}, Claim(member_id, generation))) is wanted
+        assert rig.offset() == (5 if wanted is NONE else -1)
+
+
+@table(NONE, NONE, UNKNOWN, UNKNOWN, UNKNOWN)
+@on_loop
+async def test_a_commit_without_a_generation(state, wanted):
+    async with in_state(state) as (rig, _, _):
+        assert await commit_code(rig.commit({PLACE: 5})) is wanted
+
+
+@table(ILLEGAL, UNKNOWN, NONE, NONE, NONE)
+@on_loop
+async def test_a_transactional_commit_of_a_member(state, wanted):
+    async with in_state(state) as (rig, member_id, generation):
+        assert await commit_code(rig.commit_in_transaction(1, {PLACE: 5}, Claim(member_id, generation))) is wanted
+
+
+@table(NONE, NONE, NONE, NONE, NONE)
+@on_loop
+async def test_a_transactional_commit_of_an_old_client_is_believed(state, wanted):
+    async with in_state(state) as (rig, _, _):
+        assert await commit_code(rig.commit_in_transaction(1, {PLACE: 5}, version=2)) is wanted
+
+
+@table(ILLEGAL, UNKNOWN, ILLEGAL, ILLEGAL, ILLEGAL)
+@on_loop
+async def test_a_transactional_commit_of_a_zombie(state, wanted):
+    async with in_state(state) as (rig, member_id, generation):
+        zombie = Claim(member_id, max(generation - 1, 0))
+        assert await commit_code(rig.commit_in_transaction(1, {PLACE: 5}, zombie)) is wanted
+
+
+@table(Code.GROUP_ID_NOT_FOUND, NONE, Code.NON_EMPTY_GROUP, Code.NON_EMPTY_GROUP, Code.NON_EMPTY_GROUP)
+@on_loop
+async def test_deleting_the_group(state, wanted):
+    async with in_state(state) as (rig, _, _):
+        assert await commit_code(rig.groups.delete(GROUP)) is wanted
+        assert (rig.groups.describe(GROUP) is None) == (state == ABSENT or wanted is NONE)
+
+
+@table(Code.GROUP_ID_NOT_FOUND, NONE, NONE, NONE, NONE)
+@on_loop
+async def test_deleting_offsets(state, wanted):
+    """Of a topic nobody reads always; of one that is read only when there is nobody left."""
+    async with in_state(state) as (rig, _, _):
+        codes: dict[tuple[str, int], Code] = {}
+
+        async def delete() -> None:
+            codes.update(await rig.groups.delete_offsets(GROUP, [PLACE, ("other", 0)]))
+
+        assert await commit_code(delete()) is wanted
+        if wanted is NONE:
+            is_read = state is not State.EMPTY
+            assert codes == {PLACE: Code.GROUP_SUBSCRIBED_TO_TOPIC if is_read else NONE, ("other", 0): NONE}
+
+
+# Checks that do not depend on the state.
+
+
+@pytest.mark.parametrize(
+    ("session_ms", "wanted"),
+    [
+        (5_999, Code.INVALID_SESSION_TIMEOUT),
+        (6_000, Code.MEMBER_ID_REQUIRED),
+        (1_800_000, Code.MEMBER_ID_REQUIRED),
+        (1_800_001, Code.INVALID_SESSION_TIMEOUT),
+    ],
+)
+@on_loop
+async def test_a_session_has_bounds(session_ms, wanted):
+    async with GroupRig() as rig:
+        assert code_of(lambda: Code(rig.join(session_ms=session_ms).result().error_code)) is wanted
+
+
+@on_loop
+async def test_a_group_with_members_needs_a_name():
+    async with GroupRig() as rig:
+        assert code_of(lambda: rig.join(group_id="").result()) is Code.INVALID_GROUP_ID
+        assert code_of(lambda: rig.sync("m", 1, group_id="").result()) is Code.INVALID_GROUP_ID
+        await rig.commit({PLACE: 3}, group_id="")  # offsets may be kept without one, as ever
+        assert rig.offset(group_id="") == 3
+
+
+@pytest.mark.parametrize(
+    ("protocol_type", "protocols"),
+    [("connect", {"range": b""}), ("consumer", {"sticky": b""}), ("consumer", {}), ("", {"range": b""})],
+)
+@on_loop
+async def test_a_member_that_nobody_would_understand_is_refused(protocol_type, protocols):
+    async with GroupRig() as rig:
+        await rig.gathered(1)
+        answer = rig.join(protocol_type=protocol_type, protocols=protocols)
+        assert answer.result().error_code == Code.INCONSISTENT_GROUP_PROTOCOL
+
+
+@on_loop
+async def test_a_member_that_missed_a_change_of_protocol_is_found_when_it_syncs():
+    async with GroupRig() as rig:
+        (member_id,) = await rig.gathered(1)
+        wrong = Code.INCONSISTENT_GROUP_PROTOCOL
+        assert code_of(lambda: rig.sync(member_id, 1, protocol_name="sticky").result()) is wrong
+        assert code_of(lambda: rig.sync(member_id, 1, protocol_type="connect").result()) is wrong
+        assert rig.sync(member_id, 1, protocol_type="consumer", protocol_name="range").result().error_code == NONE
+
+
+@on_loop
+async def test_the_protocol_that_most_like_best_and_all_speak_is_taken():
+    async with GroupRig() as rig:
+        wishes = [{"a": b"1", "b": b"2"}, {"b": b"3", "a": b"4"}, {"c": b"5", "b": b"6", "a": b"7"}]
+        joins = [rig.join(protocols=protocols, version=3) for protocols in wishes]
+        await rig.rebalanced(*joins)
+        assert {answer.result().protocol_name for answer in joins} == {"b"}
+        leader = next(answer.result() for answer in joins if answer.result().members)
+        assert sorted(bytes(row.metadata) for row in leader.members) == [b"2", b"3", b"6"]
+
+
+@on_loop
+async def test_a_group_has_a_largest_size():
+    async with GroupRig({"group.max.size": 2}) as rig:
+        ids = await rig.gathered(2)
+        assert rig.join().result().error_code == Code.GROUP_MAX_SIZE_REACHED
+        answer = rig.join(ids[0])  # who is in stays in
+        assert await outcome(answer) == WAITS
+
+
+@on_loop
+async def test_those_who_take_an_id_and_do_not_come_back_are_not_collected_for_ever(monkeypatch):
+    monkeypatch.setattr("headrace.broker.groups.joining.PENDING_JOINS_MAX", 2)
+    async with GroupRig() as rig:
+        codes = [rig.join().result().error_code for _ in range(3)]
+        assert codes == [Code.MEMBER_ID_REQUIRED, Code.MEMBER_ID_REQUIRED, Code.GROUP_MAX_SIZE_REACHED]
+
+
+@on_loop
+async def test_offset_metadata_has_a_largest_size():
+    async with GroupRig({"offset.metadata.max.bytes": 4}) as rig:
+        commits = {("t", 0): Commit(1, metadata="four"), ("t", 1): Commit(1, metadata="fives")}
+        codes = await rig.groups.commit(GROUP, Claim(), commits)
+        assert codes == {("t", 0): NONE, ("t", 1): Code.OFFSET_METADATA_TOO_LARGE}
+
+
+def test_the_table_of_states_has_no_dead_end_but_death():
+    assert set(LEGAL) == set(State)
+    for state, nexts in LEGAL.items():
+        assert state is State.DEAD or State.DEAD in nexts
+    group = Group("g")
+    with pytest.raises(AssertionError, match="Empty to Stable"):
+        group.transition(State.STABLE, 0)
+
+
+@on_loop
+async def test_a_partition_that_is_not_here_says_so_and_one_that_comes_back_has_its_groups():
+    async with GroupRig() as rig:
+        (member_id,) = await rig.gathered(1)
+        waiting = rig.join(await rig.new_id())
+        rig.internal.partitions_led = lambda topic: []  # type: ignore[method-assign]
+        rig.groups.unload(0)
+        assert waiting.result().error_code == Code.NOT_COORDINATOR
+        assert rig.heartbeat(member_id, 1) is Code.NOT_COORDINATOR
+        del rig.internal.partitions_led
+        assert rig.heartbeat(member_id, 1) is NONE
+
+
+@on_loop
+async def test_while_a_partition_is_loaded_heartbeats_are_believed_and_the_rest_is_put_off(monkeypatch):
+    monkeypatch.setattr("headrace.broker.groups.shard.LOAD_SLICE_BATCHES", 2)
+    async with GroupRig() as rig:
+        (member_id,) = await rig.gathered(1)
+        await rig.commit_in_transaction(3, {PLACE: 8})
+        for offset in range(5):
+            await rig.commit({("other", 0): offset}, Claim(member_id, 1))
+        rig.groups.unload(0)
+        rig.groups.load(0)
+        loading = Code.COORDINATOR_LOAD_IN_PROGRESS
+        assert code_of(lambda: rig.join().result()) is loading
+        assert code_of(lambda: rig.offset()) is loading
+        assert code_of(lambda: rig.groups.list()) is loading
+        assert rig.heartbeat("anybody", 99) is NONE
+        rig.groups.complete_transaction(0, 3, True)  # a marker that comes meanwhile is not lost
+        await rig.clock.run()
+        assert rig.heartbeat("anybody", 99) is UNKNOWN
+        assert rig.heartbeat(member_id, 1) is NONE
+        assert (rig.offset(), rig.offset("other")) == (8, 4)

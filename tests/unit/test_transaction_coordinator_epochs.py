@@ -1,0 +1,182 @@
+"""The transaction coordinator and its fences: who may go on, with which epoch, and who may not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.broker.transactions.states import State
+from headrace.broker.transactions.transaction import EPOCH_MAX, ProducerIdEpoch
+from headrace.errors import Code
+from transaction_rig import ID, Rig, code_of, refused, run
+
+CONCURRENT, FENCED = Code.CONCURRENT_TRANSACTIONS, Code.PRODUCER_FENCED
+INVALID, MAPPING = Code.INVALID_TXN_STATE, Code.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_a_second_producer_fences_the_first_and_aborts_its_transaction() -> None:
+    async def main() -> None:
+        for version in (1, 2):
+            rig = Rig()
+            first = await rig.init()
+            await rig.add(first, 0, version=version)
+            with refused(CONCURRENT):
+                await rig.init()
+            await rig.clock.run()
+            # In the gap before the second asks again the first must not slip in: not with its own epoch, nor by
+            # having the abort taken for its own.
+            for request in (rig.add(first, 1), rig.end(first, True, version), rig.end(first, False, version)):
+                assert await code_of(request) == FENCED
+            second = await rig.init()
+            assert second == ProducerIdEpoch(first.producer_id, first.epoch + 2)
+            assert [(m.committed, m.epoch) for m in rig.replicas.markers] == [(False, first.epoch + 1)]
+            assert await code_of(rig.init(first)) == FENCED
+            for request in (rig.add(first, 1), rig.end(first, True, version), rig.end(first, False, version)):
+                assert await code_of(request) == FENCED
+
+    run(main)
+
+
+def test_a_zombie_that_wants_to_go_on_does_not_abort_its_successor() -> None:
+    async def main() -> None:
+        rig = Rig()
+        zombie = await rig.init()
+        owner = await rig.init()
+        await rig.add(owner, 0)
+        with refused(FENCED):
+            await rig.init(zombie)
+        assert rig.current.state == State.ONGOING
+        await rig.end(owner, True)
+
+    run(main)
+
+
+def test_a_producer_that_goes_on_after_an_error_gets_the_next_epoch_and_the_same_again() -> None:
+    async def main() -> None:
+        rig = Rig()
+        producer = await rig.init()
+        bumped = await rig.init(producer)
+        assert bumped == producer._replace(epoch=1)
+        assert await rig.init(producer) == bumped  # the answer was lost
+        assert await rig.init(bumped) == producer._replace(epoch=2)
+        with refused(FENCED):
+            await rig.init(producer)
+        await rig.init()  # somebody new: nobody goes on from before
+        with refused(FENCED):
+            await rig.init(bumped)
+
+    run(main)
+
+
+def exhausted(rig: Rig) -> ProducerIdEpoch:
+    """Make the id one whose epochs are used up."""
+    (partition,) = rig.coordinator._store.partitions.values()
+    entry = partition.entries[ID]
+    entry.current = replace(entry.current, epoch=EPOCH_MAX - 1)
+    return entry.current.producer
+
+
+def test_when_epochs_are_used_up_an_init_gives_another_id() -> None:
+    async def main() -> None:
+        rig = Rig()
+        await rig.init()
+        last = exhausted(rig)
+        fresh = await rig.init(last)
+        assert fresh.epoch == 0
+        assert fresh.producer_id != last.producer_id
+        assert await rig.init(last) == fresh  # the answer was lost
+        with refused(FENCED):
+            await rig.init(last._replace(epoch=3))
+        assert await rig.init() == fresh._replace(epoch=1)
+
+    run(main)
+
+
+def test_a_producer_at_its_last_epoch_can_still_be_fenced() -> None:
+    async def main() -> None:
+        rig = Rig()
+        await rig.init()
+        last = exhausted(rig)
+        await rig.add(last, 0)
+        fresh = await rig.init_until_done()
+        assert fresh.producer_id != last.producer_id
+        assert fresh.epoch == 0
+        assert [(m.producer_id, m.epoch) for m in rig.replicas.markers] == [(last.producer_id, EPOCH_MAX)]
+        with refused(MAPPING):
+            await rig.add(last, 1)
+
+    run(main)
+
+
+def test_the_epoch_that_fences_is_nobodys() -> None:
+    async def main() -> None:
+        rig = Rig()
+        await rig.init()
+        last = exhausted(rig)
+        await rig.add(last, 0)
+        await code_of(rig.init())
+        await rig.clock.run()
+        with refused(FENCED):
+            await rig.add(last._replace(epoch=EPOCH_MAX), 0)
+
+    run(main)
+
+
+def test_in_version_2_every_end_gives_the_next_epoch() -> None:
+    async def main() -> None:
+        rig = Rig()
+        producer = await rig.init()
+        for n in range(4):
+            await rig.add(producer, n, version=2)
+            after = await rig.end(producer, n % 2 == 0, 2)
+            assert after == producer._replace(epoch=producer.epoch + 1)
+            await rig.clock.run()
+            assert await rig.end(producer, n % 2 == 0, 2) == after  # the answer was lost
+            producer = after
+        assert [m.epoch for m in rig.replicas.markers] == [1, 2, 3, 4]
+        assert {m.transaction_version for m in rig.replicas.markers} == {2}
+        assert await rig.end(producer, False, 2) == producer._replace(epoch=5)  # of nothing
+        with refused(INVALID):
+            await rig.end(producer._replace(epoch=5), True, 2)
+
+    run(main)
+
+
+def test_a_delayed_end_of_one_transaction_cannot_touch_the_next() -> None:
+    async def main() -> None:
+        rig = Rig()
+        first = await rig.init()
+        await rig.add(first, 0, version=2)
+        second = await rig.end(first, True, 2)
+        await rig.clock.run()
+        await rig.add(second, 1, version=2)
+        for committed in (True, False):
+            with refused(FENCED):
+                await rig.end(first, committed, 2)
+        assert rig.current.state == State.ONGOING
+        assert rig.current.partitions == {("t", 1)}
+
+    run(main)
+
+
+def test_when_epochs_are_used_up_an_end_of_version_2_gives_another_id() -> None:
+    async def main() -> None:
+        rig = Rig()
+        await rig.init()
+        last = exhausted(rig)
+        await rig.add(last, 0, version=2)
+        with rig.replicas.held():
+            fresh = await rig.end(last, True, 2)
+            assert fresh.epoch == 0
+            assert fresh.producer_id != last.producer_id
+            # The new id is on its way only, but its producer may come with it already.
+            with refused(CONCURRENT):
+                await rig.add(fresh, 1, version=2)
+            again = rig.restarted()
+        await again.clock.run()
+        assert again.current.producer == fresh
+        assert await again.end(last, True, 2) == fresh  # the answer was lost
+        with refused(INVALID):
+            await again.end(last, False, 2)
+        await again.add(fresh, 1, version=2)
+
+    run(main)
