@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError
+from headrace.producer.buffer_pool import Turn
 from rig import PRODUCE, Rig
 from waiting import eventually
 
@@ -252,8 +253,33 @@ def test_a_node_is_ready_when_a_batch_is_full():
 def test_a_node_is_ready_while_threads_wait_for_memory():
     rig = Rig(linger_ms=50)
     rig.send()
-    rig.pool._waiters.append(threading.Condition(rig.pool._lock))
+    rig.pool._waiters.append(Turn(rig.pool._lock, 1))
     assert ready_nodes(rig) == [0]
+
+
+def test_what_is_still_filling_is_left_alone_while_full_batches_will_give_back_the_memory():
+    rig = Rig(linger_ms=50, brokers=2, partitions=4, total_bytes=1 << 20)  # 0 and 2 on one node, 1 and 3 on the other
+    while len(queue(rig, 0) if "t" in rig.accumulator.topics else []) < 2:
+        rig.send(b"x" * 200, 0)
+    rig.send(b"filling", 2)
+    rig.send(b"filling", 3)
+    rig.pool._waiters.append(Turn(rig.pool._lock, 1))
+    ready = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms)
+    assert {node: [q.partition for q in queues] for node, queues in ready.nodes.items()} == {0: [0], 1: [3]}
+
+
+def test_a_batch_that_fills_behind_a_full_one_lingers_on():
+    rig = Rig(linger_ms=50)
+    while len(queue(rig) if "t" in rig.accumulator.topics else []) < 3:
+        rig.send(b"x" * 200)
+    ready = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms)
+    assert ready.next_check_ms == 50
+    rig.turn()
+    assert [batch.closed for batch in queue(rig)] == [False]
+    assert sum(request.api_key == PRODUCE for request in rig.client.sent) == 2
+    rig.clock.advance(50)
+    rig.turn()
+    assert queue(rig) == []
 
 
 @pytest.mark.behaviour("P25")

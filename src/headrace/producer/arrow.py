@@ -21,10 +21,11 @@ import pyarrow.compute as pc
 from headrace.client.clock import Clock
 from headrace.client.metadata import Cluster
 from headrace.errors import RecordTooLargeError, TimedOutError
-from headrace.producer.accumulator import Accumulator, TopicQueues
+from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.buffer_pool import BufferPool
 from headrace.producer.offload import in_thread
+from headrace.producer.queues import TopicQueues
 from headrace.wire import columns
 from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX
 

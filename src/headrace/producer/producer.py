@@ -29,7 +29,7 @@ from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, Partiti
 from headrace.client.network import NetworkClient
 from headrace.errors import AbortableError, ClosedError, HeadraceError, IllegalStateError, TimedOutError
 from headrace.producer import partitioners, parts, reporters
-from headrace.producer.accumulator import Accumulator, TopicQueues
+from headrace.producer.accumulator import Accumulator
 from headrace.producer.arrow import ArrowDelivery, ArrowSender
 from headrace.producer.batch import Delivery
 from headrace.producer.buffer_pool import BufferPool
@@ -37,6 +37,7 @@ from headrace.producer.interceptors import Ending
 from headrace.producer.metrics import MetricName, ProducerMetrics, Transaction, Value
 from headrace.producer.observers import MetricsObserver
 from headrace.producer.plugins import PluginLoader
+from headrace.producer.queues import TopicQueues
 from headrace.producer.records import ProducerRecord, checked_headers
 from headrace.producer.sender import Sender
 from headrace.producer.settings import ProducerSettings, resolve

@@ -261,9 +261,12 @@ class Sender:
         may_drain = None if transactions is None else transactions.may_drain
         assign = None if transactions is None else transactions.assign
         for node_id, queues in ready.nodes.items():
-            # A node can take several requests at once: fill its slots while there is something for it.
+            # A node can take several requests at once: fill its slots while there is something for it. Behind what
+            # was found ready there may be batches that are still filling: they are left alone.
+            opened_by_ms = float("inf")
             while self._client.is_ready(node_id, now):
-                batches = accumulator.drain(queues, may_drain, assign)
+                batches = accumulator.drain(queues, may_drain, assign, opened_by_ms)
+                opened_by_ms = now - accumulator.linger_ms
                 if accumulator.unsendable:
                     self._fail_unsendable()
                 if not batches:
