@@ -187,7 +187,7 @@ def test_more_partitions_keep_the_open_batches():
 @pytest.mark.behaviour("P16")
 def test_keyless_records_stay_until_batch_size_then_move_on():
     rig = Rig(partitions=8, adaptive=False)
-    rig.accumulator._chance.seed(1)
+    rig.accumulator.sticky._chance.seed(1)
     places = [rig.send(b"x" * 300, None).batch.partition for _ in range(60)]
     runs = [places[0]]
     for place in places[1:]:
@@ -222,6 +222,46 @@ def test_short_queues_are_preferred():
         rig.send(b"x" * 900, 0)
     places = Counter(rig.send(b"x" * 900, None).batch.partition for _ in range(15))
     assert places[1] > places[0]
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.behaviour("P16")
+def test_partitions_of_a_node_that_takes_nothing_are_left_out_after_a_while(adaptive):
+    rig = Rig(brokers=2, partitions=4, adaptive=adaptive, availability_timeout_ms=100, total_bytes=1 << 22)
+
+    def places():
+        return {rig.send(b"x" * 800, None).batch.partition for _ in range(100)}
+
+    rig.client.nodes[1].is_down = True  # 1 and 3 are its partitions
+    rig.send(b"for it", 1)
+    rig.turn()
+    rig.clock.advance(100)
+    rig.turn()
+    assert places() == {0, 1, 2, 3}, "not for longer than allowed"
+    rig.clock.advance(1)
+    rig.turn()
+    assert places() == ({0, 2} if adaptive else {0, 1, 2, 3})
+    rig.client.nodes[1].is_down = False
+    rig.turn()
+    assert places() == {0, 1, 2, 3}
+
+
+def test_a_node_that_nothing_waits_for_is_not_left_out():
+    rig = Rig(brokers=2, partitions=4, availability_timeout_ms=100, total_bytes=1 << 22)
+    rig.run_until(rig.send(b"v", 1).done)
+    rig.clock.advance(10_000)
+    rig.turn()
+    assert {rig.send(b"x" * 800, None).batch.partition for _ in range(100)} == {0, 1, 2, 3}
+
+
+def test_where_every_node_takes_nothing_any_partition_will_do():
+    rig = Rig(brokers=1, partitions=4, availability_timeout_ms=100, total_bytes=1 << 22)
+    rig.client.nodes[0].is_down = True
+    rig.send(b"v", 1)
+    rig.turn()
+    rig.clock.advance(101)
+    rig.turn()
+    assert {rig.send(b"x" * 800, None).batch.partition for _ in range(100)} == {0, 1, 2, 3}
 
 
 # -- ready ---------------------------------------------------------------------------------------

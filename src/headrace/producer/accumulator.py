@@ -22,8 +22,8 @@ from headrace.client.network import backoff_ms
 from headrace.errors import ClosedError, RecordTooLargeError
 from headrace.producer.batch import Delivery, ProducerBatch
 from headrace.producer.buffer_pool import BufferPool
-from headrace.producer.partitioners import AdaptiveSticky, Odds
 from headrace.producer.queues import PartitionQueue, TopicQueues
+from headrace.producer.sticky import StickyChoice
 from headrace.wire.compression import NONE
 from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header
@@ -35,8 +35,6 @@ else:
     Lane = kernel.Lane
 
 ROOM_SHARE_OF_POOL = 8  # the largest batch takes no more than this part of buffer.memory
-SMALL_TOPIC_PARTITIONS = 32
-ODDS_MS_FOR_A_PARTITION = 0.05
 SPARE_BYTES_MAX = 8 * 1024 * 1024
 APPEND_ATTEMPTS_MAX = 100  # threads racing for one partition: each round somebody has won
 
@@ -54,7 +52,6 @@ class AccumulatorSettings:
     codec: int = 0
     level: int | None = None
     hashes_keys: bool = True
-    adaptive: bool = True
 
 
 @dataclass(slots=True)
@@ -75,16 +72,15 @@ class Accumulator:
         pool: BufferPool,
         clock: Clock,
         wake: Callable[[], None],
-        sticky: AdaptiveSticky,
+        sticky: StickyChoice,
         on_open: Callable[[str, int], None] | None = None,
     ) -> None:
         self._settings = settings
         self.pool = pool
         self._clock = clock
         self._wake = wake
-        self._sticky = sticky
+        self.sticky = sticky
         self._on_open = on_open  # told of every partition that gets a batch
-        self._chance = random.Random()
         self.topics: dict[str, TopicQueues] = {}
         self.lanes: dict[str, Lane] = {}  # what send() looks into first
         self._topics_lock = threading.Lock()
@@ -149,13 +145,13 @@ class Accumulator:
             with topic.lock:
                 self._check_open()
                 if keyless and topic.lane.sticky < 0:
-                    self._move_on(topic, cluster)
+                    self.sticky.move_on(topic, cluster)
                 future = topic.lane.append(key, value, partition, timestamp, headers, on_delivery)
                 if future is None:
                     place = partition if partition is not None else self._place(topic, key)
                     closed = topic.close_open(place) or closed
                     if keyless and topic.sticky_bytes >= self._settings.batch_bytes:
-                        self._move_on(topic, cluster)
+                        self.sticky.move_on(topic, cluster)
                         continue
             if future is not None:
                 if closed:
@@ -234,31 +230,11 @@ class Accumulator:
             return int((kernel.murmur2(key) & 0x7FFFFFFF) % len(topic.queues))
         return topic.lane.sticky
 
-    def _move_on(self, topic: TopicQueues, cluster: Cluster) -> None:
-        """Choose the partition for the next records without a key (KIP-794). topic.lock is held."""
-        topic.lane.sticky = self._sticky.next_partition(self._odds(topic, cluster), self._chance)
-        topic.sticky_bytes = 0
-
     def _room_bytes(self, topic: TopicQueues) -> int:
         if self._settings.codec == NONE:
             return self._settings.batch_bytes
         limit = min(self._settings.max_request_bytes, self.pool.total_bytes // ROOM_SHARE_OF_POOL)
         return topic.ratio.room_bytes(self._settings.batch_bytes, limit)
-
-    def _odds(self, topic: TopicQueues, cluster: Cluster) -> Odds:
-        """To look at every queue for every batch would make large topics dear: for them a look is good for a while."""
-        now, count = self._clock.monotonic_ms(), len(topic.queues)
-        if topic.odds is not None and topic.odds_of is cluster and now < topic.odds_until_ms:
-            return topic.odds
-        available = [p for p in cluster.available_partitions_for(topic.name) if p < count]
-        sizes = None
-        if self._settings.adaptive:
-            sizes = {partition: len(topic.queues[partition].batches) for partition in available}
-        topic.odds = self._sticky.odds(sizes, available, range(count))
-        topic.odds_of, topic.odds_until_ms = cluster, now
-        if count > SMALL_TOPIC_PARTITIONS:
-            topic.odds_until_ms += count * ODDS_MS_FOR_A_PARTITION
-        return topic.odds
 
     def _checked_size(self, key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
         size = record_bytes_max(key, value, headers)

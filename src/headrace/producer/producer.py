@@ -28,7 +28,7 @@ from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, PartitionInfo
 from headrace.client.network import NetworkClient
 from headrace.errors import AbortableError, ClosedError, HeadraceError, IllegalStateError, TimedOutError
-from headrace.producer import partitioners, parts, reporters
+from headrace.producer import parts, reporters
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.arrow import ArrowDelivery, ArrowSender
 from headrace.producer.batch import Delivery
@@ -42,6 +42,7 @@ from headrace.producer.records import ProducerRecord, checked_headers
 from headrace.producer.sender import Sender
 from headrace.producer.settings import ProducerSettings, resolve
 from headrace.producer.steps import Prepared, Steps
+from headrace.producer.sticky import StickyChoice
 from headrace.producer.transactions import GroupMetadata, TransactionManager
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import Header
@@ -116,7 +117,11 @@ class Producer(SendPath):
             self._pool,
             clock,
             self._wake,
-            partitioners.AdaptiveSticky(adaptive=settings.partitioner_adaptive),
+            StickyChoice(
+                clock,
+                adaptive=settings.partitioner_adaptive,
+                availability_timeout_ms=settings.partitioner_availability_timeout_ms,
+            ),
             on_open=self._transactions.add_partition if self._transactions and settings.transactional_id else None,
         )
         self._metadata = Metadata(

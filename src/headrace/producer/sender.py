@@ -264,6 +264,7 @@ class Sender:
             # A node can take several requests at once: fill its slots while there is something for it. Behind what
             # was found ready there may be batches that are still filling: they are left alone.
             opened_by_ms = float("inf")
+            accumulator.sticky.node_was_ready(node_id, self._client.is_ready(node_id, now), now)
             while self._client.is_ready(node_id, now):
                 batches = accumulator.drain(queues, may_drain, assign, opened_by_ms)
                 opened_by_ms = now - accumulator.linger_ms
