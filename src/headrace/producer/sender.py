@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,7 +35,13 @@ from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.transaction_requests import FindCoordinator, TransactionRequest
 from headrace.producer.transactions import TransactionManager
-from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.wire.api.produce import (
+    NodeEndpoint,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    TopicProduceData,
+)
 
 _CLOSED = "the producer was closed before the record was acknowledged"
 IDLE_MS = 60_000.0
@@ -375,7 +381,7 @@ class Sender:
             for answer in topic.partition_responses:
                 answered = waiting.pop((name, answer.partition_index), None)
                 if answered is not None:
-                    self._settle(answered, self._on_answer, answer, now)
+                    self._settle(answered, self._on_answer, answer, response.message.node_endpoints, now)
         for batch in waiting.values():
             left_out = ConnectionFailedError("the broker's answer left out the partition")
             self._settle(batch, self._on_lost, left_out, now)
@@ -403,7 +409,9 @@ class Sender:
         else:
             self._give_up(batch, error, now)
 
-    def _on_answer(self, batch: ProducerBatch, answer: Any, now: float) -> None:
+    def _on_answer(
+        self, batch: ProducerBatch, answer: PartitionProduceResponse, endpoints: Sequence[NodeEndpoint], now: float
+    ) -> None:
         code = answer.error_code
         if code == 0:
             self._complete(batch, answer.base_offset, answer.log_append_time_ms)
@@ -416,9 +424,8 @@ class Sender:
             self._complete(batch, answer.base_offset, answer.log_append_time_ms)
             return
         if code in STALE_METADATA:
-            leader = answer.current_leader
-            if code in STALE_LEADER and leader.leader_id >= 0 and leader.leader_epoch >= 0:
-                self._metadata.update_leader(batch.topic, batch.partition, leader.leader_id, leader.leader_epoch)
+            if code in STALE_LEADER:
+                self._updater.take_leader(batch.topic, batch.partition, answer.current_leader, endpoints)
             self._metadata.request_update()
         error = BrokerError(
             f"{batch.topic}-{batch.partition}" + (f": {answer.error_message}" if answer.error_message else ""),
