@@ -41,6 +41,12 @@ cdef class _BytesColumn:
             piece.size = self.large_offsets[row + 1] - start
             piece.data = self.data + start
 
+    cdef inline int64_t span(self, int64_t row, int64_t end) noexcept nogil:
+        """Bytes of so many rows; what lies behind nulls counts as well."""
+        if self.offsets is not NULL:
+            return self.offsets[end] - self.offsets[row]
+        return self.large_offsets[end] - self.large_offsets[row]
+
 
 cdef class _HeadersColumn:
     """A column of lists of (key, value) at its pointers."""
@@ -237,18 +243,20 @@ def encode_columns(
     key.size = -1
     value.data = NULL
     with nogil:
-        run = 0
-        for row in range(row_count):
-            if row == run_end:
-                partition = partition_of[run]
-                if partition < 0 or partition >= partition_count:
-                    wrong = row
-                    break
-                run += 1
-                run_end += partition_rows
-            all_partitions[partition].bytes_left += _row_bytes_max(
-                key_column, value_column, header_column, has_keys, has_headers, row
-            )
+        for run in range((row_count + partition_rows - 1) // partition_rows):
+            partition = partition_of[run]
+            row = run * partition_rows
+            run_end = min(row + partition_rows, row_count)
+            if partition < 0 or partition >= partition_count:
+                wrong = row
+                break
+            o = &all_partitions[partition]
+            o.bytes_left += (run_end - row) * RECORD_OVERHEAD_BYTES_MAX + value_column.span(row, run_end)
+            if has_keys:
+                o.bytes_left += key_column.span(row, run_end)
+            if has_headers:
+                for row in range(row, run_end):
+                    o.bytes_left += header_column.size(row)
     if wrong >= 0:
         raise ValueError(f"row {wrong}: partition {partition} is not one of the {partition_count}")
     with nogil:
@@ -300,21 +308,6 @@ def encode_columns(
         if all_partitions[partition].start is not NULL:
             encoder.close(partition)
     return encoder.batches
-
-
-cdef inline Py_ssize_t _row_bytes_max(
-    _BytesColumn keys, _BytesColumn values, _HeadersColumn headers, bint has_keys, bint has_headers, int64_t row
-) noexcept nogil:
-    cdef Piece piece
-    cdef Py_ssize_t size = RECORD_OVERHEAD_BYTES_MAX
-    if has_keys:
-        keys.at(row, &piece)
-        size += piece.size if piece.size > 0 else 0
-    values.at(row, &piece)
-    size += piece.size if piece.size > 0 else 0
-    if has_headers:
-        size += headers.size(row)
-    return size
 
 
 cdef class _Growing:
