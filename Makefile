@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 WIRE := src/headrace/wire
-KERNEL_SOURCES := $(wildcard $(WIRE)/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
+KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
 # Asked of the file, not of an import: a kernel that does not load has to fail the tests.
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
 NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
@@ -76,6 +76,6 @@ dist: .venv/.ready
 	@$(BIN)/python -m build --outdir dist .
 
 clean:
-	rm -rf .venv build dist src/*.egg-info $(WIRE)/_kernel*.so
+	rm -rf .venv build dist src/*.egg-info src/headrace/*/*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

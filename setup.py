@@ -1,4 +1,4 @@
-"""The optional compiled kernel; everything else about the package is in pyproject.toml.
+"""The optional compiled parts; everything else about the package is in pyproject.toml.
 
 Nothing here may fail an install: without Cython, without a C compiler or with one that gives up,
 the package works on its Python reference kernel. HEADRACE_NO_KERNEL=1 asks for that on purpose.
@@ -11,24 +11,28 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 WIRE = Path("src/headrace/wire")
-SOURCE = WIRE / "_kernel.pyx"
+KERNEL = WIRE / "_kernel.pyx"
+PROMPT = Path("src/headrace/client/_prompt.pyx")
 
 
 def kernel() -> list[Extension]:
-    if os.environ.get("HEADRACE_NO_KERNEL") == "1" or not SOURCE.exists():
+    if os.environ.get("HEADRACE_NO_KERNEL") == "1" or not KERNEL.exists():
         return []
-    extension = Extension(
-        "headrace.wire._kernel",
-        [str(SOURCE)],
-        include_dirs=[str(WIRE)],
-        depends=[str(path) for pattern in ("*.h", "*.px[di]") for path in sorted(WIRE.glob(pattern))],
-        extra_compile_args=["-O3"],
-    )
+    extensions = [
+        Extension(
+            "headrace.wire._kernel",
+            [str(KERNEL)],
+            include_dirs=[str(WIRE)],
+            depends=[str(path) for pattern in ("*.h", "*.px[di]") for path in sorted(WIRE.glob(pattern))],
+            extra_compile_args=["-O3"],
+        ),
+        Extension("headrace.client._prompt", [str(PROMPT)]),
+    ]
     try:
         from Cython.Build import cythonize
 
         # The generated C goes to build/, so that the source tree holds sources only.
-        modules = cythonize([extension], build_dir="build/cython", language_level=3)  # type: ignore[no-untyped-call]
+        modules = cythonize(extensions, build_dir="build/cython", language_level=3)  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever Cython trips over, the install goes on
         print(f"headrace: kernel not compiled: {type(error).__name__}: {error}", file=sys.stderr)
         return []

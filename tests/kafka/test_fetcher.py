@@ -8,18 +8,23 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
+from headrace.client import connection as client_connection
 from headrace.client import fetcher as fetcher_module
+from headrace.client.admin import AdminClient
 from headrace.client.blocking import TopicPartition
 from headrace.client.fetch_data import FetchedRecord
 from headrace.client.fetcher import Fetcher, OutOfRange
+from headrace.client.metadata import Cluster
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import BrokerError, TimedOutError
 from headrace.wire import legacy
+from headrace.wire.api.fetch import FetchRequest
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
 from peers import librdkafka
 from peers.connection import Connection
 from peers.real_kafka import free_ports
+from waiting import eventually
 from writers import records_of
 
 MS_MAX = 20_000.0
@@ -224,8 +229,9 @@ def test_message_sets_of_old_clients_are_read_as_records(kafka39, monkeypatch):
         assert connection.produce(topic, legacy.encode(wanted, magic=1, codec=1), version=2).error_code == 0
     with Fetcher(kafka39.bootstrap, isolation="read_uncommitted") as fetcher:
         fetcher.assign({TopicPartition(topic, 0): 3})
+        monkeypatch.setattr(Cluster, "topic_id", lambda self, topic: None)
         for versions_max in (1, 3, 12):
-            monkeypatch.setattr(fetcher_module, "FETCH_VERSIONS_MAX", versions_max)
+            monkeypatch.setattr(fetcher_module, "NEWEST_BY_NAME", versions_max)
             # Version 1 has no timestamps: it gives magic 0.
             expected = [r._replace(timestamp=-1) for r in wanted[3:]] if versions_max < 2 else wanted[3:]
             assert plain(read(fetcher, 17)) == expected
@@ -233,6 +239,38 @@ def test_message_sets_of_old_clients_are_read_as_records(kafka39, monkeypatch):
             (columns,) = fetcher.poll_arrow(MS_MAX, with_headers=True).values()
             assert records_of(columns) == expected
             fetcher.seek(TopicPartition(topic, 0), 3)
+
+
+def test_topics_go_by_id_where_that_is_known(broker, monkeypatch):
+    versions = []
+    send = client_connection.Connection.send
+
+    def spy(self, request, now):
+        entry = send(self, request, now)
+        versions.extend([entry.version] if request.api_key == FetchRequest.api_key else [])
+        return entry
+
+    monkeypatch.setattr(client_connection.Connection, "send", spy)
+    topics = [broker.create_topic(name("by-id")) for _ in range(2)]
+    for topic in topics:
+        librdkafka.produce(broker.bootstrap, topic, make_records(3))
+    with Fetcher(broker.bootstrap) as fetcher:
+        fetcher.assign([TopicPartition(topic, 0) for topic in topics])
+        assert sorted(record.topic for record in read(fetcher, 6)) == sorted(topics * 3)
+    assert min(versions) >= 13
+
+
+def test_a_topic_that_is_made_anew_is_found_again(kafka):
+    topic = kafka.create_topic(name("anew"))
+    librdkafka.produce(kafka.bootstrap, topic, make_records(3))
+    with Fetcher(kafka.bootstrap) as fetcher, AdminClient(kafka.bootstrap) as admin:
+        fetcher.assign([TopicPartition(topic, 0)])
+        read(fetcher, 3)
+        admin.delete_topics([topic])
+        eventually("it is gone", lambda: topic not in admin.list_topics())
+        kafka.create_topic(topic)
+        librdkafka.produce(kafka.bootstrap, topic, make_records(5))
+        assert plain(read(fetcher, 2)) == make_records(2, start=3)
 
 
 def test_a_broker_that_dies_and_returns_is_read_on_from_where_it_was(kafka39):

@@ -9,6 +9,7 @@ again = await rig.restart()                 a clean stop, and a start
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ def batch(
     return bytes(encode(rows, producer=producer, codec=codec, leader_epoch=leader_epoch))
 
 
+_managers: list[LogManager] = []
+
+
 class LogRig:
     """A manager of logs, and what tests do with it."""
 
@@ -51,6 +55,7 @@ class LogRig:
         self.manager = LogManager(root, self.clock, self.defaults)
         self.manager.load()
         self._copies = 0
+        _managers.append(self.manager)
 
     def log(self, topic: str = "t", index: int = 0, /, **options: str) -> Log:
         """The log of a partition; `segment_bytes` and the like are its topic's options."""
@@ -80,6 +85,16 @@ class LogRig:
     async def restart(self) -> LogRig:
         await self.manager.stop()
         return LogRig(self.root, self.clock, self.defaults)
+
+
+def let_go() -> None:
+    """Close what all rigs of a test have open: processes that "crashed" never did."""
+    for manager in _managers:
+        for file in [*manager._host.files._open]:
+            file.close()
+        if manager._lock_fd >= 0:
+            os.close(manager._lock_fd)
+    _managers.clear()
 
 
 def batches_of(log: Log, offset: int | None = None) -> list[RecordBatch]:

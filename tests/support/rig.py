@@ -20,9 +20,9 @@ from headrace.client.addresses import Endpoint
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.producer.accumulator import Accumulator, AccumulatorSettings
 from headrace.producer.buffer_pool import BufferPool
-from headrace.producer.partitioners import AdaptiveSticky
 from headrace.producer.pending import PendingResult
 from headrace.producer.sender import Sender, SenderSettings
+from headrace.producer.sticky import StickyChoice
 from headrace.producer.transaction_state import State
 from headrace.producer.transactions import GroupMetadata, TransactionManager
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
@@ -78,6 +78,7 @@ class Rig:
         request_timeout_ms: int = 30_000,
         codec: int = 0,
         adaptive: bool = True,
+        availability_timeout_ms: float = 0,
         features: dict[str, int] | None = None,
         topic_id: bytes = bytes(16),
         observer: Any = None,
@@ -102,12 +103,11 @@ class Rig:
                 max_request_bytes=max_request_bytes,
                 delivery_timeout_ms=delivery_timeout_ms,
                 codec=codec,
-                adaptive=adaptive,
             ),
             self.pool,
             self.clock,
             self.client.wakeup,
-            AdaptiveSticky(adaptive=adaptive),
+            StickyChoice(self.clock, adaptive=adaptive, availability_timeout_ms=availability_timeout_ms),
             on_open=None if self.transactions is None else self.transactions.add_partition,
         )
         self.metadata = Metadata(self.clock)

@@ -1,5 +1,6 @@
 """Fixtures of the unit layer: random messages, made from what the messages declare; what a call costs in memory."""
 
+import sys
 import tracemalloc
 from functools import cache
 from typing import Any
@@ -30,6 +31,13 @@ SIMPLE = {
 }
 TAG_MAX = 2**32 - 1
 ITEMS_MAX = 2
+
+
+@pytest.fixture(autouse=True)
+def _files_are_closed():
+    yield
+    if (rig := sys.modules.get("log_rig")) is not None:
+        rig.let_go()
 
 
 @pytest.fixture

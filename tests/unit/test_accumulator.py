@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError
+from headrace.producer.buffer_pool import Turn
 from rig import PRODUCE, Rig
 from waiting import eventually
 
@@ -186,7 +187,7 @@ def test_more_partitions_keep_the_open_batches():
 @pytest.mark.behaviour("P16")
 def test_keyless_records_stay_until_batch_size_then_move_on():
     rig = Rig(partitions=8, adaptive=False)
-    rig.accumulator._chance.seed(1)
+    rig.accumulator.sticky._chance.seed(1)
     places = [rig.send(b"x" * 300, None).batch.partition for _ in range(60)]
     runs = [places[0]]
     for place in places[1:]:
@@ -223,6 +224,46 @@ def test_short_queues_are_preferred():
     assert places[1] > places[0]
 
 
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.behaviour("P16")
+def test_partitions_of_a_node_that_takes_nothing_are_left_out_after_a_while(adaptive):
+    rig = Rig(brokers=2, partitions=4, adaptive=adaptive, availability_timeout_ms=100, total_bytes=1 << 22)
+
+    def places():
+        return {rig.send(b"x" * 800, None).batch.partition for _ in range(100)}
+
+    rig.client.nodes[1].is_down = True  # 1 and 3 are its partitions
+    rig.send(b"for it", 1)
+    rig.turn()
+    rig.clock.advance(100)
+    rig.turn()
+    assert places() == {0, 1, 2, 3}, "not for longer than allowed"
+    rig.clock.advance(1)
+    rig.turn()
+    assert places() == ({0, 2} if adaptive else {0, 1, 2, 3})
+    rig.client.nodes[1].is_down = False
+    rig.turn()
+    assert places() == {0, 1, 2, 3}
+
+
+def test_a_node_that_nothing_waits_for_is_not_left_out():
+    rig = Rig(brokers=2, partitions=4, availability_timeout_ms=100, total_bytes=1 << 22)
+    rig.run_until(rig.send(b"v", 1).done)
+    rig.clock.advance(10_000)
+    rig.turn()
+    assert {rig.send(b"x" * 800, None).batch.partition for _ in range(100)} == {0, 1, 2, 3}
+
+
+def test_where_every_node_takes_nothing_any_partition_will_do():
+    rig = Rig(brokers=1, partitions=4, availability_timeout_ms=100, total_bytes=1 << 22)
+    rig.client.nodes[0].is_down = True
+    rig.send(b"v", 1)
+    rig.turn()
+    rig.clock.advance(101)
+    rig.turn()
+    assert {rig.send(b"x" * 800, None).batch.partition for _ in range(100)} == {0, 1, 2, 3}
+
+
 # -- ready ---------------------------------------------------------------------------------------
 
 
@@ -252,8 +293,33 @@ def test_a_node_is_ready_when_a_batch_is_full():
 def test_a_node_is_ready_while_threads_wait_for_memory():
     rig = Rig(linger_ms=50)
     rig.send()
-    rig.pool._waiters.append(threading.Condition(rig.pool._lock))
+    rig.pool._waiters.append(Turn(rig.pool._lock, 1))
     assert ready_nodes(rig) == [0]
+
+
+def test_what_is_still_filling_is_left_alone_while_full_batches_will_give_back_the_memory():
+    rig = Rig(linger_ms=50, brokers=2, partitions=4, total_bytes=1 << 20)  # 0 and 2 on one node, 1 and 3 on the other
+    while len(queue(rig, 0) if "t" in rig.accumulator.topics else []) < 2:
+        rig.send(b"x" * 200, 0)
+    rig.send(b"filling", 2)
+    rig.send(b"filling", 3)
+    rig.pool._waiters.append(Turn(rig.pool._lock, 1))
+    ready = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms)
+    assert {node: [q.partition for q in queues] for node, queues in ready.nodes.items()} == {0: [0], 1: [3]}
+
+
+def test_a_batch_that_fills_behind_a_full_one_lingers_on():
+    rig = Rig(linger_ms=50)
+    while len(queue(rig) if "t" in rig.accumulator.topics else []) < 3:
+        rig.send(b"x" * 200)
+    ready = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms)
+    assert ready.next_check_ms == 50
+    rig.turn()
+    assert [batch.closed for batch in queue(rig)] == [False]
+    assert sum(request.api_key == PRODUCE for request in rig.client.sent) == 2
+    rig.clock.advance(50)
+    rig.turn()
+    assert queue(rig) == []
 
 
 @pytest.mark.behaviour("P25")

@@ -89,8 +89,8 @@ GOOD = batch(b"one", b"two")
 WITH_PRODUCER = batch(b"one", b"two", producer=Producer(5, 0, 0))
 REFUSED = {
     "nothing": (b"", Code.INVALID_RECORD),
-    "a few bytes": (GOOD[:20], Code.CORRUPT_MESSAGE),
-    "a header cut short": (GOOD[:60], Code.CORRUPT_MESSAGE),
+    "a few bytes": (GOOD[:20], Code.INVALID_RECORD),
+    "a header cut short": (GOOD[:60], Code.INVALID_RECORD),
     "a batch cut short": (GOOD[:-1], Code.INVALID_RECORD),
     "two batches": (GOOD + GOOD, Code.INVALID_RECORD),
     "bytes after the batch": (GOOD + b"\0", Code.INVALID_RECORD),

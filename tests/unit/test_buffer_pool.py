@@ -9,7 +9,7 @@ import pytest
 
 from fakes import FakeClock
 from headrace.errors import BufferExhaustedError, ClosedError, RecordTooLargeError, TimedOutError
-from headrace.producer.buffer_pool import BufferPool
+from headrace.producer.buffer_pool import PASSED_MAX, BufferPool, Turn
 from waiting import eventually
 
 BATCH, TOTAL = 1024, 4096
@@ -119,6 +119,17 @@ def test_nobody_passes_a_thread_that_waits():
     pool.release(held, TOTAL - BATCH)
     waiter.join()
     pool.allocate(1, 0)
+
+
+def test_a_running_thread_may_take_what_the_first_in_line_has_yet_to_wake_up_for_but_not_for_ever():
+    pool = make_pool()
+    held = pool.allocate(TOTAL, 0)
+    pool._waiters.append(Turn(pool._lock, BATCH))  # a thread that never wakes up
+    pool.release(held, TOTAL)
+    for _ in range(PASSED_MAX):
+        pool.release(pool.allocate(BATCH, 0), BATCH)
+    with pytest.raises(BufferExhaustedError):
+        pool.allocate(BATCH, 0)
 
 
 def test_who_gives_up_hands_on_the_turn():

@@ -120,20 +120,28 @@ def test_open_batches_hold_the_same_bytes(drawn, room):
 
 @both
 @settings(deadline=None)
-@given(rows, st.integers(150, 1500), st.booleans())
-def test_encoded_columns_hold_the_same_bytes(drawn, batch_bytes_max, with_headers):
+@given(rows, st.integers(150, 1500), st.booleans(), st.booleans(), st.integers(1, 4))
+def test_encoded_columns_hold_the_same_bytes(drawn, batch_bytes_max, with_headers, with_times, partition_rows):
     keys = columns.bytes_column(pa.array([row[1] for row in drawn], pa.binary()), "key")
     values = columns.bytes_column(pa.array([row[2] for row in drawn], pa.large_binary()), "value")
     headers = None
     if with_headers:
         lists = [[{"key": k, "value": v} for k, v in row[3]] for row in drawn]
         headers = columns.headers_column(pa.array(lists, columns.HEADERS_TYPE))
-    times = b"".join(row[0].to_bytes(8, sys.byteorder, signed=True) for row in drawn)
-    places = b"".join((index % 3).to_bytes(4, sys.byteorder) for index in range(len(drawn)))
+    times: bytes | int = 1234
+    if with_times:
+        times = b"".join(row[0].to_bytes(8, sys.byteorder, signed=True) for row in drawn)
+    places = b"".join((index % 3).to_bytes(4, sys.byteorder) for index in range(-(-len(drawn) // partition_rows)))
     results = [
-        sorted(kernel.encode_columns(keys, values, headers, times, places, len(drawn), 3, batch_bytes_max, []))
+        sorted(
+            kernel.encode_columns(
+                keys, values, headers, times, places, partition_rows, len(drawn), 3, batch_bytes_max, []
+            )
+        )
         for kernel in (compiled, reference)
     ]
+    assert compiled.largest_row(keys, values, len(drawn)) == reference.largest_row(keys, values, len(drawn))
+    assert compiled.largest_row(None, values, len(drawn)) == reference.largest_row(None, values, len(drawn))
     # The first 61 bytes are room for the header: whatever was there before.
     found = [[(b[0], bytes(b[1][61:]), *b[2:]) for b in result] for result in results]
     assert sorted(found[0]) == sorted(found[1])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes import DISCONNECT, SILENCE, After
+from headrace.client.addresses import Endpoint
 from headrace.errors import BrokerError, ClosedError, ConnectionFailedError, HeadraceError, TimedOutError
 from headrace.wire.api.produce import ProduceResponse
 from rig import METADATA, PRODUCE, Rig
@@ -186,6 +187,17 @@ def test_the_leader_that_comes_with_the_error_is_believed_at_once():
     rig.run_until(future.done)
     assert [s.node_id for s in rig.client.of(PRODUCE)] == [0, 1]
     assert rig.clock.now_ms == start  # and not waited for
+
+
+def test_a_leader_that_nobody_has_heard_of_is_found_by_the_endpoint_that_comes_with_the_error():
+    rig = Rig(brokers=2, partitions=2)
+    rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER, leader=(7, 5)))
+    rig.run_until(rig.send(b"v", 0).done)
+    assert [s.node_id for s in rig.client.of(PRODUCE)] == [0, 7]
+    assert rig.client.nodes[7].endpoint == Endpoint("fake", 9092)
+    rig.metadata.request_update()
+    rig.run_until(lambda: 7 not in rig.metadata.cluster.brokers)
+    assert 7 not in rig.client.nodes, "the next answer did not name it"
 
 
 @pytest.mark.parametrize(("code", "leader"), [(3, (1, 5)), (NOT_LEADER, (1, 0)), (NOT_LEADER, (-1, -1))])

@@ -16,7 +16,13 @@ _OPERATIONS = {
         Operation.DESCRIBE_CONFIGS,
         Operation.ALTER_CONFIGS,
     ),
-    Resource.GROUP: (Operation.READ, Operation.DELETE, Operation.DESCRIBE),
+    Resource.GROUP: (
+        Operation.READ,
+        Operation.DELETE,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
     Resource.CLUSTER: (
         Operation.CREATE,
         Operation.ALTER,

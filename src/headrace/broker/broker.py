@@ -98,12 +98,13 @@ class Broker:
         self._load_coordinators(TRANSACTION_STATE)
         self.transactions.start()
         self._started.push_async_callback(self.transactions.stop)
+        self.topic_admin.deleted = self.groups.topic_deleted
         self.groups.start()
-        self._started.push_async_callback(self.groups.stop)
         for listener in self.listeners:
             self.authenticator.prepare(listener)
         self.server = Server(self, self.listeners)
         self._started.push_async_callback(self.server.stop)
+        self._started.push_async_callback(self.groups.stop)  # first, or who waits for a rebalance would be waited for
         await self.server.start()
 
     def listener(self, name: str) -> Listener:

@@ -104,10 +104,7 @@ def _read(wanted: Wanted, limits: Limits, left: int, *, at_least_one: bool) -> R
             aborted = log.aborted_transactions(wanted.offset, part.next_offset) if len(part.data) else ()
         return Read(part.data, log.high_watermark, log.last_stable_offset, log.start_offset, aborted)
     except BrokerError as error:
-        if error.code == Code.OFFSET_OUT_OF_RANGE and partition is not None:
-            log = partition.log
-            return Read(b"", log.high_watermark, log.last_stable_offset, log.start_offset, error_code=error.code)
-        return Read(error_code=error.code)
+        return Read(aborted=() if partition is None else None, error_code=error.code)
 
 
 async def wait(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import TOPIC, Configs
@@ -27,6 +27,7 @@ class TopicAdmin:
         self._catalog = catalog
         self._node_id = node_id
         self._config = config
+        self.deleted: Callable[[str], None] = lambda name: None  # told of every topic that is gone
 
     def create(
         self,
@@ -67,6 +68,7 @@ class TopicAdmin:
         configs = self._catalog.configs.of(TOPIC, topic.name)
         changes = [Configs.change(TOPIC, topic.name, dict.fromkeys(configs))] if configs else []
         self._catalog.record(Topics.deletion(topic), *changes)
+        self.deleted(topic.name)
 
     def add_partitions(
         self, topic: Topic, total: int, assignment: Assignment | None = None, *, validate_only: bool = False

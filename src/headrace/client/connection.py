@@ -23,6 +23,7 @@ from enum import Enum, auto
 
 from headrace.client import tls
 from headrace.client.addresses import Address, Endpoint
+from headrace.client.prompt_socket import PromptSocket
 from headrace.client.requests import InFlight, Request
 from headrace.client.sasl import Mechanism
 from headrace.errors import (
@@ -141,7 +142,7 @@ class Connection:
     # -- set-up --------------------------------------------------------------------------------
 
     def _open(self) -> socket.socket:
-        sock = socket.socket(self.address.family, socket.SOCK_STREAM)
+        sock = PromptSocket(self.address.family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -9,8 +9,8 @@ one poll brought, the next fetch is under way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -28,14 +28,25 @@ from headrace.errors import (
     RecordTooLargeError,
     WireError,
 )
-from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic, NodeEndpoint, PartitionData
 from headrace.wire.columns import OFFSET_MAX, ArrowDecoder
 from headrace.wire.layout import Record
 from headrace.wire.records import RecordBatch
 
 OFFSET_OUT_OF_RANGE = 1
-FETCH_VERSIONS_MAX = 12  # from 13 on topics go by id
+UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 100, 103
+TOPIC_MAY_COME = frozenset({UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID})
+NEWEST_BY_NAME = 12  # from 13 on topics go by id
 OutOfRange = Literal["error", "earliest", "latest"]
+
+
+class _Asked(NamedTuple):
+    """A fetch that is under way."""
+
+    pending: Pending
+    positions: dict[TopicPartition, tuple[PartitionReader, int]]
+    names: dict[bytes | None, str]
+    """Topics by id: from version 13 on, answers have no names."""
 
 
 class Fetcher:
@@ -71,7 +82,7 @@ class Fetcher:
         self._max_bytes = max_bytes
         self._partition_bytes_max = partition_bytes_max
         self._partitions: dict[TopicPartition, PartitionReader] = {}
-        self._in_flight: dict[int, tuple[Pending, dict[TopicPartition, tuple[PartitionReader, int]]]] = {}
+        self._in_flight: dict[int, _Asked] = {}  # by node
         self._turns = 0
 
     # -- where to read -------------------------------------------------------------------------
@@ -281,6 +292,7 @@ class Fetcher:
     def _send_to(self, node_id: int, states: list[PartitionReader], now: float) -> None:
         self._client.metadata.touch({state.name.topic for state in states})
         positions = {state.name: state.position for state in states}
+        ids = {state.name.topic: self._client.metadata.cluster.topic_id(state.name.topic) for state in states}
         request = FetchRequest(
             max_wait_ms=self._max_wait_ms,
             min_bytes=self._min_bytes,
@@ -289,6 +301,7 @@ class Fetcher:
             topics=[
                 FetchTopic(
                     topic=topic,
+                    topic_id=ids[topic] or bytes(16),
                     partitions=[
                         FetchPartition(
                             partition=number,
@@ -304,16 +317,16 @@ class Fetcher:
         pending = Pending(node_id)
         for state in states:
             state.in_flight = True
-        self._in_flight[node_id] = (pending, {state.name: (state, state.position) for state in states})
+        asked = {state.name: (state, state.position) for state in states}
+        self._in_flight[node_id] = _Asked(pending, asked, {topic_id: topic for topic, topic_id in ids.items()})
         low = 4 if self._isolation is Isolation.READ_COMMITTED else 0
+        high = FetchRequest.versions.last if all(ids.values()) else NEWEST_BY_NAME
         timeout_ms = self._client.settings.request_timeout_ms + self._max_wait_ms
-        self._client.network.send(
-            node_id, Request.of(request, pending.take, timeout_ms, (low, FETCH_VERSIONS_MAX)), now
-        )
+        self._client.network.send(node_id, Request.of(request, pending.take, timeout_ms, (low, high)), now)
 
     def _reap(self) -> None:
         """Take what has been answered."""
-        for node_id, (pending, asked) in list(self._in_flight.items()):
+        for node_id, (pending, asked, names) in list(self._in_flight.items()):
             if pending.response is None:
                 continue
             del self._in_flight[node_id]
@@ -327,19 +340,21 @@ class Fetcher:
                 continue
             for topic in response.responses:
                 for answer in topic.partitions:
-                    state, position = asked[TopicPartition(topic.topic, answer.partition_index)]
+                    name = topic.topic or names[topic.topic_id]
+                    state, position = asked[TopicPartition(name, answer.partition_index)]
                     # Unless it was assigned anew, or moved, while the answer was on its way.
                     if self._partitions.get(state.name) is state and state.position == position:
-                        self._take(state, answer, now)
+                        self._take(state, answer, response.node_endpoints, now)
 
-    def _take(self, state: PartitionReader, answer: PartitionData, now: float) -> None:
+    def _take(
+        self, state: PartitionReader, answer: PartitionData, endpoints: Sequence[NodeEndpoint], now: float
+    ) -> None:
         code = answer.error_code
         if code == OFFSET_OUT_OF_RANGE:
             self._move_into_range(state, answer)
             return
         if code:
-            leader = answer.current_leader
-            self._client.metadata.update_leader(*state.name, leader.leader_id, leader.leader_epoch)
+            self._client.updater.take_leader(*state.name, answer.current_leader, endpoints)
             self._failed(state, code, now)
             return
         state.failing_since_ms = None
@@ -370,7 +385,7 @@ class Fetcher:
     def _failed(self, state: PartitionReader, code: int, now: float) -> None:
         """Try again a little later, at whoever leads then; but not for ever."""
         settings = self._client.settings
-        if code not in TRY_AGAIN and code != UNKNOWN_TOPIC_OR_PARTITION:
+        if code not in TRY_AGAIN and code not in TOPIC_MAY_COME:
             raise BrokerError(str(state.name), code=code)
         if state.failing_since_ms is None:
             state.failing_since_ms = now

@@ -12,8 +12,8 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 from headrace.client.addresses import Endpoint
 from headrace.client.clock import Clock
@@ -274,8 +274,29 @@ class Metadata:
         partitions = list(info.partitions)
         partitions[partition] = old._replace(leader=leader, leader_epoch=epoch)
         topics = {**self.cluster.topics, topic: info._replace(partitions=tuple(partitions))}
-        cluster = self.cluster
-        self.cluster = Cluster(cluster.brokers, topics, cluster.errors, cluster.controller_id, cluster.cluster_id)
+        self.cluster = replace(self.cluster, topics=topics)
+
+    def add_broker(self, node_id: int, endpoint: Endpoint) -> None:
+        """One that joined after the last answer."""
+        self.cluster = replace(self.cluster, brokers={**self.cluster.brokers, node_id: endpoint})
+
+
+class LeaderHint(Protocol):
+    """As it comes with errors of Produce and Fetch."""
+
+    @property
+    def leader_id(self) -> int: ...
+    @property
+    def leader_epoch(self) -> int: ...
+
+
+class EndpointHint(Protocol):
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
 
 
 class MetadataUpdater:
@@ -311,6 +332,18 @@ class MetadataUpdater:
     def node_ids(self) -> list[int]:
         """The brokers known now: those of the bootstrap list (negative) until the first answer."""
         return self._node_ids
+
+    def take_leader(self, topic: str, partition: int, leader: LeaderHint, endpoints: Iterable[EndpointHint]) -> None:
+        """Who leads now, as an error told, and where that is if we have not heard of it yet (KIP-951)."""
+        if leader.leader_id < 0 or leader.leader_epoch < 0:
+            return
+        for hint in endpoints:
+            if hint.node_id not in self.metadata.cluster.brokers:
+                endpoint = Endpoint(hint.host, hint.port)
+                self._client.set_node(hint.node_id, endpoint)
+                self.metadata.add_broker(hint.node_id, endpoint)
+                self._node_ids.append(hint.node_id)  # so that the next answer forgets it, if it is gone by then
+        self.metadata.update_leader(topic, partition, leader.leader_id, leader.leader_epoch)
 
     def _use_bootstrap(self) -> None:
         for node_id in self._node_ids:

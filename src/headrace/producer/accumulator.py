@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,8 +22,8 @@ from headrace.client.network import backoff_ms
 from headrace.errors import ClosedError, RecordTooLargeError
 from headrace.producer.batch import Delivery, ProducerBatch
 from headrace.producer.buffer_pool import BufferPool
-from headrace.producer.compression_ratio import CompressionRatio
-from headrace.producer.partitioners import AdaptiveSticky, Odds
+from headrace.producer.queues import PartitionQueue, TopicQueues
+from headrace.producer.sticky import StickyChoice
 from headrace.wire.compression import NONE
 from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header
@@ -36,8 +35,6 @@ else:
     Lane = kernel.Lane
 
 ROOM_SHARE_OF_POOL = 8  # the largest batch takes no more than this part of buffer.memory
-SMALL_TOPIC_PARTITIONS = 32
-ODDS_MS_FOR_A_PARTITION = 0.05
 SPARE_BYTES_MAX = 8 * 1024 * 1024
 APPEND_ATTEMPTS_MAX = 100  # threads racing for one partition: each round somebody has won
 
@@ -55,46 +52,6 @@ class AccumulatorSettings:
     codec: int = 0
     level: int | None = None
     hashes_keys: bool = True
-    adaptive: bool = True
-
-
-class PartitionQueue:
-    """The batches of one partition, oldest first."""
-
-    __slots__ = ("batches", "muted", "partition", "topic")
-
-    def __init__(self, topic: TopicQueues, partition: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.batches: deque[ProducerBatch] = deque()  # Guarded by topic.lock.
-        self.muted = False  # I/O thread only.
-
-
-class TopicQueues:
-    """A topic: its lane for appending, its queues for sending."""
-
-    def __init__(self, name: str, partition_count: int, make_lane: Callable[[TopicQueues, int], Lane]) -> None:
-        self.name = name
-        self.lock = threading.RLock()
-        self.queues = [PartitionQueue(self, partition) for partition in range(partition_count)]
-        self._make_lane = make_lane
-        self.lane = make_lane(self, partition_count)
-        # Guarded by lock: how likely each partition is to be next, for which cluster, until when.
-        self.odds: Odds | None = None
-        self.odds_of: Cluster | None = None
-        self.odds_until_ms = 0.0
-        self.ratio = CompressionRatio()
-        self.sticky_bytes = 0  # Guarded by lock: what went to the sticky partition since it was chosen.
-
-    def grow(self, partition_count: int) -> None:
-        """More partitions: a new lane that goes on with the open batches of the old one."""
-        with self.lock:
-            old = self.lane
-            self.queues += [PartitionQueue(self, p) for p in range(len(self.queues), partition_count)]
-            lane = self._make_lane(self, partition_count)
-            lane.open_batches[: len(old.open_batches)] = old.open_batches
-            lane.sticky = old.sticky
-            self.lane = lane
 
 
 @dataclass(slots=True)
@@ -115,16 +72,15 @@ class Accumulator:
         pool: BufferPool,
         clock: Clock,
         wake: Callable[[], None],
-        sticky: AdaptiveSticky,
+        sticky: StickyChoice,
         on_open: Callable[[str, int], None] | None = None,
     ) -> None:
         self._settings = settings
         self.pool = pool
         self._clock = clock
         self._wake = wake
-        self._sticky = sticky
+        self.sticky = sticky
         self._on_open = on_open  # told of every partition that gets a batch
-        self._chance = random.Random()
         self.topics: dict[str, TopicQueues] = {}
         self.lanes: dict[str, Lane] = {}  # what send() looks into first
         self._topics_lock = threading.Lock()
@@ -184,19 +140,23 @@ class Accumulator:
         value = value if value is None or type(value) is bytes else bytes(value)
         size = self._checked_size(key, value, headers)
         keyless = partition is None and not (self._settings.hashes_keys and key is not None)
+        closed = False
         for _ in range(APPEND_ATTEMPTS_MAX):
             with topic.lock:
                 self._check_open()
                 if keyless and topic.lane.sticky < 0:
-                    self._move_on(topic, cluster)
+                    self.sticky.move_on(topic, cluster)
                 future = topic.lane.append(key, value, partition, timestamp, headers, on_delivery)
-                if future is not None:
-                    return future
-                place = partition if partition is not None else self._place(topic, key)
-                self._close_open(topic, place)
-                if keyless and topic.sticky_bytes >= self._settings.batch_bytes:
-                    self._move_on(topic, cluster)
-                    continue
+                if future is None:
+                    place = partition if partition is not None else self._place(topic, key)
+                    closed = topic.close_open(place) or closed
+                    if keyless and topic.sticky_bytes >= self._settings.batch_bytes:
+                        self.sticky.move_on(topic, cluster)
+                        continue
+            if future is not None:
+                if closed:
+                    self._wake()  # never with the lock in hand: it may give up the GIL
+                return future
             if choose_again is not None and partition is not None:
                 partition, choose_again = choose_again(partition), None
                 continue
@@ -270,41 +230,11 @@ class Accumulator:
             return int((kernel.murmur2(key) & 0x7FFFFFFF) % len(topic.queues))
         return topic.lane.sticky
 
-    def _close_open(self, topic: TopicQueues, place: int) -> None:
-        """The open batch takes no more. topic.lock is held."""
-        batch = topic.lane.open_batches[place]
-        if batch is not None:
-            batch.close()
-            topic.lane.open_batches[place] = None
-            if place == topic.lane.sticky:
-                topic.sticky_bytes += batch.size
-            self._wake()
-
-    def _move_on(self, topic: TopicQueues, cluster: Cluster) -> None:
-        """Choose the partition for the next records without a key (KIP-794). topic.lock is held."""
-        topic.lane.sticky = self._sticky.next_partition(self._odds(topic, cluster), self._chance)
-        topic.sticky_bytes = 0
-
     def _room_bytes(self, topic: TopicQueues) -> int:
         if self._settings.codec == NONE:
             return self._settings.batch_bytes
         limit = min(self._settings.max_request_bytes, self.pool.total_bytes // ROOM_SHARE_OF_POOL)
         return topic.ratio.room_bytes(self._settings.batch_bytes, limit)
-
-    def _odds(self, topic: TopicQueues, cluster: Cluster) -> Odds:
-        """To look at every queue for every batch would make large topics dear: for them a look is good for a while."""
-        now, count = self._clock.monotonic_ms(), len(topic.queues)
-        if topic.odds is not None and topic.odds_of is cluster and now < topic.odds_until_ms:
-            return topic.odds
-        available = [p for p in cluster.available_partitions_for(topic.name) if p < count]
-        sizes = None
-        if self._settings.adaptive:
-            sizes = {partition: len(topic.queues[partition].batches) for partition in available}
-        topic.odds = self._sticky.odds(sizes, available, range(count))
-        topic.odds_of, topic.odds_until_ms = cluster, now
-        if count > SMALL_TOPIC_PARTITIONS:
-            topic.odds_until_ms += count * ODDS_MS_FOR_A_PARTITION
-        return topic.odds
 
     def _checked_size(self, key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
         size = record_bytes_max(key, value, headers)
@@ -337,7 +267,7 @@ class Accumulator:
             with topic.lock:
                 self._check_open()
                 for batch in batches:
-                    self._close_open(topic, batch.partition)  # records sent before go first
+                    topic.close_open(batch.partition)  # records sent before go first
                     self._enqueue(topic, batch)
                     queued += 1
         except BaseException:
@@ -349,15 +279,21 @@ class Accumulator:
 
     # -- the I/O thread ------------------------------------------------------------------------
 
+    @property
+    def linger_ms(self) -> float:
+        return self._settings.linger_ms
+
     def ready(self, cluster: Cluster, now: float) -> Ready:
         """Which nodes have something to be sent to them: full, lingered, retried, or wanted at once (P25)."""
         result = Ready()
-        hurry = self._flushes > 0 or self._closed or self.pool.waiting_threads > 0
+        hurry = self._flushes > 0 or self._closed
+        exhausted = self.pool.waiting_threads > 0
+        still_filling: dict[int, list[PartitionQueue]] = {}
         linger = self._settings.linger_ms
         for queue in list(self._active):
             batches = queue.batches
             try:
-                first = batches[0]
+                first, last = batches[0], batches[-1]
             except IndexError:
                 self._retire(queue)
                 continue
@@ -367,18 +303,24 @@ class Accumulator:
                 continue
             if queue.muted:
                 continue
+            lingers = 0.0 if hurry or last.closed else last.created_ms + linger - now
             if first.attempts:
                 # A new leader need not be spared for what the old one did (KIP-951).
                 moved = leader != first.sent_to
                 wait = 0.0 if moved else first.last_attempt_ms + self._backoff_ms(first) - now
-            elif hurry or len(batches) > 1 or first.closed:
-                wait = 0.0
             else:
-                wait = first.created_ms + linger - now
+                wait = lingers if first is last else 0.0
+                if exhausted and wait > 0:
+                    still_filling.setdefault(leader, []).append(queue)
             if wait <= 0:
                 result.nodes.setdefault(leader, []).append(queue)
-            elif wait < result.next_check_ms:
-                result.next_check_ms = wait
+            for later in (wait, lingers):
+                if 0 < later < result.next_check_ms:
+                    result.next_check_ms = later
+        # For want of memory, batches go out that are not full: but where there are full ones to be sent, memory will
+        # come back from those, and to hurry would only make more and smaller requests.
+        for leader, queues in still_filling.items():
+            result.nodes.setdefault(leader, queues)
         return result
 
     def _retire(self, queue: PartitionQueue) -> None:
@@ -397,8 +339,12 @@ class Accumulator:
         queues: list[PartitionQueue],
         may_drain: Callable[[ProducerBatch], bool] | None,
         assign: Callable[[ProducerBatch], None] | None,
+        opened_by_ms: float = float("inf"),
     ) -> list[ProducerBatch]:
-        """One batch a partition, round robin over the node's partitions, up to max.request.size (P26)."""
+        """One batch a partition, round robin over the node's partitions, up to max.request.size (P26).
+
+        Of those that are still open, only what was opened by that time.
+        """
         taken: list[ProducerBatch] = []
         size = 0
         for place, queue in enumerate(queues):
@@ -406,6 +352,8 @@ class Accumulator:
                 if not queue.batches:
                     continue
                 batch = queue.batches[0]
+                if not batch.closed and batch.created_ms > opened_by_ms:
+                    continue
                 if may_drain is not None and not may_drain(batch):
                     continue
                 if taken and size + batch.size * queue.topic.ratio.estimate > self._settings.max_request_bytes:
@@ -416,7 +364,7 @@ class Accumulator:
                 self._active.pop(queue, None)
                 self._active[queue] = None
                 if not batch.closed:
-                    self._close_open(queue.topic, queue.partition)
+                    queue.topic.close_open(queue.partition)
                     batch.close()
             if assign is not None and not batch.has_sequence:
                 assign(batch)
@@ -482,9 +430,9 @@ class Accumulator:
         """Every next send has to open a batch, and so hears of what has happened."""
         for topic in list(self.topics.values()):
             with topic.lock:
-                for place, batch in enumerate(topic.lane.open_batches):
-                    if batch is not None:
-                        self._close_open(topic, place)
+                for partition in range(len(topic.queues)):
+                    topic.close_open(partition)
+        self._wake()
 
     def expired(self, now: float) -> list[ProducerBatch]:
         """Batches that waited here for longer than delivery.timeout.ms; they are taken out."""
@@ -497,7 +445,7 @@ class Accumulator:
                 while queue.batches and queue.batches[0].created_ms <= limit:
                     batch = queue.batches.popleft()
                     if not batch.closed:
-                        self._close_open(queue.topic, queue.partition)
+                        queue.topic.close_open(queue.partition)
                         batch.close()
                     found.append(batch)
         return found
@@ -520,7 +468,7 @@ class Accumulator:
             with queue.topic.lock:
                 for batch in queue.batches:
                     if not batch.closed:
-                        self._close_open(queue.topic, queue.partition)
+                        queue.topic.close_open(queue.partition)
                         batch.close()
                     found.append(batch)
                 queue.batches.clear()
@@ -534,7 +482,6 @@ class Accumulator:
         with self._topics_lock:
             self._flushes += 1
         self.close_open_batches()  # what is appended later must not keep this flush waiting: it gets a new batch
-        self._wake()
         return list(self._incomplete)
 
     def end_flush(self) -> None:
@@ -546,4 +493,3 @@ class Accumulator:
         self._closed = True
         self.pool.close()
         self.close_open_batches()
-        self._wake()

@@ -23,12 +23,12 @@ import pyarrow as pa
 from headrace.client.metadata import PartitionInfo
 from headrace.config import Config
 from headrace.errors import AbortableError, BufferExhaustedError, TimedOutError
-from headrace.producer.accumulator import TopicQueues
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.batch import Delivery
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.offload import in_thread
 from headrace.producer.producer import Headers, Producer
+from headrace.producer.queues import TopicQueues
 from headrace.producer.records import ProducerRecord, RecordMetadata
 from headrace.producer.steps import Prepared
 from headrace.producer.transactions import GroupMetadata

@@ -9,7 +9,6 @@ starts sending before the last slice is encoded.
 from __future__ import annotations
 
 import random
-import struct
 import time
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
@@ -21,10 +20,11 @@ import pyarrow.compute as pc
 from headrace.client.clock import Clock
 from headrace.client.metadata import Cluster
 from headrace.errors import RecordTooLargeError, TimedOutError
-from headrace.producer.accumulator import Accumulator, TopicQueues
+from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.buffer_pool import BufferPool
 from headrace.producer.offload import in_thread
+from headrace.producer.queues import TopicQueues
 from headrace.wire import columns
 from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX
 
@@ -140,12 +140,14 @@ class ArrowSender:
         reserved = min(_bytes_bound(piece, count), self._pool.total_bytes)
         self._pool.reserve(reserved, max_block_ms)
         try:
+            partition, partition_rows = self._partitions(topic, cluster, piece, count)
             encoded = columns.encode(
                 piece["value"],
                 key=piece.get("key"),
                 headers=piece.get("headers"),
                 timestamp=piece.get("timestamp"),
-                partition=self._partitions(topic, cluster, piece, count),
+                partition=partition,
+                partition_rows=partition_rows,
                 partition_count=count,
                 now_ms=self._clock.time_ms(),
                 batch_bytes_max=self._batch_bytes,
@@ -159,57 +161,44 @@ class ArrowSender:
             raise
         return self._accumulator.append_encoded(topic, encoded, reserved)
 
-    def _partitions(self, topic: TopicQueues, cluster: Cluster, piece: dict[str, pa.Array], count: int) -> pa.Array:
+    def _partitions(
+        self, topic: TopicQueues, cluster: Cluster, piece: dict[str, pa.Array], count: int
+    ) -> tuple[pa.Array, int]:
+        """Partitions, and for how many rows each of them is."""
         explicit, key = piece.get("partition"), piece.get("key")
         chosen = explicit.cast(pa.int32()) if explicit is not None else None
         if self._hashes_keys and key is not None and (chosen is None or chosen.null_count):
             by_key = columns.partition_for_keys(key, count)
             chosen = by_key if chosen is None else pc.coalesce(chosen, by_key)
-        if chosen is None or chosen.null_count:
-            sticky = self._sticky(cluster, topic, piece, count)
-            chosen = sticky if chosen is None else pc.coalesce(chosen, sticky)
-        return chosen
+        if chosen is None:
+            return self._sticky(cluster, topic, piece, count)
+        if chosen.null_count:
+            sticky, rows = self._sticky(cluster, topic, piece, count)
+            of_rows = pa.concat_arrays([pa.repeat(place, rows) for place in sticky])
+            chosen = pc.coalesce(chosen, of_rows.slice(0, len(chosen)))
+        return chosen, 1
 
-    def _sticky(self, cluster: Cluster, topic: TopicQueues, piece: dict[str, pa.Array], count: int) -> pa.Array:
+    def _sticky(
+        self, cluster: Cluster, topic: TopicQueues, piece: dict[str, pa.Array], count: int
+    ) -> tuple[pa.Array, int]:
         """A batch's worth of rows to one partition, then to the next."""
-        value = piece["value"]
-        rows = len(value)
+        rows = len(piece["value"])
         run = max(1, self._batch_bytes * rows // max(1, _bytes_bound(piece, 0)))
         places = list(cluster.available_partitions_for(topic.name)) or list(range(count))
         start = self._chance.randrange(len(places))
-        raw = b"".join(
-            struct.pack("=i", places[(start + number) % len(places)]) * min(run, rows - first)
-            for number, first in enumerate(range(0, rows, run))
-        )
-        return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(raw)])
+        turns = range(start, start - (-rows // run))
+        return pa.array([places[turn % len(places)] for turn in turns], pa.int32()), run
 
     def _check_sizes(self, found: dict[str, pa.Array]) -> None:
         limit = self._max_request_bytes - HEADER_BYTES - RECORD_OVERHEAD_BYTES_MAX
-        parts = [found[name] for name in ("key", "value") if name in found]
-        if sum(part.nbytes for part in parts) <= limit:
+        if sum(found[name].nbytes for name in ("key", "value") if name in found) <= limit:
             return
-        sizes = _row_bytes(parts[0])
-        for part in parts[1:]:
-            sizes = pc.add(sizes, _row_bytes(part))
-        largest = pc.max(sizes).as_py() or 0
+        row, largest = columns.largest_row(found["value"], found.get("key"))
         if largest > limit:
-            raise self._too_large(f"row {pc.index(sizes, largest).as_py()} has {largest} bytes of key and value")
+            raise self._too_large(f"row {row} has {largest} bytes of key and value")
 
     def _too_large(self, what: str) -> RecordTooLargeError:
         return RecordTooLargeError(f"{what}, beyond max.request.size ({self._max_request_bytes})")
-
-
-def _row_bytes(column: pa.Array) -> pa.Array:
-    """The size of each cell; columns that have no sizes are refused where they are encoded, with their type."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.dictionary_decode()
-    elif pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
-        column = column.cast(pa.large_binary())
-    try:
-        return pc.fill_null(pc.binary_length(column).cast(pa.int64()), 0)
-    except pa.ArrowNotImplementedError:
-        return pa.repeat(pa.scalar(0, pa.int64()), len(column))
 
 
 def _batches(data: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:

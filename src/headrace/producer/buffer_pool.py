@@ -1,7 +1,9 @@
 """The producer's memory: a fixed number of bytes, handed out as buffers and taken back.
 
 Buffers of the size of a batch are kept and used again; the rest is only counted. Threads that have to wait are served
-in the order in which they came, so that a large request is not starved by small ones.
+in the order in which they came, so that a large request is not starved by small ones. With one exception: memory that
+would do for the first in line, who has been told of it but has yet to wake up, may be taken by a thread that is
+running, a few times. To change threads for every single batch would cost more than to fill it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,23 @@ from headrace.client.clock import Clock
 from headrace.errors import BufferExhaustedError, ClosedError, RecordTooLargeError
 
 MIB = 1024 * 1024
+PASSED_MAX = 32  # how often others may go before the first in line
+
+
+class Turn(threading.Condition):
+    """A thread's place in the line."""
+
+    def __init__(self, lock: threading.Lock, size: int) -> None:
+        super().__init__(lock)
+        self.size = size
+        self.passed = 0
+
+    def let_pass(self, size: int) -> bool:
+        """True if another thread may take so much first. A large request never waits for small ones."""
+        if size < self.size or self.passed >= PASSED_MAX:
+            return False
+        self.passed += 1
+        return True
 
 
 class BufferPool:
@@ -37,7 +56,7 @@ class BufferPool:
         self._lock = threading.Lock()
         self._spare: list[bytearray] = []  # Guarded by _lock: buffers of batch_bytes, counted as available.
         self._unallocated = total_bytes  # Guarded by _lock: available beyond the spare buffers.
-        self._waiters: deque[threading.Condition] = deque()  # Guarded by _lock.
+        self._waiters: deque[Turn] = deque()  # Guarded by _lock.
         self._closed = False  # Guarded by _lock.
 
     @property
@@ -61,7 +80,7 @@ class BufferPool:
             )
         with self._lock:
             self._check_open()
-            if self._waiters or self.available_bytes < size:
+            if self.available_bytes < size or (self._waiters and not self._waiters[0].let_pass(size)):
                 self._wait_for(size, max_block_ms)
             if spare and self._spare:
                 return self._spare.pop()
@@ -73,7 +92,7 @@ class BufferPool:
 
     def _wait_for(self, size: int, max_block_ms: float) -> None:
         """Wait in line until `size` bytes are there and it is our turn. The lock is held on entry and on exit."""
-        turn = threading.Condition(self._lock)
+        turn = Turn(self._lock, size)
         self._waiters.append(turn)
         started = self._clock.monotonic_ms()
         try:

@@ -40,6 +40,7 @@ from headrace.producer.producer import Headers
 from headrace.producer.records import ProducerRecord
 from headrace.producer.settings import ProducerSettings, resolve
 from headrace.producer.steps import Prepared, Steps
+from headrace.producer.transaction_scope import TransactionScope
 from headrace.producer.transaction_state import State, is_legal
 from headrace.producer.transactions import GroupMetadata
 from headrace.wire.kernel import kernel
@@ -68,7 +69,7 @@ class SentRecord(NamedTuple):
     record: ProducerRecord
 
 
-class MockProducer:
+class MockProducer(TransactionScope):
     """Has the methods of `Producer`, and more to look into it. Any thread."""
 
     def __init__(
@@ -330,20 +331,6 @@ class MockProducer:
             self._go("abort_transaction", State.ABORTING)
             self._fail_pending(ClosedError("the transaction was aborted before the record was sent"))
             self._end_transaction()
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[Self]:
-        self.begin_transaction()
-        try:
-            yield self
-        except BaseException:
-            self._abort_after_error()
-            raise
-        try:
-            self.commit_transaction()
-        except AbortableError:
-            self._abort_after_error()
-            raise
 
     def _abort_after_error(self) -> None:
         if self._state is not State.FATAL_ERROR:

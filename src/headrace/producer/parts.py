@@ -39,7 +39,6 @@ def accumulator_settings(settings: ProducerSettings) -> AccumulatorSettings:
         codec=settings.codec,
         level=settings.compression_level,
         hashes_keys=not settings.partitioner_ignore_keys,
-        adaptive=settings.partitioner_adaptive,
     )
 
 

@@ -11,13 +11,11 @@ partition is open and has room. What it cannot do comes to `_send`.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -27,9 +25,9 @@ import pyarrow as pa
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, PartitionInfo
 from headrace.client.network import NetworkClient
-from headrace.errors import AbortableError, ClosedError, HeadraceError, IllegalStateError, TimedOutError
-from headrace.producer import partitioners, parts, reporters
-from headrace.producer.accumulator import Accumulator, TopicQueues
+from headrace.errors import ClosedError, HeadraceError, IllegalStateError, TimedOutError
+from headrace.producer import parts, process, reporters
+from headrace.producer.accumulator import Accumulator
 from headrace.producer.arrow import ArrowDelivery, ArrowSender
 from headrace.producer.batch import Delivery
 from headrace.producer.buffer_pool import BufferPool
@@ -37,10 +35,13 @@ from headrace.producer.interceptors import Ending
 from headrace.producer.metrics import MetricName, ProducerMetrics, Transaction, Value
 from headrace.producer.observers import MetricsObserver
 from headrace.producer.plugins import PluginLoader
+from headrace.producer.queues import TopicQueues
 from headrace.producer.records import ProducerRecord, checked_headers
 from headrace.producer.sender import Sender
 from headrace.producer.settings import ProducerSettings, resolve
 from headrace.producer.steps import Prepared, Steps
+from headrace.producer.sticky import StickyChoice
+from headrace.producer.transaction_scope import TransactionScope
 from headrace.producer.transactions import GroupMetadata, TransactionManager
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import Header
@@ -52,10 +53,8 @@ else:
 
 Headers = Iterable[Header] | Mapping[str, bytes | None] | None
 
-_live: weakref.WeakSet[Producer] = weakref.WeakSet()
 
-
-class Producer(SendPath):
+class Producer(SendPath, TransactionScope):
     """Sends records to Kafka. Safe to share between threads, and faster so than one for each thread."""
 
     def __init__(
@@ -115,7 +114,11 @@ class Producer(SendPath):
             self._pool,
             clock,
             self._wake,
-            partitioners.AdaptiveSticky(adaptive=settings.partitioner_adaptive),
+            StickyChoice(
+                clock,
+                adaptive=settings.partitioner_adaptive,
+                availability_timeout_ms=settings.partitioner_availability_timeout_ms,
+            ),
             on_open=self._transactions.add_partition if self._transactions and settings.transactional_id else None,
         )
         self._metadata = Metadata(
@@ -164,7 +167,7 @@ class Producer(SendPath):
         self.is_short = self._steps.are_none
         self._thread = threading.Thread(target=self._run, name=f"headrace-{settings.client_id}", daemon=True)
         self._thread.start()
-        _live.add(self)
+        process.opened(self)
 
     def _register_gauges(self) -> None:
         gauge = self._metrics.gauge
@@ -364,23 +367,7 @@ class Producer(SendPath):
             self._accumulator.close_open_batches()
             result.wait(self.settings.max_block_ms)
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[Self]:
-        """`with producer.transaction():` commits at the end and aborts on an exception."""
-        self.begin_transaction()
-        try:
-            yield self
-        except BaseException:
-            self._abort_after_error()
-            raise
-        try:
-            self.commit_transaction()
-        except AbortableError:
-            self._abort_after_error()
-            raise
-
     def _abort_after_error(self) -> None:
-        """The error that led here is the one to be raised."""
         if self._transactions is not None and not self._transactions.has_fatal_error:
             try:
                 self.abort_transaction()
@@ -423,7 +410,7 @@ class Producer(SendPath):
         if self._closed or self._forked:
             return
         self._closed = True
-        _live.discard(self)
+        process.closed(self)
         if self._on_io_thread():
             self._sender.force_close()
             return
@@ -493,6 +480,13 @@ class Producer(SendPath):
         if self._closed:
             raise ClosedError("the producer is closed")
 
+    def _warn_of_undelivered(self) -> None:
+        count = sum(batch.record_count for batch in self._accumulator.incomplete())
+        if count:
+            what = f"{count} records of {self!r} were not delivered when the process ended: call flush() or close()"
+            warnings.warn(what, ResourceWarning, stacklevel=1)
+            self._log.warning("%s", what)
+
     def _after_fork_in_child(self) -> None:
         self._forked = True
         self.is_short, self.lanes = False, {}
@@ -505,28 +499,3 @@ def _missing(topic: str, partition: int | None, cluster: Cluster, waited_ms: flo
     )
     of = "" if count is None else f" (it has {count} partitions)"
     return f"{what}{of} after {waited_ms:.0f} ms (max.block.ms)" + (f"; {reason}" if reason else "")
-
-
-@atexit.register
-def _warn_of_undelivered() -> None:
-    """A process that ends with records still queued loses them: say so."""
-    for producer in list(_live):
-        count = sum(batch.record_count for batch in producer._accumulator.incomplete())
-        if count:
-            warnings.warn(
-                f"{count} records of {producer!r} were not delivered when the process ended: call flush() or close()",
-                ResourceWarning,
-                stacklevel=1,
-            )
-            producer._log.warning(
-                "%d records were not delivered when the process ended: call flush() or close()", count
-            )
-
-
-def _after_fork_in_child() -> None:
-    for producer in list(_live):
-        producer._after_fork_in_child()
-    _live.clear()  # what is undelivered is the parent's to deliver
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,9 +32,10 @@ from headrace.errors import (
 )
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProducerBatch
+from headrace.producer.produce_call import ProduceCall
 from headrace.producer.transaction_requests import FindCoordinator, TransactionRequest
 from headrace.producer.transactions import TransactionManager
-from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.wire.api.produce import NodeEndpoint, PartitionProduceResponse, ProduceRequest
 
 _CLOSED = "the producer was closed before the record was acknowledged"
 IDLE_MS = 60_000.0
@@ -46,9 +46,6 @@ DUPLICATE_SEQUENCE = 46
 # Errors that say: what you know of the topic, or of who leads, is stale.
 STALE_METADATA = frozenset({3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103})
 STALE_LEADER = frozenset({6, 74})  # those that may come with the new leader (KIP-951)
-NEEDS_TOPIC_IDS = 13
-BATCHES_OF_MAGIC_2 = 3  # older versions of Produce carry message sets, which know no producer ids
-PRODUCE_V2_TRANSACTIONS = 12
 
 
 @dataclass(slots=True, frozen=True)
@@ -261,9 +258,13 @@ class Sender:
         may_drain = None if transactions is None else transactions.may_drain
         assign = None if transactions is None else transactions.assign
         for node_id, queues in ready.nodes.items():
-            # A node can take several requests at once: fill its slots while there is something for it.
+            # A node can take several requests at once: fill its slots while there is something for it. Behind what
+            # was found ready there may be batches that are still filling: they are left alone.
+            opened_by_ms = float("inf")
+            accumulator.sticky.node_was_ready(node_id, self._client.is_ready(node_id, now), now)
             while self._client.is_ready(node_id, now):
-                batches = accumulator.drain(queues, may_drain, assign)
+                batches = accumulator.drain(queues, may_drain, assign, opened_by_ms)
+                opened_by_ms = now - accumulator.linger_ms
                 if accumulator.unsendable:
                     self._fail_unsendable()
                 if not batches:
@@ -283,63 +284,27 @@ class Sender:
             self._fail(batch, reason, adjust=True)
 
     def _send_produce(self, node_id: int, batches: list[ProducerBatch], now: float) -> None:
-        settings = self._settings
-        by_topic: defaultdict[str, list[ProducerBatch]] = defaultdict(list)
+        settings, transactions = self._settings, self._transactions
         for batch in batches:
             batch.in_flight = True
             batch.sent_to = node_id
             self._in_flight[batch] = None
-            by_topic[batch.topic].append(batch)
             if settings.keeps_order_by_muting:
                 self._accumulator.mute(batch)
             if self._observer is not None:
                 self._observer.batch_drained(batch, now)
         if self._observer is not None:
             self._observer.produce_request(sum(batch.record_count for batch in batches))
-        self._metadata.touch(by_topic)
-        cluster = self._metadata.cluster
-        topic_ids = {topic: cluster.topic_id(topic) for topic in by_topic}
-
-        def build(version: int) -> ProduceRequest:
-            by_id = version >= NEEDS_TOPIC_IDS
-            return ProduceRequest(
-                transactional_id=self._transactions.transactional_id if self._transactions is not None else None,
-                acks=settings.acks,
-                timeout_ms=settings.request_timeout_ms,
-                topic_data=tuple(
-                    TopicProduceData(
-                        name="" if by_id else topic,
-                        topic_id=(topic_ids[topic] or bytes(16)) if by_id else bytes(16),
-                        partition_data=tuple(
-                            PartitionProduceData(
-                                partition_index=batch.partition,
-                                records=batch.sealed
-                                if version >= BATCHES_OF_MAGIC_2
-                                else batch.as_message_set(version),
-                            )
-                            for batch in topic_batches
-                        ),
-                    )
-                    for topic, topic_batches in by_topic.items()
-                ),
-            )
-
-        newest = NEEDS_TOPIC_IDS if all(topic_ids.values()) else NEEDS_TOPIC_IDS - 1
-        transactions = self._transactions
-        if transactions is not None and transactions.is_transactional and not transactions.v2_enabled:
-            newest = PRODUCE_V2_TRANSACTIONS - 1  # v12 would add partitions to a transaction by itself
-        names = {topic_ids[topic]: topic for topic in by_topic}
-
-        def on_response(response: Response) -> None:
-            self._on_produced(response, batches, names)
-
+        call = ProduceCall(batches, self._metadata.cluster)
+        self._metadata.touch(call.by_topic)
+        transactional_id = transactions.transactional_id if transactions is not None else None
         self._client.send(
             node_id,
             Request(
                 ProduceRequest.api_key,
-                build,
-                on_response,
-                (0 if transactions is None else BATCHES_OF_MAGIC_2, newest),
+                lambda version: call.message(version, transactional_id, settings.acks, settings.request_timeout_ms),
+                lambda response: self._on_produced(response, call),
+                call.versions(transactions),
                 settings.request_timeout_ms,
                 expects_response=settings.acks != 0,
             ),
@@ -348,33 +313,29 @@ class Sender:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _on_produced(self, response: Response, batches: list[ProducerBatch], names: dict[bytes | None, str]) -> None:
+    def _on_produced(self, response: Response, call: ProduceCall) -> None:
         now = self._clock.monotonic_ms()
-        for batch in batches:
+        for batch in call.batches:
             batch.in_flight = False
             self._in_flight.pop(batch, None)
             if self._settings.keeps_order_by_muting:
                 self._accumulator.unmute(batch)
         if response.error is not None:
-            for batch in batches:
+            for batch in call.batches:
                 self._settle(batch, self._on_lost, response.error, now)
             return
         if response.message is None:  # acks=0: written, and that is all we shall know
-            for batch in batches:
+            for batch in call.batches:
                 self._settle(batch, self._complete, -1, -1)
             return
         if self._observer is not None:
             self._observer.produce_response(response.node_id, response.latency_ms, response.throttle_ms)
-        waiting: dict[tuple[str, int], ProducerBatch] = {(b.topic, b.partition): b for b in batches}
-        for topic in response.message.responses:
-            name = topic.name or names.get(topic.topic_id, "")
-            for answer in topic.partition_responses:
-                answered = waiting.pop((name, answer.partition_index), None)
-                if answered is not None:
-                    self._settle(answered, self._on_answer, answer, now)
-        for batch in waiting.values():
-            left_out = ConnectionFailedError("the broker's answer left out the partition")
-            self._settle(batch, self._on_lost, left_out, now)
+        for batch, answer in call.answers(response.message):
+            if answer is None:
+                left_out = ConnectionFailedError("the broker's answer left out the partition")
+                self._settle(batch, self._on_lost, left_out, now)
+            else:
+                self._settle(batch, self._on_answer, answer, response.message.node_endpoints, now)
 
     def _settle(self, batch: ProducerBatch, outcome: Callable[..., None], *args: Any) -> None:
         """What goes wrong with one batch is not the others' fault, and nobody waits for it for ever."""
@@ -399,7 +360,9 @@ class Sender:
         else:
             self._give_up(batch, error, now)
 
-    def _on_answer(self, batch: ProducerBatch, answer: Any, now: float) -> None:
+    def _on_answer(
+        self, batch: ProducerBatch, answer: PartitionProduceResponse, endpoints: Sequence[NodeEndpoint], now: float
+    ) -> None:
         code = answer.error_code
         if code == 0:
             self._complete(batch, answer.base_offset, answer.log_append_time_ms)
@@ -412,9 +375,8 @@ class Sender:
             self._complete(batch, answer.base_offset, answer.log_append_time_ms)
             return
         if code in STALE_METADATA:
-            leader = answer.current_leader
-            if code in STALE_LEADER and leader.leader_id >= 0 and leader.leader_epoch >= 0:
-                self._metadata.update_leader(batch.topic, batch.partition, leader.leader_id, leader.leader_epoch)
+            if code in STALE_LEADER:
+                self._updater.take_leader(batch.topic, batch.partition, answer.current_leader, endpoints)
             self._metadata.request_update()
         error = BrokerError(
             f"{batch.topic}-{batch.partition}" + (f": {answer.error_message}" if answer.error_message else ""),

@@ -57,13 +57,11 @@ class PartitionSequences:
         """Give a batch the next numbers."""
         batch.set_producer_state(self.producer.producer_id, self.producer.epoch, self.next, transactional)
         self.next = next_sequence(self.next, batch.record_count)
-        self.add_in_flight(batch)
+        self.in_flight.append(batch)  # the newest number is the last
 
     def add_in_flight(self, batch: ProducerBatch) -> None:
-        if not self.in_flight or self._order(batch) >= self._order(self.in_flight[-1]):
-            self.in_flight.append(batch)  # nearly always: numbers are given in order
-        else:
-            insort(self.in_flight, batch, key=self._order)
+        """A batch that has its numbers already takes its place."""
+        insort(self.in_flight, batch, key=self._order)
 
     def _order(self, batch: ProducerBatch) -> int:
         # Distance from the last number that is known to be stored, right across the wrap as well. It may be negative:
@@ -72,7 +70,10 @@ class PartitionSequences:
         return ((batch.base_sequence - start + HALF_WAY) & SEQUENCE_MASK) - HALF_WAY
 
     def remove_in_flight(self, batch: ProducerBatch) -> None:
-        self.in_flight = [other for other in self.in_flight if other is not batch]
+        if self.in_flight and self.in_flight[0] is batch:  # nearly always: answers come in order
+            del self.in_flight[0]
+        else:
+            self.in_flight = [other for other in self.in_flight if other is not batch]
 
     def is_first(self, batch: ProducerBatch) -> bool:
         """True if no other batch has to be stored before this one."""

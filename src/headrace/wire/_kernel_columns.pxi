@@ -41,6 +41,12 @@ cdef class _BytesColumn:
             piece.size = self.large_offsets[row + 1] - start
             piece.data = self.data + start
 
+    cdef inline int64_t span(self, int64_t row, int64_t end) noexcept nogil:
+        """Bytes of so many rows; what lies behind nulls counts as well."""
+        if self.offsets is not NULL:
+            return self.offsets[end] - self.offsets[row]
+        return self.large_offsets[end] - self.large_offsets[row]
+
 
 cdef class _HeadersColumn:
     """A column of lists of (key, value) at its pointers."""
@@ -113,6 +119,26 @@ def partition_keys(keys, int64_t row_count, int32_t partition_count):
     return result
 
 
+def largest_row(keys, values not None, int64_t row_count):
+    """(row, bytes of its key and value) of the first row that has the most; (-1, 0) if there are none."""
+    cdef _BytesColumn key_column = None if keys is None else _BytesColumn(keys)
+    cdef _BytesColumn value_column = _BytesColumn(values)
+    cdef bint has_keys = key_column is not None
+    cdef int64_t row, found = -1
+    cdef Py_ssize_t size, most = -1
+    cdef Piece piece
+    with nogil:
+        for row in range(row_count):
+            value_column.at(row, &piece)
+            size = piece.size if piece.size > 0 else 0
+            if has_keys:
+                key_column.at(row, &piece)
+                size += piece.size if piece.size > 0 else 0
+            if size > most:
+                found, most = row, size
+    return found, max(most, 0)
+
+
 cdef struct OpenPartition:
     uint8_t *start  # NULL: no batch open
     uint8_t *at
@@ -182,28 +208,34 @@ cdef class _ColumnEncoder:
 
 
 def encode_columns(
-    keys, values not None, headers, timestamps, partitions, int64_t row_count, int32_t partition_count,
-    Py_ssize_t batch_bytes_max, list spare not None,
+    keys, values not None, headers, timestamps, partitions, int64_t partition_rows, int64_t row_count,
+    int32_t partition_count, Py_ssize_t batch_bytes_max, list spare not None,
 ):
     """Batches without headers from columns, rows in order within each partition.
 
-    `timestamps` are int64 milliseconds, `partitions` int32, both without nulls. `spare` holds buffers to use
-    before new ones are made.
+    `timestamps` are int64 milliseconds, or a number for all rows. `partitions` are int32, each for as many rows as
+    `partition_rows` says. Neither has nulls. `spare` holds buffers to use before new ones are made.
     """
     cdef _BytesColumn key_column = None if keys is None else _BytesColumn(keys)
     cdef _BytesColumn value_column = _BytesColumn(values)
     cdef _HeadersColumn header_column = None if headers is None else _HeadersColumn(headers)
-    cdef _View timestamp_view = _View(timestamps), partition_view = _View(partitions)
-    if timestamp_view.size < row_count * 8 or partition_view.size < row_count * 4:
+    cdef _View timestamp_view = None if isinstance(timestamps, int) else _View(timestamps)
+    cdef _View partition_view = _View(partitions)
+    if (
+        (timestamp_view is not None and timestamp_view.size < row_count * 8)
+        or partition_rows < 1
+        or (partition_view.size >> 2) * partition_rows < row_count
+    ):
         raise ValueError(f"expected timestamps and partitions for {row_count} rows")
-    cdef const int64_t *timestamp_of = <const int64_t *>timestamp_view.data
+    cdef const int64_t *timestamp_of = NULL if timestamp_view is None else <const int64_t *>timestamp_view.data
+    cdef int64_t timestamp = timestamps if timestamp_view is None else 0
     cdef const int32_t *partition_of = <const int32_t *>partition_view.data
     cdef _ColumnEncoder encoder = _ColumnEncoder(partition_count, batch_bytes_max, spare)
     cdef OpenPartition *o
     cdef OpenPartition *all_partitions = encoder.open_partitions
     cdef bint has_keys = key_column is not None, has_headers = header_column is not None
-    cdef int64_t row, delta, wrong = -1
-    cdef int32_t partition
+    cdef int64_t row, delta, run, run_end = 0, wrong = -1
+    cdef int32_t partition = 0
     cdef Py_ssize_t body, total, header_size = 1
     cdef Piece key, value
     cdef uint8_t *p
@@ -211,20 +243,32 @@ def encode_columns(
     key.size = -1
     value.data = NULL
     with nogil:
-        for row in range(row_count):
-            partition = partition_of[row]
+        for run in range((row_count + partition_rows - 1) // partition_rows):
+            partition = partition_of[run]
+            row = run * partition_rows
+            run_end = min(row + partition_rows, row_count)
             if partition < 0 or partition >= partition_count:
                 wrong = row
                 break
-            all_partitions[partition].bytes_left += _row_bytes_max(
-                key_column, value_column, header_column, has_keys, has_headers, row
-            )
-    if wrong >= 0:
-        raise ValueError(f"row {wrong}: partition {partition_of[wrong]} is not one of the {partition_count}")
-    with nogil:
-        for row in range(row_count):
-            partition = partition_of[row]
             o = &all_partitions[partition]
+            o.bytes_left += (run_end - row) * RECORD_OVERHEAD_BYTES_MAX + value_column.span(row, run_end)
+            if has_keys:
+                o.bytes_left += key_column.span(row, run_end)
+            if has_headers:
+                for row in range(row, run_end):
+                    o.bytes_left += header_column.size(row)
+    if wrong >= 0:
+        raise ValueError(f"row {wrong}: partition {partition} is not one of the {partition_count}")
+    with nogil:
+        run = run_end = 0
+        for row in range(row_count):
+            if row == run_end:
+                partition = partition_of[run]
+                run += 1
+                run_end += partition_rows
+            o = &all_partitions[partition]
+            if timestamp_of is not NULL:
+                timestamp = timestamp_of[row]
             if has_keys:
                 key_column.at(row, &key)
             value_column.at(row, &value)
@@ -234,7 +278,7 @@ def encode_columns(
                 delta = 0
                 body = 2 + hr_varint_size(0) + _piece_size(&key) + _piece_size(&value) + header_size
             else:
-                delta = timestamp_of[row] - o.base_timestamp
+                delta = timestamp - o.base_timestamp
                 body = 1 + hr_varint_size(delta) + hr_varint_size(o.record_count) + _piece_size(&key) + _piece_size(&value) + header_size
             total = body + hr_varint_size(body)
             if o.start is NULL or total > o.end - o.at:
@@ -244,7 +288,7 @@ def encode_columns(
                     encoder.open(partition, total)
                 # As the first of its batch a record has no deltas: it takes what it takes here, or less.
                 delta = 0
-                o.base_timestamp = o.max_timestamp = timestamp_of[row]
+                o.base_timestamp = o.max_timestamp = timestamp
                 body = 3 + _piece_size(&key) + _piece_size(&value) + header_size
             p = hr_put_varint(o.at, body)
             p = _put_record_head(p, delta, o.record_count)
@@ -258,27 +302,12 @@ def encode_columns(
             o.record_count += 1
             o.bytes_left -= p - o.at  # the bound stays one: no record takes more than was counted for it
             o.at = p
-            if timestamp_of[row] > o.max_timestamp:
-                o.max_timestamp = timestamp_of[row]
+            if timestamp > o.max_timestamp:
+                o.max_timestamp = timestamp
     for partition in range(partition_count):
         if all_partitions[partition].start is not NULL:
             encoder.close(partition)
     return encoder.batches
-
-
-cdef inline Py_ssize_t _row_bytes_max(
-    _BytesColumn keys, _BytesColumn values, _HeadersColumn headers, bint has_keys, bint has_headers, int64_t row
-) noexcept nogil:
-    cdef Piece piece
-    cdef Py_ssize_t size = RECORD_OVERHEAD_BYTES_MAX
-    if has_keys:
-        keys.at(row, &piece)
-        size += piece.size if piece.size > 0 else 0
-    values.at(row, &piece)
-    size += piece.size if piece.size > 0 else 0
-    if has_headers:
-        size += headers.size(row)
-    return size
 
 
 cdef object _allocate = None

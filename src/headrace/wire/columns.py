@@ -31,6 +31,7 @@ def encode(
     headers: pa.Array | None = None,
     timestamp: pa.Array | None = None,
     partition: pa.Array,
+    partition_rows: int = 1,
     partition_count: int,
     now_ms: int,
     batch_bytes_max: int,
@@ -38,25 +39,35 @@ def encode(
 ) -> list[EncodedBatch]:
     """Batches per partition, rows in order, none above `batch_bytes_max` unless a single record is.
 
-    Rows without a timestamp get `now_ms`. `spare` may hold buffers of batches that are over.
+    Each partition is for one row, or for `partition_rows` of them, one after another. Rows without a timestamp get
+    `now_ms`. `spare` may hold buffers of batches that are over.
     """
     rows = len(value)
-    for name, column in (("key", key), ("headers", headers), ("timestamp", timestamp), ("partition", partition)):
+    for name, column in (("key", key), ("headers", headers), ("timestamp", timestamp)):
         if column is not None and len(column) != rows:
             raise ValueError(f"column {name} has {len(column)} rows, value has {rows}")
+    if len(partition) != -(-rows // partition_rows):
+        raise ValueError(f"column partition has {len(partition)} rows for {partition_rows} each, value has {rows}")
     if partition.null_count:
         raise ValueError(f"column partition has {partition.null_count} nulls; assign partitions first")
     return kernel.encode_columns(
         None if key is None else bytes_column(key, "key"),
         bytes_column(value, "value"),
         None if headers is None else headers_column(headers),
-        _fixed_buffer(_timestamps(timestamp, rows, now_ms), 8),
+        now_ms if timestamp is None else _fixed_buffer(_timestamps(timestamp, now_ms), 8),
         _fixed_buffer(partition.cast(pa.int32()), 4),
+        partition_rows,
         rows,
         partition_count,
         batch_bytes_max,
         [] if spare is None else spare,
     )
+
+
+def largest_row(value: pa.Array, key: pa.Array | None = None) -> tuple[int, int]:
+    """Which row has the most bytes in key and value, and how many; (-1, 0) if there are no rows."""
+    keys = None if key is None else bytes_column(key, "key")
+    return kernel.largest_row(keys, bytes_column(value, "value"), len(value))
 
 
 def partition_for_keys(key: pa.Array, partition_count: int) -> pa.Int32Array:
@@ -117,9 +128,7 @@ def headers_column(column: pa.Array) -> HeadersColumn:
     )
 
 
-def _timestamps(column: pa.Array | None, rows: int, now_ms: int) -> pa.Array:
-    if column is None:
-        return pa.repeat(pa.scalar(now_ms, pa.int64()), rows)
+def _timestamps(column: pa.Array, now_ms: int) -> pa.Array:
     if pa.types.is_timestamp(column.type):
         # Kafka knows milliseconds only: what is finer is cut off, as Java does.
         column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)

@@ -22,7 +22,7 @@ def handle(broker: Broker, context: Context, message: DescribeClusterRequest) ->
         return DescribeClusterResponse(
             error_code=Code.MISMATCHED_ENDPOINT_TYPE if known else Code.UNSUPPORTED_ENDPOINT_TYPE,
             error_message="this is a broker: it knows of brokers only",
-            endpoint_type=message.endpoint_type,
+            endpoint_type=_BROKERS,
         )
     listener = broker.listener(context.session.listener)
     node = DescribeClusterBroker(

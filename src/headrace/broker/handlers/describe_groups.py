@@ -40,7 +40,7 @@ def _describe(broker: Broker, context: Context, message: DescribeGroupsRequest, 
     if group is None:
         dead = DescribedGroup(group_id=group_id, group_state=State.DEAD.value)
         if context.api_version < NOT_FOUND_SINCE:
-            return dead
+            return _with_operations(broker, context, message, dead)
         return dead.replace(error_code=Code.GROUP_ID_NOT_FOUND, error_message=f"Group {group_id} not found.")
     described = DescribedGroup(
         group_id=group_id,
@@ -49,10 +49,16 @@ def _describe(broker: Broker, context: Context, message: DescribeGroupsRequest, 
         protocol_data=(group.protocol_name or "") if group.state is State.STABLE else "",
         members=[_member(group, member) for member in group.members.values()],
     )
-    if message.include_authorized_operations:
-        allowed = authorized_operations(broker.authorizer, context.session, Resource.GROUP, group_id)
-        return described.replace(authorized_operations=allowed)
-    return described
+    return _with_operations(broker, context, message, described)
+
+
+def _with_operations(
+    broker: Broker, context: Context, message: DescribeGroupsRequest, described: DescribedGroup
+) -> DescribedGroup:
+    if not message.include_authorized_operations:
+        return described
+    allowed = authorized_operations(broker.authorizer, context.session, Resource.GROUP, described.group_id)
+    return described.replace(authorized_operations=allowed)
 
 
 def _member(group: Group, member: Member) -> DescribedGroupMember:

@@ -63,7 +63,10 @@ def _described(
         return DescribeTopicPartitionsResponseTopic(error_code=Code.TOPIC_AUTHORIZATION_FAILED, name=name)
     if topic is None:
         return DescribeTopicPartitionsResponseTopic(
-            error_code=Code.UNKNOWN_TOPIC_OR_PARTITION, name=name, is_internal=name in INTERNAL
+            error_code=Code.UNKNOWN_TOPIC_OR_PARTITION,
+            name=name,
+            is_internal=name in INTERNAL,
+            topic_authorized_operations=authorized_operations(broker.authorizer, context.session, Resource.TOPIC, name),
         )
     return DescribeTopicPartitionsResponseTopic(
         name=name,

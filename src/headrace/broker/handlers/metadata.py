@@ -64,7 +64,10 @@ def _topic(
         if name is None and context.api_version < 12:
             name = ""
         internal = name in INTERNAL
-        return MetadataResponseTopic(error_code=error.code, name=name, topic_id=topic_id, is_internal=internal)
+        answer = MetadataResponseTopic(error_code=error.code, name=name, topic_id=topic_id, is_internal=internal)
+        if error.code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION):
+            return _with_operations(broker, context, message, answer)
+        return answer
 
 
 def _find(broker: Broker, context: Context, message: MetadataRequest, wanted: MetadataRequestTopic) -> Topic:
@@ -113,7 +116,13 @@ def _described(broker: Broker, context: Context, message: MetadataRequest, topic
             for index, place in enumerate(topic.partitions)
         ],
     )
-    if message.include_topic_authorized_operations:
-        allowed = authorized_operations(broker.authorizer, context.session, Resource.TOPIC, topic.name)
-        return answer.replace(topic_authorized_operations=allowed)
-    return answer
+    return _with_operations(broker, context, message, answer)
+
+
+def _with_operations(
+    broker: Broker, context: Context, message: MetadataRequest, answer: MetadataResponseTopic
+) -> MetadataResponseTopic:
+    if not message.include_topic_authorized_operations:
+        return answer
+    allowed = authorized_operations(broker.authorizer, context.session, Resource.TOPIC, answer.name or "")
+    return answer.replace(topic_authorized_operations=allowed)

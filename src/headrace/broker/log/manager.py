@@ -234,6 +234,7 @@ class LogManager:
         if not failed:
             replace_file(self.root / CLEAN_STOP, b'{"version":0,"brokerEpoch":-1}')
         os.close(self._lock_fd)
+        self._lock_fd = -1
 
     async def _close_all(self) -> bool:
         """Whether one of them could not be brought to disk."""

@@ -82,7 +82,7 @@ def prepare(view: memoryview, config: LogConfig, origin: Origin, now_ms: int, ma
 def check_batch(view: memoryview, bytes_max: int) -> BatchHeader:
     """The header of the batch at the beginning of `view`, which must be whole and undamaged."""
     if len(view) < HEADER_BYTES:
-        raise refusal(f"expected a batch of {HEADER_BYTES} bytes or more, got {len(view)}", Code.CORRUPT_MESSAGE)
+        raise refusal(f"expected a batch of {HEADER_BYTES} bytes or more, got {len(view)}", Code.INVALID_RECORD)
     header = BatchHeader._make(header_layout.unpack_from(view))
     size = header.length + 12
     if size < HEADER_BYTES:

@@ -2,7 +2,7 @@
 
 from headrace.wire._reference.batches import cut_batches, scan_batches, scan_records
 from headrace.wire._reference.checksums import crc32c, murmur2
-from headrace.wire._reference.columns import ColumnDecoder, encode_columns, partition_keys
+from headrace.wire._reference.columns import ColumnDecoder, encode_columns, largest_row, partition_keys
 from headrace.wire._reference.lane import Lane, RecordFuture, SendPath, run_callbacks
 from headrace.wire._reference.messages import MessageCodec
 from headrace.wire._reference.records import OpenBatch, check_records, decode_records, write_header
@@ -19,6 +19,7 @@ __all__ = [
     "cut_batches",
     "decode_records",
     "encode_columns",
+    "largest_row",
     "murmur2",
     "partition_keys",
     "run_callbacks",

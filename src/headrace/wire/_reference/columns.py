@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from headrace.errors import MalformedError
 from headrace.wire._reference.checksums import murmur2
@@ -41,12 +42,21 @@ def partition_keys(keys: BytesColumn, row_count: int, partition_count: int) -> b
     return bytearray(array("i", [-1 if k is None else (murmur2(k) & 0x7FFFFFFF) % partition_count for k in cells]))
 
 
+def largest_row(keys: BytesColumn | None, values: BytesColumn, row_count: int) -> tuple[int, int]:
+    """(row, bytes of its key and value) of the first row that has the most; (-1, 0) if there are none."""
+    sizes = [len(value or b"") for value in _cells(values, range(row_count))]
+    if keys is not None:
+        sizes = [size + len(key or b"") for size, key in zip(sizes, _cells(keys, range(row_count)), strict=True)]
+    return (sizes.index(max(sizes)), max(sizes)) if sizes else (-1, 0)
+
+
 def encode_columns(
     keys: BytesColumn | None,
     values: BytesColumn,
     headers: HeadersColumn | None,
-    timestamps: Buffer,
+    timestamps: Buffer | int,
     partitions: Buffer,
+    partition_rows: int,
     row_count: int,
     partition_count: int,
     batch_bytes_max: int,
@@ -54,14 +64,16 @@ def encode_columns(
 ) -> list[EncodedBatch]:
     """Batches without headers from columns, rows in order within each partition.
 
-    `timestamps` are int64 milliseconds, `partitions` int32, both without nulls. `spare` is for the compiled kernel:
-    here nothing would be won by it.
+    `timestamps` are int64 milliseconds, or a number for all rows. `partitions` are int32, each for as many rows as
+    `partition_rows` says. Neither has nulls. `spare` is for the compiled kernel: here nothing would be won by it.
     """
     key_cells = [None] * row_count if keys is None else _cells(keys, range(row_count))
     value_cells = _cells(values, range(row_count))
     header_cells = [[]] * row_count if headers is None else _headers(headers, row_count)
-    times = memoryview(timestamps).cast("B").cast("q")
-    places = memoryview(partitions).cast("B").cast("i")
+    times: Sequence[int] = (
+        [timestamps] * row_count if isinstance(timestamps, int) else memoryview(timestamps).cast("B").cast("q")
+    )
+    places = [place for place in memoryview(partitions).cast("B").cast("i") for _ in range(partition_rows)]
     if len(times) < row_count or len(places) < row_count:
         raise ValueError(f"expected timestamps and partitions for {row_count} rows")
     done: list[EncodedBatch] = []

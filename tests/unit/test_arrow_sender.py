@@ -1,0 +1,90 @@
+"""Whole columns into the queues: where rows without a partition go, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import chain, pairwise
+
+import pyarrow as pa
+import pytest
+
+from headrace.errors import RecordTooLargeError
+from headrace.producer import arrow
+from headrace.producer.arrow import ArrowSender
+from headrace.wire.records import read_batches
+from rig import Rig
+
+NAMES = {name: name for name in ("key", "value", "headers", "partition", "timestamp")}
+ROWS = 5000
+
+
+def sender_of(rig: Rig, max_request_bytes: int = 1 << 20) -> ArrowSender:
+    return ArrowSender(
+        rig.accumulator,
+        rig.pool,
+        rig.clock,
+        batch_bytes=1024,
+        max_request_bytes=max_request_bytes,
+        hashes_keys=True,
+    )
+
+
+def send(rig: Rig, table: pa.Table) -> dict[int, list[int]]:
+    """Partition → the numbers in the values of its rows, in the order of the queues."""
+    sender = sender_of(rig)
+    sender.check(table, NAMES)
+    sender.send(rig.accumulator.topic("t", 4), rig.metadata.cluster, table, NAMES, 1000)
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for queue in rig.accumulator.topics["t"].queues:
+        for batch in queue.batches:
+            (sealed,) = read_batches(batch.seal(0, None))
+            assert all(record.timestamp == rig.clock.time_ms() for record in sealed.records())
+            found[queue.partition] += [int(record.value or b"") for record in sealed.records()]
+    return found
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(partitions=4, total_bytes=1 << 24)
+
+
+@pytest.fixture
+def values() -> list[bytes]:
+    return [b"%0100d" % number for number in range(ROWS)]
+
+
+def test_rows_that_say_nothing_go_to_one_partition_for_a_batch_and_then_to_the_next(rig, values, monkeypatch):
+    monkeypatch.setattr(arrow, "BATCH_BYTES_MIN", 20_000)
+    found = send(rig, pa.table({"value": values}))
+    assert set(found) == {0, 1, 2, 3}
+    assert sorted(chain.from_iterable(found.values())) == list(range(ROWS))
+    for rows in found.values():
+        steps = sum(after - before != 1 for before, after in pairwise(rows))
+        assert rows == sorted(rows)
+        assert steps < 20, "rows that follow one another stay together"
+
+
+def test_rows_that_name_a_partition_go_there_and_the_others_fill_the_gaps(rig, values):
+    wanted = [3 if number % 2 else None for number in range(ROWS)]
+    found = send(rig, pa.table({"value": values, "partition": pa.array(wanted, pa.int64())}))
+    assert set(range(1, ROWS, 2)) <= set(found[3])
+    assert sorted(chain.from_iterable(found.values())) == list(range(ROWS))
+
+
+def test_rows_with_a_key_go_where_the_key_belongs(rig, values):
+    found = send(rig, pa.table({"value": values, "key": [b"one key"] * ROWS}))
+    assert list(map(len, found.values())) == [ROWS]
+
+
+def test_no_rows_are_no_batches(rig):
+    assert send(rig, pa.table({"value": pa.array([], pa.binary())})) == {}
+    assert rig.pool.available_bytes == rig.pool.total_bytes
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_string(), pa.binary_view(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_a_row_that_no_request_can_carry_is_named_whatever_its_type(rig, kind):
+    table = pa.table({"value": pa.array(["x", "x" * 900, "x" * 990]).cast(kind), "key": ["k" * 50] * 3})
+    with pytest.raises(RecordTooLargeError, match="row 2 has 1040 bytes of key and value"):
+        sender_of(rig, max_request_bytes=1100).check(table, NAMES)

@@ -1,0 +1,66 @@
+"""The lock of a topic: like any other, but that nobody sleeps in it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from headrace.producer.queues import TURN_S, TurnLock
+
+SECONDS_MAX = 20
+
+
+def test_only_one_thread_is_inside():
+    lock, inside, most, rounds = TurnLock(), 0, 0, 200
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(rounds):
+            with lock:
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0)  # let others try
+                inside -= 1
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS_MAX)
+        assert not thread.is_alive()
+    assert (inside, most) == (0, 1)
+
+
+def test_the_thread_that_is_inside_may_enter_again():
+    lock = TurnLock()
+    with lock, lock:
+        pass
+    with lock:
+        pass
+
+
+def test_who_waits_does_not_own_it_before_running_again(monkeypatch):
+    lock, tries = TurnLock(), []
+    owner_left = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        tries.append(seconds)
+        release.set()
+        assert owner_left.wait(SECONDS_MAX)
+
+    release = threading.Event()
+    monkeypatch.setattr("headrace.producer.queues.time.sleep", sleep)
+
+    def own() -> None:
+        with lock:
+            entered.set()
+            assert release.wait(SECONDS_MAX)
+        owner_left.set()
+
+    entered = threading.Event()
+    owner = threading.Thread(target=own, daemon=True)
+    owner.start()
+    assert entered.wait(SECONDS_MAX)
+    with lock:
+        assert tries == [TURN_S]
+    owner.join(SECONDS_MAX)
