@@ -46,11 +46,19 @@ def batch_of(size_bytes: int) -> bytes:
 
 def read_frame(connection: socket.socket) -> bytes:
     """One answer with its size."""
-    data = connection.recv(4, socket.MSG_WAITALL)
-    if len(data) < 4:
-        raise ConnectionError("the broker hung up")
-    (size,) = _size.unpack(data)
-    return data + connection.recv(size, socket.MSG_WAITALL)
+    data = _read(connection, 4)
+    return data + _read(connection, _size.unpack(data)[0])
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = connection.recv(size)
+        if not part:
+            raise ConnectionError("the broker hung up")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def produce(bootstrap: str, topic: str, batch_bytes: int, total_bytes: int) -> dict[str, float]:

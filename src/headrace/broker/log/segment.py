@@ -119,8 +119,8 @@ class Segment:
         return (
             self.size_bytes + size_bytes > config_segment_bytes
             or last_offset - self.base_offset > OFFSETS_MAX
-            or len(self.index) >= config_index_bytes // OFFSET_ENTRY_BYTES
-            or len(self.times) >= config_index_bytes // TIME_ENTRY_BYTES - 1
+            or len(self.index.lasts) >= config_index_bytes // OFFSET_ENTRY_BYTES
+            or len(self.times.offsets) >= config_index_bytes // TIME_ENTRY_BYTES - 1
         )
 
     # --- writing ---

@@ -158,7 +158,9 @@ def _stamp(view: memoryview, header: BatchHeader, now_ms: int) -> Prepared:
 def _checked_payload(view: memoryview, header: BatchHeader, config: LogConfig) -> Buffer:
     """The records, decompressed: as many as the header says, and whole. Done on the event loop, at any size."""
     try:
-        payload = RecordBatch(header, view).payload(DECOMPRESSED_BYTES_MAX)
+        payload: Buffer = view[HEADER_BYTES:]
+        if header.attributes & CODEC_MASK:
+            payload = RecordBatch(header, view).payload(DECOMPRESSED_BYTES_MAX)
         keyless = kernel.check_records(payload, header.record_count)
     except WireError as error:
         raise refusal(str(error), Code.INVALID_RECORD) from None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from importlib import import_module
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,19 +91,23 @@ class Dispatcher:
             connection.close(str(error))
             return None
         context = Context(connection.session, header[0], header[1], header[3], header[2])
-        call = _Call(connection, context, message, len(frame), perf_counter())
+        began = perf_counter()
         broker = self._broker
         try:
+            handle = handler(header[0])
             if broker.faults.active and (fault := broker.faults.match(context, message)) is not None:
-                answer: Answer = fault.run(context, message, lambda: handler(context.api_key)(broker, context, message))
+                answer: Answer = fault.run(context, message, partial(handle, broker, context, message))
             else:
-                answer = handler(header[0])(broker, context, message)
+                answer = handle(broker, context, message)
+            if isinstance(answer, Message) and not broker.quotas.active:  # nearly always
+                return encode_response(answer, header[1], header[2])
         except Exception as error:
-            return self._failed(call, error)
-        if isinstance(answer, Message):
-            return self._finish(call, answer, perf_counter())
+            return self._failed(_Call(connection, context, message, len(frame), began), error)
         if answer is None:
             return None
+        call = _Call(connection, context, message, len(frame), began)
+        if isinstance(answer, Message):
+            return self._finish(call, answer, perf_counter())
         return Later(self._await(call, answer, perf_counter()), header[0] in _ABANDONABLE)
 
     async def _bare_token(self, connection: Connection, gate: Gate, frame: Buffer) -> list[Buffer] | None:
