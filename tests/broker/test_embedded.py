@@ -176,7 +176,8 @@ def test_a_broker_in_a_thread_cannot_be_killed():
 
 
 OWNER = """
-import os, sys, time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background has it ignored
 from headrace.broker import EmbeddedBroker
 broker = EmbeddedBroker().start()
 print(broker.pid, broker.data_dir, flush=True)
