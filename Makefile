@@ -8,14 +8,15 @@ WIRE := src/headrace/wire
 KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
 # Asked of the file, not of an import: a kernel that does not load has to fail the tests.
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
+ALL_BUT_SPARK := tests --ignore=tests/spark
 NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
-.PHONY: help setup test test-quick lint bench bench-wire bench-producer bench-broker faults-producer model-broker \
+.PHONY: help setup test test-quick test-spark lint bench bench-wire bench-producer bench-broker bench-legacy faults-producer model-broker \
 	fuzz-wire fuzz-broker dist clean
 
 help:
-	@echo "make setup | test | test-quick | lint | dist | clean"
-	@echo "make bench | bench-wire | bench-producer | bench-broker"
+	@echo "make setup | test | test-quick | test-spark | lint | dist | clean"
+	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy"
 	@echo "make faults-producer | model-broker | fuzz-wire | fuzz-broker"
 
 setup: .venv/.ready .venv/.kernel
@@ -28,13 +29,17 @@ setup: .venv/.ready .venv/.kernel
 .venv/.kernel: setup.py $(KERNEL_SOURCES) | .venv/.ready
 	@$(BIN)/python tools/setup_env.py kernel
 
-# Everything once; then the unit layer on the other kernel.
+# Everything once, but for Spark, which takes as long again; then the unit layer on the other kernel.
 test: .venv/.ready .venv/.kernel
 	@if $(KERNEL_EXISTS); then \
-		HEADRACE_KERNEL=compiled $(PYTEST) tests && HEADRACE_KERNEL=python $(PYTEST) tests/unit; \
+		HEADRACE_KERNEL=compiled $(PYTEST) $(ALL_BUT_SPARK) && HEADRACE_KERNEL=python $(PYTEST) tests/unit; \
 	else \
-		$(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) tests; \
+		$(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) $(ALL_BUT_SPARK); \
 	fi
+
+# Real Spark, real brokers: minutes, and a JVM for each of some tests.
+test-spark: .venv/.ready .venv/.kernel
+	@$(PYTEST) tests/spark
 
 test-quick: .venv/.ready .venv/.kernel
 	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q -m "not slow" tests/unit; else $(NO_KERNEL); fi
@@ -56,6 +61,9 @@ bench-producer: .venv/.ready .venv/.kernel
 
 bench-broker: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.broker
+
+bench-legacy: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.legacy
 
 # What `make test` does in small: 200 producers and 5 brokers killed, a million records counted.
 faults-producer: .venv/.ready .venv/.kernel

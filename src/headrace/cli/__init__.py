@@ -2,6 +2,8 @@
 
 commands.py   the group of all groups, each imported when it is asked for: one file a group
 broker.py     headrace broker …; its faults in broker_faults.py
+pipeline.py   headrace pipeline …; its progress in pipeline_output.py, Ctrl-C in stopping.py
+audit.py      headrace audit
 running.py    the broker that runs on a data folder
 output.py     what all of them share: formats, errors in one paragraph, exit codes
 """

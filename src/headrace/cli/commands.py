@@ -10,7 +10,11 @@ from headrace import __version__
 
 # Group → the module that has it, under the same name, and what it is for. Imported when asked for: a broker starts in
 # less time than the imports of all the others would take.
-_GROUPS = {"broker": ("headrace.cli.broker", "Run a Kafka broker on this machine, and let it fail on demand.")}
+_GROUPS = {
+    "broker": ("headrace.cli.broker", "Run a Kafka broker on this machine, and let it fail on demand."),
+    "pipeline": ("headrace.cli.pipeline", "Run a pipeline on Spark: a source, SQL, a topic that gets every row once."),
+    "audit": ("headrace.cli.audit", "Compare a source with a topic: lost, duplicated, unexpected, out of order."),
+}
 
 
 class LazyGroups(click.Group):

@@ -22,6 +22,11 @@ from headrace.wire.layout import LENGTH_OFFSET, MAGIC_OFFSET, PREFIX_BYTES, Head
 from headrace.wire.primitives import Buffer
 from headrace.wire.records import RecordBatch, decode_marker, encode, parse_batch
 
+FIRST_FETCH_BYTES_MAX = 1024 * 1024
+FETCH_BYTES_MIN = 64 * 1024
+FETCH_MARGIN = 1.25
+"""Of a partition that is read up to an offset: see `PartitionReader.bytes_wanted`."""
+
 _length = struct.Struct(">i")
 _MAGIC_BATCH = 2
 _MESSAGE_BYTES_MIN = 14
@@ -151,10 +156,24 @@ class PartitionReader:
     turn: int = 0  # when it was last served: who has waited longest comes first
     failing_since_ms: float | None = None
     retry_at_ms: float = 0.0
+    last_start: int = OFFSET_MAX  # of the last fetch that brought something
+    last_bytes: int = 0
 
     @property
     def is_finished(self) -> bool:
         return self.position >= self.until
+
+    def bytes_wanted(self, bytes_max: int) -> int:
+        """How much to ask for: where the end is near, not much more than is left, going by the last fetch.
+
+        The first one has nothing to go by. It is small, for it may be the only one.
+        """
+        if self.until == OFFSET_MAX:
+            return bytes_max
+        if self.position <= self.last_start:
+            return min(bytes_max, FIRST_FETCH_BYTES_MAX)
+        left_part = (self.until - self.position) / (self.position - self.last_start)
+        return min(bytes_max, int(left_part * self.last_bytes * FETCH_MARGIN) + FETCH_BYTES_MIN)
 
     def next_batch(self) -> RecordBatch | None:
         """The batch to read on in, `position` in it or before it; None if a new fetch is needed."""

@@ -291,7 +291,7 @@ class Fetcher:
 
     def _send_to(self, node_id: int, states: list[PartitionReader], now: float) -> None:
         self._client.metadata.touch({state.name.topic for state in states})
-        positions = {state.name: state.position for state in states}
+        by_name = {state.name: state for state in states}
         ids = {state.name.topic: self._client.metadata.cluster.topic_id(state.name.topic) for state in states}
         request = FetchRequest(
             max_wait_ms=self._max_wait_ms,
@@ -305,13 +305,13 @@ class Fetcher:
                     partitions=[
                         FetchPartition(
                             partition=number,
-                            fetch_offset=positions[TopicPartition(topic, number)],
-                            partition_max_bytes=self._partition_bytes_max,
+                            fetch_offset=(state := by_name[TopicPartition(topic, number)]).position,
+                            partition_max_bytes=state.bytes_wanted(self._partition_bytes_max),
                         )
                         for number in numbers
                     ],
                 )
-                for topic, numbers in by_topic(positions).items()
+                for topic, numbers in by_topic(by_name).items()
             ],
         )
         pending = Pending(node_id)
@@ -365,6 +365,7 @@ class Fetcher:
         assert isinstance(data, bytes | bytearray | memoryview)
         committed_only = self._isolation is Isolation.READ_COMMITTED
         aborted = (answer.aborted_transactions or ()) if committed_only else None
+        state.last_start, state.last_bytes = state.position, len(data)
         state.fetched = fetched = VisibleBatches(data, state.position, aborted)
         if state.next_batch() is None and fetched.is_empty:
             raise RecordTooLargeError(

@@ -1,0 +1,309 @@
+"""Rows as Spark hands them over, made into the columns that are sent.
+
+    columns of a DataFrame → (interceptors → serializers → partitioner) → for each topic: the columns to send
+                           ↘ rows that can never be sent → dead letters, or an error
+
+What the plug-ins can do with whole columns they do so; a plug-in that only knows single records gets them one by one. A
+plug-in offers its columnar form by these methods:
+
+    Serializer.serialize_column(topic, column) → binary column
+    ProducerInterceptor.on_send_columns(topic, columns) → columns
+    Partitioner.partition_column(topic, columns, partition_count) → int32 column
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.spark.sink_errors import BadRowError, PlanError
+from headrace.spark.sink_options import DEAD_LETTER, SinkOptions
+from headrace.wire.columns import HEADERS_TYPE
+from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+ROLES = ("key", "value", "headers", "topic", "partition", "timestamp")
+TEXT = ("string", "binary")
+HEADERS_SPARK = "array<struct<key:string,value:binary>>"
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "key": TEXT,
+    "value": TEXT,
+    "headers": (HEADERS_SPARK,),
+    "topic": TEXT,
+    "partition": ("int",),
+    "timestamp": ("timestamp", "bigint"),
+}
+"""Spark's names of the types that a column may have."""
+DEAD_VALUE_BYTES_MAX = 64 * 1024
+"""A value that was too large to be sent is cut to this in its dead letter."""
+EXAMPLES_MAX = 3
+
+
+class Sending(NamedTuple):
+    """Rows to one topic."""
+
+    topic: str
+    columns: pa.RecordBatch
+
+
+class BadRows(NamedTuple):
+    """Rows of a batch that can never be sent, and why."""
+
+    rows: pa.Array  # their numbers in the batch, int64
+    reason: str
+    topic: str | None
+
+
+def check_schema(schema: StructType, options: SinkOptions) -> None:
+    """Whether these columns can be written at all, before anything is."""
+    found: dict[str, str] = {}
+    for field in schema.fields:
+        role = field.name.lower()
+        if role in ROLES:
+            if role in found:
+                raise PlanError(
+                    f"there are two columns {role!r}: names differ by more than upper and lower case, or drop one"
+                )
+            found[role] = field.dataType.simpleString()
+    there = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields) or "none"
+    if "value" not in found:
+        raise PlanError(f"there is no column 'value', and a record needs one; the columns are: {there}")
+    if "topic" not in found and options.topic is None:
+        raise PlanError(
+            f"it is not said where rows go: set the option 'topic', or add a column 'topic'; the columns are: {there}"
+        )
+    for role, kind in found.items():
+        if kind == "void" or (role in ("key", "value") and f"{role}.serializer" in options.kafka):
+            continue
+        if kind not in ALLOWED[role]:
+            remedy = f", or set kafka.{role}.serializer" if role in ("key", "value") else ""
+            raise PlanError(
+                f"column {role!r} is {kind}; it may be {' or '.join(ALLOWED[role])}: cast it (CAST({role} AS "
+                f"{ALLOWED[role][0].upper()}){remedy})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a row may be."""
+
+    record_bytes_max: int
+    partition_counts: Mapping[str, int]
+    """Of topics that were looked at when the batch was planned."""
+
+
+class ColumnPlan:
+    """Prepares the batches of one task."""
+
+    def __init__(self, options: SinkOptions, limits: Limits, where: str) -> None:
+        self._options = options
+        self._limits = limits
+        self._where = where  # for errors: which batch and which task
+        self._first_row = 0
+        self._plugins = None
+        if any(name in options.kafka for name in PLUGIN_OPTIONS):
+            from headrace.spark.plugin_columns import PluginColumns
+
+            self._plugins = PluginColumns(options)
+        self.bad_count = 0
+
+    def prepare(self, batch: pa.RecordBatch) -> Iterator[Sending]:
+        """What is to be sent, topic by topic, rows in order; dead letters last."""
+        columns = _by_role(batch, self._options)
+        dead: list[pa.RecordBatch] = []
+        for topic, part, numbers in self._by_topic(columns, dead):
+            for ready in self._ready(topic, part, numbers, dead):
+                yield Sending(topic, ready)
+        self._first_row += batch.num_rows
+        for letters in dead:
+            assert self._options.dead_letter_topic is not None
+            self.bad_count += letters.num_rows
+            yield Sending(self._options.dead_letter_topic, letters)
+
+    def close(self) -> None:
+        if self._plugins is not None:
+            self._plugins.close()
+
+    def _by_topic(
+        self, columns: dict[str, pa.Array], dead: list[pa.RecordBatch]
+    ) -> Iterator[tuple[str, dict[str, pa.Array], pa.Array | None]]:
+        """Topic, its rows, and which rows of the batch they are (None: all of them)."""
+        topics = columns.pop("topic", None)
+        if self._options.topic is not None:
+            yield self._options.topic, columns, None
+            return
+        assert topics is not None
+        for topic in pc.unique(topics).to_pylist():
+            mask = pc.is_null(topics) if topic is None else pc.fill_null(pc.equal(topics, topic), False)
+            numbers = pc.indices_nonzero(mask).cast(pa.int64())
+            whole = len(numbers) == len(topics)
+            part = columns if whole else {role: column.take(numbers) for role, column in columns.items()}
+            if topic:
+                yield topic, part, None if whole else numbers
+            else:
+                what = "its topic is null" if topic is None else "its topic is empty"
+                self._refuse(BadRows(numbers, f"{what}, and the option 'topic' is not set", None), part, None, dead)
+
+    def _ready(
+        self, topic: str, columns: dict[str, pa.Array], numbers: pa.Array | None, dead: list[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        if self._plugins is not None:
+            columns, numbers = self._plugins.apply(
+                topic, columns, numbers, self._limits.partition_counts.get(topic), self._refuser(topic, dead)
+            )
+        columns, numbers = self._without_bad(topic, columns, numbers, dead)
+        if len(columns["value"]):
+            yield pa.RecordBatch.from_pydict(columns)
+
+    def _refuser(self, topic: str, dead: list[pa.RecordBatch]) -> Refuse:
+        def refuse(numbers: pa.Array, reason: str, columns: dict[str, pa.Array]) -> None:
+            self._refuse(BadRows(numbers, reason, topic), columns, None, dead)
+
+        return refuse
+
+    def _without_bad(
+        self, topic: str, columns: dict[str, pa.Array], numbers: pa.Array | None, dead: list[pa.RecordBatch]
+    ) -> tuple[dict[str, pa.Array], pa.Array | None]:
+        for find in (_too_large, _wrong_partition):
+            found = find(topic, columns, self._limits)
+            if found is None:
+                continue
+            mask, reason = found
+            bad = pc.indices_nonzero(mask).cast(pa.int64())
+            self._refuse(BadRows(bad if numbers is None else numbers.take(bad), reason, topic), columns, bad, dead)
+            good = pc.indices_nonzero(pc.invert(mask)).cast(pa.int64())
+            columns = {role: column.take(good) for role, column in columns.items()}
+            numbers = good if numbers is None else numbers.take(good)
+        return columns, numbers
+
+    def _refuse(
+        self, bad: BadRows, columns: dict[str, pa.Array], places: pa.Array | None, dead: list[pa.RecordBatch]
+    ) -> None:
+        if self._options.on_bad_row == DEAD_LETTER:
+            part = columns if places is None else {role: column.take(places) for role, column in columns.items()}
+            dead.append(_dead_letters(bad, part, self._limits, self._where, self._first_row))
+            return
+        examples = ", ".join(str(self._first_row + n) for n in bad.rows.slice(0, EXAMPLES_MAX).to_pylist())
+        raise BadRowError(
+            f"{self._where}, row {examples}{', …' if len(bad.rows) > EXAMPLES_MAX else ''}"
+            f"{'' if bad.topic is None else f' to topic {bad.topic!r}'}: {bad.reason}. Nothing of the batch is seen. "
+            "Mend or filter such rows, or set on.bad.row=dead-letter and dead.letter.topic"
+        )
+
+
+Refuse = Callable[[pa.Array, str, dict[str, pa.Array]], None]
+PLUGIN_OPTIONS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
+
+
+def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> dict[str, pa.Array]:
+    found = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        role = name.lower()
+        if role in ROLES and not (role == "headers" and not options.include_headers):
+            found[role] = column
+    topics = found.get("topic")
+    if topics is not None and not pa.types.is_string(topics.type):
+        found["topic"] = topics.cast(pa.string())
+    return found
+
+
+def _too_large(topic: str, columns: dict[str, pa.Array], limits: Limits) -> tuple[pa.Array, str] | None:
+    limit = limits.record_bytes_max - HEADER_BYTES - RECORD_OVERHEAD_BYTES_MAX
+    parts = [columns[role] for role in ("key", "value", "headers") if role in columns]
+    if sum(part.nbytes for part in parts) <= limit:
+        return None
+    sizes = _sizes(columns["value"])
+    if "key" in columns:
+        sizes = pc.add(sizes, _sizes(columns["key"]))
+    if "headers" in columns:
+        sizes = pc.add(sizes, _header_sizes(columns["headers"]))
+    mask = pc.greater(sizes, limit)
+    largest = pc.max(sizes).as_py()
+    if largest is None or largest <= limit:
+        return None
+    return mask, (
+        f"it has {largest} bytes of key, value and headers, and kafka.max.request.size allows "
+        f"{limits.record_bytes_max} with all that belongs to a request"
+    )
+
+
+def _sizes(column: pa.Array) -> pa.Array:
+    if pa.types.is_null(column.type):
+        return pa.repeat(pa.scalar(0, pa.int64()), len(column))
+    return pc.fill_null(pc.binary_length(column).cast(pa.int64()), 0)
+
+
+def _header_sizes(column: pa.Array) -> pa.Array:
+    """At most what the headers of each row take."""
+    if pa.types.is_null(column.type):
+        return pa.repeat(pa.scalar(0, pa.int64()), len(column))
+    return pa.array(
+        [
+            sum(10 + len(one["key"].encode()) + len(one["value"] or b"") for one in row) if row else 0
+            for row in column.to_pylist()
+        ],
+        pa.int64(),
+    )
+
+
+def _wrong_partition(topic: str, columns: dict[str, pa.Array], limits: Limits) -> tuple[pa.Array, str] | None:
+    column = columns.get("partition")
+    if column is None or pa.types.is_null(column.type) or not len(column):
+        return None
+    ends = pc.min_max(column).as_py()
+    count = limits.partition_counts.get(topic)
+    if ends["min"] is None or (ends["min"] >= 0 and (count is None or ends["max"] < count)):
+        return None
+    mask = pc.less(column, 0)
+    if count is not None:
+        mask = pc.or_(mask, pc.greater_equal(column, count))
+    has = f"0 to {count - 1}" if count is not None else "0 or more"
+    wrong = ends["min"] if ends["min"] < 0 else ends["max"]
+    return pc.fill_null(mask, False), f"its partition is {wrong}; the topic has {has}"
+
+
+def _dead_letters(
+    bad: BadRows, columns: dict[str, pa.Array], limits: Limits, where: str, first_row: int
+) -> pa.RecordBatch:
+    """Bad rows as records: key and value as they were, as far as they fit, and what was wrong in the headers."""
+    headers = []
+    kept = columns.get("headers")
+    numbers = bad.rows.to_pylist()
+    room = max(0, limits.record_bytes_max // 2)
+    originals = kept.to_pylist() if kept is not None and pa.types.is_list(kept.type) else [None] * len(numbers)
+    for number, own in zip(numbers, originals, strict=True):
+        more = [("headrace.error", bad.reason), ("headrace.where", f"{where}, row {first_row + number}")]
+        if bad.topic is not None:
+            more.append(("headrace.topic", bad.topic))
+        size = sum(len(one["key"]) + len(one["value"] or b"") for one in own or ())
+        row = list(own or ()) if size < room // 2 else []
+        headers.append(row + [{"key": name, "value": text.encode()} for name, text in more])
+    letters: dict[str, Any] = {
+        role: _cut(columns[role], min(room // 2, DEAD_VALUE_BYTES_MAX), room)
+        for role in ("key", "value")
+        if role in columns
+    }
+    letters["headers"] = pa.array(headers, HEADERS_TYPE)
+    return pa.RecordBatch.from_pydict(letters)
+
+
+def _cut(column: pa.Array, cut_bytes: int, bytes_max: int) -> pa.Array:
+    """Values that may be sent stay whole; what is too large is cut. What is no bytes at all is shown as text."""
+    if pa.types.is_null(column.type):
+        return column
+    if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
+        return pa.array(
+            [None if one is None else str(one)[:cut_bytes].encode() for one in column.to_pylist()], pa.binary()
+        )
+    if (pc.max(_sizes(column)).as_py() or 0) < bytes_max // 2:
+        return column.cast(pa.binary())
+    values = column.cast(pa.binary()).to_pylist()
+    return pa.array(
+        [one if one is None or len(one) < bytes_max // 2 else one[:cut_bytes] for one in values], pa.binary()
+    )

@@ -1,0 +1,53 @@
+"""The data source as Spark knows it: a name, and who reads and writes.
+
+Spark builds one of these for every query, batch and task, and imports this module to look for names: it stays small,
+and imports what it needs when it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class HeadraceDataSource(DataSource):
+    """`format("headrace")`: Kafka topics, with the options and columns of Spark's own Kafka source and sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "headrace"
+
+    def schema(self) -> StructType | str:
+        from headrace.spark.source_options import schema_of
+
+        return schema_of(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from headrace.spark.source import BatchReader
+
+        return BatchReader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from headrace.spark.stream_source import StreamReader
+
+        return StreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from headrace.spark.sink import BatchWriter
+
+        return BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        from headrace.spark.sink import StreamWriter
+
+        return StreamWriter(self.options, schema, overwrite)

@@ -1,0 +1,268 @@
+"""The decision log: which batch of which query is decided, and what still has to be done for it.
+
+    decision topic (one partition, compacted), key (sink, query) → the last decision of that query
+
+A decision is a record like any other, written in the transaction of `sink.id` that also holds the inline rows of the
+batch. So the moment that transaction is committed is the moment the batch is decided: there is no other one.
+
+    DecisionLog.read    the decisions of one sink, as of now: everything that was begun before is waited for
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headrace.client.admin import NewTopic
+from headrace.client.admin.topics import TopicAdmin
+from headrace.client.blocking import BlockingClient, TopicPartition
+from headrace.client.fetcher import Fetcher
+from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
+from headrace.errors import BrokerError, Code
+from headrace.spark.sink_errors import SinkError
+from headrace.spark.sink_options import DECISION_BYTES_MAX
+
+VERSION = 1
+PLAIN_BYTES_MAX = 32 * 1024
+"""Decisions beyond this are compressed: with many tasks and partitions they are long, and all alike."""
+INFLATED_BYTES_MAX = 256 * 1024 * 1024
+SETTLE_MS_MAX = 90_000
+"""How long an open transaction of another sink may keep this one waiting: theirs are over after a minute at most."""
+SETTLE_POLL_MS = 50
+READ_MS_MAX = 60_000
+POLL_MS = 500
+REPLICAS_MAX = 3
+_TOPIC_CONFIGS = {
+    "cleanup.policy": "compact",
+    "max.message.bytes": str(DECISION_BYTES_MAX),
+    # A new record for every batch, and only the last one counts: without small segments nothing would be compacted.
+    "segment.bytes": str(16 * 1024 * 1024),
+    "segment.ms": str(60 * 60 * 1000),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a transaction wrote to one partition. Offsets between `first` and `last` may belong to others."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    count: int
+
+    @property
+    def place(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTransaction:
+    """A task's transaction: written, acknowledged, and left open for the driver to end."""
+
+    id: str
+    producer_id: int
+    epoch: int
+    is_v2: bool
+    """Transactions v2 (KIP-890): ending it gives its id a new epoch."""
+    spans: tuple[Span, ...]
+
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        """Never used twice: every transaction gets an epoch of its own before it begins."""
+        return self.id, self.producer_id, self.epoch
+
+    @property
+    def record_count(self) -> int:
+        return sum(span.count for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A batch is to be seen, whole."""
+
+    sink: str
+    query: str
+    run: str
+    batch: int
+    transactions: tuple[TaskTransaction, ...] = ()
+    inline_rows: int = 0
+    at_ms: int = 0
+    is_finished: bool = False
+    redone: frozenset[str] = field(default_factory=frozenset)
+    """Ids of transactions that had expired and whose rows were written again."""
+
+    def finished(self) -> Decision:
+        return replace(self, is_finished=True)
+
+    def with_redone(self, transaction: TaskTransaction) -> Decision:
+        return replace(self, redone=self.redone | {transaction.id})
+
+    def holds(self, transaction: TaskTransaction) -> bool:
+        return any(own.identity == transaction.identity for own in self.transactions)
+
+    @property
+    def key(self) -> bytes:
+        return decision_key(self.sink, self.query)
+
+    def encode(self) -> bytes:
+        text = json.dumps(
+            {
+                "v": VERSION,
+                "sink": self.sink,
+                "query": self.query,
+                "run": self.run,
+                "batch": self.batch,
+                "state": "finished" if self.is_finished else "decided",
+                "at": self.at_ms,
+                "inline": self.inline_rows,
+                "transactions": [_transaction_json(one) for one in self.transactions],
+                "redone": sorted(self.redone),
+            },
+            separators=(",", ":"),
+        ).encode()
+        return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Decision:
+        try:
+            found = json.loads(data if data[:1] == b"{" else _inflate(data))
+            version = found["v"]
+            if version != VERSION:
+                raise SinkError(
+                    f"a decision of version {version}, and this headrace knows {VERSION}: use the one that wrote it"
+                )
+            return cls(
+                found["sink"],
+                found["query"],
+                found["run"],
+                int(found["batch"]),
+                tuple(_transaction(one) for one in found["transactions"]),
+                int(found["inline"]),
+                int(found["at"]),
+                {"finished": True, "decided": False}[found["state"]],
+                frozenset(found["redone"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
+            raise SinkError(f"this is no decision: {data[:100]!r} ({error!r})") from error
+
+
+def decision_key(sink: str, query: str) -> bytes:
+    return json.dumps([sink, query], separators=(",", ":")).encode()
+
+
+def _inflate(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    text = inflater.decompress(data, INFLATED_BYTES_MAX)
+    if inflater.unconsumed_tail:
+        raise ValueError(f"more than {INFLATED_BYTES_MAX} bytes")
+    return text
+
+
+def _transaction_json(transaction: TaskTransaction) -> dict[str, Any]:
+    spans: defaultdict[str, list[list[int]]] = defaultdict(list)
+    for span in transaction.spans:
+        spans[span.topic].append([span.partition, span.first, span.last, span.count])
+    return {
+        "id": transaction.id,
+        "pid": transaction.producer_id,
+        "epoch": transaction.epoch,
+        "v2": transaction.is_v2,
+        "spans": spans,
+    }
+
+
+def _transaction(found: dict[str, Any]) -> TaskTransaction:
+    spans = tuple(Span(topic, *map(int, row)) for topic, rows in found["spans"].items() for row in rows)
+    return TaskTransaction(found["id"], int(found["pid"]), int(found["epoch"]), bool(found["v2"]), spans)
+
+
+class DecisionLog:
+    """Reads the decision topic, and makes it where there is none."""
+
+    def __init__(self, client: BlockingClient, topic: str) -> None:
+        self._client = client
+        self.topic = topic
+        self._place = TopicPartition(topic, 0)
+
+    def ensure(self) -> None:
+        """Make the topic, unless it is there."""
+        admin = TopicAdmin(self._client)
+        try:
+            found = admin.describe_topics([self.topic])[self.topic]
+        except BrokerError as error:
+            if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            self._create(admin)
+            return
+        if len(found.partitions) != 1:
+            raise SinkError(
+                f"decision.topic {self.topic!r} has {len(found.partitions)} partitions, and decisions need their "
+                "order: it must have one; name another topic"
+            )
+
+    def _create(self, admin: TopicAdmin) -> None:
+        brokers = len(self._client.cluster((), self._client.deadline(), fresh=True).brokers)
+        replicas = min(REPLICAS_MAX, brokers)
+        configs = dict(_TOPIC_CONFIGS)
+        if replicas == REPLICAS_MAX:
+            configs["min.insync.replicas"] = "2"
+        try:
+            admin.create_topics([NewTopic(self.topic, 1, replicas, configs)])
+        except BrokerError as error:
+            if error.code != Code.TOPIC_ALREADY_EXISTS:
+                raise
+
+    def read(self, sink: str) -> dict[str, Decision]:
+        """The last decision of each query of a sink.
+
+        Whatever was begun before this call is waited for, whoever began it: behind an open transaction a committed
+        decision would not be seen, and the batch be taken for undecided.
+        """
+        end = self._settled_end()
+        found: dict[bytes, bytes | None] = {}
+        with Fetcher(self._client, isolation="read_committed", max_wait_ms=POLL_MS) as fetcher:
+            fetcher.assign({self._place: EARLIEST}, until={self._place: end})
+            deadline = self._client.deadline(READ_MS_MAX)
+            while not fetcher.is_finished():
+                for record in fetcher.poll(POLL_MS):
+                    if record.key is not None and _sink_of(record.key) == sink:
+                        found[record.key] = record.value
+                if self._client.clock.monotonic_ms() > deadline:
+                    raise SinkError(
+                        f"the decisions in {self.topic!r} could not be read within {READ_MS_MAX / 1000:g} s: "
+                        f"at offset {fetcher.position(self._place)} of {end}"
+                    )
+        decisions = [Decision.decode(value) for value in found.values() if value is not None]
+        return {decision.query: decision for decision in decisions}
+
+    def _settled_end(self) -> int:
+        """The end of the log, once nothing before it is open any more."""
+        end = self._end(Isolation.READ_UNCOMMITTED)
+        deadline = self._client.deadline(SETTLE_MS_MAX)
+        while (stable := self._end(Isolation.READ_COMMITTED)) < end:
+            if self._client.clock.monotonic_ms() > deadline:
+                raise SinkError(
+                    f"{self.topic!r} has had an open transaction at offset {stable} for {SETTLE_MS_MAX / 1000:g} s: "
+                    "what is decided behind it cannot be seen. Its writer hangs, or transaction.timeout.ms is very "
+                    "long; `kafka-transactions.sh find-hanging` shows it"
+                )
+            time.sleep(SETTLE_POLL_MS / 1000)
+        return end
+
+    def _end(self, isolation: Isolation) -> int:
+        return list_offsets(self._client, {self._place: LATEST}, isolation)[self._place].offset
+
+
+def _sink_of(key: bytes) -> str | None:
+    """Another's record, readable or not, is none of our business."""
+    try:
+        sink, _ = json.loads(key)
+    except (ValueError, TypeError):
+        return None
+    return sink if isinstance(sink, str) else None

@@ -1,0 +1,184 @@
+"""The driver's hand on the decision topic: one transactional producer for a sink.
+
+    open → (fences older drivers) → read → write: rows + decision, one transaction → … → close
+
+Its transactional id is the sink's id, so whoever opens the ledger last is the only one who can write in it. A decision
+is therefore a test and a set in one: what was read after opening still holds when a write succeeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
+
+from headrace.client.blocking import BlockingClient
+from headrace.errors import (
+    AbortableError,
+    BrokerError,
+    Code,
+    ConfigError,
+    FatalTransactionError,
+    HeadraceError,
+    TimedOutError,
+)
+from headrace.producer.producer import Producer
+from headrace.spark.decisions import Decision, DecisionLog
+from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, SinkError
+from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
+
+TRANSACTION_MS = 60_000
+"""For decisions. A driver that dies in the middle of one holds up readers for no longer than this."""
+REDO_TRANSACTION_MS = TRANSACTION_MS_MAX
+"""For writing a whole transaction again, which may take its time."""
+DECISION_SECONDS_MAX = 300.0
+"""How long the answer to a decision is waited for: longer than a broker needs to come back."""
+CLOSE_SECONDS_MAX = 5.0
+CAUSES_MAX = 10
+_REQUEST_SLACK_BYTES = 64 * 1024
+_FENCED = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
+
+Rows = Iterable[tuple[str, pa.RecordBatch]]
+"""Topic and columns: key, value, headers, partition, timestamp."""
+
+
+def _nothing() -> None:
+    pass
+
+
+class Ledger:
+    """Reads and writes the decisions of one sink."""
+
+    def __init__(self, options: SinkOptions, sink: str, client: BlockingClient) -> None:
+        self._options = options
+        self._sink = sink
+        self._log = DecisionLog(client, options.decision_topic)
+        self._producer: Producer | None = None
+
+    def open(self, transaction_ms: int = TRANSACTION_MS) -> None:
+        """Shut out older drivers of this sink; what they had under way is over when this returns.
+
+        Brokers may allow less time for a transaction than is asked for here: then it is what the user gave for tasks.
+        """
+        given_ms = int(self._options.kafka.get("transaction.timeout.ms", transaction_ms))
+        try:
+            self._open(transaction_ms)
+        except ConfigError:
+            if given_ms >= transaction_ms:
+                raise
+            self._open(given_ms)
+
+    def _open(self, transaction_ms: int) -> None:
+        self.close()
+        self._log.ensure()
+        config = self._options.producer_config(self._sink)
+        config["transaction.timeout.ms"] = transaction_ms
+        size = int(str(config.get("max.request.size", 0)))
+        config["max.request.size"] = max(size, DECISION_BYTES_MAX + _REQUEST_SLACK_BYTES)
+        producer = Producer(config)
+        try:
+            producer.init_transactions()
+        except HeadraceError as error:
+            producer.close(0)
+            if _has_code(error, {Code.INVALID_TRANSACTION_TIMEOUT}):
+                raise ConfigError(
+                    f"the brokers do not allow a transaction of {transaction_ms} ms: their "
+                    "transaction.max.timeout.ms is lower. Raise it there"
+                ) from error
+            raise
+        self._producer = producer
+
+    def read(self) -> dict[str, Decision]:
+        """The last decision of each query of the sink. It need not be open for that."""
+        try:
+            return self._log.read(self._sink)
+        except BrokerError as error:
+            if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION and self._producer is None:
+                return {}  # nobody has ever opened a ledger: opening makes the topic
+            raise
+
+    def write(
+        self,
+        decision: Decision,
+        rows: Rows = (),
+        *,
+        is_erased: bool = False,
+        on_rows: Callable[[], None] = _nothing,
+        on_written: Callable[[], None] = _nothing,
+    ) -> None:
+        """Rows and decision in one transaction; `is_erased` stores that there is nothing to remember.
+
+        NotDecidedError: it is certain that nothing was stored. FencedError, InDoubtError: only the log can tell.
+        """
+        producer = self._producer
+        if producer is None:
+            raise SinkError("the ledger is not open")
+        try:
+            producer.begin_transaction()
+            for topic, columns in rows:
+                producer.send_arrow(topic, columns)
+            on_rows()
+            producer.send(self._options.decision_topic, None if is_erased else decision.encode(), decision.key)
+            on_written()
+        except BaseException as error:
+            self._abort(producer)
+            if isinstance(error, FatalTransactionError):
+                raise self._fatal(error) from error
+            raise
+        self._commit(producer)
+
+    def _commit(self, producer: Producer) -> None:
+        """From the first EndTxn on, nobody but the coordinator knows: ask until it has answered."""
+        deadline = time.monotonic() + DECISION_SECONDS_MAX
+        while True:
+            try:
+                producer.commit_transaction()
+                return
+            except TimedOutError as error:
+                if time.monotonic() >= deadline:
+                    raise InDoubtError(
+                        f"the decision was sent, and there has been no answer for {DECISION_SECONDS_MAX:g} s: {error}. "
+                        "Start the query again: it reads first what was decided"
+                    ) from error
+            except AbortableError as error:
+                self._abort(producer)
+                if _has_code(error, _FENCED):  # a partition may know of the new driver before the coordinator is asked
+                    raise self._fenced() from error
+                raise NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}") from error
+            except FatalTransactionError as error:
+                raise self._fatal(error) from error
+
+    def _fatal(self, error: FatalTransactionError) -> SinkError:
+        if _has_code(error, _FENCED):
+            return self._fenced()
+        return InDoubtError(f"the decision of sink {self._sink!r} failed, and may be stored all the same: {error}")
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"another driver has taken over sink.id {self._sink!r}: a restarted query, or a second query with the same "
+            "sink.id. If this is the old one, let it end; if both are meant to run, give each its own sink.id"
+        )
+
+    def _abort(self, producer: Producer) -> None:
+        """The error that led here is the one to be told; an open transaction would end by itself in a minute."""
+        with contextlib.suppress(HeadraceError):
+            producer.abort_transaction()
+
+    def close(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close(CLOSE_SECONDS_MAX)
+
+
+def _has_code(error: BaseException, codes: Iterable[int]) -> bool:
+    wanted = frozenset(codes)
+    cause: BaseException | None = error
+    for _ in range(CAUSES_MAX):
+        if cause is None:
+            break
+        if isinstance(cause, BrokerError) and cause.code in wanted:
+            return True
+        cause = cause.__cause__
+    return False

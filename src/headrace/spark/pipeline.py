@@ -1,0 +1,359 @@
+"""A pipeline: read, some SQL, write exactly once; as a stream or as a batch.
+
+    spec → check (options) → plan: source → view → step → view → … → DataFrame → run: start, watch, stop → Totals
+
+Nothing is kept by a Pipeline but its spec: how far a stream is, is in the checkpoint, and what a sink has decided, in
+its decision topic. To resume is to run the same pipeline again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headrace.errors import ConfigError
+from headrace.spark.pipeline_file import parse_pipeline, read_pipeline
+from headrace.spark.pipeline_spec import (
+    AVAILABLE_NOW,
+    FORMAT,
+    INTERVAL,
+    SOURCE_VIEW,
+    PipelineSpec,
+    problems_of,
+)
+from headrace.spark.progress import (
+    BatchProgress,
+    ProgressWatch,
+    Reporter,
+    Silence,
+    Started,
+    Tasks,
+    Totals,
+    running_tasks,
+)
+from headrace.spark.spark_errors import SparkError, explain
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
+POLL_SECONDS = 0.1
+CANCEL_SECONDS_MAX = 30.0
+"""How long the thread that watches a batch may take to end."""
+
+
+class View(NamedTuple):
+    """A name of the pipeline and its columns: `id` → `bigint`."""
+
+    name: str
+    columns: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name} {kind}' for name, kind in self.columns.items())})"
+
+
+class Pipeline:
+    """Source → SQL steps → sink."""
+
+    def __init__(self, spec: PipelineSpec) -> None:
+        if problems := problems_of(spec):
+            raise ConfigError("\n".join(f"[{table}] {problem}" for table, problem in problems))
+        self.spec = spec
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        overrides: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Pipeline:
+        """The pipeline in a TOML file; overrides are texts `table.key=value`. docs/pipeline.md has the format."""
+        return cls(read_pipeline(path, overrides, environment))
+
+    @classmethod
+    def from_toml(
+        cls, text: str, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> Pipeline:
+        """The same from a text."""
+        return cls(parse_pipeline(text, "pipeline", overrides, os.environ if environment is None else environment))
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.spec.to_json()})"
+
+    # -- planning ------------------------------------------------------------------------------
+
+    def session(self, **arguments: Any) -> SparkSession:
+        """A session with the settings of this pipeline."""
+        from headrace.spark.local_session import session
+
+        return session(self.spec.name, self.spec.spark.master, self.spec.spark.config, **arguments)
+
+    def check(self, spark: SparkSession) -> list[View]:
+        """Let Spark plan it, and check what the sink would get. Nothing is read or written, no broker is asked."""
+        frame, views = self._planned(spark, self.spec.is_stream)
+        self._check_sink(frame)
+        return views
+
+    def dataframe(self, spark: SparkSession, *, stream: bool | None = None) -> DataFrame:
+        """What the sink gets; `stream=False` reads a stream's source as a batch, from its beginning to its end."""
+        return self._planned(spark, self.spec.is_stream if stream is None else stream)[0]
+
+    def _planned(self, spark: SparkSession, is_stream: bool) -> tuple[DataFrame, list[View]]:
+        spec = self.spec
+        made: list[str] = []
+        with _removed_views(spark, made):
+            with _told(f"{spec.at('source')}the source ({spec.source.format}) cannot be read"):
+                frame = _loaded(spark.readStream if is_stream else spark.read, spec, is_stream)
+                views = [_view(spark, SOURCE_VIEW, frame, made)]
+            for number, step in enumerate(spec.steps):
+                seen = "; ".join(map(str, views))
+                with _told(f"{spec.at(f'steps.{number}')}step {step.name!r} makes no sense", f" (it sees {seen})"):
+                    frame = spark.sql(step.sql)
+                    views.append(_view(spark, step.name, frame, made))
+            return frame, views
+
+    def _check_sink(self, frame: DataFrame) -> None:
+        if self.spec.sink.format != FORMAT:
+            return
+        from headrace.spark.columns import check_schema
+        from headrace.spark.sink_options import SinkOptions
+
+        options = SinkOptions.parse(self.spec.sink.options, is_stream=self.spec.is_stream)
+        with _told(f"{self.spec.at('sink')}the sink cannot take these columns"):
+            check_schema(frame.schema, options)
+
+    # -- running -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        reporter: Reporter | None = None,
+        stop: threading.Event | None = None,
+    ) -> Totals:
+        """Run it to its end, or until `stop` is set: a stream then finishes the batch at hand, a batch is given up."""
+        spark, reporter, stop = spark or self.session(), reporter or Silence(), stop or threading.Event()
+        self.check(spark)
+        if stop.is_set():
+            reporter.finished(totals := Totals(stopped="stopped"))
+            return totals
+        return (self._run_stream if self.spec.is_stream else self._run_batch)(spark, reporter, stop)
+
+    def start(self, spark: SparkSession) -> StreamingQuery:
+        """Start the stream and leave it to itself."""
+        if not self.spec.is_stream:
+            raise ConfigError(
+                f"{self.spec.at('trigger')}the trigger is batch, which cannot be started as a stream: run()"
+            )
+        sink, trigger = self.spec.sink, self.spec.trigger
+        writer = self.dataframe(spark).writeStream.format(sink.format).outputMode(sink.mode).queryName(self.spec.name)
+        writer = writer.options(**sink.options)
+        if sink.checkpoint is not None:
+            writer = writer.option("checkpointLocation", sink.checkpoint)
+        if sink.partition_by:
+            writer = writer.partitionBy(*sink.partition_by)
+        with _told(f"{self.spec.at('sink')}the stream does not start"):
+            if trigger.mode == INTERVAL:
+                writer = writer.trigger(processingTime=trigger.interval or "0 seconds")
+            elif trigger.mode == AVAILABLE_NOW:
+                writer = writer.trigger(availableNow=True)
+            else:
+                writer = writer.trigger(once=True)
+            return writer.start(sink.path) if sink.path is not None else writer.start()
+
+    def _run_stream(self, spark: SparkSession, reporter: Reporter, stop: threading.Event) -> Totals:
+        checkpoint = self.spec.sink.checkpoint
+        resumes_after = None if checkpoint is None else last_committed(spark, checkpoint)
+        reporter.started(Started(self.spec.name, True, _master(spark), checkpoint, resumes_after))
+        totals = Totals()
+        query = self.start(spark)
+        try:
+            self._watch(spark, query, reporter, stop, totals)
+        finally:
+            if query.isActive:
+                query.stop()
+        # A query that is stopped in its first steps may call that an error.
+        if totals.stopped is None and (error := query.exception()) is not None:
+            raise SparkError(f"the stream has failed{_after(totals)}: {explain(error)}") from error
+        totals.end()
+        reporter.finished(totals)
+        return totals
+
+    def _watch(
+        self, spark: SparkSession, query: StreamingQuery, reporter: Reporter, stop: threading.Event, totals: Totals
+    ) -> None:
+        watch = ProgressWatch(query)
+        ending = False
+        while True:
+            is_active = query.isActive  # asked first, or the last batch could be missed
+            was_idle = not query.status["isTriggerActive"]
+            batches = 0
+            for batch in watch.new():
+                batches += 1
+                totals.add(batch)
+                reporter.batch(batch, totals)
+            if not is_active:
+                return
+            if ending and (batches or was_idle):
+                query.stop()
+                totals.stopped = "stopped"
+                return
+            ending = stop.is_set()
+            if reporter.wants_tasks:
+                reporter.tasks(running_tasks(spark.sparkContext), totals)
+            if ending:
+                time.sleep(POLL_SECONDS)
+            else:
+                stop.wait(POLL_SECONDS)
+
+    def _run_batch(self, spark: SparkSession, reporter: Reporter, stop: threading.Event) -> Totals:
+        from pyspark.sql import Observation
+        from pyspark.sql.functions import count, lit
+
+        sink = self.spec.sink
+        reporter.started(Started(self.spec.name, False, _master(spark)))
+        totals = Totals()
+        observed = Observation()
+        frame = self.dataframe(spark).observe(observed, count(lit(1)).alias("rows"))
+        writer = frame.write.format(sink.format).mode(sink.mode).options(**sink.options)
+        if sink.partition_by:
+            writer = writer.partitionBy(*sink.partition_by)
+        with _cancelled_if(stop, spark, lambda tasks: reporter.tasks(tasks, totals), reporter.wants_tasks):
+            try:
+                with _told(f"{self.spec.at('sink')}the batch has failed"):
+                    writer.save(sink.path)
+            except SparkError:
+                if not stop.is_set():
+                    raise
+                totals.stopped = "cancelled"
+        if totals.stopped is None:
+            duration_ms = int(totals.seconds * 1000)
+            rows = int(observed.get["rows"])
+            rate = rows / totals.seconds if totals.seconds else 0.0
+            totals.add(BatchProgress(0, rows, rate, duration_ms, duration_ms, 0, rows_out=rows))
+        totals.end()
+        reporter.finished(totals)
+        return totals
+
+
+@contextmanager
+def _cancelled_if(
+    stop: threading.Event, spark: SparkSession, show: Callable[[Tasks], None], wants_tasks: bool
+) -> Iterator[None]:
+    """Watch the jobs of the block from another thread, and cancel them if `stop` is set.
+
+    The block stays in the caller's thread: only there is its session the active one, by which Spark finds our format.
+    """
+    context, tag, over = spark.sparkContext, f"headrace-pipeline-{uuid.uuid4()}", threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_SECONDS):
+            if stop.is_set():
+                context.cancelJobsWithTag(tag)  # again and again: another job may have begun meanwhile
+            elif wants_tasks:
+                show(running_tasks(context))
+
+    watcher = threading.Thread(target=watch, name="headrace-pipeline", daemon=True)
+    context.addJobTag(tag)
+    context.setInterruptOnCancel(True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join(CANCEL_SECONDS_MAX)
+        context.setInterruptOnCancel(False)
+        context.removeJobTag(tag)
+
+
+def last_committed(spark: SparkSession, checkpoint: str) -> int | None:
+    """The last batch committed under a checkpoint; -1 if it was used, but none is committed; None if it is new."""
+    jvm, context = spark._jvm, spark.sparkContext
+    assert jvm is not None
+    path = jvm.org.apache.hadoop.fs.Path(checkpoint)
+    try:
+        files = path.getFileSystem(context._jsc.hadoopConfiguration())
+        if not files.exists(jvm.org.apache.hadoop.fs.Path(path, "metadata")):
+            return None
+        commits = jvm.org.apache.hadoop.fs.Path(path, "commits")
+        if not files.exists(commits):
+            return -1
+        names = [status.getPath().getName() for status in files.listStatus(commits)]
+    except Exception as error:
+        raise SparkError(f"the checkpoint {checkpoint} cannot be read: {explain(error)}") from error
+    return max((int(name.split(".")[0]) for name in names if name.split(".")[0].isdecimal()), default=-1)
+
+
+def _loaded(reader: DataFrameReader | DataStreamReader, spec: PipelineSpec, is_stream: bool) -> DataFrame:
+    source = spec.source
+    reader = reader.format(source.format).options(**source.options)
+    if source.schema is not None:
+        reader = reader.schema(_schema(source.schema))
+    if source.format == FORMAT and spec.is_stream and not is_stream:
+        # A batch of a stream's source: all of it. A stream may begin at the end, a batch may not.
+        given = {name.lower() for name in source.options}
+        if source.options.get("startingOffsets", "latest") == "latest" and "startingtimestamp" not in given:
+            reader = reader.option("startingOffsets", "earliest")
+    return reader.load() if source.path is None else reader.load(source.path)
+
+
+def _schema(text: str) -> Any:
+    """DDL as it is; JSON as a type."""
+    if not text.lstrip().startswith("{"):
+        return text
+    import json
+
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(text))
+
+
+def _view(spark: SparkSession, name: str, frame: DataFrame, made: list[str]) -> View:
+    """Give a DataFrame a name that SQL knows."""
+    if spark.catalog.tableExists(name):
+        raise ConfigError(f"this session has a table or view {name!r} already: rename one of them")
+    frame.createTempView(name)
+    made.append(name)
+    return View(name, {field.name: field.dataType.simpleString() for field in frame.schema.fields})
+
+
+@contextmanager
+def _removed_views(spark: SparkSession, names: Sequence[str]) -> Iterator[None]:
+    """Names are for planning only: what was planned with them goes on without, and a session is left as it was."""
+    try:
+        yield
+    finally:
+        for name in names:
+            spark.catalog.dropTempView(name)
+
+
+@contextmanager
+def _told(beginning: str, end: str = "") -> Iterator[None]:
+    """Turn Spark's errors into a paragraph that begins with what was tried, and where it is asked for."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{beginning}: {error}{end}") from error
+    except Exception as error:
+        raise SparkError(f"{beginning}: {explain(error)}{_remedy(error)}{end}") from error
+
+
+def _remedy(error: Exception) -> str:
+    text = str(error)
+    if "Schema must be specified" in text or "schema must be specified" in text:
+        return '; set schema in [source], as "id BIGINT, name STRING"'
+    return ""
+
+
+def _master(spark: SparkSession) -> str:
+    return spark.sparkContext.master or ""
+
+
+def _after(totals: Totals) -> str:
+    return "" if totals.last_batch is None else f" after batch {totals.last_batch}"

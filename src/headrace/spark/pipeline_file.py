@@ -1,0 +1,286 @@
+"""A pipeline file: TOML in, PipelineSpec out, and everything that is wrong with it said at once, with its line.
+
+    text → tables → -X overrides → ${VARIABLES} → checks of every table → PipelineSpec → checks of the whole
+
+What a file says is only ever a value: variables are put into texts after parsing, so none can add a key.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+from headrace.config import Config
+from headrace.errors import ConfigError
+from headrace.spark.pipeline_spec import (
+    OPEN_TABLES,
+    TABLES,
+    Named,
+    PipelineSpec,
+    Sink,
+    Source,
+    SparkSettings,
+    Step,
+    Trigger,
+    problems_of,
+)
+from headrace.spark.toml_lines import Path, TomlLines
+
+FILE_BYTES_MAX = 1024 * 1024
+NEAR_MIN = 0.6
+FOLDER_VARIABLE = "PIPELINE_DIR"
+"""Stands for the folder of the file; other relative paths are Spark's to resolve, which takes the working directory."""
+
+_VARIABLE = re.compile(
+    r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\$\{(?P<other>[^}]*)\}?"
+)
+_REQUIRED = {"source": ("format",), "sink": ("format",), "steps": ("name", "sql")}
+
+
+def read_pipeline(
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> PipelineSpec:
+    """The pipeline in a file. Overrides are texts `table.key=value`, and count more than the file."""
+    place = FilePath(path)
+    try:
+        data = place.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the pipeline {place}: {error.strerror}") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{place} has {len(data)} bytes; a pipeline file may have {FILE_BYTES_MAX}")
+    try:
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place} is not UTF-8: {error.reason} at byte {error.start}") from error
+    variables = {FOLDER_VARIABLE: str(place.parent.absolute()), **(os.environ if environment is None else environment)}
+    return parse_pipeline(text, str(place), overrides, variables)
+
+
+def parse_pipeline(
+    text: str, file: str = "pipeline", overrides: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> PipelineSpec:
+    """The pipeline in a text; `file` is for messages, and names a pipeline that does not name itself."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+    return _Reader(document, TomlLines(text), file, variables or {}).read(overrides)
+
+
+class _Reader:
+    """Goes through a document once, and notes all that is wrong."""
+
+    def __init__(self, document: dict[str, Any], lines: TomlLines, file: str, variables: Mapping[str, str]) -> None:
+        self._document = document
+        self._lines = lines
+        self._file = file
+        self._variables = variables
+        self._overridden: dict[Path, str] = {}  # path → the argument that says so
+        self._problems: list[str] = []
+
+    def read(self, overrides: Sequence[str]) -> PipelineSpec:
+        for argument in overrides:
+            self._override(argument)
+        self._check_names(self._document, {**TABLES}, (), "a pipeline")
+        tables = {name: self._table(name) for name in TABLES if name != "steps"}
+        steps = self._steps()
+        self._raise_if_any()
+        spec = self._spec(tables, steps)
+        self._problems = [f"{spec.at(table)}[{_head(table)}] {problem}" for table, problem in problems_of(spec)]
+        self._raise_if_any()
+        return spec
+
+    def _raise_if_any(self) -> None:
+        if self._problems:
+            raise ConfigError("\n".join(dict.fromkeys(self._problems)))
+
+    def _note(self, path: Path, problem: str) -> None:
+        self._problems.append(f"{self._place(path)}: {problem}")
+
+    def _place(self, path: Path) -> str:
+        for length in range(len(path), 0, -1):
+            if argument := self._overridden.get(path[:length]):
+                return argument
+        line = self._lines.line_of(path)
+        return self._file if line is None else f"{self._file}, line {line}"
+
+    # -- from the command line ---------------------------------------------------------------------
+
+    def _override(self, argument: str) -> None:
+        """Put `table.key=value` into the document. The name of a step stands for the step."""
+        name, equals, value = argument.partition("=")
+        parts = name.strip().split(".")
+        if not equals or len(parts) < 2 or not all(parts):
+            raise ConfigError(f"-X takes table.key=value, not {argument!r}")
+        head, rest = parts[0], parts[1:]
+        path: Path = (head,)
+        if head == "steps":
+            path += (self._step_number(rest[0], argument),)
+            rest = rest[1:]
+        elif rest[0] == OPEN_TABLES.get(head) and len(rest) > 1:
+            path, rest = (head, rest[0]), [".".join(rest[1:])]
+        if len(rest) != 1:
+            raise ConfigError(f"-X {argument}: it takes table.key=value, and {name.strip()!r} is no key of a table")
+        target: Any = self._document
+        for part in path:
+            target = target[part] if isinstance(part, int) else target.setdefault(part, {})
+            if not isinstance(target, dict | list):
+                raise ConfigError(f"-X {argument}: {part!r} is no table in {self._file}")
+        if len(path) == 2 and path[1] == OPEN_TABLES.get(head):
+            _drop_nested(target, rest[0])
+        # A text from the command line is as the shell made it: variables in it are not ours to replace.
+        target[rest[0]] = value.strip().replace("${", "$${")
+        self._overridden[(*path, rest[0])] = f"-X {name.strip()}"
+
+    def _step_number(self, name: str, argument: str) -> int:
+        steps = self._document.get("steps", [])
+        for number, step in enumerate(steps if isinstance(steps, list) else []):
+            if isinstance(step, dict) and step.get("name") == name:
+                return number
+        raise ConfigError(f"-X {argument}: there is no step {name!r} in {self._file}")
+
+    # -- tables --------------------------------------------------------------------------------
+
+    def _table(self, name: str) -> tuple[Config, Named]:
+        found = self._document.get(name, {})
+        if not isinstance(found, dict):
+            self._note((name,), f"{name} is {found!r}; it may be a table, which begins with [{name}]")
+            found = {}
+        inner = OPEN_TABLES.get(name)
+        named = Named(self._named((name, inner), found.get(inner, {}))) if inner else Named()
+        return self._checked(name, (name,), {key: value for key, value in found.items() if key != inner}), named
+
+    def _steps(self) -> list[Config]:
+        found = self._document.get("steps", [])
+        if not isinstance(found, list) or not all(isinstance(step, dict) for step in found):
+            self._note(("steps",), "steps are not tables; each begins with [[steps]]")
+            return []
+        return [self._checked("steps", ("steps", number), step) for number, step in enumerate(found)]
+
+    def _checked(self, name: str, path: Path, found: Mapping[str, Any]) -> Config:
+        options = TABLES[name]
+        head = f"[[{name}]]" if name == "steps" else f"[{name}]"
+        self._check_names(found, {**options, **dict.fromkeys(filter(None, [OPEN_TABLES.get(name)]))}, path, head)
+        values: dict[str, object] = {}
+        for key, option in options.items():
+            if key not in found:
+                continue
+            text = self._substituted((*path, key), found[key], is_sql=key == "sql")
+            try:
+                values[key] = option.parse(text)
+            except ConfigError as error:
+                self._note((*path, key), f"{head} {error}")
+        for key in _REQUIRED.get(name, ()):
+            if key not in found:
+                self._note(path, f"{head} {key} is not set; it may be {options[key].allowed} ({options[key].doc})")
+        return options.resolve(("file", values))
+
+    def _check_names(self, found: Mapping[str, Any], known: Mapping[str, Any], path: Path, where: str) -> None:
+        for name in found:
+            if name in known:
+                continue
+            near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR_MIN)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            inner = OPEN_TABLES.get(str(path[0])) if path else None
+            if inner and not near:
+                hint = f"; options of Spark's go into [{path[0]}.{inner}]"
+            self._note((*path, name), f"there is no {name!r} in {where}{hint} (it has {', '.join(known)})")
+
+    def _named(self, path: Path, found: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+        """Options of Spark's, with `kafka.bootstrap.servers = …` read as the one name that it is meant to be."""
+        if not isinstance(found, dict):
+            self._note(path, f"{path[-1]} is {found!r}; it may be a table, which begins with [{_dotted(path)}]")
+            return
+        for key, value in found.items():
+            name = f"{prefix}{key}"
+            if isinstance(value, dict):
+                yield from self._named((*path, key), value, f"{name}.")
+            elif isinstance(value, bool | int | float | str | datetime.date | datetime.time):
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                yield name, str(self._substituted((*path, key), text))
+            else:
+                self._note((*path, key), f"{name} is {value!r}; it may be a text, a number, true or false")
+
+    # -- variables -----------------------------------------------------------------------------
+
+    def _substituted(self, path: Path, value: Any, is_sql: bool = False) -> Any:
+        """A value with the variables in its texts replaced. In SQL what is not a plain name is left to Spark."""
+        if isinstance(value, list):
+            return [self._substituted(path, item) for item in value]
+        if not isinstance(value, str):
+            return value
+
+        def replaced(found: re.Match[str]) -> str:
+            name = found["name"]
+            if name is None:
+                if found["other"] is None:
+                    return "${"  # $${ stands for itself
+                if not is_sql:
+                    self._note(
+                        path, f"{found[0]!r} is no variable; it may be ${{NAME}} or ${{NAME:-default}}, or $${{…"
+                    )
+                return found[0]
+            if name in self._variables:
+                return self._variables[name]
+            if found["default"] is None:
+                self._note(path, f"the environment has no {name}: set it, or write ${{{name}:-a default}}")
+            return found["default"] or ""
+
+        return _VARIABLE.sub(replaced, value)
+
+    # -- the whole -----------------------------------------------------------------------------
+
+    def _spec(self, tables: Mapping[str, tuple[Config, Named]], steps: Sequence[Config]) -> PipelineSpec:
+        (source, source_options), (sink, sink_options) = tables["source"], tables["sink"]
+        trigger, (spark, spark_config) = tables["trigger"][0], tables["spark"]
+        places: dict[str, Path] = {name: (name,) for name in TABLES}
+        places |= {f"{name}.{inner}": (name, inner) for name, inner in OPEN_TABLES.items()}
+        places |= {f"steps.{number}": ("steps", number, "sql") for number in range(len(steps))}
+        return PipelineSpec(
+            name=tables["pipeline"][0].optional(str, "name") or FilePath(self._file).stem,
+            source=Source(
+                source.of(str, "format"),
+                source.optional(str, "path"),
+                source.optional(str, "schema"),
+                source_options,
+            ),
+            steps=tuple(Step(step.of(str, "name"), step.of(str, "sql")) for step in steps),
+            sink=Sink(
+                sink.of(str, "format"),
+                sink.optional(str, "path"),
+                sink.of(str, "mode"),
+                sink.optional(str, "checkpoint"),
+                sink.of(tuple, "partition_by"),
+                sink_options,
+            ),
+            trigger=Trigger(trigger.of(str, "mode"), trigger.optional(str, "interval")),
+            spark=SparkSettings(spark.of(str, "master"), spark_config),
+            places={name: self._place(path) for name, path in places.items()},
+        )
+
+
+def _drop_nested(table: dict[str, Any], name: str) -> None:
+    """Take away what the file says under a dotted name, however its tables are nested."""
+    head, dot, rest = name.partition(".")
+    while dot:
+        if isinstance(table.get(head), dict):
+            _drop_nested(table[head], rest)
+        more, dot, rest = rest.partition(".")
+        head = f"{head}.{more}"
+    table.pop(name, None)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _head(table: str) -> str:
+    return "[steps]" if table.startswith("steps.") else table

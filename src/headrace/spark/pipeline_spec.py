@@ -1,0 +1,220 @@
+"""What a pipeline is, as plain values: source, steps, sink, trigger, Spark's settings.
+
+    Pipeline file, or Python → PipelineSpec → Pipeline (pipeline.py), which does it
+
+The keys of each table are declared once, with the machinery of all options: their checks, help and docs come from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headrace.config import NotEmpty, OneOf, Option, Options
+from headrace.errors import ConfigError
+
+AVAILABLE_NOW, INTERVAL, ONCE, BATCH = "availableNow", "interval", "once", "batch"
+TriggerMode = Literal["availableNow", "interval", "once", "batch"]
+
+STREAM_MODES = ("append", "complete", "update")
+BATCH_MODES = ("append", "overwrite", "ignore", "error", "errorifexists")
+WITHOUT_CHECKPOINT = ("console", "memory", "noop")
+"""Sinks for a look: whoever writes to them does not mean to go on later."""
+SOURCE_VIEW = "source"
+FORMAT = "headrace"
+
+TABLES: dict[str, Options] = {
+    "pipeline": Options(Option("name", "str", None, "The name of the application and the query.", NotEmpty())),
+    "source": Options(
+        Option("format", "str", None, "headrace, rate, or any format that Spark reads.", NotEmpty(), "high"),
+        Option("path", "str", None, "What to read, for formats that have a path: files, a folder, a pattern."),
+        Option("schema", "str", None, "The columns, as DDL (`id BIGINT, name STRING`) or JSON. File streams need it."),
+    ),
+    "steps": Options(
+        Option("name", "str", None, "The name under which later steps see the result.", NotEmpty(), "high"),
+        Option("sql", "str", None, "A SELECT over `source` and the names of earlier steps.", NotEmpty(), "high"),
+    ),
+    "sink": Options(
+        Option("format", "str", None, "headrace, or any format that Spark writes.", NotEmpty(), "high"),
+        Option("path", "str", None, "Where to write, for formats that have a path."),
+        Option(
+            "mode",
+            "str",
+            "append",
+            f"Of a stream: {', '.join(STREAM_MODES)}; of a batch: {', '.join(BATCH_MODES)}.",
+            OneOf(*dict.fromkeys((*STREAM_MODES, *BATCH_MODES)), ignore_case=True),
+        ),
+        Option("checkpoint", "str", None, "The folder where a stream keeps how far it is.", NotEmpty(), "high"),
+        Option("partition_by", "list", (), "Columns by which files are put into folders."),
+    ),
+    "trigger": Options(
+        Option(
+            "mode",
+            "str",
+            AVAILABLE_NOW,
+            "availableNow: all there is, in batches, then end. interval: go on for ever. once: one batch, then end. "
+            "batch: no stream, one read and one write.",
+            OneOf(AVAILABLE_NOW, INTERVAL, ONCE, BATCH, ignore_case=True),
+            "high",
+        ),
+        Option("interval", "str", None, "With mode = interval: a batch every so often, as `10 seconds`.", NotEmpty()),
+    ),
+    "spark": Options(Option("master", "str", "local[*]", "Anything that Spark takes for a master.", NotEmpty())),
+}
+OPEN_TABLES: dict[str, str] = {"source": "options", "sink": "options", "spark": "config"}
+"""Tables that have a table with names of Spark's in them, which are not ours to know."""
+
+_SECRET_NAME = re.compile(r"password|passwd|secret|token|credential|jaas|access.?key|private.?key|keystore\.key", re.I)
+_SECRET_TEXT = re.compile(r"(?i)((?:password|passwd|pwd|secret|token)=)[^&;,\s]+")
+_USER_INFO = re.compile(r"(//[^/@\s:]+:)[^/@\s]+@")
+_HIDDEN = "[hidden]"
+
+
+def masked(name: str, value: str) -> str:
+    """A value as it may be printed."""
+    if _SECRET_NAME.search(name):
+        return _HIDDEN
+    return _USER_INFO.sub(rf"\1{_HIDDEN}@", _SECRET_TEXT.sub(rf"\1{_HIDDEN}", value))
+
+
+class Named(dict[str, str]):
+    """Options by name, as texts; whatever looks like a secret is not in its repr."""
+
+    def masked(self) -> dict[str, str]:
+        return {name: masked(name, value) for name, value in self.items()}
+
+    def __repr__(self) -> str:
+        return repr(self.masked())
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    format: str
+    path: str | None = None
+    schema: str | None = None
+    options: Mapping[str, str] = field(default_factory=Named)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    name: str
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    format: str
+    path: str | None = None
+    mode: str = "append"
+    checkpoint: str | None = None
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=Named)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    mode: str = AVAILABLE_NOW
+    interval: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    master: str = "local[*]"
+    config: Mapping[str, str] = field(default_factory=Named)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSpec:
+    """A pipeline, checked as far as it can be without Spark."""
+
+    name: str
+    source: Source
+    sink: Sink
+    steps: tuple[Step, ...] = ()
+    trigger: Trigger = field(default_factory=Trigger)
+    spark: SparkSettings = field(default_factory=SparkSettings)
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Table → where it stands, for messages: `sink` → `orders.toml, line 12`."""
+
+    @property
+    def is_stream(self) -> bool:
+        return self.trigger.mode != BATCH
+
+    def at(self, table: str) -> str:
+        """The beginning of a message about a table."""
+        place = self.places.get(table)
+        return f"{place}: " if place else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For people and programs, without secrets."""
+        return {
+            "name": self.name,
+            "source": _shown(
+                format=self.source.format,
+                path=self.source.path and masked("path", self.source.path),
+                schema=self.source.schema,
+                options=Named(self.source.options).masked(),
+            ),
+            "steps": [{"name": step.name, "sql": step.sql} for step in self.steps],
+            "sink": _shown(
+                format=self.sink.format,
+                path=self.sink.path and masked("path", self.sink.path),
+                mode=self.sink.mode,
+                checkpoint=self.sink.checkpoint and masked("checkpoint", self.sink.checkpoint),
+                partition_by=list(self.sink.partition_by),
+                options=Named(self.sink.options).masked(),
+            ),
+            "trigger": _shown(mode=self.trigger.mode, interval=self.trigger.interval),
+            "spark": {"master": self.spark.master, "config": Named(self.spark.config).masked()},
+        }
+
+
+def _shown(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}
+
+
+def problems_of(spec: PipelineSpec) -> list[tuple[str, str]]:
+    """What does not fit together: (table, what is wrong). Spark is not asked."""
+    found: list[tuple[str, str]] = []
+    is_stream, sink, trigger = spec.is_stream, spec.sink, spec.trigger
+    if is_stream and sink.checkpoint is None and sink.format not in WITHOUT_CHECKPOINT:
+        found.append(
+            ("sink", "checkpoint is not set: a stream that is to go on where it stopped needs a folder for it")
+        )
+    if not is_stream and sink.checkpoint is not None:
+        found.append(("sink", 'checkpoint is set, but the trigger is "batch", which keeps none: drop one of them'))
+    allowed = STREAM_MODES if is_stream else BATCH_MODES
+    if sink.mode not in allowed:
+        what = "stream" if is_stream else "batch"
+        found.append(("sink", f"mode is {sink.mode!r}; of a {what} it may be {', '.join(allowed)}"))
+    if trigger.interval is not None and trigger.mode != INTERVAL:
+        found.append(("trigger", f'interval is set, but mode is {trigger.mode!r}: set mode = "interval", or drop it'))
+    if trigger.interval is None and trigger.mode == INTERVAL:
+        found.append(("trigger", 'interval is not set; it may be a time such as "10 seconds" ("0 seconds": no pause)'))
+    names = [step.name for step in spec.steps]
+    for number, name in enumerate(names):
+        if name == SOURCE_VIEW or name in names[:number]:
+            found.append((f"steps.{number}", f"the name {name!r} is taken: every step has one of its own"))
+    found.extend(_option_problems(spec))
+    return found
+
+
+def _option_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
+    """Of the options of our own format, which we can check without Spark."""
+    from headrace.spark import sink_options, source_options
+
+    found: list[tuple[str, str]] = []
+    if spec.source.format == FORMAT:
+        mode = source_options.Mode.STREAM if spec.is_stream else source_options.Mode.BATCH
+        try:
+            source_options.parse(spec.source.options, mode)
+        except ConfigError as error:
+            found.append(("source.options", str(error)))
+    if spec.sink.format == FORMAT:
+        try:
+            sink_options.SinkOptions.parse(spec.sink.options, is_stream=spec.is_stream)
+        except ConfigError as error:
+            found.append(("sink.options", str(error)))
+    return found

@@ -1,0 +1,195 @@
+"""A range of offsets, on an executor, into the columns that Spark wants.
+
+    Fetcher.poll_batches → ArrowDecoder → offset, timestamp, key, value → + topic, partition, timestampType → Spark
+    └──────────────────── on a thread of its own, read_ahead.py ──────────────────────────────┘
+
+No Python object is made for a row. A range ends when the position has passed its last offset, not when so many rows
+have come: markers, aborted transactions and compaction leave gaps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.client.blocking import TopicPartition
+from headrace.client.fetch_data import located
+from headrace.client.fetcher import OFFSET_OUT_OF_RANGE, TOPIC_MAY_COME, Fetcher
+from headrace.errors import BrokerError, TimedOutError, WireError
+from headrace.spark import data_loss
+from headrace.spark.fetchers import FETCHERS
+from headrace.spark.planning import OffsetRange
+from headrace.spark.read_ahead import ReadAhead
+from headrace.wire.columns import HEADERS_TYPE, ArrowDecoder
+from headrace.wire.records import RecordBatch
+
+if TYPE_CHECKING:
+    from headrace.spark.source_options import SourceOptions
+
+BATCH_ROWS = 32 * 1024
+"""Rows of a batch for Spark: fewer cost more messages, more do not fit its caches."""
+BATCH_BYTES = 16 * 1024 * 1024
+"""A batch is also full when its rows take so much."""
+POLL_MS = 500.0
+
+CREATE_TIME, LOG_APPEND_TIME = 0, 1
+
+_TYPES = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": HEADERS_TYPE,
+}
+
+
+def read_range(options: SourceOptions, columns: tuple[str, ...], whole: OffsetRange) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in order."""
+    with ReadAhead(_batches(options, columns, whole)) as batches:
+        yield from batches
+
+
+def _batches(options: SourceOptions, columns: tuple[str, ...], whole: OffsetRange) -> Iterator[pa.RecordBatch]:
+    shape = _Shape(columns, whole)
+    with FETCHERS.taken(options) as fetcher:
+        open_batch: _OpenBatch | None = None
+        fetch = _RangeFetch(options, fetcher, whole)
+        for batch in fetch:
+            time_type = LOG_APPEND_TIME if batch.header.append_time >= 0 else CREATE_TIME
+            if open_batch is not None and (open_batch.is_full or open_batch.time_type != time_type):
+                yield from shape.finished(open_batch)
+                open_batch = None
+            if open_batch is None:
+                open_batch = _OpenBatch.begin(batch, time_type, with_headers=shape.with_headers)
+            open_batch.add(batch, fetch)
+        if open_batch is not None:
+            yield from shape.finished(open_batch)
+
+
+@dataclass(slots=True)
+class _OpenBatch:
+    """Rows on their way into one batch for Spark."""
+
+    decoder: ArrowDecoder
+    time_type: int
+
+    @classmethod
+    def begin(cls, first: RecordBatch, time_type: int, *, with_headers: bool) -> _OpenBatch:
+        row_bytes = first.header.size // max(1, first.header.record_count)
+        hint = min(BATCH_BYTES, BATCH_ROWS * row_bytes)
+        return cls(ArrowDecoder(with_headers=with_headers, bytes_hint=hint), time_type)
+
+    @property
+    def is_full(self) -> bool:
+        return self.decoder.row_count >= BATCH_ROWS or self.decoder.byte_count >= BATCH_BYTES
+
+    def add(self, batch: RecordBatch, fetch: _RangeFetch) -> None:
+        try:
+            self.decoder.add(batch, first_offset=fetch.first_offset, end_offset=fetch.whole.end)
+        except WireError as error:
+            raise located(error, fetch.name, batch.header.base_offset) from None
+
+
+class _RangeFetch:
+    """The encoded batches of a range; the first and the last may reach beyond it."""
+
+    def __init__(self, options: SourceOptions, fetcher: Fetcher, whole: OffsetRange) -> None:
+        self._options = options
+        self._fetcher = fetcher
+        self.whole = whole
+        self.name = TopicPartition(whole.topic, whole.partition)
+        self.first_offset = whole.start
+        """What lies before it in the first batch is not wanted."""
+
+    def __iter__(self) -> Iterator[RecordBatch]:
+        fetcher, name, whole = self._fetcher, self.name, self.whole
+        fetcher.assign({name: whole.start}, {name: whole.end}, check=False)
+        moved_at, position = time.monotonic(), whole.start
+        while not fetcher.is_finished():
+            try:
+                fetched = fetcher.poll_batches(POLL_MS)
+            except BrokerError as error:
+                if error.code != OFFSET_OUT_OF_RANGE and error.code not in TOPIC_MAY_COME:
+                    raise
+                fetched = {}
+                self._lost(error)
+            yield from fetched.get(name, ())
+            now = time.monotonic()
+            if fetcher.position(name) != position:
+                moved_at, position = now, fetcher.position(name)
+            elif (now - moved_at) * 1000 >= self._options.poll_timeout_ms:
+                raise TimedOutError(
+                    f"{whole}: nothing at offset {position} for {self._options.poll_timeout_ms} ms "
+                    f"(kafkaConsumer.pollTimeoutMs); the broker knows of {fetcher.watermarks(name)}"
+                )
+
+    def _lost(self, error: BrokerError) -> None:
+        """Go on where there is something left; unless a loss is not to be borne."""
+        fetcher, name, whole = self._fetcher, self.name, self.whole
+        position, resume, fail = fetcher.position(name), whole.end, self._options.fail_on_data_loss
+        if error.code in TOPIC_MAY_COME:  # it was waited for, and has not come
+            data_loss.report(f"{name} is gone; offsets {position} up to {whole.end} were to be read", fail=fail)
+        else:
+            (earliest,) = fetcher.beginning_offsets([name]).values()
+            (latest,) = fetcher.end_offsets([name]).values()
+            what = f"{name} has offsets from {earliest} up to {latest}; {position} up to {whole.end} were to be read"
+            data_loss.report(what, fail=fail)
+            if position < earliest:
+                resume = min(earliest, whole.end)
+        self.first_offset = resume
+        fetcher.seek(name, resume)
+
+
+class _Shape:
+    """Puts decoded columns in Spark's order, with those that are the same for every row."""
+
+    def __init__(self, columns: tuple[str, ...], whole: OffsetRange) -> None:
+        self._columns = columns
+        self._schema = pa.schema([pa.field(name, _TYPES[name]) for name in columns])
+        self._whole = whole
+        # Of BATCH_ROWS rows or more: a batch takes a slice, which copies nothing.
+        self._same: dict[tuple[str, str | int], pa.Array] = {}
+        self.with_headers = "headers" in columns
+
+    def finished(self, open_batch: _OpenBatch) -> Iterator[pa.RecordBatch]:
+        """The rows collected, if any, in batches of a good size: one record batch of Kafka's may hold very many."""
+        decoded = open_batch.decoder.finish()
+        arrays = [self._column(name, decoded, open_batch.time_type) for name in self._columns]
+        whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        for start in range(0, whole.num_rows, BATCH_ROWS * 2):
+            yield whole.slice(start, BATCH_ROWS * 2)
+
+    def _column(self, name: str, decoded: pa.RecordBatch, time_type: int) -> pa.Array:
+        same: dict[str, str | int] = {
+            "topic": self._whole.topic,
+            "partition": self._whole.partition,
+            "timestampType": time_type,
+        }
+        if name in same:
+            return self._repeated(name, same[name], decoded.num_rows)
+        column = decoded.column(name)
+        if name == "timestamp":
+            return column.cast(_TYPES[name])
+        return _null_where_empty(column) if name == "headers" else column
+
+    def _repeated(self, name: str, value: str | int, rows: int) -> pa.Array:
+        kept = self._same.get((name, value))
+        if kept is None or len(kept) < rows:
+            kept = self._same[name, value] = pa.repeat(pa.scalar(value, _TYPES[name]), max(rows, BATCH_ROWS))
+        return kept.slice(0, rows)
+
+
+def _null_where_empty(headers: pa.ListArray) -> pa.ListArray:
+    """Spark's own source gives null for a record without headers."""
+    some = pc.greater(pc.list_value_length(headers), 0)
+    if pc.all(some).as_py():
+        return headers
+    return pa.ListArray.from_arrays(headers.offsets, headers.values, type=HEADERS_TYPE, mask=pc.invert(some))

@@ -1,0 +1,209 @@
+"""What Spark talks to: a writer for batches, a writer for streams.
+
+    planning (a process for each batch)      options and columns are checked, the topic looked up; the writer is pickled
+    executors                                write → TaskWriter → Report
+    committing (a process for each query)    commit, abort → Committer
+
+Nothing on a writer survives from one of these to the next but what is pickled, so what the driver has to remember is
+kept by this module, for each run of a query.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from headrace.client.admin.topics import TopicAdmin
+from headrace.client.blocking import BlockingClient
+from headrace.errors import BrokerError, Code, HeadraceError
+from headrace.spark.columns import Limits, check_schema
+from headrace.spark.committer import Batch, Committer
+from headrace.spark.failpoints import Failpoints
+from headrace.spark.ledger import Ledger
+from headrace.spark.redo import Redo
+from headrace.spark.sink_errors import PlanError, SinkError
+from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
+from headrace.spark.task_writer import Report, TaskWriter, merged, place_of_task
+from headrace.spark.transactions import Transactions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # Spark 4.0 hands a stream's rows over one by one
+    DataSourceStreamArrowWriter = None  # type: ignore[assignment,misc]
+
+SESSIONS_MAX = 8
+"""Runs of queries that one committing process looks after; Spark gives each query a process of its own."""
+CHECKED_MAX = 64
+_sessions: dict[tuple[str, ...], Committer] = {}
+_limits: dict[str, Limits] = {}
+
+
+def plan(options: SinkOptions, schema: StructType) -> Limits:
+    """All that can be known before anything is written. Brokers are asked once for a process and configuration."""
+    check_schema(schema, options)
+    Failpoints(options.failpoints)
+    key = repr((sorted(options.kafka.items()), options.topic, options.dead_letter_topic, schema.simpleString()))
+    found = _limits.get(key)
+    if found is None:
+        if len(_limits) >= CHECKED_MAX:
+            _limits.clear()
+        found = _limits[key] = _look_up(options)
+    return found
+
+
+def _look_up(options: SinkOptions) -> Limits:
+    topics = [topic for topic in (options.topic, options.dead_letter_topic) if topic is not None]
+    config = options.resolved()
+    limit = config.of(int, "max.request.size")
+    settings = options.client_settings(min(PLAN_MS_MAX, config.of(int, "max.block.ms")))
+    try:
+        with BlockingClient(settings) as client:
+            if not topics:
+                client.cluster((), client.deadline(), fresh=True)
+                return Limits(limit, {})
+            found = TopicAdmin(client).describe_topics(topics)
+    except BrokerError as error:
+        if error.code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION):
+            raise PlanError(f"{error}: create the topic first, or correct its name ({', '.join(topics)})") from error
+        raise
+    except HeadraceError as error:
+        servers = options.kafka["bootstrap.servers"]
+        raise PlanError(
+            f"no answer from kafka.bootstrap.servers={servers!r}: {error}. Does the broker run, and is this "
+            "its address?"
+        ) from error
+    return Limits(limit, {name: len(one.partitions) for name, one in found.items()})
+
+
+def _committer(options: SinkOptions, sink: str, run: str) -> Committer:
+    client = BlockingClient(options.client_settings())
+    return Committer(
+        sink,
+        run,
+        Ledger(options, sink, client),
+        Transactions(client),
+        Redo(client),
+        Failpoints(options.failpoints),
+        on_close=client.close,
+    )
+
+
+def _reports(messages: list[WriterCommitMessage | None]) -> list[Report]:
+    """What tasks have reported; those that failed have not."""
+    return [message for message in messages if isinstance(message, Report)]
+
+
+def _batch(reports: list[Report], number: int, *, is_forgotten: bool = False) -> Batch:
+    places = {(report.place.sink, report.place.query, report.place.run, report.place.batch) for report in reports}
+    if len(places) != 1:
+        raise SinkError(f"the reports of a batch come from different places: {sorted(places)}")
+    ((_, query, _, batch),) = places
+    if batch != number:
+        raise SinkError(f"reports of batch {batch} were given for batch {number}")
+    return Batch(
+        query,
+        number,
+        [report.transaction for report in reports if report.transaction is not None],
+        merged(reports),
+        had_retries=any(report.place.attempt for report in reports),
+        is_forgotten=is_forgotten,
+    )
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write.format("headrace").mode("append").save()`."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise PlanError("a topic cannot be overwritten: use mode('append')")
+        self._options = SinkOptions.parse(options, is_stream=False)
+        self._limits = plan(self._options, schema)
+        self._run = uuid.uuid4().hex
+        write_id = self._options.write_id
+        self._query = f"write:{write_id or self._run}"
+        self._sink = self._options.sink_id or f"headrace-write-{write_id or self._run}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        place = place_of_task(self._sink, self._run, self._query)
+        return TaskWriter(self._options, place, self._limits).write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._finish(messages, is_commit=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._finish(messages, is_commit=False)
+
+    def _finish(self, messages: list[WriterCommitMessage | None], *, is_commit: bool) -> None:
+        reports = _reports(messages)
+        if not self._options.is_exactly_once:
+            return
+        is_forgotten = self._options.write_id is None
+        batch = _batch(reports, 0, is_forgotten=is_forgotten) if reports else Batch(self._query, 0)
+        committer = _committer(self._options, self._sink, self._run)
+        try:
+            if is_commit:
+                committer.commit(batch)
+            else:
+                committer.abort(batch)
+        finally:
+            committer.close()
+
+
+class _StreamWriter:
+    """`df.writeStream.format("headrace").start()`."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise PlanError("a topic cannot be overwritten: use outputMode('append')")
+        self._options = SinkOptions.parse(options, is_stream=True)
+        self._limits = plan(self._options, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        place = place_of_task(self._options.sink_id, None)
+        return TaskWriter(self._options, place, self._limits).write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        reports = _reports(messages)
+        if reports and self._options.is_exactly_once:
+            self._session(reports).commit(_batch(reports, batchId))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        reports = _reports(messages)
+        if reports and self._options.is_exactly_once:
+            self._session(reports).abort(_batch(reports, batchId))
+
+    def _session(self, reports: list[Report]) -> Committer:
+        """The committer of this run. A new run of the same sink begins anew."""
+        place = reports[0].place
+        key = (self._options.kafka["bootstrap.servers"], place.sink, place.run)
+        found = _sessions.get(key)
+        if found is None:
+            for old in [old for old in _sessions if old[:2] == key[:2]]:
+                _sessions.pop(old).close()
+            while len(_sessions) >= SESSIONS_MAX:
+                _sessions.pop(next(iter(_sessions))).close()
+            found = _sessions[key] = _committer(self._options, place.sink, place.run)
+        return found
+
+
+if DataSourceStreamArrowWriter is not None:
+
+    class StreamWriter(_StreamWriter, DataSourceStreamArrowWriter):
+        """`df.writeStream.format("headrace").start()`."""
+
+else:
+
+    class StreamWriter(_StreamWriter):  # type: ignore[no-redef]
+        """What Spark 4.0 is told."""
+
+        def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+            raise PlanError(
+                "streams into headrace need Spark 4.1 or later; on 4.0 write batches, or use foreachBatch with write.id"
+            )

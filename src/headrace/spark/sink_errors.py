@@ -1,0 +1,42 @@
+"""What can go wrong in the sink, as errors that say what to do now.
+
+SinkError
+├── PlanError          wrong columns, an unknown topic, no broker: known before anything is written
+├── BadRowError        a row that can never be sent
+├── NotDecidedError    the batch has no decision: nothing of it will ever be seen; run it again
+├── FencedError        another driver has taken over this sink.id; what it has decided stands
+├── InDoubtError       whether the batch is decided is not known yet: the next start finds out
+└── LostError          a decided batch that can no longer be carried out: its records are gone from the log
+"""
+
+from __future__ import annotations
+
+from headrace.errors import HeadraceError
+
+
+class SinkError(HeadraceError):
+    """The root of the sink's errors."""
+
+
+class PlanError(SinkError):
+    """Known before anything is written."""
+
+
+class BadRowError(SinkError):
+    """A row that can never be sent, and `on.bad.row` is `fail`."""
+
+
+class NotDecidedError(SinkError):
+    """Nothing of the batch will ever be seen. Running it again is safe."""
+
+
+class FencedError(SinkError):
+    """Another driver writes with this sink.id."""
+
+
+class InDoubtError(SinkError):
+    """The decision was sent, and its answer never came. Running the batch again is safe: the decision is read first."""
+
+
+class LostError(SinkError):
+    """A decided batch whose records are gone."""

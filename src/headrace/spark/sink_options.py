@@ -1,0 +1,231 @@
+"""The sink's options: what the user gave to `.option(…)`, checked, in a form that travels to the executors.
+
+Spark's mapping (names in lower case) → SinkOptions.parse → kafka.* for the producer, the rest for the sink
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.client.blocking import ClientSettings
+from headrace.config import Config, Option, Options
+from headrace.config.option import Between, OneOf
+from headrace.errors import ConfigError
+from headrace.producer.plugins import PluginLoader
+from headrace.producer.security import sasl_settings, tls_settings
+from headrace.producer.settings import resolve
+
+EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
+FAIL, DEAD_LETTER = "fail", "dead-letter"
+KAFKA_PREFIX = "kafka."
+DECISION_TOPIC = "headrace-decisions"
+SEPARATOR = "~"
+"""Between the parts of a transactional id. It may not be in sink.id, so that no sink's ids begin like another's."""
+TRANSACTION_MS_MAX = 15 * 60 * 1000
+"""What brokers allow by default (transaction.max.timeout.ms)."""
+PLAN_MS_MAX = 30_000
+INLINE_BYTES_MAX = 256 * 1024
+"""For one task. The driver holds those of all tasks of a batch at once, and a task does not know how many there are."""
+DECISION_BYTES_MAX = 10 * 1024 * 1024
+_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,200}", re.ASCII)
+# The sink's own business: each of these would break a promise, or do nothing.
+_OURS = {
+    "transactional.id": "set sink.id instead",
+    "transaction.two.phase.commit.enable": "leave it unset",
+}
+_PLUGINS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
+
+Delivery = Literal["exactly-once", "at-least-once"]
+CommitMode = Literal["auto", "inline", "parallel"]
+
+SINK_OPTIONS = Options(
+    Option("topic", "str", None, "Where rows go. It wins over the column `topic`.", None, "high"),
+    Option(
+        "delivery",
+        "str",
+        EXACTLY_ONCE,
+        "exactly-once: a batch is seen whole and once by readers of committed records. at-least-once: rows are seen as "
+        "soon as they are written; after a failure some are written again.",
+        OneOf(EXACTLY_ONCE, AT_LEAST_ONCE),
+        "high",
+    ),
+    Option(
+        "sink.id",
+        "str",
+        None,
+        "The name under which this sink's decisions are kept and its older drivers are shut out. By default made from "
+        "the id of the query, which stays with the checkpoint.",
+    ),
+    Option(
+        "write.id",
+        "str",
+        None,
+        "Batch writes only: a second write with the same id delivers nothing, if the first one was decided.",
+    ),
+    Option(
+        "commit.mode",
+        "str",
+        "auto",
+        "inline: rows go to the driver, which writes them in one transaction. parallel: every task writes in a "
+        "transaction of its own. auto: inline as long as a task has little.",
+        OneOf("auto", "inline", "parallel"),
+    ),
+    Option(
+        "commit.inline.bytes.max",
+        "long",
+        INLINE_BYTES_MAX,
+        "The most that one task may send to the driver.",
+        Between(0, 256 * 1024 * 1024),
+    ),
+    Option("decision.topic", "str", DECISION_TOPIC, "The compacted topic that holds the decisions.", None, "low"),
+    Option(
+        "on.bad.row",
+        "str",
+        FAIL,
+        "What becomes of a row that can never be sent (too large, no topic, refused by a serializer): fail the batch, "
+        "or send it to dead.letter.topic in the same commit.",
+        OneOf(FAIL, DEAD_LETTER),
+    ),
+    Option("dead.letter.topic", "str", None, "Where bad rows go with on.bad.row=dead-letter."),
+    Option("includeheaders", "bool", True, "Spark's name: whether the column `headers` is written.", None, "low"),
+    Option(
+        "headrace.failpoints",
+        "str",
+        "",
+        "For tests: where to fail. Without HEADRACE_FAILPOINTS=1 in the environment it is refused.",
+        None,
+        "low",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Plain values only: it is pickled into every task."""
+
+    kafka: dict[str, str] = field(repr=False)  # there are passwords in it
+    topic: str | None = None
+    delivery: str = EXACTLY_ONCE
+    sink_id: str | None = None
+    write_id: str | None = None
+    commit_mode: str = "auto"
+    inline_bytes_max: int = INLINE_BYTES_MAX
+    decision_topic: str = DECISION_TOPIC
+    on_bad_row: str = FAIL
+    dead_letter_topic: str | None = None
+    include_headers: bool = True
+    failpoints: str = ""
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
+        """Check everything that can be checked without a broker."""
+        kafka, ours = {}, {}
+        for name, value in given.items():
+            if name.lower().startswith(KAFKA_PREFIX):
+                kafka[name[len(KAFKA_PREFIX) :].lower()] = value
+            elif name.lower() in SINK_OPTIONS:
+                ours[name.lower()] = value
+            else:
+                _check_unknown(name)
+        config = SINK_OPTIONS.resolve(("argument", ours))
+        options = cls(
+            kafka,
+            topic=_text(config, "topic"),
+            delivery=config.of(str, "delivery"),
+            sink_id=_identifier(config, "sink.id"),
+            write_id=_identifier(config, "write.id"),
+            commit_mode=config.of(str, "commit.mode"),
+            inline_bytes_max=config.of(int, "commit.inline.bytes.max"),
+            decision_topic=config.of(str, "decision.topic"),
+            on_bad_row=config.of(str, "on.bad.row"),
+            dead_letter_topic=_text(config, "dead.letter.topic"),
+            include_headers=config.of(bool, "includeheaders"),
+            failpoints=config.of(str, "headrace.failpoints"),
+        )
+        options._check(is_stream)
+        return options
+
+    def _check(self, is_stream: bool) -> None:
+        if not self.kafka.get("bootstrap.servers", "").strip():
+            raise ConfigError("kafka.bootstrap.servers is not set; it may be host:port, with commas between several")
+        for name, remedy in _OURS.items():
+            if name in self.kafka:
+                raise ConfigError(f"kafka.{name} is the sink's own business: {remedy}")
+        if is_stream and self.write_id is not None:
+            raise ConfigError(
+                "write.id is for batch writes; a stream knows its batches by the checkpoint: leave it out"
+            )
+        if self.delivery == AT_LEAST_ONCE:
+            for name, value in (("sink.id", self.sink_id), ("write.id", self.write_id)):
+                if value is not None:
+                    raise ConfigError(f"{name} is set, but delivery=at-least-once keeps no decisions: drop one of them")
+        if self.on_bad_row == DEAD_LETTER and self.dead_letter_topic is None:
+            raise ConfigError(
+                "on.bad.row is dead-letter, but dead.letter.topic is not set: name the topic for bad rows"
+            )
+        if self.dead_letter_topic is not None and self.on_bad_row != DEAD_LETTER:
+            raise ConfigError("dead.letter.topic is set, but on.bad.row is fail: set on.bad.row=dead-letter")
+        self.resolved()
+
+    @property
+    def is_exactly_once(self) -> bool:
+        return self.delivery == EXACTLY_ONCE
+
+    def resolved(self, transactional_id: str | None = None) -> Config:
+        """The producer's options, checked together."""
+        return resolve(self.producer_config(transactional_id), client_id=self.kafka.get("client.id", "headrace-spark"))
+
+    def producer_config(self, transactional_id: str | None = None) -> dict[str, object]:
+        """What a producer of this sink is made from: the plug-ins have done their work on columns before."""
+        config: dict[str, object] = {name: value for name, value in self.kafka.items() if name not in _PLUGINS}
+        config.setdefault("client.id", "headrace-spark")
+        if self.is_exactly_once:
+            config["enable.idempotence"] = config.get("enable.idempotence", "true")
+            config["transactional.id"] = transactional_id or "headrace-spark"
+            config.setdefault("transaction.timeout.ms", str(TRANSACTION_MS_MAX))
+        return config
+
+    def plugin_config(self) -> Config:
+        """All that was given, for the plug-ins to read."""
+        return resolve(dict(self.kafka))
+
+    def client_settings(self, timeout_ms: float | None = None) -> ClientSettings:
+        """How to reach the cluster, for what asks and waits."""
+        config = self.resolved()
+        request_ms = config.of(int, "request.timeout.ms")
+        return ClientSettings(
+            list(config.of(tuple, "bootstrap.servers")),
+            client_id=config.of(str, "client.id"),
+            timeout_ms=config.of(int, "max.block.ms") if timeout_ms is None else timeout_ms,
+            request_timeout_ms=request_ms,
+            client_dns_lookup=config.of(str, "client.dns.lookup"),
+            tls=tls_settings(config),
+            sasl=sasl_settings(config, PluginLoader(config)),
+        )
+
+
+def _check_unknown(name: str) -> None:
+    """Spark hands over options of its own as well: only what is nearly one of ours is an error."""
+    near = SINK_OPTIONS.suggestion(name.lower())
+    if near:
+        raise ConfigError(f"there is no option {name!r}{near}")
+
+
+def _text(config: Config, name: str) -> str | None:
+    value = config.optional(str, name)
+    if value == "":
+        raise ConfigError(f"{name} is empty; name a topic, or leave it out")
+    return value
+
+
+def _identifier(config: Config, name: str) -> str | None:
+    value = config.optional(str, name)
+    if value is not None and not _ID.fullmatch(value):
+        raise ConfigError(
+            f"{name} is {value!r}; it may be 1 to 200 letters, digits and . _ : @ / + = - (it becomes part of Kafka's "
+            "transactional ids)"
+        )
+    return value

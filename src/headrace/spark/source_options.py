@@ -1,0 +1,296 @@
+"""What a user may say about reading: the options of Spark's own Kafka source, and the columns that come out.
+
+    options of a query → parse → SourceOptions      checked, typed, small enough to travel to executors
+                       → schema_of                  the columns, in the types of Spark's own source
+
+Names arrive in lower case, for Spark does not tell `failOnDataLoss` from `failondataloss`; messages have them as
+documented.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Literal
+
+from headrace.client.offsets import EARLIEST, LATEST
+from headrace.config import Between, Config, NotEmpty, OneOf, Option, Options
+from headrace.errors import ConfigError
+from headrace.spark import consumer_options
+from headrace.spark.offset_specs import End, OffsetSpec, Subscription, parse_offsets, parse_subscription
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger("headrace")
+
+_COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+"""Names and Spark's names of types, in order; `headers` only where they are asked for."""
+_MAY_BE_NULL = frozenset({"key", "value", "headers"})
+
+TYPO_SIMILARITY_MIN = 0.8
+"""An unknown name that is so near to a known one is taken for a slip, not for somebody else's option."""
+
+_OFFSETS = 'a text such as earliest, latest, or JSON such as {"topic":{"0":23,"1":-2}}'
+_TIMES = 'JSON with times in milliseconds such as {"topic":{"0":1700000000000}}'
+
+SOURCE_OPTIONS = Options(
+    Option("subscribe", "str", None, "Topics, with commas between them.", None, "high"),
+    Option("subscribePattern", "str", None, "A regular expression that the whole name of a topic matches."),
+    Option("assign", "str", None, 'Partitions, as JSON: {"topic":[0,1]}.'),
+    Option(
+        "startingOffsets",
+        "str",
+        None,
+        f"Where a new query begins: {_OFFSETS} (-1: latest, -2: earliest). By default latest in a stream, earliest in "
+        "a batch. A stream that has a checkpoint goes on from there.",
+        None,
+        "high",
+    ),
+    Option("endingOffsets", "str", None, f"Where a batch ends: {_OFFSETS} (-1: latest, the default). Batch only."),
+    Option("startingTimestamp", "long", None, "Begin at this time in milliseconds, in every partition.", Between(0)),
+    Option("startingOffsetsByTimestamp", "str", None, f"Begin at times: {_TIMES}."),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        "str",
+        "error",
+        "What to do with a partition that has nothing so late: fail, or begin at its end.",
+        OneOf("error", "latest", ignore_case=True),
+    ),
+    Option(
+        "endingTimestamp", "long", None, "End before this time in milliseconds, everywhere. Batch only.", Between(0)
+    ),
+    Option("endingOffsetsByTimestamp", "str", None, f"End before times: {_TIMES}. Batch only."),
+    Option(
+        "failOnDataLoss",
+        "bool",
+        True,
+        "Fail if rows have gone that were to be read (retention, deleted records, a topic made anew). With false they "
+        "are passed over, with a warning.",
+        None,
+        "high",
+    ),
+    Option("includeHeaders", "bool", False, "Have a column with the headers."),
+    Option("minPartitions", "int", None, "Read with this many tasks at least: long ranges are split.", Between(1)),
+    Option("maxRecordsPerPartition", "long", None, "The most offsets a task reads: long ranges are split.", Between(1)),
+    Option("maxOffsetsPerTrigger", "long", None, "The most offsets of a micro-batch. Stream only.", Between(1)),
+    Option(
+        "minOffsetsPerTrigger",
+        "long",
+        None,
+        "Wait until there are so many, or for maxTriggerDelay. Stream only.",
+        Between(1),
+    ),
+    Option("maxTriggerDelay", "str", "15m", "The longest wait for minOffsetsPerTrigger: 500ms, 30s, 15m, 1h."),
+    Option(
+        "kafkaConsumer.pollTimeoutMs",
+        "long",
+        120_000,
+        "How long a task goes on asking a broker that gives it nothing.",
+        Between(1),
+    ),
+    Option("fetchOffset.numRetries", "int", 3, "How often to ask again for offsets after a failure.", Between(0)),
+    Option("fetchOffset.retryIntervalMs", "long", 10, "How long to wait before that.", Between(0)),
+    Option(
+        "groupIdPrefix",
+        "str",
+        None,
+        "Taken as client.id where neither kafka.client.id nor kafka.group.id is set: nothing here joins a group.",
+    ),
+    Option(
+        "commit.offsets.group.id",
+        "str",
+        None,
+        "A group to which the offsets of every finished micro-batch are committed, for tools that show lag. The "
+        "checkpoint stays what counts. Stream only.",
+        NotEmpty(),
+    ),
+)
+
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commit.offsets.group.id")
+_BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+_KNOWN = {name.lower(): name for name in SOURCE_OPTIONS}
+
+_TIME = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?", re.ASCII)
+_MS_OF_UNIT = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Mode(Enum):
+    ANY = auto()  # not known yet
+    BATCH = auto()
+    STREAM = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of a query, checked."""
+
+    subscription: Subscription
+    starting: OffsetSpec
+    ending: OffsetSpec
+    without_match: Literal["error", "latest"]
+    """What to do about a starting time that no record has reached."""
+    fail_on_data_loss: bool
+    include_headers: bool
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: float
+    poll_timeout_ms: int
+    fetch_retries: int
+    fetch_retry_interval_ms: int
+    commit_group_id: str | None
+    client_id: str
+    kafka: Mapping[str, str]
+    """Options of the consumer as they were given, without `kafka.`: they may hold passwords, so no repr of them."""
+
+    def __repr__(self) -> str:
+        return f"SourceOptions({self.subscription}, starting {self.starting}, ending {self.ending})"
+
+
+def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
+    """Check all that can be checked without a broker."""
+    given, kafka = _sorted_out(options)
+    config = SOURCE_OPTIONS.resolve(("argument", given))
+    consumer = consumer_options.resolve(kafka)
+    _check_mode(config, mode)
+    min_offsets = config.optional(int, "minOffsetsPerTrigger")
+    max_offsets = config.optional(int, "maxOffsetsPerTrigger")
+    if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+        raise ConfigError(
+            f"minOffsetsPerTrigger is {min_offsets}; it may be at most maxOffsetsPerTrigger, which is {max_offsets}"
+        )
+    strategy = config.of(str, "startingOffsetsByTimestampStrategy")
+    return SourceOptions(
+        subscription=parse_subscription(config),
+        starting=_starting(config, mode),
+        ending=parse_offsets(config, End.ENDING, LATEST),
+        without_match="latest" if strategy == "latest" else "error",
+        fail_on_data_loss=config.of(bool, "failOnDataLoss"),
+        include_headers=config.of(bool, "includeHeaders"),
+        min_partitions=config.optional(int, "minPartitions"),
+        max_records_per_partition=config.optional(int, "maxRecordsPerPartition"),
+        max_offsets_per_trigger=max_offsets,
+        min_offsets_per_trigger=min_offsets,
+        max_trigger_delay_ms=_milliseconds("maxTriggerDelay", config.of(str, "maxTriggerDelay")),
+        poll_timeout_ms=config.of(int, "kafkaConsumer.pollTimeoutMs"),
+        fetch_retries=config.of(int, "fetchOffset.numRetries"),
+        fetch_retry_interval_ms=config.of(int, "fetchOffset.retryIntervalMs"),
+        commit_group_id=config.optional(str, "commit.offsets.group.id"),
+        client_id=_client_id(config, consumer),
+        kafka=kafka,
+    )
+
+
+def warn_of_no_effect(options: Mapping[str, str], mode: Mode) -> None:
+    """Log which options change nothing in this query."""
+    given, kafka = _sorted_out(options)
+    if mode is Mode.BATCH:
+        for name in _STREAM_ONLY:
+            if name in given:
+                log.warning("option %s has no effect in a batch query", name)
+    consumer_options.warn_of_no_effect(consumer_options.resolve(kafka))
+
+
+def schema_of(options: Mapping[str, str]) -> StructType:
+    """The columns. What is wrong with the options is said here, that is when a DataFrame is made."""
+    with_headers = parse(options, Mode.ANY).include_headers
+    return schema([name for name in _COLUMNS if with_headers or name != "headers"])
+
+
+def schema(columns: Iterable[str]) -> StructType:
+    """These columns, in Spark's types."""
+    from pyspark.sql import types
+
+    header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
+    kinds = {
+        "binary": types.BinaryType(),
+        "string": types.StringType(),
+        "int": types.IntegerType(),
+        "bigint": types.LongType(),
+        "timestamp": types.TimestampType(),
+        "array<struct<key:string,value:binary>>": types.ArrayType(header),
+    }
+    return types.StructType([types.StructField(name, kinds[_COLUMNS[name]]) for name in columns])
+
+
+def check_columns(schema: StructType) -> tuple[str, ...]:
+    """The columns of a schema. A user may give one to have only some of the columns: the rest is then not sent."""
+    for field in schema.fields:
+        expected = _COLUMNS.get(field.name)
+        if expected is None:
+            raise ConfigError(f"the schema has a column {field.name!r}; the source has {', '.join(_COLUMNS)}")
+        if field.dataType.simpleString() != expected:
+            raise ConfigError(
+                f"the schema has column {field.name} as {field.dataType.simpleString()}; the source gives {expected}: "
+                "leave the schema out, and cast"
+            )
+        if not field.nullable and field.name in _MAY_BE_NULL:
+            raise ConfigError(f"the schema has column {field.name} as not null, but records may lack it: allow nulls")
+    if not schema.fields:
+        raise ConfigError(f"the schema has no columns; the source has {', '.join(_COLUMNS)}")
+    return tuple(field.name for field in schema.fields)
+
+
+def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Options of the source by their documented names, and those of the consumer without `kafka.`."""
+    given: dict[str, str] = {}
+    kafka: dict[str, str] = {}
+    for key, value in options.items():
+        name = key.lower()
+        if name in _KNOWN:
+            given[_KNOWN[name]] = value
+        elif name.startswith(consumer_options.PREFIX):
+            kafka[name.removeprefix(consumer_options.PREFIX)] = value
+        elif near := difflib.get_close_matches(name, _KNOWN, n=1, cutoff=TYPO_SIMILARITY_MIN):
+            raise ConfigError(f"there is no option {key!r}; did you mean {_KNOWN[near[0]]!r}?")
+        elif name in consumer_options.CONSUMER_OPTIONS:
+            raise ConfigError(f"there is no option {key!r}; did you mean {consumer_options.PREFIX + name!r}?")
+    return given, kafka
+
+
+def _check_mode(config: Config, mode: Mode) -> None:
+    if mode is Mode.STREAM:
+        for name in _BATCH_ONLY:
+            if config.given(name):
+                raise ConfigError(f"{name} is {config[name]!r}, but a stream has no end: leave it out")
+
+
+def _starting(config: Config, mode: Mode) -> OffsetSpec:
+    default = LATEST if mode is Mode.STREAM else EARLIEST
+    starting = parse_offsets(config, End.STARTING, default)
+    if mode is Mode.BATCH and starting.is_latest_anywhere:
+        raise ConfigError(
+            f"startingOffsets is {config['startingOffsets']!r}, but a batch that begins at the end reads nothing; it "
+            "may be earliest, or offsets other than -1"
+        )
+    return starting
+
+
+def _client_id(config: Config, consumer: Config) -> str:
+    for value in (consumer["client.id"], consumer["group.id"], config["groupIdPrefix"]):
+        if value:
+            return str(value)
+    return "headrace-spark-source"
+
+
+def _milliseconds(name: str, text: str) -> float:
+    """A time as Spark writes them; a bare number is milliseconds."""
+    found = _TIME.fullmatch(text.lower())
+    if found is None:
+        raise ConfigError(f"{name} is {text!r}; it may be a number with us, ms, s, m, h or d after it, such as 15m")
+    return int(found[1]) * _MS_OF_UNIT[found[2] or "ms"]

@@ -1,0 +1,245 @@
+"""Reading as a stream: micro-batches, each from where the last one ended.
+
+    initialOffset → latestOffset(start, limit) → partitions(start, end) → reading … → commit(end)
+
+All but `read` runs on the driver, in one process for the whole query. What has to outlive that process is in the
+offsets, which Spark writes to the checkpoint: see planning.Position.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from headrace.client.blocking import TopicPartition
+from headrace.errors import ConfigError, HeadraceError
+from headrace.spark import data_loss
+from headrace.spark.lookup import Lookup
+from headrace.spark.planning import OffsetRange, Offsets, Position, limited, offset_count, split
+from headrace.spark.source import RangePartition, read_partition, within
+from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
+from headrace.spark.stream_api import (
+    HAS_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger("headrace")
+
+NO_LIMIT = ReadAllAvailable()
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans on the driver, and travels to the executors to read there: it connects only when it is asked something."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        # What is raised here Spark buries under an error of its own: it is kept for the first question.
+        self._parsed: SourceOptions | ConfigError
+        self._columns: tuple[str, ...] = ()
+        try:
+            self._parsed = _checked(options)
+            self._columns = check_columns(schema)
+        except ConfigError as error:
+            self._parsed = error
+        self._given = dict(options)
+        # Driver only, all of these.
+        self._lookup: Lookup | None = None
+        self._initial: Position | None = None
+        self._target: Offsets | None = None  # where Trigger.AvailableNow ends
+        self._latest: Offsets | None = None  # as last seen
+        self._triggered_at = time.monotonic()
+        self._told: Offsets | None = None  # the group of commit.offsets.group.id
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the executors, who need no connection of the driver's."""
+        return {**self.__dict__, "_lookup": None, "_given": {}}
+
+    @property
+    def _options(self) -> SourceOptions:
+        if isinstance(self._parsed, ConfigError):
+            raise self._parsed
+        return self._parsed
+
+    # -- where a micro-batch begins and ends ---------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        first, lookup = self._first(), self._asking()
+        bounds = lookup.earliest(first.offsets), lookup.latest(first.offsets)
+        fail = self._options.fail_on_data_loss
+        self._initial = first._replace(offsets=within(self._options.starting, first.offsets, *bounds, fail=fail))
+        return self._initial.to_json()
+
+    def _first(self) -> Position:
+        """Where a query without a checkpoint begins: the same for as long as this process lives."""
+        if self._initial is None:
+            options, lookup = self._options, self._asking()
+            found = lookup.resolve(options.starting, lookup.partitions(), without_match=options.without_match)
+            self._initial = Position(found, initial=True)
+        return self._initial
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit = NO_LIMIT
+    ) -> dict[str, Any]:
+        if start is None:
+            return Position(self._available({}), begin=self._begin_unasked()).to_json()
+        position = Position.of_json(start)
+        if not position.initial:
+            self._tell_group(position.offsets)
+        end = self._limited(position.offsets, self._available(position.offsets, initial=position.initial), limit)
+        if position.initial:
+            return Position(end, begin=position.offsets).to_json()
+        # The very same text tells Spark that there is nothing new.
+        return start if end == position.offsets else Position(end).to_json()
+
+    def _begin_unasked(self) -> Offsets | None:
+        """Spark 4.0 and 4.1 ask for the end first, and do not say where a micro-batch begins.
+
+        It may be the first one: then its beginning, if that is the latest, has to come before its end.
+        """
+        if not self._options.starting.is_latest_anywhere:
+            return None
+        try:
+            return self._first().offsets
+        except ConfigError:
+            return None  # it may also be one after a restart, when starting offsets need not fit any more
+
+    def _available(self, known: Offsets, *, initial: bool = False) -> Offsets:
+        """How far one could read now; what is gone is left out."""
+        if self._target is None:
+            lookup = self._asking()
+            found = lookup.find()
+            self._latest = available = lookup.latest(found.partitions, known)
+        else:
+            if initial:
+                # The beginning was looked up after the end, and may lie behind it, or in a partition newer than it.
+                self._target = self._target | {tp: max(at, self._target.get(tp, 0)) for tp, at in known.items()}
+            available = self._target
+        for tp in sorted(known.keys() - available.keys()):
+            data_loss.report(
+                f"{tp} is gone; the stream was at offset {known[tp]}", fail=self._options.fail_on_data_loss
+            )
+        return available
+
+    def _limited(self, start: Offsets, available: Offsets, limit: ReadLimit) -> Offsets:
+        """`available`, less what the limit leaves for later; `start` if there is to be no micro-batch yet."""
+        if isinstance(limit, ReadAllAvailable):
+            return available
+        options = self._options
+        begin = {**self._begin_of_new(start, available), **start}
+        least = limit.min_rows if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger
+        # The end of Trigger.AvailableNow would never come if it waited for more.
+        if least is not None and self._target is None and self._is_too_early(offset_count(begin, available), least):
+            return start
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger
+        return available if most is None else limited(begin, available, most)
+
+    def _is_too_early(self, count: int, least: int) -> bool:
+        now = time.monotonic()
+        if count < least and (now - self._triggered_at) * 1000 < self._options.max_trigger_delay_ms:
+            return True
+        self._triggered_at = now
+        return False
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        lookup = self._asking()
+        self._target = self._latest = lookup.latest(lookup.find().partitions)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        return None if self._latest is None else Position(self._latest).to_json()
+
+    # -- what a micro-batch reads --------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        ends = Position.of_json(end)
+        begin = Position.of_json(start).until(ends)
+        lookup, fail = self._asking(), self._options.fail_on_data_loss
+        there = set(lookup.find().partitions)
+        for tp in sorted(ends.offsets.keys() - there):
+            if ends.offsets[tp] > begin.get(tp, 0):
+                what = f"{tp} is gone; offsets {begin.get(tp, 0)} up to {ends.offsets[tp]} were to be read"
+                data_loss.report(what, fail=fail)
+        wanted = sorted(tp for tp in ends.offsets if tp in there)
+        earliest = lookup.earliest(wanted)
+        ranges = [
+            OffsetRange(*tp, self._begin_of_range(tp, begin.get(tp), ends.offsets[tp], earliest[tp]), ends.offsets[tp])
+            for tp in wanted
+            if begin.get(tp) != ends.offsets[tp]
+        ]
+        parts = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
+        return [RangePartition(part) for part in parts]
+
+    def _begin_of_range(self, tp: TopicPartition, begin: int | None, end: int, earliest: int) -> int:
+        """Where to begin, given what is left of the partition."""
+        fail = self._options.fail_on_data_loss
+        if begin is None:
+            if earliest > 0:
+                data_loss.report(f"{tp} is new and begins at offset {earliest} instead of 0", fail=fail)
+            return earliest
+        if begin > end:
+            what = f"{tp} ends at offset {end}, before {begin}, where the stream was: it was made anew or cut"
+            data_loss.report(what, fail=fail)
+            return earliest
+        if begin < earliest:
+            what = f"{tp} begins at offset {earliest}; {begin} up to {end} were to be read"
+            data_loss.report(what, fail=fail)
+        return min(max(begin, earliest), end)
+
+    def _begin_of_new(self, begin: Offsets, available: Offsets) -> Offsets:
+        """Partitions that the stream has not seen yet are read from their beginning."""
+        return self._asking().earliest(sorted(available.keys() - begin.keys()))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, self._columns, partition)
+
+    # -- after a micro-batch -------------------------------------------------------------------
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark says it when it plans the micro-batch after the next; the start of the next one tells earlier."""
+        self._tell_group(Position.of_json(end).offsets)
+
+    def _tell_group(self, done: Offsets) -> None:
+        """Commit offsets for lag tools. The checkpoint has them already: if it fails, that is no reason to stop."""
+        group_id = self._options.commit_group_id
+        if group_id is None or done == self._told:
+            return
+        try:
+            self._asking().commit(group_id, done)
+        except HeadraceError as error:
+            log.warning("offsets were not committed to group %r: %s", group_id, error)
+        self._told = done
+
+    def stop(self) -> None:
+        if self._lookup is not None:
+            self._lookup.close()
+            self._lookup = None
+
+    def _asking(self) -> Lookup:
+        if self._lookup is None:
+            self._lookup = Lookup(self._options)
+            warn_of_no_effect(self._given, Mode.STREAM)
+        return self._lookup
+
+
+def _checked(options: Mapping[str, str]) -> SourceOptions:
+    parsed = parse(options, Mode.STREAM)
+    if not HAS_LIMITS and (parsed.max_offsets_per_trigger, parsed.min_offsets_per_trigger) != (None, None):
+        raise ConfigError("maxOffsetsPerTrigger and minOffsetsPerTrigger need Spark 4.2 or newer: leave them out")
+    return parsed

@@ -1,0 +1,223 @@
+"""A task's part: rows in Arrow columns become records in Kafka, or ride home to the driver.
+
+    batches of columns → ColumnPlan → kept as long as they are few → Report with the rows themselves (inline)
+                                    ↘ a transaction of the task's own → flushed, left open → Report of what is open
+
+The report is all that the driver learns of a task. One that never gets home (a killed worker, a twin that lost) leaves
+an open transaction behind, which no decision holds: it is aborted by the next commit, or by its time-out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from headrace.producer.arrow import ArrowDelivery
+from headrace.producer.producer import Producer
+from headrace.spark import worker
+from headrace.spark.columns import ColumnPlan, Limits, Sending
+from headrace.spark.decisions import Span, TaskTransaction
+from headrace.spark.failpoints import Failpoints
+from headrace.spark.sink_errors import SinkError
+from headrace.spark.sink_options import SinkOptions
+
+UNANSWERED_MAX = 64
+"""Sendings whose answers are not looked at yet."""
+FLUSH_SECONDS_MAX = 900.0
+_QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which task of what this is."""
+
+    sink: str
+    query: str
+    run: str
+    batch: int
+    partition: int
+    attempt: int
+
+    @property
+    def name(self) -> str:
+        return f"batch {self.batch} of query {self.query}, task {self.partition} (attempt {self.attempt})"
+
+
+@dataclass(slots=True)
+class Report(WriterCommitMessage):
+    """What a task has to say."""
+
+    place: Place
+    transaction: TaskTransaction | None = None
+    inline: list[tuple[str, bytes]] = field(default_factory=list)  # topic, Arrow IPC stream
+    row_count: int = 0
+    dead_count: int = 0
+
+
+def place_of_task(sink: str | None, batch_run: str | None, batch_query: str = "") -> Place:
+    """Where a task is, by Spark's word: a stream's tasks have it in their properties; `batch_run` is for the others."""
+    context = TaskContext.get()
+    if context is None:
+        raise SinkError("this is no task of Spark's: there is no task context")
+    partition, attempt = context.partitionId(), context.attemptNumber()
+    if batch_run is not None:
+        assert sink is not None
+        return Place(sink, batch_query, batch_run, 0, partition, attempt)
+    query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
+    run = context.getLocalProperty(_RUN)
+    if not query or batch is None or not run:
+        raise SinkError(
+            f"Spark has not told the task which query and batch it belongs to ({_QUERY}={query!r}, {_BATCH}={batch!r}, "
+            f"{_RUN}={run!r}): without that nothing can be delivered exactly once. Set delivery=at-least-once"
+        )
+    return Place(sink or default_sink(query), query, run, int(batch), partition, attempt)
+
+
+def default_sink(query: str) -> str:
+    return f"headrace-{query}"
+
+
+class TaskWriter:
+    """Writes the rows of one task attempt."""
+
+    def __init__(self, options: SinkOptions, place: Place, limits: Limits) -> None:
+        self._options = options
+        self._place = place
+        self._failpoints = Failpoints(options.failpoints)
+        self._plan = ColumnPlan(options, limits, place.name)
+        self._report = Report(place)
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Report:
+        try:
+            if not self._options.is_exactly_once:
+                self._write_plainly(batches)
+            else:
+                self._write(batches)
+        finally:
+            self._plan.close()
+        self._report.dead_count = self._plan.bad_count
+        return self._report
+
+    def _sendings(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sending]:
+        for batch in batches:
+            self._report.row_count += batch.num_rows
+            if batch.num_rows:
+                yield from self._plan.prepare(batch)
+
+    def _write_plainly(self, batches: Iterator[pa.RecordBatch]) -> None:
+        """At least once: seen as soon as it is written."""
+        with worker.producer_of(self._options) as producer:
+            written = _Written()
+            for sending in self._sendings(batches):
+                written.add(sending.topic, producer.send_arrow(sending.topic, sending.columns))
+            written.finish()
+
+    # -- exactly once ----------------------------------------------------------------------------
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
+        sendings = self._sendings(batches)
+        kept: list[Sending] = []
+        size = 0
+        if self._options.commit_mode != "parallel":
+            for sending in sendings:
+                kept.append(sending)
+                size += sending.columns.nbytes
+                if size > self._options.inline_bytes_max:
+                    break
+            else:
+                self._report.inline = [(one.topic, _to_ipc(one.columns)) for one in kept]
+                return
+            if self._options.commit_mode == "inline":
+                raise SinkError(
+                    f"{self._place.name} has more for the driver than commit.inline.bytes.max "
+                    f"({self._options.inline_bytes_max} bytes): set commit.mode=auto, or make batches smaller"
+                )
+        first = kept or list(_first(sendings))
+        if first:
+            self._write_in_transaction(first, sendings)
+
+    def _write_in_transaction(self, first: list[Sending], rest: Iterator[Sending]) -> None:
+        self._failpoints.reach("task.begin")
+        place = self._place
+        with worker.producer_of(self._options) as producer:
+            identifier = worker.transactional_id(place.sink, place.run, place.batch)
+            worker.begin(producer, identifier)
+            try:
+                written = _Written()
+                for sending in first:
+                    written.add(sending.topic, producer.send_arrow(sending.topic, sending.columns))
+                self._failpoints.reach("task.sent")
+                for sending in rest:
+                    written.add(sending.topic, producer.send_arrow(sending.topic, sending.columns))
+                self._leave_open(producer, identifier, written)
+            except BaseException:
+                worker.abort(producer)
+                raise
+        self._failpoints.reach("task.flushed")
+
+    def _leave_open(self, producer: Producer, identifier: str, written: _Written) -> None:
+        producer.flush(FLUSH_SECONDS_MAX)
+        spans = written.finish()
+        if not spans:
+            worker.abort(producer)
+            return
+        producer_id, epoch, is_v2 = worker.identity(producer)
+        self._report.transaction = TaskTransaction(identifier, producer_id, epoch, is_v2, spans)
+        worker.leave_open(producer)
+
+
+class _Written:
+    """What was sent, and where brokers have put it."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, ArrowDelivery]] = []
+        self._spans: dict[tuple[str, int], list[int]] = {}  # first, last, count
+
+    def add(self, topic: str, delivery: ArrowDelivery) -> None:
+        self._open.append((topic, delivery))
+        if len(self._open) > UNANSWERED_MAX:
+            while self._open and self._open[0][1].done():
+                self._take(*self._open.pop(0))
+
+    def finish(self) -> tuple[Span, ...]:
+        """Waits for all answers; raises the first error there is."""
+        for topic, delivery in self._open:
+            self._take(topic, delivery)
+        self._open.clear()
+        return tuple(Span(*place, *found) for place, found in sorted(self._spans.items()))
+
+    def _take(self, topic: str, delivery: ArrowDelivery) -> None:
+        for partition, ranges in delivery.result(FLUSH_SECONDS_MAX).items():
+            first, last = ranges[0].first, ranges[-1].last
+            count = sum(one.last - one.first + 1 for one in ranges)
+            found = self._spans.setdefault((topic, partition), [first, last, 0])
+            found[0], found[1] = min(found[0], first), max(found[1], last)
+            found[2] += count
+
+
+def _first(sendings: Iterator[Sending]) -> Iterator[Sending]:
+    for sending in sendings:
+        yield sending
+        return
+
+
+def _to_ipc(columns: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, columns.schema) as stream:
+        stream.write_batch(columns)
+    return bytes(sink.getvalue())
+
+
+def from_ipc(data: bytes) -> pa.RecordBatch:
+    """The columns that rode home."""
+    (batch,) = pa.ipc.open_stream(data)
+    return batch
+
+
+def merged(reports: list[Report]) -> list[tuple[str, pa.RecordBatch]]:
+    """The inline rows of all tasks, one after the other."""
+    return [(topic, from_ipc(data)) for report in reports for topic, data in report.inline]

@@ -1,0 +1,191 @@
+"""What a Python worker of Spark keeps between tasks: producers, and transactional ids of its own.
+
+    producer_of → begin, under an id of this worker → the task writes → leave_open: the driver will end it
+
+A transactional id belongs to one worker process: `sink~run~worker~number`. Twins of a task therefore never get into
+each other's way. A worker may have several transactions open at once, one for each task that it has done in a batch; an
+id is used again when its batch is over, so that brokers do not have to remember a new one for every task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from headrace.errors import BrokerError, Code, ConfigError, FatalTransactionError, HeadraceError, IllegalStateError
+from headrace.producer.producer import Producer
+from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH
+from headrace.producer.transaction_state import State
+from headrace.producer.transactions import TransactionManager
+from headrace.spark.sink_options import SEPARATOR, SinkOptions
+
+IDLE_SECONDS_MAX = 60.0
+"""A producer that no task has asked for is closed: threads and connections are not free."""
+CLOSE_SECONDS_MAX = 5.0
+ABORT_MS_MAX = 10_000
+RUNS_MAX = 16
+"""Runs of queries whose ids a worker remembers."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A producer between two tasks."""
+
+    producer: Producer
+    idle_since: float
+
+
+@dataclass(slots=True)
+class _Worker:
+    """The state of this process."""
+
+    pid: int = field(default_factory=os.getpid)
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    kept: dict[tuple[tuple[str, str], ...], _Kept] = field(default_factory=dict)  # Guarded by lock.
+    batches: dict[str, list[int]] = field(default_factory=dict)  # By sink and run: the last batch of each id.
+    closer: threading.Thread | None = None  # Guarded by lock.
+
+
+_worker: _Worker | None = None
+
+
+def _this() -> _Worker:
+    """Spark's daemon forks: what is inherited belongs to the parent."""
+    global _worker
+    if _worker is None or _worker.pid != os.getpid():
+        _worker = _Worker()
+    return _worker
+
+
+def transactional_id(sink: str, run: str, batch: int) -> str:
+    """An id of this worker whose last transaction is over, or a new one."""
+    worker = _this()
+    prefix = f"{sink}{SEPARATOR}{run}"
+    used = worker.batches.setdefault(prefix, [])
+    while len(worker.batches) > RUNS_MAX:
+        del worker.batches[next(iter(worker.batches))]
+    # Spark begins a batch when the one before is committed: what was written in that one is ended.
+    number = next((number for number, last in enumerate(used) if last < batch), len(used))
+    used[number : number + 1] = [batch]
+    return f"{prefix}{SEPARATOR}{worker.name}{SEPARATOR}{number}"
+
+
+@contextlib.contextmanager
+def producer_of(options: SinkOptions) -> Iterator[Producer]:
+    """This worker's producer, for one task at a time. One that failed is not kept."""
+    worker = _this()
+    key = tuple(sorted((name, str(value)) for name, value in options.producer_config().items()))
+    with worker.lock:
+        kept = worker.kept.pop(key, None)
+    producer = Producer(options.producer_config()) if kept is None else kept.producer
+    try:
+        yield producer
+    except BaseException:
+        _close(producer)
+        raise
+    with worker.lock:
+        other = worker.kept.pop(key, None)
+        worker.kept[key] = _Kept(producer, time.monotonic())
+        if worker.closer is None:
+            worker.closer = threading.Thread(target=_close_idle, args=(worker,), name="headrace-idle", daemon=True)
+            worker.closer.start()
+    if other is not None:
+        _close(other.producer)
+
+
+def begin(producer: Producer, identifier: str) -> None:
+    """A new transaction with an epoch of its own, under another id than the last, perhaps."""
+    _retarget(producer, identifier)
+    try:
+        producer.init_transactions()
+    except HeadraceError as error:
+        raise _explained(error, producer) from error
+    producer.begin_transaction()
+
+
+def identity(producer: Producer) -> tuple[int, int, bool]:
+    """Producer id and epoch of the open transaction, and whether it is one of v2 (KIP-890)."""
+    manager = _manager(producer)
+    return manager.producer.producer_id, manager.producer.epoch, manager.v2_enabled
+
+
+def leave_open(producer: Producer) -> None:
+    """The transaction stays open at the broker; the producer has forgotten it, and may be closed or used again."""
+    _retarget(producer, _manager(producer).transactional_id or "")
+
+
+def abort(producer: Producer) -> None:
+    """On the way out of a task that failed. What cannot be aborted now expires, or is aborted by the next run."""
+    with contextlib.suppress(HeadraceError):
+        manager = _manager(producer)
+        if manager.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
+            manager.begin_abort().wait(ABORT_MS_MAX)
+
+
+def _manager(producer: Producer) -> TransactionManager:
+    manager = producer._transactions
+    if manager is None or not manager.is_transactional:
+        raise IllegalStateError("this producer knows no transactions")
+    return manager
+
+
+def _retarget(producer: Producer, identifier: str) -> None:
+    """As if it were made anew with this id, but for its thread, connections and metadata."""
+    manager = _manager(producer)
+    if producer._accumulator.has_incomplete() or manager.request_in_flight is not None:
+        raise IllegalStateError("a transaction can only be left when all of it is answered")
+    with manager.lock:
+        manager.coordinators.pop(("transaction", manager.transactional_id or ""), None)
+        manager.transactional_id = identifier
+        manager.state, manager.last_error = State.UNINITIALIZED, None
+        manager.producer = NO_PRODUCER_ID_AND_EPOCH
+        manager.partitions.clear()
+        manager.transaction_started = False
+        manager._new_partitions.clear()
+        manager._pending_partitions.clear()
+        manager._pending.clear()
+        manager._result = None
+        manager._refusal = None
+        manager.epoch_bump_required = False
+        manager._sequences.clear(is_same_id=False)
+
+
+def _explained(error: HeadraceError, producer: Producer) -> HeadraceError:
+    cause: BaseException | None = error.__cause__ if isinstance(error, FatalTransactionError) else error
+    if isinstance(cause, BrokerError) and cause.code == Code.INVALID_TRANSACTION_TIMEOUT:
+        return ConfigError(
+            f"kafka.transaction.timeout.ms is {producer.settings.transaction_timeout_ms}, and the brokers' "
+            "transaction.max.timeout.ms is lower: set kafka.transaction.timeout.ms to that, or raise it there"
+        )
+    if isinstance(cause, BrokerError) and cause.code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return BrokerError(
+            "the sink may not use its transactional ids: allow Write and Describe on the prefix of sink.id",
+            code=cause.code,
+        )
+    return error
+
+
+def _close(producer: Producer) -> None:
+    with contextlib.suppress(HeadraceError):
+        producer.close(CLOSE_SECONDS_MAX)
+
+
+def _close_idle(worker: _Worker) -> None:
+    while True:
+        time.sleep(IDLE_SECONDS_MAX / 4)
+        with worker.lock:
+            now = time.monotonic()
+            idle = [key for key, kept in worker.kept.items() if now - kept.idle_since > IDLE_SECONDS_MAX]
+            closing = [worker.kept.pop(key).producer for key in idle]
+            if not worker.kept:
+                worker.closer = None
+        for producer in closing:
+            _close(producer)
+        if worker.closer is None:
+            return

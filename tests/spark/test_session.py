@@ -1,0 +1,66 @@
+"""A session that is there already, and one made from nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+import headrace
+from headrace.spark import session
+from headrace.spark.local_session import check_workers
+from headrace.spark.spark_errors import SparkError
+
+PROCESS_SECONDS_MAX = 120
+CODE = """
+import json, os, sys
+import headrace.spark
+spark = headrace.spark.session(config={"spark.driver.memory": "512m"})
+facts = {name: spark.conf.get(name) for name in (
+    "spark.ui.enabled", "spark.driver.host", "spark.sql.execution.arrow.maxRecordsPerBatch")}
+facts["python"] = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).first()
+facts["rows"] = spark.range(10).count()
+facts["source"] = spark.read.format("headrace").option("subscribe", "t").option(
+    "kafka.bootstrap.servers", "127.0.0.1:1").load().columns
+print(json.dumps(facts))
+spark.stop()
+"""
+
+
+def test_a_session_that_runs_is_taken_as_it_is(spark, caplog):
+    with caplog.at_level(logging.WARNING, "headrace"):
+        found = session(master="local[7]", config={"spark.sql.shuffle.partitions": 3})
+    assert found.sparkContext is spark.sparkContext
+    assert "Spark runs already, on local[2,3]: master='local[7]' has no effect" in caplog.text
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+
+
+def test_workers_are_asked_for_their_version(spark, monkeypatch):
+    check_workers(spark)
+    monkeypatch.setattr(headrace, "__version__", "9.9.9")
+    with pytest.raises(SparkError, match=r"has headrace .*, the driver 9\.9\.9: install the same version"):
+        check_workers(spark)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * PROCESS_SECONDS_MAX)
+def test_a_session_from_nothing_is_quiet_and_ready(tmp_path):
+    environment = {**os.environ, "PYSPARK_PYTHON": "/no/such/python", "TMPDIR": str(tmp_path)}
+    environment.pop("SPARK_LOCAL_IP", None)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=PROCESS_SECONDS_MAX, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["spark.ui.enabled"] == "false"
+    assert facts["spark.driver.host"] == "127.0.0.1"
+    assert facts["spark.sql.execution.arrow.maxRecordsPerBatch"] == "50000"
+    assert (facts["python"], facts["rows"]) == (sys.executable, 10)
+    assert facts["source"][:2] == ["key", "value"]
+    noise = [line for line in done.stderr.splitlines() if "incubator" not in line]
+    assert noise == []
+    assert not [*tmp_path.glob("headrace-spark-*")]

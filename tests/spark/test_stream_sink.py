@@ -1,0 +1,131 @@
+"""The streaming sink: micro-batches into topics, exactly once, through failures that Spark survives or reports."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from crashes import StreamInSession, markers, open_transactions
+from topics import new_topic, unique
+
+pytestmark = pytest.mark.slow
+
+MODES = ["inline", "parallel"]
+
+
+@pytest.fixture
+def stream(spark, either, tmp_path):
+    return StreamInSession(spark, tmp_path, either, new_topic(either, "stream", 3))
+
+
+@pytest.mark.behaviour("S02")
+@pytest.mark.parametrize("mode", [*MODES, "auto"])
+def test_a_stream_is_written_once(stream, mode):
+    for _ in range(3):
+        stream.add_file(200)
+    stream.process(commit__mode=mode)
+    stream.add_file(50)
+    stream.process(commit__mode=mode)
+    assert str(stream.audit()) == "clean"
+    assert not open_transactions(stream.bootstrap, stream.topic)
+
+
+def test_at_least_once(stream):
+    stream.add_file(200)
+    stream.process(commit__mode="auto", delivery="at-least-once")
+    assert str(stream.audit()) == "clean"
+
+
+def test_a_new_checkpoint_with_an_old_sink_id_is_another_query(stream):
+    sink = unique("sink")
+    stream.add_file(20)
+    stream.process(sink__id=sink)
+    stream.process(sink__id=sink, checkpoint="another")
+    stream.rows *= 2
+    assert not stream.audit().lost
+    assert not stream.audit().duplicated
+
+
+@pytest.mark.parametrize("place", ["task.begin", "task.sent", "task.flushed"])
+@pytest.mark.parametrize("action", ["kill", "raise"])
+def test_a_task_that_dies_is_run_again(spark, stream, place, action):
+    """Spark runs it again in another worker; what the first one left open is aborted with the commit."""
+    marks = markers(spark)
+    stream.add_file(200)
+    stream.add_file(200)
+    stream.process(f"{place}={action}", kafka__batch__size="100")
+    assert (marks / place).exists()
+    assert str(stream.audit()) == "clean"
+    assert not open_transactions(stream.bootstrap, stream.topic)
+
+
+@pytest.mark.behaviour("S06")
+@pytest.mark.parametrize("action", ["kill", "raise"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("place", ["decide.begin", "decide.written", "decide.done", "end.between", "end.done"])
+def test_the_driver_loses_its_python_in_a_commit(spark, stream, place, mode, action):
+    """commit() fails, abort() follows, the query fails; started again, it goes on from what was decided."""
+    if mode == "inline" and place.startswith("end."):
+        pytest.skip("an inline batch is decided and ended at once")
+    marks = markers(spark)
+    stream.add_file(100)
+    stream.process(commit__mode=mode)
+    stream.add_file(100)
+    with pytest.raises(Exception, match=r"failpoint|crashed|EOF|connection|Python worker"):
+        stream.process(f"{place}={action}", commit__mode=mode)
+    assert (marks / place).exists()
+    stream.add_file(100)
+    stream.process(commit__mode=mode)
+    assert str(stream.audit()) == "clean"
+    assert not open_transactions(stream.bootstrap, stream.topic)
+
+
+def test_a_decided_transaction_that_expired_is_written_again(spark, stream):
+    """Between the decision and the end its time runs out: the coordinator aborts what was decided."""
+    markers(spark)
+    stream.add_file(300)
+    stream.process("decide.done=sleep:20", kafka__transaction__timeout__ms="6000")
+    assert str(stream.audit()) == "clean"
+    assert not open_transactions(stream.bootstrap, stream.topic)
+
+
+@pytest.mark.behaviour("S06")
+def test_a_decided_batch_whose_records_are_gone_stops_every_start(spark, stream):
+    from headrace.client.admin import AdminClient
+    from headrace.client.blocking import TopicPartition
+
+    markers(spark)
+    stream.add_file(300)
+    with pytest.raises(Exception, match=r"failpoint redo\.begin"):
+        stream.process("decide.done=sleep:20,redo.begin=raise", kafka__transaction__timeout__ms="6000")
+    with AdminClient(stream.bootstrap) as admin:
+        admin.delete_records({TopicPartition(stream.topic, number): -1 for number in range(3)})
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"batch 0 of query .* was decided, but .* gone from the log") as caught:
+            stream.process()
+        assert re.search(rf"{stream.topic}-\d offsets \d+ to \d+", str(caught.value))
+
+
+def test_two_queries_use_one_sink_id_one_after_the_other(spark, either, tmp_path):
+    """Each has decisions of its own: neither takes the other's batches for done."""
+    sink = unique("shared")
+    streams = []
+    for name in ("one", "two"):
+        topic = new_topic(either, name)
+        stream = StreamInSession(spark, tmp_path / name, either, topic, sink__id=sink)
+        stream.add_file(20)
+        streams.append(stream)
+    one, two = streams
+    one.process()
+    two.process()
+    one.add_file(20)
+    one.process()
+    for stream in streams:
+        assert str(stream.audit()) == "clean"
+
+
+def test_wrong_options_of_a_stream_are_told_when_it_starts(stream):
+    stream.add_file(5)
+    with pytest.raises(Exception, match=r"write\.id is for batch writes"):
+        stream.process(write__id="x")

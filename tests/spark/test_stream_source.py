@@ -1,0 +1,389 @@
+"""The source as a stream: on real Kafka and on ours, first without Spark around it, then with."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from headrace.client.admin import AdminClient
+from headrace.client.blocking import TopicPartition
+from headrace.errors import BrokerError
+from headrace.spark.data_loss import DataLossError
+from headrace.spark.fetchers import FETCHERS
+from headrace.spark.planning import offsets_behind
+from headrace.spark.stream_api import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from peers import librdkafka
+from source_rig import (
+    delete_before,
+    delete_topic,
+    grow_topic,
+    numbered,
+    options_of,
+    read_between,
+    records,
+    stream_reader,
+    values_of,
+)
+from topics import new_topic, unique
+from waiting import eventually
+
+ALL = ReadAllAvailable()
+QUERY_SECONDS_MAX = 90
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_open():
+    yield
+    FETCHERS.close_idle()
+
+
+@pytest.fixture
+def reader(either, request):
+    """Makes readers, and stops them in the end."""
+    made = []
+
+    def make(topic, **options):
+        made.append(stream_reader(either, topic, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def send(broker, topic, count, start=0, partition=0):
+    librdkafka.produce(broker.bootstrap, topic, records(count, start=start), partition=partition)
+
+
+def journey(position):
+    """As through Spark's log of offsets."""
+    return json.loads(json.dumps(position))
+
+
+def test_micro_batches_follow_one_another_without_a_gap(either, reader):
+    topic = new_topic(either, "follow", 2)
+    send(either, topic, 10)
+    stream = reader(topic, startingOffsets="earliest")
+    start = journey(stream.initialOffset())
+    assert start == {topic: {"0": 0, "1": 0}, "@initial": True}
+    end = journey(stream.latestOffset(start, ALL))
+    assert end == {topic: {"0": 10, "1": 0}, "@begin": {topic: {"0": 0, "1": 0}}}
+    assert values_of(read_between(stream, start, end)) == numbered(range(10))
+    assert journey(stream.latestOffset(end, ALL)) == end  # nothing new: the same text
+    send(either, topic, 5, start=10)
+    send(either, topic, 3, partition=1)
+    later = journey(stream.latestOffset(end, ALL))
+    assert later == {topic: {"0": 15, "1": 3}}
+    assert values_of(read_between(stream, end, later)) == numbered([*range(10, 15), *range(3)])
+    assert stream.reportLatestOffset() == later
+    assert stream.partitions(later, later) == []
+
+
+def test_a_stream_begins_at_the_end_by_default_and_stays_there_over_a_crash_in_its_first_batch(either, reader):
+    topic = new_topic(either, "pinned")
+    send(either, topic, 10)
+    stream = reader(topic)
+    start = journey(stream.initialOffset())
+    send(either, topic, 5, start=10)
+    assert journey(stream.initialOffset()) == start
+    end = journey(stream.latestOffset(start, ALL))
+    assert values_of(read_between(stream, start, end)) == numbered(range(10, 15))
+    # The driver dies; Spark has the end in its log, asks for the beginning again, and more has come meanwhile.
+    send(either, topic, 5, start=15)
+    again = reader(topic)
+    restart = journey(again.initialOffset())
+    assert restart[topic] == {"0": 20}
+    assert values_of(read_between(again, restart, end)) == numbered(range(10, 15))
+    assert journey(again.latestOffset(end, ALL)) == {topic: {"0": 20}}
+
+
+def test_spark_40_asks_for_the_end_first_and_says_nothing_of_the_start(either, reader):
+    topic = new_topic(either, "old-api")
+    send(either, topic, 10)
+    stream = reader(topic)
+    first = journey(stream.latestOffset())
+    send(either, topic, 5, start=10)
+    start = journey(stream.initialOffset())
+    assert read_between(stream, start, first) == []
+    second = journey(stream.latestOffset())
+    assert values_of(read_between(stream, first, second)) == numbered(range(10, 15))
+    again = reader(topic)  # after a restart: the beginning of that run has no say
+    send(either, topic, 5, start=15)
+    third = journey(again.latestOffset())
+    assert values_of(read_between(again, second, third)) == numbered(range(15, 20))
+
+
+def test_limits_say_how_long_a_micro_batch_may_be(either, reader):
+    topic = new_topic(either, "limits", 2)
+    send(either, topic, 300)
+    send(either, topic, 100, partition=1)
+    stream = reader(topic, startingOffsets="earliest", maxOffsetsPerTrigger=100)
+    assert stream.getDefaultReadLimit() == ReadMaxRows(100)
+    position, read = journey(stream.initialOffset()), []
+    while (end := journey(stream.latestOffset(position, ReadMaxRows(100)))) != position:
+        read.append(len(read_between(stream, position, end)))
+        position = end
+    assert sum(read) == 400
+    assert max(read) <= 101
+    assert position == {topic: {"0": 300, "1": 100}}
+    start = stream.initialOffset()
+    assert stream.latestOffset(start, ALL)[topic] == {"0": 300, "1": 100}  # who asks for all gets all
+
+
+def test_a_micro_batch_waits_for_enough_offsets_but_not_for_ever(either, reader):
+    topic = new_topic(either, "least")
+    send(either, topic, 10)
+    stream = reader(topic, startingOffsets="earliest", minOffsetsPerTrigger=20, maxTriggerDelay="1h")
+    assert stream.getDefaultReadLimit() == ReadMinRows(20)
+    start = journey(stream.initialOffset())
+    waiting = journey(stream.latestOffset(start, ReadMinRows(20)))
+    assert waiting[topic] == {"0": 0}
+    assert journey(stream.latestOffset(waiting, ReadMinRows(20))) == waiting
+    send(either, topic, 10, start=10)
+    assert stream.latestOffset(waiting, ReadMinRows(20))[topic] == {"0": 20}
+    soon = reader(topic, startingOffsets="earliest", minOffsetsPerTrigger=50, maxTriggerDelay="0ms")
+    assert soon.latestOffset(soon.initialOffset(), ReadMinRows(50))[topic] == {"0": 20}
+    both = reader(topic, startingOffsets="earliest", minOffsetsPerTrigger=5, maxOffsetsPerTrigger=7)
+    assert both.latestOffset(both.initialOffset(), ReadMaxRows(7))[topic] == {"0": 7}
+
+
+def test_what_comes_after_the_start_of_available_now_is_left_for_the_next_time(either, reader):
+    topic = new_topic(either, "now")
+    send(either, topic, 10)
+    stream = reader(topic, startingOffsets="earliest", minOffsetsPerTrigger=50, maxOffsetsPerTrigger=60)
+    stream.prepareForTriggerAvailableNow()
+    send(either, topic, 10, start=10)
+    grow_topic(either, topic, 2)
+    start = journey(stream.initialOffset())
+    end = journey(stream.latestOffset(start, ReadMaxRows(60)))
+    assert values_of(read_between(stream, start, end)) == numbered(range(10))
+    assert journey(stream.latestOffset(end, ReadMaxRows(60))) == end
+    # Who begins at the end finds nothing, even if the end has moved since.
+    stream = reader(topic)
+    stream.prepareForTriggerAvailableNow()
+    send(either, topic, 10, start=20)
+    start = journey(stream.initialOffset())
+    assert stream.latestOffset(start, ALL)[topic] == start[topic]
+
+
+def test_new_partitions_and_topics_are_read_from_their_beginning(either, reader):
+    prefix = unique("grows")
+    topic = either.create_topic(f"{prefix}-a")
+    send(either, topic, 5)
+    stream = reader(None, subscribePattern=f"{prefix}-.*")
+    start = journey(stream.initialOffset())
+    assert start[topic] == {"0": 5}
+    grow_topic(either, topic, 2)
+    eventually("the new partition", lambda: len(_partitions(either, topic)) == 2)
+    send(either, topic, 4, partition=1)
+    other = either.create_topic(f"{prefix}-b")
+    send(either, other, 3)
+    end = journey(stream.latestOffset(start, ALL))
+    assert end[topic] == {"0": 5, "1": 4}
+    assert end[other] == {"0": 3}
+    assert values_of(read_between(stream, start, end)) == numbered([*range(4), *range(3)])
+    limited = stream.latestOffset(start, ReadMaxRows(2))
+    assert values_of(read_between(stream, start, limited)) == numbered([0, 0])  # none starves
+
+
+def test_rows_that_were_deleted_before_they_were_read_are_a_loss(either, reader, caplog):
+    topic = new_topic(either, "deleted")
+    send(either, topic, 20)
+    strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
+    start = journey(strict.initialOffset())
+    end = journey(strict.latestOffset(start, ALL))
+    delete_before(either, topic, 8)
+    with pytest.raises(DataLossError, match=f"{topic}-0 begins at offset 8; 0 up to 20 were to be read.*failOnData"):
+        strict.partitions(start, end)
+    with caplog.at_level(logging.WARNING, "headrace"):
+        assert values_of(read_between(lenient, start, end)) == numbered(range(8, 20))
+    assert f"{topic}-0 begins at offset 8; 0 up to 20 were to be read; going on" in caplog.text
+    # A start that is given by number is looked at when a query begins.
+    with pytest.raises(DataLossError, match=f"startingOffsets is 3 for {topic}-0, which has offsets from 8 up to 20"):
+        reader(topic, startingOffsets=f'{{"{topic}":{{"0":3}}}}').initialOffset()
+
+
+def test_a_new_partition_that_has_lost_its_beginning_is_a_loss(either, reader):
+    topic = new_topic(either, "late")
+    stream = reader(topic, startingOffsets="earliest")
+    start = journey(stream.initialOffset())
+    grow_topic(either, topic, 2)
+    eventually("the new partition", lambda: len(_partitions(either, topic)) == 2)
+    send(either, topic, 10, partition=1)
+    delete_before(either, topic, 4, partition=1)
+    end = journey(stream.latestOffset(start, ALL))
+    with pytest.raises(DataLossError, match=f"{topic}-1 is new and begins at offset 4 instead of 0"):
+        stream.partitions(start, end)
+
+
+def test_a_topic_that_goes_or_is_made_anew_is_a_loss(either, reader):
+    topic = new_topic(either, "anew")
+    send(either, topic, 20)
+    strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
+    start = journey(strict.initialOffset())
+    end = journey(strict.latestOffset(start, ALL))
+    delete_topic(either, topic)
+    eventually("the topic to go", lambda: topic not in _topics(either))
+    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; the stream was at offset 20"):
+        strict.latestOffset(end, ALL)
+    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; offsets 0 up to 20 were to be read"):
+        strict.partitions(start, end)
+    assert lenient.latestOffset(end, ALL) == {}
+    assert lenient.partitions(start, end) == []
+    either.create_topic(topic)
+    send(either, topic, 6, start=100)
+    short = journey(lenient.latestOffset(end, ALL))
+    assert short == {topic: {"0": 6}}
+    with pytest.raises(DataLossError, match=f"{topic}-0 ends at offset 6, before 20, where the stream was"):
+        strict.partitions(end, short)
+    assert values_of(read_between(lenient, end, short)) == numbered(range(100, 106))
+
+
+def test_a_topic_has_to_be_there_when_a_query_begins(either, reader):
+    missing = unique("missing")
+    with pytest.raises(BrokerError, match=f"{missing}: not on the cluster"):
+        reader(missing).initialOffset()
+    assert reader(None, subscribePattern=missing).initialOffset() == {"@initial": True}
+
+
+def test_finished_offsets_are_committed_to_a_group_for_tools_to_see(either, reader, caplog):
+    topic, group = new_topic(either, "lag"), unique("lag-group")
+    send(either, topic, 10)
+    stream = reader(topic, startingOffsets="earliest", commit_offsets_group_id=group)
+    stream.commit(journey(stream.latestOffset(stream.initialOffset(), ALL)))
+    with AdminClient(either.bootstrap) as admin:
+        found = admin.list_group_offsets(group)
+    assert {tp: committed.offset for tp, committed in found.items()} == {TopicPartition(topic, 0): 10}
+    reader(topic).commit({topic: {"0": 10}})  # without the option nothing is done
+    # What cannot be committed is no reason to stop.
+    with caplog.at_level(logging.WARNING, "headrace"):
+        reader(topic, commit_offsets_group_id=group).commit({"no-such-topic": {"0": 10}})
+
+
+def test_a_reader_that_is_at_work_can_travel(either, reader):
+    topic = new_topic(either, "travels")
+    send(either, topic, 3)
+    stream = reader(topic, startingOffsets="earliest")
+    start = stream.initialOffset()
+    (partition,) = stream.partitions(start, stream.latestOffset(start, ALL))
+    copy, partition = pickle.loads(pickle.dumps((stream, partition)))
+    assert sum(batch.num_rows for batch in copy.read(partition)) == 3
+
+
+def _partitions(broker, topic):
+    with AdminClient(broker.bootstrap) as admin:
+        return admin.describe_topics([topic])[topic].partitions
+
+
+def _topics(broker):
+    with AdminClient(broker.bootstrap) as admin:
+        return admin.list_topics()
+
+
+# -- in Spark ----------------------------------------------------------------------------------
+
+
+class Query:
+    """A stream from a topic to files, which can be run again and again with its checkpoint."""
+
+    def __init__(self, spark, broker, topic, folder, **options):
+        self._spark = spark
+        self._output, self._checkpoint = str(folder / "output"), str(folder / "checkpoint")
+        self._options = options_of(broker, topic, **options)
+
+    def start(self, **trigger):
+        frame = self._spark.readStream.format("headrace").options(**self._options).load()
+        writing = frame.selectExpr("CAST(value AS STRING) value", "partition", "offset").writeStream
+        writing = writing.format("json").option("checkpointLocation", self._checkpoint)
+        return writing.trigger(**(trigger or {"availableNow": True})).start(self._output)
+
+    def run(self):
+        """Everything there is now; the progress of every micro-batch that had rows."""
+        query = self.start()
+        try:
+            assert query.awaitTermination(QUERY_SECONDS_MAX)
+            return [json.loads(progress.json) for progress in query.recentProgress if progress.numInputRows]
+        finally:
+            query.stop()
+
+    def values(self):
+        rows = self._spark.read.schema("value STRING, partition INT, offset LONG").json(self._output).collect()
+        return sorted((row.partition, row.offset, row.value) for row in rows)
+
+
+def rows(*runs):
+    return sorted((partition, n, f"row {n}") for partition, numbers in runs for n in numbers)
+
+
+@pytest.mark.behaviour("S03")
+def test_a_query_that_is_started_again_goes_on_exactly_where_it_was(spark, either, tmp_path):
+    topic, group = new_topic(either, "restart", 2), unique("restart-group")
+    send(either, topic, 100)
+    query = Query(
+        spark,
+        either,
+        topic,
+        tmp_path,
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger=40,
+        commit_offsets_group_id=group,
+    )
+    progress = query.run()
+    assert [batch["numInputRows"] for batch in progress] == [40, 40, 20]
+    assert progress[0]["sources"][0]["endOffset"][topic] == {"0": 40, "1": 0}
+    source = progress[1]["sources"][0]
+    assert offsets_behind(source["endOffset"], source["latestOffset"]) == (0, 20, 10.0)
+    assert query.values() == rows((0, range(100)))
+    assert query.run() == []
+    send(either, topic, 30, start=100)
+    grow_topic(either, topic, 3)
+    eventually("the new partition", lambda: len(_partitions(either, topic)) == 3)
+    send(either, topic, 5, partition=2)
+    query.run()
+    assert query.values() == rows((0, range(130)), (2, range(5)))
+    with AdminClient(either.bootstrap) as admin:
+        committed = admin.list_group_offsets(group)
+    assert {tp.partition: found.offset for tp, found in committed.items()} == {0: 130, 1: 0, 2: 5}
+
+
+def test_a_running_query_sees_what_comes(spark, either, tmp_path):
+    topic = new_topic(either, "running")
+    send(either, topic, 10)
+    query = Query(spark, either, topic, tmp_path, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
+    running = query.start(processingTime="100 milliseconds")
+    try:
+        # By default it begins at the end; and it waits until there is enough.
+        eventually("the first batch", lambda: running.lastProgress, QUERY_SECONDS_MAX)
+        send(either, topic, 3, start=10)
+        send(either, topic, 4, start=13)
+        eventually("the rows", lambda: len(query.values()) >= 7, QUERY_SECONDS_MAX)
+        assert running.exception() is None
+    finally:
+        running.stop()
+    assert query.values() == rows((0, range(10, 17)))
+
+
+def test_a_stream_that_makes_no_sense_stops_with_the_reason(spark, either, tmp_path):
+    query = Query(spark, either, new_topic(either, "senseless"), tmp_path, endingOffsets="latest")
+    with pytest.raises(Exception, match="endingOffsets is 'latest', but a stream has no end") as caught:
+        query.run()
+    assert "UnboundLocalError" not in str(caught.value)
+
+
+def test_lost_rows_stop_a_query_and_the_message_says_which(spark, either, tmp_path):
+    topic = new_topic(either, "lost")
+    send(either, topic, 10)
+    query = Query(spark, either, topic, tmp_path, startingOffsets="earliest")
+    query.run()
+    send(either, topic, 10, start=10)
+    delete_before(either, topic, 15)
+    with pytest.raises(Exception, match=f"{topic}-0 begins at offset 15; 10 up to 20 were to be read"):
+        query.run()
+    lenient = Query(spark, either, topic, tmp_path, startingOffsets="earliest", failOnDataLoss=False)
+    lenient.run()
+    assert lenient.values() == rows((0, [*range(10), *range(15, 20)]))

@@ -1,0 +1,226 @@
+"""The queue of the 0.8 producer and the thread that empties it, on a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from headrace.errors import ClosedError
+from headrace.legacy import KeyedMessage, QueueFullError
+from headrace.legacy.queue import MessageQueue
+from headrace.legacy.send_thread import SendThread
+from headrace.legacy.waiting import SYSTEM_WAITING_CLOCK
+from legacy_rig import WaitingFakeClock
+
+SECONDS_MAX = 20
+
+
+def message(number):
+    return KeyedMessage("t", b"%d" % number)
+
+
+def number_of(value):
+    return int(value)
+
+
+def queue_of(messages_max, enqueue_timeout_ms, *, filled=0):
+    clock = WaitingFakeClock()
+    queue = MessageQueue(messages_max, enqueue_timeout_ms, clock)
+    queue.put_all([message(number) for number in range(filled)])
+    return queue, clock, clock.now_ms
+
+
+@pytest.mark.behaviour("L03")
+def test_zero_drops_what_finds_the_queue_full_at_once():
+    queue, clock, started = queue_of(2, 0, filled=2)
+    with pytest.raises(QueueFullError, match=r"full \(2 messages\) and nothing may wait: 1 dropped") as caught:
+        queue.put(message(2))
+    assert caught.value.dropped_count == 1
+    assert clock.now_ms == started
+    assert queue.take(10, 0).values == [b"0", b"1"]
+
+
+@pytest.mark.behaviour("L03")
+def test_a_positive_timeout_waits_that_long_and_then_drops():
+    queue, clock, started = queue_of(2, 2500, filled=2)
+    with pytest.raises(QueueFullError, match="for 2500 ms"):
+        queue.put(message(2))
+    assert clock.now_ms == started + 2500
+    assert len(queue) == 2
+
+
+@pytest.mark.behaviour("L03")
+def test_a_positive_timeout_ends_as_soon_as_there_is_room():
+    queue, clock, started = queue_of(2, 2500, filled=2)
+    clock.at(1700, lambda: queue.take(1, 0))
+    queue.put(message(2))
+    assert clock.now_ms == started + 1700
+    assert queue.take(10, 0).values == [b"1", b"2"]
+
+
+@pytest.mark.behaviour("L03")
+def test_a_negative_timeout_waits_for_as_long_as_it_takes():
+    queue, clock, started = queue_of(1, -1, filled=1)
+    clock.at(3_600_000, lambda: queue.take(1, 0))
+    queue.put(message(1))
+    assert clock.now_ms == started + 3_600_000
+
+
+@pytest.mark.behaviour("L03")
+def test_of_many_messages_what_fits_is_taken_and_the_rest_is_dropped_and_counted():
+    queue, _, _ = queue_of(3, 0)
+    with pytest.raises(QueueFullError, match="4 dropped") as caught:
+        queue.put_all([message(number) for number in range(7)])
+    assert caught.value.dropped_count == 4
+    assert queue.take(10, 0).values == [b"0", b"1", b"2"]
+
+
+def test_many_messages_go_through_a_small_queue_in_their_order():
+    queue, clock, _ = queue_of(2, -1)
+    taken = []
+    for after_ms in range(1, 4):
+        clock.at(after_ms, lambda: taken.extend(queue.take(2, 0).values))
+    queue.put_all([message(number) for number in range(7)])
+    assert taken + queue.take(9, 0).values == [b"%d" % number for number in range(7)]
+
+
+def test_who_waits_for_room_is_told_when_the_queue_is_closed():
+    queue, clock, _ = queue_of(1, -1, filled=1)
+    clock.at(500, queue.close)
+    with pytest.raises(ClosedError, match="1 messages were not taken"):
+        queue.put(message(1))
+    with pytest.raises(ClosedError):
+        queue.put_all([message(1)])
+    assert len(queue.take(5, 1000)) == 1
+    assert queue.take(5, 1000) is None
+
+
+@pytest.mark.behaviour("L02")
+def test_a_batch_is_taken_when_it_is_complete():
+    queue, clock, started = queue_of(10, 0)
+    for number in range(3):
+        clock.at(100 * (number + 1), lambda number=number: queue.put(message(number)))
+    assert queue.take(3, 5000).values == [b"0", b"1", b"2"]
+    assert clock.now_ms == started + 300
+
+
+@pytest.mark.behaviour("L02")
+def test_what_has_come_is_taken_when_the_time_is_up():
+    queue, clock, started = queue_of(10, 0)
+    clock.at(100, lambda: queue.put(message(0)))
+    assert queue.take(3, 5000).values == [b"0"]
+    assert clock.now_ms == started + 5000
+    assert len(queue.take(3, 5000)) == 0
+
+
+def test_a_batch_is_no_larger_than_asked_for():
+    queue, _, _ = queue_of(10, 0, filled=10)
+    assert [len(queue.take(4, 0)) for _ in range(4)] == [4, 4, 2, 0]
+
+
+class Handler:
+    """Notes when it got what; fails where it is told to."""
+
+    def __init__(self, clock, *, fails_on=(), takes_ms=0.0):
+        self.batches = []
+        self.is_closed = False
+        self._clock = clock
+        self._fails_on = fails_on
+        self._takes_ms = takes_ms
+
+    def handle(self, messages):
+        self.batches.append((self._clock.now_ms, messages.values))
+        self._clock.advance(self._takes_ms)
+        if set(messages.values) & set(self._fails_on):
+            raise ValueError("no")
+
+    def close(self):
+        self.is_closed = True
+
+
+def run_thread(queue, handler, clock, *, batch_messages=200, age_ms_max=5000.0):
+    """On this thread: it ends with the queue."""
+    SendThread("test", queue, handler, batch_messages, age_ms_max, clock).run()
+    return [(round(at_ms), values) for at_ms, values in handler.batches]
+
+
+@pytest.mark.behaviour("L02")
+def test_the_thread_sends_on_count_or_age():
+    queue, clock, started = queue_of(10, 0)
+    handler = Handler(clock)
+    clock.at(1000, lambda: queue.put_all([message(0), message(1)]))  # complete
+    clock.at(3000, lambda: queue.put(message(2)))  # too old 5 s after the last send
+    clock.at(8000, lambda: queue.put(message(3)))
+    clock.at(9000, queue.close)
+    assert run_thread(queue, handler, clock, batch_messages=2) == [
+        (started + 1000, [b"0", b"1"]),
+        (started + 6000, [b"2"]),
+        (started + 9000, [b"3"]),
+    ]
+    assert handler.is_closed
+
+
+@pytest.mark.behaviour("L02")
+def test_age_counts_from_the_end_of_the_last_send():
+    queue, clock, started = queue_of(10, 0, filled=3)
+    handler = Handler(clock, takes_ms=7000)
+    clock.at(20_000, queue.close)
+    assert run_thread(queue, handler, clock, batch_messages=2) == [
+        (started, [b"0", b"1"]),
+        (started + 7000 + 5000, [b"2"]),
+    ]
+
+
+@pytest.mark.behaviour("L01")
+def test_the_thread_outlives_a_lost_batch(caplog):
+    queue, clock, _ = queue_of(10, 0, filled=3)
+    handler = Handler(clock, fails_on=[b"1"])
+    clock.at(100, queue.close)
+    assert [values for _, values in run_thread(queue, handler, clock, batch_messages=1)] == [[b"0"], [b"1"], [b"2"]]
+    assert "a batch of 1 messages was not sent" in caplog.text
+
+
+def test_many_threads_lose_nothing_and_keep_their_order():
+    queue = MessageQueue(7, -1, SYSTEM_WAITING_CLOCK)
+
+    def put_one(number):
+        queue.put(message(number))
+        return True
+
+    threads = [
+        threading.Thread(target=lambda start=start: all(map(put_one, range(start, start + 1000))))
+        for start in (0, 1000, 2000, 3000)
+    ]
+    for thread in threads:
+        thread.start()
+    taken: list[int] = []
+    while len(taken) < 4000:
+        batch = queue.take(5, 1000)
+        assert batch is not None
+        assert 0 < len(batch) <= 5
+        taken.extend(map(number_of, batch.values))
+    for thread in threads:
+        thread.join(SECONDS_MAX)
+    for start in (0, 1000, 2000, 3000):
+        assert [number for number in taken if start <= number < start + 1000] == list(range(start, start + 1000))
+
+
+@pytest.mark.behaviour("L02")
+def test_what_is_put_right_before_the_close_is_sent():
+    """The end is told by the same look at the queue that found it empty."""
+    queue, clock, _ = queue_of(10, 0)
+    handler = Handler(clock)
+    thread = SendThread("test", queue, handler, 200, 5000.0, clock)
+    take = queue.take
+
+    def take_and_then_put(count_max, wait_ms):
+        batch = take(count_max, wait_ms)
+        if not queue.is_closed:
+            queue.put(message(1))
+            queue.close()
+        return batch
+
+    queue.take = take_and_then_put
+    thread.run()
+    assert [values for _, values in handler.batches] == [[b"1"]]

@@ -1,0 +1,222 @@
+"""Rows of a DataFrame become columns to send; what can never be sent is told apart."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from headrace.producer.interceptors import ProducerInterceptor
+from headrace.producer.partitioners import Partitioner
+from headrace.producer.records import ProducerRecord
+from headrace.producer.serializers import Serializer
+from headrace.spark.columns import ColumnPlan, Limits, check_schema
+from headrace.spark.sink_errors import BadRowError, PlanError
+from headrace.spark.sink_options import SinkOptions
+from headrace.wire.columns import HEADERS_TYPE
+
+SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+
+def options(**given: str) -> SinkOptions:
+    return SinkOptions.parse({**SERVERS, **{k.replace("__", "."): v for k, v in given.items()}}, is_stream=False)
+
+
+def schema(**columns: object) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])  # type: ignore[arg-type]
+
+
+def prepare(given: SinkOptions, *, limit: int = 1_048_576, counts: dict[str, int] | None = None, **columns: object):
+    plan = ColumnPlan(given, Limits(limit, counts or {}), "batch 3, task 1")
+    batch = pa.RecordBatch.from_pydict(columns)
+    return [(sending.topic, sending.columns.to_pydict()) for sending in plan.prepare(batch)]
+
+
+# -- the schema ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [StringType(), BinaryType()])
+def test_columns_that_can_be_written(kind):
+    whole = schema(
+        key=kind,
+        VALUE=kind,
+        topic=kind,
+        headers=HEADERS,
+        partition=IntegerType(),
+        timestamp=TimestampType(),
+        other=LongType(),
+    )
+    check_schema(whole, options())
+    check_schema(schema(value=kind), options(topic="t"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"key": StringType()}, "there is no column 'value'.*the columns are: key string"),
+        ({"value": IntegerType()}, "column 'value' is int; it may be string or binary: cast it"),
+        ({"value": StringType(), "key": LongType()}, "column 'key' is bigint"),
+        ({"value": StringType(), "headers": StringType()}, "column 'headers' is string; it may be array<struct"),
+        ({"value": StringType(), "headers": MapType(StringType(), BinaryType())}, "column 'headers' is map"),
+        ({"value": StringType(), "partition": StringType()}, "column 'partition' is string; it may be int"),
+        ({"value": StringType(), "timestamp": StringType()}, "it may be timestamp or bigint"),
+        ({"value": StringType(), "topic": IntegerType()}, "column 'topic' is int"),
+        ({"value": StringType(), "Value": StringType()}, "two columns 'value'"),
+    ],
+)
+def test_columns_that_cannot(columns, message):
+    with pytest.raises(PlanError, match=message):
+        check_schema(schema(**columns), options(topic="t"))
+
+
+def test_rows_must_go_somewhere():
+    with pytest.raises(PlanError, match="set the option 'topic', or add a column 'topic'"):
+        check_schema(schema(value=StringType()), options())
+
+
+def test_a_serializer_takes_what_it_takes():
+    check_schema(schema(value=IntegerType()), options(topic="t", kafka__value__serializer="int"))
+
+
+# -- rows ---------------------------------------------------------------------------------------
+
+
+def test_the_option_wins_over_the_column():
+    assert prepare(options(topic="t"), value=["a"], topic=["other"]) == [("t", {"value": ["a"]})]
+
+
+def test_rows_are_sorted_by_topic_and_keep_their_order():
+    found = prepare(options(), value=["a", "b", "c"], topic=["x", "y", "x"], key=[b"1", b"2", b"3"])
+    assert found == [("x", {"value": ["a", "c"], "key": [b"1", b"3"]}), ("y", {"value": ["b"], "key": [b"2"]})]
+
+
+def test_names_of_columns_in_any_case_and_others_are_left_out():
+    assert prepare(options(topic="t"), Value=["a"], KEY=["k"], other=[1]) == [("t", {"value": ["a"], "key": ["k"]})]
+
+
+def test_headers_can_be_left_out():
+    headers = pa.array([[{"key": "h", "value": b"1"}]], HEADERS_TYPE)
+    assert "headers" in prepare(options(topic="t"), value=["a"], headers=headers)[0][1]
+    assert "headers" not in prepare(options(topic="t", includeHeaders="false"), value=["a"], headers=headers)[0][1]
+
+
+# -- bad rows -----------------------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("S07")
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"value": ["a", "b"], "topic": ["x", None]}, "batch 3, task 1, row 1: its topic is null"),
+        ({"value": ["a", "b"], "topic": ["x", ""]}, "its topic is empty"),
+        ({"value": ["a", "b" * 3000], "topic": ["x", "x"]}, "row 1 to topic 'x': it has 3000 bytes"),
+        ({"value": ["a"], "topic": ["x"], "partition": [-1]}, "its partition is -1; the topic has 0 to 2"),
+        ({"value": ["a"], "topic": ["x"], "partition": [3]}, "its partition is 3; the topic has 0 to 2"),
+    ],
+)
+def test_a_bad_row_fails_the_batch_and_is_named(columns, message):
+    with pytest.raises(BadRowError, match=message):
+        prepare(options(), limit=2000, counts={"x": 3}, **columns)
+
+
+@pytest.mark.behaviour("S07")
+def test_bad_rows_become_dead_letters():
+    given = options(on__bad__row="dead-letter", dead__letter__topic="dead")
+    found = prepare(
+        given,
+        limit=2000,
+        counts={"x": 3},
+        value=["good", "no topic", "v" * 5000, "wrong partition"],
+        topic=["x", None, "x", "x"],
+        partition=[0, 0, 0, 9],
+    )
+    assert found[0] == ("x", {"value": ["good"], "partition": [0]})
+    dead = [row for topic, rows in found if topic == "dead" for row in zip(rows["value"], rows["headers"], strict=True)]
+    dead.sort(key=lambda row: bytes(row[0]))
+    assert [bytes(value)[:8] for value, _ in dead] == [b"no topic", b"vvvvvvvv", b"wrong pa"]
+    assert len(dead[1][0]) < 2000
+    texts = [{one["key"]: one["value"].decode() for one in headers} for _, headers in dead]
+    assert "topic is null" in texts[0]["headrace.error"]
+    assert texts[0]["headrace.where"] == "batch 3, task 1, row 1"
+    assert "5000 bytes" in texts[1]["headrace.error"]
+    assert texts[1]["headrace.topic"] == "x"
+    assert "partition is 9" in texts[2]["headrace.error"]
+
+
+# -- plug-ins -----------------------------------------------------------------------------------
+
+
+class Doubling(Serializer):
+    """Row by row."""
+
+    def serialize(self, topic, value, headers):
+        if value == 13:
+            raise ValueError("no thirteens")
+        headers.append(("doubled", b"yes"))
+        return b"%d" % (2 * value)
+
+
+class Columnar(Serializer):
+    def serialize_column(self, topic, column):
+        return pa.array([b"%d" % value for value in column.to_pylist()], pa.binary())
+
+
+class Fixed(Partitioner):
+    def partition(self, topic, key, key_bytes, value, value_bytes, cluster):
+        return len(cluster.partitions_for(topic)) - 1
+
+
+class Naming(ProducerInterceptor):
+    def on_send_columns(self, topic, columns):
+        return columns.append_column("key", pa.array([topic] * columns.num_rows))
+
+
+class Shouting(ProducerInterceptor):
+    """Row by row."""
+
+    def on_send(self, record):
+        return ProducerRecord(record.topic, record.value.upper(), record.key, record.partition, record.timestamp_ms)
+
+
+def with_plugin(name: str, value: object, **given: str) -> SinkOptions:
+    made = options(topic="t", **given)
+    made.kafka[name] = value  # type: ignore[assignment]
+    return made
+
+
+def test_a_serializer_that_knows_rows_only():
+    ((topic, columns),) = prepare(with_plugin("value.serializer", Doubling()), value=[1, 2])
+    assert (topic, columns["value"]) == ("t", [b"2", b"4"])
+    assert columns["headers"][0] == [{"key": "doubled", "value": b"yes"}]
+
+
+@pytest.mark.behaviour("S07")
+def test_a_row_that_its_serializer_refuses_is_a_bad_row():
+    with pytest.raises(BadRowError, match="row 1 to topic 't': its serializer failed: no thirteens"):
+        prepare(with_plugin("value.serializer", Doubling()), value=[1, 13])
+    given = with_plugin("value.serializer", Doubling(), on__bad__row="dead-letter", dead__letter__topic="d")
+    found = prepare(given, value=[1, 13, 2])
+    assert [(topic, columns["value"]) for topic, columns in found] == [("t", [b"2", b"4"]), ("d", [b"13"])]
+
+
+@pytest.mark.behaviour("S04")
+def test_a_serializer_interceptor_and_partitioner_over_columns():
+    assert prepare(with_plugin("value.serializer", Columnar()), value=[1, 2]) == [("t", {"value": [b"1", b"2"]})]
+    ((_, columns),) = prepare(with_plugin("partitioner.class", Fixed()), counts={"t": 5}, value=["a", "b"])
+    assert columns["partition"] == [4, 4]
+    ((_, columns),) = prepare(with_plugin("interceptor.classes", (Naming(), Shouting())), value=["a", "b"])
+    assert (columns["key"], columns["value"]) == (["t", "t"], ["A", "B"])

@@ -1,0 +1,481 @@
+"""The commit protocol on a world of fakes: a driver dies at every place it can, another one takes over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from headrace.errors import TimedOutError
+from headrace.spark.committer import Batch, Committer
+from headrace.spark.decisions import Decision, Span, TaskTransaction
+from headrace.spark.failpoints import FAILPOINTS
+from headrace.spark.redo import Outcome
+from headrace.spark.sink_errors import FencedError, InDoubtError, LostError, NotDecidedError
+from headrace.spark.transactions import Ending, OpenState
+
+SINK, QUERY = "sink", "query"
+ON_THE_DRIVER = [name for name in FAILPOINTS if not name.startswith("task.")]
+NOW = 1_000_000
+
+
+class Crash(BaseException):
+    """The process is gone: nothing of it catches this."""
+
+
+class DyingAt:
+    """Failpoints that end the process at one of them, once."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = name
+        self.reached: list[str] = []
+
+    def reach(self, name: str) -> None:
+        assert name in FAILPOINTS
+        self.reached.append(name)
+        if name == self._name:
+            self._name = None
+            raise Crash(name)
+
+
+@dataclass
+class World:
+    """What survives a driver: the log, the coordinators, and what readers see."""
+
+    visible: list[str] = field(default_factory=list)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    states: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    rows: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
+    owner: object = None
+    epochs: Counter[str] = field(default_factory=Counter)
+    age_ms: int = 0
+    are_gone: bool = False
+    lose_answer: bool = False
+    unreachable: bool = False
+
+    def write_in_transaction(self, run: str, number: int, rows: list[str]) -> TaskTransaction:
+        """A task has written rows and left its transaction open."""
+        identifier = f"{SINK}~{run}~worker~{number}"
+        self.epochs[identifier] += 1
+        span = Span("topic", 0, 0, len(rows) - 1, len(rows))
+        made = TaskTransaction(identifier, number, self.epochs[identifier], True, (span,))
+        self.states[made.identity] = "open"
+        self.rows[made.identity] = rows
+        return made
+
+    def expire(self) -> None:
+        self.states = {key: "aborted" if state == "open" else state for key, state in self.states.items()}
+
+    def end(self, identity: tuple[str, int, int], committed: bool) -> Ending:
+        wanted, state = "committed" if committed else "aborted", self.states[identity]
+        if state == wanted:
+            return Ending.DONE
+        if state != "open":
+            return Ending.REFUSED
+        self.states[identity] = wanted
+        if committed:
+            self.visible += self.rows[identity]
+        return Ending.DONE
+
+    @property
+    def open(self) -> list[tuple[str, int, int]]:
+        return [key for key, state in self.states.items() if state == "open"]
+
+
+class FakeLedger:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.token: object = None
+
+    def open(self, transaction_ms: int = 0) -> None:
+        self.token = self.world.owner = object()
+
+    def read(self) -> dict[str, Decision]:
+        if self.world.unreachable:
+            raise TimedOutError("no broker")
+        return dict(self.world.decisions)
+
+    def write(
+        self,
+        decision: Decision,
+        rows: Any = (),
+        *,
+        is_erased: bool = False,
+        on_rows: Any = lambda: None,
+        on_written: Any = lambda: None,
+    ) -> None:
+        texts = [text for _, columns in rows for text in columns["value"].to_pylist()]
+        on_rows()
+        on_written()
+        if self.token is not self.world.owner:
+            raise FencedError("fenced")
+        self.world.visible += texts
+        self.world.decisions[decision.query] = decision
+        if is_erased:
+            del self.world.decisions[decision.query]
+        if self.world.lose_answer:
+            self.world.lose_answer = False
+            raise InDoubtError("no answer")
+
+    def close(self) -> None:
+        self.token = None
+
+
+class FakeTransactions:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def end(self, transactions: Any, *, committed: bool, between: Any = lambda: None) -> dict[str, Ending]:
+        found = {}
+        for number, one in enumerate(transactions):
+            found[one.id] = self.world.end(one.identity, committed)
+            if number == 0 and len(transactions) > 1:
+                between()
+        return found
+
+    def describe(self, ids: Any) -> dict[str, OpenState]:
+        return {
+            one: OpenState("Ongoing", pid, epoch, 100_000, NOW - self.world.age_ms)
+            for one, pid, epoch in self.world.open
+            if one in ids
+        }
+
+    def open_ids(self, prefix: str) -> list[str]:
+        return [one for one, _, _ in self.world.open if one.startswith(prefix)]
+
+    def fence(self, ids: Any) -> None:
+        for identity in self.world.open:
+            if identity[0] in ids:
+                self.world.end(identity, committed=False)
+
+
+class FakeRedo:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def outcome(self, decision: Decision, transaction: TaskTransaction) -> Outcome:
+        if self.world.are_gone:
+            raise LostError("gone")
+        is_seen = self.world.states[transaction.identity] == "committed"
+        return Outcome.VISIBLE if is_seen else Outcome.ABORTED
+
+    def rows(self, decision: Decision, transaction: TaskTransaction) -> Any:
+        yield "topic", columns(self.world.rows[transaction.identity])
+
+
+def columns(rows: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": rows})
+
+
+class Driver:
+    """A run of the query."""
+
+    def __init__(self, world: World, run: str, dies_at: str | None = None) -> None:
+        self.world = world
+        self.run = run
+        self.failpoints = DyingAt(dies_at)
+        self.committer = Committer(
+            SINK,
+            run,
+            FakeLedger(world),
+            FakeTransactions(world),
+            FakeRedo(world),
+            self.failpoints,  # type: ignore[arg-type]
+            lambda: NOW,
+        )
+
+    def tasks(self, number: int, mode: str) -> Batch:
+        """The tasks of a batch have run: two, the rows of each the same on every replay."""
+        parts = [[f"{number}-{task}-{row}" for row in range(2)] for task in range(2)]
+        batch = Batch(QUERY, number)
+        for task, rows in enumerate(parts):
+            if mode == "parallel" or (mode == "mixed" and task == 0):
+                batch.transactions.append(self.world.write_in_transaction(self.run, task, rows))
+            else:
+                batch.inline.append(("topic", columns(rows)))
+        return batch
+
+    def process(self, number: int, mode: str) -> Batch:
+        batch = self.tasks(number, mode)
+        self.committer.commit(batch)
+        return batch
+
+
+def expected(batches: int) -> list[str]:
+    return [f"{number}-{task}-{row}" for number in range(batches) for task in range(2) for row in range(2)]
+
+
+MODES = ["inline", "parallel", "mixed"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_batch_is_seen_once_and_nothing_is_left_open(mode):
+    world = World()
+    driver = Driver(world, "run")
+    for number in range(3):
+        driver.process(number, mode)
+    assert sorted(world.visible) == expected(3)
+    assert not world.open
+    assert world.decisions[QUERY].is_finished
+    assert world.decisions[QUERY].batch == 2
+
+
+# Where a driver passes that has nothing to mend, and that one more which finds its batch decided.
+PASSED = ["begin.fence", "begin.read", "begin.done", "decide.begin", "decide.rows", "decide.written", "decide.done"]
+PASSED_WITH_TRANSACTIONS = ["check.done", "end.done", "finish.done"]
+CELLS = [(place, mode) for place in PASSED for mode in MODES]
+CELLS += [(place, mode) for place in PASSED_WITH_TRANSACTIONS for mode in ("parallel", "mixed")]
+CELLS += [("end.between", "parallel")]
+WHILE_MENDING = {
+    "begin.finish",
+    "begin.abort",
+    "redo.begin",
+    "redo.written",
+    "redo.done",
+    "replay.abort",
+    "abort.begin",
+}
+
+
+def test_every_failpoint_of_the_driver_is_visited():
+    assert {place for place, _ in CELLS} | WHILE_MENDING == set(ON_THE_DRIVER)
+
+
+def assert_all_seen_once(world: World, batches: int) -> None:
+    assert sorted(world.visible) == expected(batches)
+    assert not world.open
+
+
+@pytest.mark.behaviour("S06")
+@pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
+@pytest.mark.parametrize(("place", "mode"), CELLS)
+def test_a_driver_may_die_anywhere(place, mode, expires):
+    """Batch 1 is the one in which it dies; the next driver has to mend that, even if transactions have expired."""
+    world = World()
+    Driver(world, "run-1").process(0, mode)
+    with pytest.raises(Crash):
+        Driver(world, "run-2", place).process(1, mode)
+    if expires:
+        world.expire()
+    heir = Driver(world, "run-3")
+    for number in (1, 2):
+        heir.process(number, mode)
+    assert_all_seen_once(world, 3)
+
+
+@pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
+@pytest.mark.parametrize("first", ["decide.begin", "decide.done", "end.between"])
+@pytest.mark.parametrize(
+    "second", ["begin.fence", "begin.read", "begin.finish", "begin.abort", "begin.done", "replay.abort"]
+)
+def test_a_driver_may_die_while_it_mends_what_another_left(first, second, expires):
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", first).process(0, "parallel")
+    world.write_in_transaction("run-1", 7, ["of a twin"])  # so that there is something to abort in any case
+    mending = Driver(world, "run-2", second)
+    is_passed = not (first == "decide.begin" and second in ("begin.finish", "replay.abort"))
+    if is_passed:
+        with pytest.raises(Crash):
+            mending.process(0, "parallel")
+    if expires:
+        world.expire()
+    Driver(world, "run-3").process(0, "parallel")
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_a_driver_may_die_when_it_begins_to_abort(decides):
+    world = World(lose_answer=decides)
+    dying = Driver(world, "run-1", "abort.begin")
+    batch = dying.tasks(0, "parallel")
+    if decides:
+        with pytest.raises(InDoubtError):
+            dying.committer.commit(batch)
+    with pytest.raises(Crash):
+        dying.committer.abort(batch)
+    Driver(world, "run-2").process(0, "parallel")
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.parametrize("place", ["redo.begin", "redo.written", "redo.done", "begin.finish", "end.done"])
+def test_a_driver_may_die_while_it_writes_again_what_had_expired(place):
+    world = World()
+    dying = Driver(world, "run-1", "decide.done")
+    with pytest.raises(Crash):
+        dying.process(0, "parallel")
+    world.expire()
+    second = Driver(world, "run-2", place)
+    with pytest.raises(Crash):
+        second.process(0, "parallel")
+    third = Driver(world, "run-3")
+    third.process(0, "parallel")
+    assert sorted(world.visible) == expected(1)
+    assert not world.open
+
+
+def test_a_decided_batch_that_is_gone_stops_every_start():
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "decide.done").process(0, "parallel")
+    world.expire()
+    world.are_gone = True
+    for run in ("run-2", "run-3"):
+        with pytest.raises(LostError):
+            Driver(world, run).process(0, "parallel")
+    assert world.visible == []
+    assert not world.decisions[QUERY].is_finished
+
+
+def test_commit_called_again_for_a_batch_changes_nothing():
+    world = World()
+    driver = Driver(world, "run")
+    driver.process(0, "parallel")
+    batch = driver.process(1, "mixed")
+    driver.committer.commit(batch)
+    assert sorted(world.visible) == expected(2)
+
+
+def test_a_replay_of_a_decided_batch_is_aborted():
+    world = World()
+    Driver(world, "run-1").process(0, "parallel")
+    heir = Driver(world, "run-2")
+    heir.process(0, "parallel")
+    assert "replay.abort" in heir.failpoints.reached
+    assert sorted(world.visible) == expected(1)
+    assert not world.open
+
+
+def test_a_zombie_driver_is_fenced_and_its_transactions_are_aborted():
+    world = World()
+    zombie = Driver(world, "run-1")
+    zombie.process(0, "parallel")
+    late = zombie.tasks(1, "mixed")
+    heir = Driver(world, "run-2")
+    heir.process(1, "mixed")
+    with pytest.raises((FencedError, NotDecidedError)):
+        zombie.committer.commit(late)
+    zombie.committer.abort(late)
+    heir.process(2, "mixed")
+    assert sorted(world.visible) == expected(3)
+    assert not world.open
+
+
+def test_a_zombie_with_inline_rows_only_is_fenced():
+    world = World()
+    zombie = Driver(world, "run-1")
+    zombie.process(0, "inline")
+    late = zombie.tasks(1, "inline")
+    Driver(world, "run-2").process(1, "inline")
+    with pytest.raises(FencedError):
+        zombie.committer.commit(late)
+    assert sorted(world.visible) == expected(2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_abort_after_a_commit_whose_answer_was_lost_undoes_nothing(mode):
+    world = World(lose_answer=True)
+    driver = Driver(world, "run-1")
+    batch = driver.tasks(0, mode)
+    with pytest.raises(InDoubtError):
+        driver.committer.commit(batch)
+    driver.committer.abort(batch)
+    assert sorted(world.visible) == expected(1)
+    Driver(world, "run-2").process(0, mode)
+    assert sorted(world.visible) == expected(1)
+    assert not world.open
+
+
+def test_abort_of_an_undecided_batch_aborts_its_transactions():
+    world = World()
+    driver = Driver(world, "run")
+    batch = driver.tasks(0, "parallel")
+    driver.committer.abort(batch)
+    assert not world.open
+    assert world.visible == []
+
+
+def test_abort_leaves_everything_where_it_cannot_read_what_was_decided():
+    world = World(unreachable=True)
+    driver = Driver(world, "run")
+    driver.committer.abort(driver.tasks(0, "parallel"))
+    assert len(world.open) == 2
+
+
+def test_a_batch_with_a_lost_transaction_is_not_decided():
+    world = World()
+    driver = Driver(world, "run")
+    batch = driver.tasks(0, "parallel")
+    world.end(batch.transactions[1].identity, committed=False)
+    with pytest.raises(NotDecidedError, match="not open any more"):
+        driver.committer.commit(batch)
+    driver.committer.abort(batch)
+    assert world.decisions == {}
+    assert not world.open
+
+
+def test_a_batch_whose_time_is_nearly_up_is_not_decided():
+    world = World(age_ms=80_000)  # of 100 s
+    driver = Driver(world, "run")
+    with pytest.raises(NotDecidedError, match="expires in 20 s"):
+        driver.process(0, "parallel")
+    assert world.decisions == {}
+
+
+def test_leftovers_of_older_runs_and_of_losing_twins_are_aborted():
+    world = World()
+    world.write_in_transaction("older-run", 7, ["left over"])
+    driver = Driver(world, "run")
+    driver.process(0, "parallel")
+    assert not world.open
+    world.write_in_transaction("run", 9, ["of a twin"])
+    driver.process(1, "parallel")
+    assert not world.open
+    assert sorted(world.visible) == expected(2)
+
+
+def test_another_sink_is_none_of_our_business():
+    world = World()
+    other = world.write_in_transaction("run", 7, ["of another sink"])
+    world.states[("sink2~run~worker~7", 1, 1)] = world.states.pop(other.identity)
+    Driver(world, "run").process(0, "parallel")
+    assert [one[0] for one in world.open] == ["sink2~run~worker~7"]
+
+
+def test_a_new_checkpoint_with_an_old_sink_id_starts_from_batch_0():
+    world = World()
+    Driver(world, "run-1").process(0, "parallel")
+    newer = Driver(world, "run-2")
+    batch = newer.tasks(0, "parallel")
+    newer.committer.commit(replace(batch, query="another query"))
+    assert sorted(world.visible) == sorted(expected(1) * 2)
+
+
+def test_an_unfinished_batch_of_another_query_of_the_sink_is_finished():
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "end.between").process(0, "parallel")
+    newer = Driver(world, "run-2")
+    newer.committer.commit(replace(newer.tasks(0, "inline"), query="another query"))
+    assert sorted(world.visible) == sorted(expected(1) * 2)
+    assert world.decisions[QUERY].is_finished
+
+
+def test_an_empty_batch_needs_no_decision():
+    world = World()
+    Driver(world, "run").committer.commit(Batch(QUERY, 0))
+    assert world.decisions == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_write_that_nobody_will_repeat_leaves_no_decision_behind(mode):
+    world = World()
+    driver = Driver(world, "run")
+    driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
+    assert sorted(world.visible) == expected(1)
+    assert world.decisions == {}
