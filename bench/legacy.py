@@ -3,7 +3,7 @@
     async   messages a second until all are acknowledged, by single messages and by lists, against today's `send`
     sync    the time of `send`, against that of one bare round trip: a finished request on a blocking socket
 
-A round runs every case once; medians are over rounds. 100-byte values, 4 partitions, all replicas acknowledge. The
+A round runs every case once; medians are over rounds. 100-byte values, all replicas acknowledge. The
 broker is Apache Kafka 3.9, the last one that takes the formats of 0.8, or our own (`--broker headrace`).
 """
 
@@ -33,11 +33,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 TOPIC = "bench-legacy"
 PARTITIONS = 4
+LATENCY_TOPIC = "bench-legacy-1"  # one partition: the broker is to do the same for both
 VALUE = b"v" * 100
 LIST_MESSAGES = 1000
 ACKS = -1
 BATCH_MESSAGES = 2000  # 250 KB, as today's has in a request of 4 batches
 QUEUE_MESSAGES = 10_000
+SEND_BUFFER_BYTES = 256 * 1024  # room for all of a request
 TIMEOUT_MS = 10_000
 WARM_UP_ROUNDS = 2
 JVM_OPTIONS = ("-Xmx1g", "-Xms1g")
@@ -59,6 +61,7 @@ def async_producer(bootstrap: str) -> Producer:
         request_required_acks=ACKS,
         batch_num_messages=BATCH_MESSAGES,
         queue_buffering_max_messages=QUEUE_MESSAGES,
+        send_buffer_bytes=SEND_BUFFER_BYTES,
     )
 
 
@@ -87,7 +90,7 @@ def round_trip(endpoint: Endpoint) -> Iterator[Callable[[], object]]:
     """Ask and wait, with a request that was made beforehand: what no producer can go below."""
     data = legacy.encode([Record(0, NO_TIMESTAMP, None, VALUE, ())], magic=0)
     part = PartitionProduceData(partition_index=0, records=data)
-    topics = [TopicProduceData(name=TOPIC, partition_data=[part])]
+    topics = [TopicProduceData(name=LATENCY_TOPIC, partition_data=[part])]
     request = ProduceRequest(acks=ACKS, timeout_ms=TIMEOUT_MS, topic_data=topics)
     frame = b"".join(frames.encode_request(request, 0, 0, ""))
     with socket.create_connection(endpoint, TIMEOUT_MS / 1000) as connected:
@@ -103,7 +106,7 @@ def round_trip(endpoint: Endpoint) -> Iterator[Callable[[], object]]:
 def measure_latency_us(bootstrap: str, count: int) -> dict[str, float]:
     """Medians, one call of the one after one call of the other."""
     taken: defaultdict[str, list[float]] = defaultdict(list)
-    message = KeyedMessage(TOPIC, VALUE)
+    message = KeyedMessage(LATENCY_TOPIC, VALUE)
     with (
         Producer(metadata_broker_list=bootstrap, request_required_acks=ACKS) as producer,
         round_trip(parse(bootstrap)[0]) as ask,
@@ -179,6 +182,7 @@ def running_broker(kind: str) -> Iterator[str]:
 
         with EmbeddedBroker() as embedded:
             embedded.create_topic(TOPIC, PARTITIONS)
+            embedded.create_topic(LATENCY_TOPIC, 1)
             yield embedded.bootstrap
         return
     from peers.maven import kafka_jars
@@ -190,6 +194,7 @@ def running_broker(kind: str) -> Iterator[str]:
         broker.start()
         try:
             broker.create_topic(TOPIC, PARTITIONS)
+            broker.create_topic(LATENCY_TOPIC, 1)
             yield broker.bootstrap
         finally:
             broker.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -18,10 +19,6 @@ SECONDS_MAX = 20
 
 def message(number):
     return KeyedMessage("t", b"%d" % number)
-
-
-def number_of(value):
-    return int(value)
 
 
 def queue_of(messages_max, enqueue_timeout_ms, *, filled=0):
@@ -181,29 +178,37 @@ def test_the_thread_outlives_a_lost_batch(caplog):
     assert "a batch of 1 messages was not sent" in caplog.text
 
 
-def test_many_threads_lose_nothing_and_keep_their_order():
+def test_many_threads_lose_nothing_mix_up_nothing_and_keep_their_order():
     queue = MessageQueue(7, -1, SYSTEM_WAITING_CLOCK)
+    starts = range(0, 8000, 1000)
 
-    def put_one(number):
-        queue.put(message(number))
-        return True
+    def put(start):
+        made = [KeyedMessage(f"t{n}", n, f"k{n}", f"p{n}") for n in range(start, start + 1000)]
+        if start % 2000:
+            for each in made:
+                queue.put(each)
+        else:
+            for place in range(0, 1000, 10):
+                queue.put_all(made[place : place + 10])
 
-    threads = [
-        threading.Thread(target=lambda start=start: all(map(put_one, range(start, start + 1000))))
-        for start in (0, 1000, 2000, 3000)
-    ]
+    threads = [threading.Thread(target=put, args=(start,)) for start in starts]
     for thread in threads:
         thread.start()
     taken: list[int] = []
-    while len(taken) < 4000:
+    while len(taken) < 8000:
         batch = queue.take(5, 1000)
         assert batch is not None
         assert 0 < len(batch) <= 5
-        taken.extend(map(number_of, batch.values))
+        for topic, n, key, partition_key in zip(
+            batch.topics, batch.values, batch.keys, batch.partition_keys, strict=True
+        ):
+            assert (topic, key, partition_key) == (f"t{n}", f"k{n}", f"p{n}")
+            assert isinstance(n, int)
+            taken.append(n)
     for thread in threads:
         thread.join(SECONDS_MAX)
-    for start in (0, 1000, 2000, 3000):
-        assert [number for number in taken if start <= number < start + 1000] == list(range(start, start + 1000))
+    for start in starts:
+        assert [n for n in taken if start <= n < start + 1000] == list(range(start, start + 1000))
 
 
 @pytest.mark.behaviour("L02")
@@ -224,3 +229,62 @@ def test_what_is_put_right_before_the_close_is_sent():
     queue.take = take_and_then_put
     thread.run()
     assert [values for _, values in handler.batches] == [[b"1"]]
+
+
+def test_a_message_that_comes_between_the_last_look_and_the_end_is_refused_not_lost():
+    queue, _, _ = queue_of(10, 0)
+
+    class Late(list):
+        """The fields, at the moment when a thread has found room and is stopped before it puts."""
+
+        def __iadd__(self, fields):  # type: ignore[misc]
+            queue.close()
+            assert queue.take(1, 0) is None
+            self.extend(fields)
+            return self
+
+    queue._fields = Late()
+    with pytest.raises(ClosedError, match="1 messages were not taken"):
+        queue.put(message(1))
+
+
+def test_a_message_that_comes_between_the_look_and_the_close_is_still_sent():
+    queue, _, _ = queue_of(10, 0)
+
+    class Late(list):
+        def __iadd__(self, fields):  # type: ignore[misc]
+            queue.close()
+            self.extend(fields)
+            return self
+
+    queue._fields = Late()
+    queue.put(message(1))
+    batch = queue.take(1, 0)
+    assert batch is not None
+    assert batch.values == [b"1"]
+    assert queue.take(1, 0) is None
+
+
+@pytest.mark.parametrize("thread_count", [1, 8])
+def test_threads_that_put_while_the_queue_is_closed_lose_nothing_they_were_not_told_of(thread_count):
+    for _ in range(20):
+        queue = MessageQueue(1000, -1, SYSTEM_WAITING_CLOCK)
+        accepted: list[int] = []
+
+        def put_until_closed(queue=queue, accepted=accepted):
+            with suppress(ClosedError):
+                while True:
+                    queue.put(message(1))
+                    accepted.append(1)
+
+        threads = [threading.Thread(target=put_until_closed) for _ in range(thread_count)]
+        for thread in threads:
+            thread.start()
+        taken = 0
+        while (batch := queue.take(50, 1000)) is not None:
+            taken += len(batch)
+            if taken > 3000 and not queue.is_closed:
+                queue.close()
+        for thread in threads:
+            thread.join(SECONDS_MAX)
+        assert taken == len(accepted)

@@ -152,7 +152,7 @@ class DefaultEventHandler:
         }
         if codes.keys() != sent.keys():
             raise MalformedError(f"expected an answer about {len(sent)} partitions, got {len(codes)}", offset=0)
-        failed = [tp for tp in sent if codes[tp]] if any(codes.values()) else []
+        failed = [tp for tp in sent if codes[tp]]
         self._reasons.update({str(tp): str(BrokerError(code=codes[tp])) for tp in failed})
         return failed
 

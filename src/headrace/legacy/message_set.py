@@ -43,7 +43,7 @@ def _encode_value(value: bytes, head: bytes) -> bytes:
 
 
 def _encode_values(values: list[bytes], head: bytes) -> bytes:
-    """What `legacy.encode` gives for messages without keys, column by column, at a fifth of its cost.
+    """What `legacy.encode` gives for messages without keys, column by column, at a fraction of its cost.
 
     But for offset and checksum, what stands before a value follows from the length of it. The checksum of that much
     is where the value's begins.

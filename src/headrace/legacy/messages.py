@@ -39,9 +39,9 @@ class Messages(Generic[V]):
     partition_keys: list[object]
 
     @classmethod
-    def of_flat(cls, flat: list[object]) -> Self:
-        """From field after field, message after message."""
-        columns = [flat[place::FIELDS] for place in range(FIELDS)]
+    def of_flat(cls, flat: list[object], stop: int | None = None) -> Self:
+        """From field after field, message after message, the first `stop` of them."""
+        columns = [flat[place:stop:FIELDS] for place in range(FIELDS)]
         return cls(*columns)  # type: ignore[arg-type]  # they are what KeyedMessage says
 
     @classmethod

@@ -108,6 +108,7 @@ class Settings:
     request_timeout_ms: int
     send_buffer_bytes: int
     produce_version: int
+    magic: int
     codec: int
     compressed_topics: frozenset[str]
     retries_max: int
@@ -117,10 +118,6 @@ class Settings:
     queue_age_ms_max: int
     enqueue_timeout_ms: int
     batch_messages: int
-
-    @property
-    def magic(self) -> int:
-        return MAGIC_BY_PRODUCE_VERSION[self.produce_version]
 
     def codec_of(self, topic: str) -> int:
         """`compressed.topics` narrows `compression.codec` down, unless it is empty."""
@@ -140,6 +137,7 @@ def settings(config: Config) -> Settings:
     client_id = config.of(str, "client.id")
     if len(client_id.encode()) > CLIENT_ID_BYTES_MAX:
         raise ConfigError(f"client.id has {len(client_id)} characters; it may have {CLIENT_ID_BYTES_MAX} bytes")
+    produce_version = config.of(int, "produce.request.version")
     return Settings(
         brokers=_brokers(config),
         client_id=client_id,
@@ -147,7 +145,8 @@ def settings(config: Config) -> Settings:
         acks=config.of(int, "request.required.acks"),
         request_timeout_ms=config.of(int, "request.timeout.ms"),
         send_buffer_bytes=config.of(int, "send.buffer.bytes"),
-        produce_version=config.of(int, "produce.request.version"),
+        produce_version=produce_version,
+        magic=MAGIC_BY_PRODUCE_VERSION[produce_version],
         codec=_CODECS[config.of(str, "compression.codec")],
         compressed_topics=frozenset(config.of(tuple, "compressed.topics")),
         retries_max=config.of(int, "message.send.max.retries"),

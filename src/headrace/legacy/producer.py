@@ -99,7 +99,8 @@ class Producer:
                 if queue is not None:
                     queue.put(messages)
                 else:
-                    self._send_now(Messages.of_flat(list(messages)))
+                    topic, message, key, partition_key = messages
+                    self._send_now(Messages([topic], [message], [key], [partition_key]))
             elif queue is not None:
                 queue.put_all(_checked(messages))
             else:
