@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from headrace.broker.catalog.configs import BROKER, TOPIC, Configs
 from headrace.broker.catalog.topics import check_name
@@ -130,7 +130,31 @@ def _options(kind: ResourceType) -> Options:
     return BROKER_OPTIONS
 
 
-def check_unique(named: Sequence[tuple[int, str]], kind: int, name: str) -> None:
-    """Raise INVALID_REQUEST if a request has a resource twice: which of the two would it be?"""
-    if named.count((kind, name)) > 1:
-        raise BrokerError(f"{name!r} is in the request twice", code=Code.INVALID_REQUEST)
+class Row(Protocol):
+    """A resource in a request, and what is to be set on it."""
+
+    @property
+    def resource_type(self) -> int: ...
+
+    @property
+    def resource_name(self) -> str: ...
+
+
+R = TypeVar("R", bound=Row)
+
+
+def alter_each(rows: Sequence[R], alter: Callable[[R], None]) -> Iterator[tuple[R, int, str | None]]:
+    """Alter one resource after the other: each with its error code, and the text to it.
+
+    A resource that is in the request twice is refused: which of the two would it be?
+    """
+    named = [(row.resource_type, row.resource_name) for row in rows]
+    for row in rows:
+        try:
+            if named.count((row.resource_type, row.resource_name)) > 1:
+                raise BrokerError(f"{row.resource_name!r} is in the request twice", code=Code.INVALID_REQUEST)
+            alter(row)
+        except BrokerError as error:
+            yield row, error.code, str(error.args[0])
+        else:
+            yield row, Code.NONE, None

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from headrace.config.cipher_names import openssl_name
 from headrace.errors import ConfigError, TlsError
 from headrace.wire.primitives import Buffer
 
@@ -101,7 +102,7 @@ def _limit_ciphers(made: TlsContext, names: tuple[str, ...]) -> None:
     """Allow these suites only. Python cannot pick among those of TLS 1.3: it is all of them, or no TLS 1.3."""
     modern = {str(cipher["name"]) for cipher in made.get_ciphers() if str(cipher["name"]).startswith("TLS_")}
     chosen_modern = modern.intersection(names)
-    older = [_openssl_name(name) for name in names if name not in modern]
+    older = [openssl_name(name) for name in names if name not in modern]
     if not chosen_modern:
         made.maximum_version = ssl.TLSVersion.TLSv1_2
     elif chosen_modern != modern and made.maximum_version != ssl.TLSVersion.TLSv1_2:
@@ -116,16 +117,6 @@ def _limit_ciphers(made: TlsContext, names: tuple[str, ...]) -> None:
         made.set_ciphers(":".join(older))
     except ssl.SSLError:
         raise ConfigError(f"ssl.cipher.suites: OpenSSL knows none of {', '.join(names)}") from None
-
-
-def _openssl_name(name: str) -> str:
-    """TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, as Java has it → ECDHE-RSA-AES256-GCM-SHA384."""
-    if "_WITH_" not in name:
-        return name
-    exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
-    cipher = cipher.replace("AES_", "AES").replace("_CBC", "").replace("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305")
-    prefix = "" if exchange == "RSA" else f"{exchange}_"
-    return f"{prefix}{cipher}".replace("_", "-")
 
 
 def _load_authorities(made: TlsContext, settings: TlsSettings) -> None:

@@ -3,6 +3,7 @@
 option.py      Option, its checks, Secret
 resolved.py    Options → Config
 properties.py  `.properties` files
+cipher_names   Java's names of cipher suites → OpenSSL's
 """
 
 from headrace.config.option import INT_MAX, LONG_MAX, Between, Check, Importance, Kind, NotEmpty, OneOf, Option, Secret

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.broker.config_changes import check_resource, check_unique, replace_all
+from headrace.broker.config_changes import alter_each, check_resource, replace_all
 from headrace.broker.context import Answer, Context
 from headrace.broker.security.authorizer import Operation
 from headrace.errors import BrokerError, Code
@@ -20,17 +20,8 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, context: Context, message: AlterConfigsRequest) -> Answer:
-    named = [(row.resource_type, row.resource_name) for row in message.resources]
-    answers = []
-    for row in message.resources:
-        try:
-            check_unique(named, row.resource_type, row.resource_name)
-            _alter(broker, context, message, row)
-        except BrokerError as error:
-            answers.append(_answer(row, error.code, str(error.args[0])))
-        else:
-            answers.append(_answer(row, Code.NONE))
-    return AlterConfigsResponse(responses=answers)
+    outcomes = alter_each(message.resources, lambda row: _alter(broker, context, message, row))
+    return AlterConfigsResponse(responses=[_answer(*outcome) for outcome in outcomes])
 
 
 def _alter(broker: Broker, context: Context, message: AlterConfigsRequest, row: AlterConfigsResource) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.broker.config_changes import Change, change, check_resource, check_unique
+from headrace.broker.config_changes import Change, alter_each, change, check_resource
 from headrace.broker.context import Answer, Context
 from headrace.broker.security.authorizer import Operation
-from headrace.errors import BrokerError, Code
 from headrace.wire.api.incremental_alter_configs import (
     AlterConfigsResource,
     AlterConfigsResourceResponse,
@@ -20,17 +19,8 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, context: Context, message: IncrementalAlterConfigsRequest) -> Answer:
-    named = [(row.resource_type, row.resource_name) for row in message.resources]
-    answers = []
-    for row in message.resources:
-        try:
-            check_unique(named, row.resource_type, row.resource_name)
-            _alter(broker, context, message, row)
-        except BrokerError as error:
-            answers.append(_answer(row, error.code, str(error.args[0])))
-        else:
-            answers.append(_answer(row, Code.NONE))
-    return IncrementalAlterConfigsResponse(responses=answers)
+    outcomes = alter_each(message.resources, lambda row: _alter(broker, context, message, row))
+    return IncrementalAlterConfigsResponse(responses=[_answer(*outcome) for outcome in outcomes])
 
 
 def _alter(

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from headrace.broker.broker_options import for_listener
 from headrace.config import Config, Secret
+from headrace.config.cipher_names import openssl_name
 from headrace.errors import ConfigError
 
 PROTOCOLS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -79,7 +80,7 @@ class _ListenerOptions:
 
 def _limit_ciphers(made: ssl.SSLContext, suites: tuple[str, ...]) -> None:
     """Allow these suites only. Those of TLS 1.3 cannot be chosen from in Python: naming any of them leaves all."""
-    older = [_openssl_name(suite) for suite in suites if "_WITH_" in suite or not suite.startswith("TLS_")]
+    older = [openssl_name(suite) for suite in suites if "_WITH_" in suite or not suite.startswith("TLS_")]
     if len(older) == len(suites):
         made.maximum_version = ssl.TLSVersion.TLSv1_2
     if not older:
@@ -89,15 +90,6 @@ def _limit_ciphers(made: ssl.SSLContext, suites: tuple[str, ...]) -> None:
         made.set_ciphers(":".join(older))
     except ssl.SSLError:
         raise ConfigError(f"ssl.cipher.suites: OpenSSL knows none of {', '.join(suites)}") from None
-
-
-def _openssl_name(name: str) -> str:
-    """TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, as Java has it → ECDHE-RSA-AES256-GCM-SHA384."""
-    if "_WITH_" not in name:
-        return name
-    exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
-    cipher = cipher.replace("AES_", "AES").replace("_CBC", "").replace("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305")
-    return f"{'' if exchange == 'RSA' else f'{exchange}_'}{cipher}".replace("_", "-")
 
 
 def _load_authorities(made: ssl.SSLContext, options: _ListenerOptions) -> None:
