@@ -189,14 +189,27 @@ def test_flush_messages_and_flush_ms_say_when(rig):
     assert not never.needs_flush
 
 
-def test_closed_segments_get_to_disk_in_the_background(rig):
+def test_closed_segments_get_to_disk_in_the_background(rig, monkeypatch):
+    """But not the last one: who writes to a file while it is forced to disk waits for the disk."""
+    forced = set()
+    real = os.fsync
+
+    def noting(fd):
+        forced.add(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
     async def run():
         log = rig.log(internal_segment_bytes="200")
         for n in range(6):
             rig.append(log, b"%d" % n * 60)
         assert log.recovery_point == 0
+        monkeypatch.setattr(os, "fsync", noting)
         await rig.manager.flush_due()
-        assert log.recovery_point == log.end_offset
+        *closed, last = log.segments
+        assert closed
+        assert {segment.file.path for segment in closed} <= forced
+        assert last.file.path not in forced
+        assert log.recovery_point == last.base_offset < log.end_offset
         await rig.manager.write_checkpoints()
         found = rig.crash().log()
         assert found.recovery_point == log.recovery_point

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.broker.log")
 
 
-def flush(of: Log) -> None:
-    """Force everything that is in the files now to disk, and raise the recovery point to it."""
-    end_offset, truncations = of.end_offset, of.truncations
+def flush(of: Log, *, closed_only: bool = False) -> None:
+    """Force what is in the files now to disk, and raise the recovery point to it.
+
+    With `closed_only` the last segment is left out: its file is being written to, and would have to wait for the disk.
+    """
+    end_offset, truncations = of.segments[-1].base_offset if closed_only else of.end_offset, of.truncations
     if end_offset <= of.recovery_point and not of.names_changed:
         return
     names_changed, of.names_changed = of.names_changed, False
@@ -54,7 +57,7 @@ def _sync_segments(of: Log, end_offset: int, *, with_names: bool) -> None:
     segments = list(of.segments)
     ends = [segment.base_offset for segment in segments[1:]] + [end_offset]
     for segment, end in zip(segments, ends, strict=True):
-        if end > of.recovery_point:
+        if end > of.recovery_point and segment.base_offset < end_offset:
             _sync_if_there(of.directory / offset_name(segment.base_offset, LOG))
         if with_names and end >= of.recovery_point:
             for suffix in (SNAPSHOT, INDEX, TIME_INDEX, TRANSACTION_INDEX):

@@ -442,6 +442,10 @@ class Log:
         flush(self)
         self.last_flush_ms = self.host.clock.time_ms()
 
+    def flush_closed(self) -> None:
+        """Force the segments to disk that are not written to any more. From any thread, while appends go on."""
+        flush(self, closed_only=True)
+
     def reconfigure(self, config: LogConfig) -> None:
         """Take over other options, from the next append on."""
         self.config = config

@@ -23,7 +23,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +128,23 @@ class LogManager:
     async def flushed(self, of: Log) -> None:
         """Return when everything that is in the log now is on disk. Who waits at the same time shares the work."""
         target = of.end_offset
-        # Twice at most: a flush that began before we came may have missed what we wait for.
+        # A few times at most: a flush that began before we came may have missed what we wait for.
         while not of.closed and (of.recovery_point < target or of.names_changed):
             task = self._flushing.get(of)
             if task is None:
-                task = self._flushing[of] = asyncio.create_task(self._flush(of))
+                task = self._flushing[of] = asyncio.create_task(self._flush(of, of.flush))
             await asyncio.shield(task)
 
-    async def _flush(self, of: Log) -> None:
+    async def _closed_flushed(self, of: Log) -> None:
+        """Return when all segments but the last are on disk."""
+        while (other := self._flushing.get(of)) is not None:  # it may have begun before the last one was closed
+            await asyncio.shield(other)
+        task = self._flushing[of] = asyncio.create_task(self._flush(of, of.flush_closed))
+        await asyncio.shield(task)
+
+    async def _flush(self, of: Log, work: Callable[[], None]) -> None:
         try:
-            await asyncio.to_thread(of.flush)
+            await asyncio.to_thread(work)
         except OSError as error:
             raise BrokerError(f"{of.name}: {error}", code=Code.KAFKA_STORAGE_ERROR) from error
         finally:
@@ -240,18 +247,18 @@ class LogManager:
         """Whether one of them could not be brought to disk."""
         for each in self.all:
             each.leave_clean()
-        failed = await self._flush_all(self.all)
+        failed = await self._flush_all(self.all, self.flushed)
         for each in self.all:
             each.close(clean=False)
         return failed
 
-    async def _flush_all(self, logs: list[Log]) -> bool:
+    async def _flush_all(self, logs: Iterable[Log], flush: Callable[[Log], Awaitable[None]]) -> bool:
         """Several at a time. Whether one of them failed."""
         turns = asyncio.Semaphore(FLUSH_THREADS_MAX)
 
         async def one(each: Log) -> None:
             async with turns:
-                await self.flushed(each)
+                await flush(each)
 
         results = await asyncio.gather(*(one(each) for each in logs if each.is_dirty), return_exceptions=True)
         return any(isinstance(result, BaseException) for result in results)
@@ -260,9 +267,11 @@ class LogManager:
 
     async def flush_due(self) -> None:
         """Force closed segments to disk, and what flush.messages or flush.ms say."""
-        due = {each for each in self._logs.values() if each.needs_flush} | self._rolled
+        due = {each for each in self._logs.values() if each.needs_flush}
+        rolled = self._rolled - due
         self._rolled.clear()
-        await self._flush_all(list(due))
+        await self._flush_all(due, self.flushed)
+        await self._flush_all(rolled, self._closed_flushed)
 
     async def delete_old(self) -> None:
         """Retention."""
