@@ -111,6 +111,7 @@ def measure(folder: Path, rounds: int) -> dict[str, dict[str, dict[str, float]]]
             for load in LOADS:
                 for name, broker in brokers.items():
                     say(f"round {number + 1} of {rounds}: {load.label} on {name}")
+                    os.sync()  # what the one before has written is not to be paid for by this one
                     samples[load.label][name].append(run_load(load, broker.bootstrap))
         apache.stop()
         samples[f"{PARTITIONS} partitions"][OURS].append(hold_partitions(ours))

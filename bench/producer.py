@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -135,6 +136,7 @@ def measure(bootstrap: str, jars: Path, rounds: int) -> dict[str, dict[str, floa
     for number in range(rounds):
         for label, step in steps:
             print(f"\r\033[Kround {number + 1} of {rounds}: {label}", end="", file=sys.stderr, flush=True)
+            os.sync()  # what the one before has written is not to be paid for by this one
             samples[label].append(step())
     samples["idle"].append(execute(Run("idle", "idle", 1), bootstrap, jars))
     print("\r\033[K", end="", file=sys.stderr)
@@ -205,7 +207,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--plot", type=Path, default=Path("build/bench-producer.png"))
     options = parser.parse_args()
     jars = kafka_jars("4.3.0")

@@ -71,18 +71,28 @@ def headrace(options: argparse.Namespace, kind: str) -> dict[str, float]:
         producer.flush()
         assert answered == count, (answered, count)
 
-    def arrow() -> None:
-        import pyarrow as pa
+    if kind == "arrow":
+        result = timed(count, _arrow_run(producer, topic, count))
+    else:
+        result = timed(count, {"send": plain, "keyed": keyed, "delivery": delivery}[kind])
+    producer.close()
+    return result
 
-        rows = 100_000
-        batch = pa.record_batch({"value": pa.array([VALUE] * rows, pa.binary())})
+
+def _arrow_run(producer: Any, topic: str, count: int) -> Callable[[], None]:
+    """The rows are made, and what reads them is imported, before the clock runs: as for all the others."""
+    import pyarrow as pa
+
+    rows = 100_000
+    batch = pa.record_batch({"value": pa.array([VALUE] * rows, pa.binary())})
+    producer.send_arrow(topic, batch.slice(0, 1000)).result(60)
+
+    def run() -> None:
         deliveries = [producer.send_arrow(topic, batch) for _ in range(count // rows)]
         for each in deliveries:
             each.result(60)
 
-    result = timed(count, {"send": plain, "keyed": keyed, "delivery": delivery, "arrow": arrow}[kind])
-    producer.close()
-    return result
+    return run
 
 
 def confluent(options: argparse.Namespace, kind: str) -> dict[str, float]:
