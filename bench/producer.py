@@ -1,7 +1,8 @@
 """`make bench-producer`: ours side by side with confluent-kafka, Java's, aiokafka and kafka-python on one real Kafka.
 
-Every client runs in a process of its own; a round runs each of them once, medians are over rounds. 100-byte values,
-acks=all, idempotence on, linger 5 ms, batches of 64 KiB, 4 partitions.
+Every client runs in a process of its own; a round runs each of them once, in an order of its own (who comes after a
+pause, or after much writing, has another broker before him), and medians are over rounds. 100-byte values, acks=all,
+idempotence on, linger 5 ms, batches of 64 KiB, 4 partitions.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,6 @@ def java_performance(
 
 def measure(bootstrap: str, jars: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Medians by label and measure."""
-    samples: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
     steps: list[tuple[str, Callable[[], dict[str, float]]]] = []
     for run in [*RUNS, *SCALE_RUNS]:
         steps.append((run.label, lambda run=run: execute(run, bootstrap, jars)))  # type: ignore[misc]
@@ -133,12 +133,13 @@ def measure(bootstrap: str, jars: Path, rounds: int) -> dict[str, dict[str, floa
     steps.append(
         ("Java latency", lambda: java_performance(bootstrap, jars, steady, rate=5000, linger_ms=0, batch_bytes=16384))
     )
+    samples: dict[str, list[dict[str, float]]] = {label: [] for label, _ in steps}
     for number in range(rounds):
-        for label, step in steps:
+        for label, step in random.Random(number).sample(steps, len(steps)):
             print(f"\r\033[Kround {number + 1} of {rounds}: {label}", end="", file=sys.stderr, flush=True)
             os.sync()  # what the one before has written is not to be paid for by this one
             samples[label].append(step())
-    samples["idle"].append(execute(Run("idle", "idle", 1), bootstrap, jars))
+    samples["idle"] = [execute(Run("idle", "idle", 1), bootstrap, jars)]
     print("\r\033[K", end="", file=sys.stderr)
     return {
         label: {name: statistics.median(row[name] for row in rows) for name in rows[0]}

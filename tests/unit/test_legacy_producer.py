@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ClosedError, ConfigError, SerializationError, UnsupportedVersionError
-from headrace.legacy import FailedToSendMessageError, KeyedMessage, Partitioner, Producer, QueueFullError, message_set
-from headrace.legacy.messages import Messages
+from headrace.legacy import FailedToSendMessageError, KeyedMessage, Partitioner, Producer, QueueFullError
 from headrace.legacy.options import OPTIONS
 from headrace.legacy.partitioner import DefaultPartitioner, java_hash
 from headrace.wire import legacy
@@ -505,8 +504,7 @@ VALUES = st.none() | st.binary(max_size=40)
 def test_a_message_set_is_what_the_wire_layer_makes_of_its_records(pairs, magic, codec, has_keys):
     keys = [key if has_keys else None for key, _ in pairs]
     values = [value for _, value in pairs]
-    messages = Messages(["t"] * len(keys), values, keys, [None] * len(keys))
-    data = message_set.encode(messages, magic=magic, codec=codec, timestamp_ms=1234)
+    data = legacy.encode_columns(keys, values, magic=magic, codec=codec, timestamp=1234)
     time_ms = 1234 if magic else NO_TIMESTAMP
     records = [Record(i, time_ms, key, value, ()) for i, (key, value) in enumerate(zip(keys, values, strict=True))]
     assert legacy.decode(data) == records
@@ -516,7 +514,7 @@ def test_a_message_set_is_what_the_wire_layer_makes_of_its_records(pairs, magic,
 
 @pytest.mark.behaviour("L06")
 def test_a_message_of_magic_0_is_these_bytes():
-    data = message_set.encode(Messages(["t"], [b"value"], [b"key"], [None]), magic=0, codec=0, timestamp_ms=5)
+    data = legacy.encode_columns([b"key"], [b"value"], magic=0, codec=0, timestamp=5)
     offset, size, crc, rest = data[:8], data[8:12], data[12:16], data[16:]
     assert (offset, size) == (bytes(8), (22).to_bytes(4))
     assert crc == zlib.crc32(rest).to_bytes(4)

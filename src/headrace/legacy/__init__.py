@@ -6,7 +6,7 @@
 
     producer          `send` and `close`
     options           the options of 0.8, by their names
-    messages          what is sent; message_set has it in bytes, magic 0 or 1
+    messages          what is sent, in columns
     queue             bounded, with three ways to treat who finds it full
     send_thread       empties the queue by count or by age
     event_handler     serialise, partition, group by broker, send; what failed, again

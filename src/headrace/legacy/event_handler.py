@@ -14,7 +14,6 @@ import logging
 from collections.abc import Collection
 
 from headrace.errors import BrokerError, ConnectionFailedError, HeadraceError, MalformedError, UnsupportedVersionError
-from headrace.legacy import message_set
 from headrace.legacy.collator import ByPartition, Collator, TopicPartition
 from headrace.legacy.encoders import MessageEncoder
 from headrace.legacy.errors import FailedToSendMessageError
@@ -24,6 +23,7 @@ from headrace.legacy.options import Settings
 from headrace.legacy.partition_info import NO_LEADER, BrokerPartitionInfo
 from headrace.legacy.producer_pool import ProducerPool
 from headrace.legacy.waiting import WaitingClock
+from headrace.wire import legacy
 from headrace.wire.api.produce import PartitionProduceData, ProduceResponse, TopicProduceData
 
 log = logging.getLogger("headrace")
@@ -140,7 +140,9 @@ class DefaultEventHandler:
         magic, codec_of = self._settings.magic, self._settings.codec_of
         topics: dict[str, list[PartitionProduceData]] = {}
         for (topic, partition), messages in by_partition.items():
-            data = message_set.encode(messages, magic=magic, codec=codec_of(topic), timestamp_ms=timestamp_ms)
+            data = legacy.encode_columns(
+                messages.keys, messages.values, magic=magic, codec=codec_of(topic), timestamp=timestamp_ms
+            )
             topics.setdefault(topic, []).append(PartitionProduceData(partition_index=partition, records=data))
         return [TopicProduceData(name=topic, partition_data=parts) for topic, parts in topics.items()]
 

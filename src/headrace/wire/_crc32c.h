@@ -1,4 +1,4 @@
-/* CRC32C (Castagnoli), by the CPU's instruction where it has one.
+/* CRC32C (Castagnoli), by the CPU's instruction where it has one; and the CRC32 of zlib, which message sets have.
  *
  * The instruction takes eight bytes a time but three cycles for each, so three streams run side by side
  * and are joined by tables that advance a checksum over STRIDE zero bytes.
@@ -10,10 +10,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#define HR_POLY 0x82f63b78u /* reflected */
+#define HR_POLY 0x82f63b78u /* reflected, as the next one */
+#define HR_ZLIB_POLY 0xedb88320u
 #define HR_STRIDE 256u
 
 static uint32_t hr_slice[8][256]; /* slicing by eight, where there is no instruction */
+static uint32_t hr_zlib_slice[8][256];
 static uint32_t hr_shift[4][256]; /* advances over HR_STRIDE zero bytes */
 static int hr_has_instruction;
 
@@ -33,26 +35,35 @@ static int hr_detect(void) { return 1; }
 static int hr_detect(void) { return 0; }
 #endif
 
-static uint32_t hr_crc_software(uint32_t crc, const uint8_t *p, size_t n) {
+static uint32_t hr_crc_sliced(uint32_t slice[8][256], uint32_t crc, const uint8_t *p, size_t n) {
     while (n >= 8) {
         uint32_t low = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
-        crc = hr_slice[7][low & 0xff] ^ hr_slice[6][low >> 8 & 0xff] ^ hr_slice[5][low >> 16 & 0xff] ^
-              hr_slice[4][low >> 24] ^ hr_slice[3][p[4]] ^ hr_slice[2][p[5]] ^ hr_slice[1][p[6]] ^ hr_slice[0][p[7]];
+        crc = slice[7][low & 0xff] ^ slice[6][low >> 8 & 0xff] ^ slice[5][low >> 16 & 0xff] ^ slice[4][low >> 24] ^
+              slice[3][p[4]] ^ slice[2][p[5]] ^ slice[1][p[6]] ^ slice[0][p[7]];
         p += 8;
         n -= 8;
     }
-    while (n--) crc = hr_slice[0][(crc ^ *p++) & 0xff] ^ crc >> 8;
+    while (n--) crc = slice[0][(crc ^ *p++) & 0xff] ^ crc >> 8;
     return crc;
 }
 
-static void hr_crc_init(void) {
+static uint32_t hr_crc_software(uint32_t crc, const uint8_t *p, size_t n) {
+    return hr_crc_sliced(hr_slice, crc, p, n);
+}
+
+static void hr_crc_fill(uint32_t slice[8][256], uint32_t poly) {
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t c = i;
-        for (int bit = 0; bit < 8; bit++) c = c & 1 ? c >> 1 ^ HR_POLY : c >> 1;
-        hr_slice[0][i] = c;
+        for (int bit = 0; bit < 8; bit++) c = c & 1 ? c >> 1 ^ poly : c >> 1;
+        slice[0][i] = c;
     }
     for (uint32_t i = 0; i < 256; i++)
-        for (int k = 1; k < 8; k++) hr_slice[k][i] = hr_slice[0][hr_slice[k - 1][i] & 0xff] ^ hr_slice[k - 1][i] >> 8;
+        for (int k = 1; k < 8; k++) slice[k][i] = slice[0][slice[k - 1][i] & 0xff] ^ slice[k - 1][i] >> 8;
+}
+
+static void hr_crc_init(void) {
+    hr_crc_fill(hr_slice, HR_POLY);
+    hr_crc_fill(hr_zlib_slice, HR_ZLIB_POLY);
     /* The checksum is linear: advance each of the 4 x 256 byte values over the zeros once. */
     static const uint8_t zeros[HR_STRIDE];
     for (int k = 0; k < 4; k++)
@@ -98,6 +109,10 @@ static uint32_t hr_crc32c(uint32_t crc, const uint8_t *p, size_t n) {
     if (hr_has_instruction) return ~hr_crc_hardware(crc, p, n);
 #endif
     return ~hr_crc_software(crc, p, n);
+}
+
+static uint32_t hr_crc32(const uint8_t *p, size_t n) {
+    return ~hr_crc_sliced(hr_zlib_slice, ~(uint32_t)0, p, n);
 }
 
 #endif

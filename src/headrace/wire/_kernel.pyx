@@ -6,6 +6,7 @@
     _kernel_batches.pxi    batches one after the other, as they lie in a log
     _kernel_columns.pxi    records in Arrow columns, both ways
     _kernel_lane.pxi       a topic's open batches: partition, append, future, in one call
+    _kernel_old.pxi        messages of magic 0 and 1
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -20,11 +21,13 @@ from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_
 from libc.string cimport memcpy, memset
 
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError
-from headrace.wire.layout import BatchHeader, EncodedBatch, Record
+from headrace.wire._reference.old_messages import decode_messages as _decode_messages_slowly
+from headrace.wire.layout import BatchHeader, EncodedBatch, OldMessage, Record
 
 cdef extern from "_crc32c.h" nogil:
     void hr_crc_init()
     uint32_t hr_crc32c(uint32_t crc, const uint8_t *data, size_t size)
+    uint32_t hr_crc32(const uint8_t *data, size_t size)
 
 cdef extern from "_bytes.h" nogil:
     void hr_put16(uint8_t *p, uint16_t v)
@@ -114,3 +117,4 @@ include "_kernel_records.pxi"
 include "_kernel_batches.pxi"
 include "_kernel_columns.pxi"
 include "_kernel_lane.pxi"
+include "_kernel_old.pxi"

@@ -90,6 +90,22 @@ class Record(NamedTuple):
     headers: tuple[Header, ...]
 
 
+class OldMessage(NamedTuple):
+    """A message of magic 0 or 1 as it is read."""
+
+    position: int  # of its entry in the buffer
+    offset: int
+    magic: int
+    attributes: int
+    timestamp: int  # -1 in magic 0
+    key: bytes | None
+    value: bytes | None
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_MASK
+
+
 class BytesColumn(NamedTuple):
     """An Arrow column of binary or string, as its buffers."""
 

@@ -22,40 +22,16 @@ The data flow, with record batches (magic 2) on the other side of a list of reco
 from __future__ import annotations
 
 import struct
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError, WireError
 from headrace.wire import compression
 from headrace.wire.compression import LZ4, NONE, ZSTD
-from headrace.wire.layout import CODEC_MASK, LOG_APPEND_TIME, MAGIC_OFFSET, NO_TIMESTAMP, BatchHeader, Record
+from headrace.wire.kernel import kernel
+from headrace.wire.layout import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP, BatchHeader, OldMessage, Record
 from headrace.wire.primitives import Buffer
 
-_entry = struct.Struct(">qiI")  # offset, size, crc
-_heads = (struct.Struct(">bb"), struct.Struct(">bbq"))  # magic, attributes and, in magic 1, the timestamp
-_int32 = struct.Struct(">i")
-
-_PREFIX_BYTES = 12  # offset and size: what the size does not count
-_CRC_BYTES = 4
-_SIZE_MIN = 14  # an empty message of magic 0; as much as magic 1 has before the key
 _CODECS = range(ZSTD)  # zstd is younger than message sets
-
-
-class _Message(NamedTuple):
-    """An entry, to be written, or read and found to hold."""
-
-    position: int  # of the entry in its buffer
-    offset: int
-    magic: int
-    attributes: int
-    timestamp: int
-    key: Buffer | None
-    value: Buffer | None
-
-    @property
-    def codec(self) -> int:
-        return self.attributes & CODEC_MASK
 
 
 def encode(
@@ -79,20 +55,36 @@ def encode(
         return b""
     first_offset = records[0].offset if codec != NONE and magic == 1 else 0
     stamped = append_time != NO_TIMESTAMP
+    timestamps = [append_time if stamped else record.timestamp for record in records]
     attributes = LOG_APPEND_TIME if stamped and magic == 1 else 0
-    out = bytearray()
-    for offset, timestamp, key, value, _ in records:
-        time = append_time if stamped else timestamp
-        _write(out, _Message(0, offset - first_offset, magic, attributes, time, key, value))
+    data = kernel.encode_messages(
+        [record.offset - first_offset for record in records],
+        timestamps,
+        [record.key for record in records],
+        [record.value for record in records],
+        magic,
+        attributes,
+    )
     if codec == NONE:
-        return bytes(out)
-    inner = compression.compress(codec, out, level)
+        return data
+    return _wrap(data, magic, attributes | codec, records[-1].offset, max(timestamps), level)
+
+
+def encode_columns(
+    keys: Sequence[Buffer | None], values: Sequence[Buffer | None], *, magic: int, codec: int, timestamp: int
+) -> bytes:
+    """What a producer sends: messages at offsets from 0 on, all with the same timestamp."""
+    data = kernel.encode_messages(range(len(values)), [timestamp] * len(values), keys, values, magic, 0)
+    return data if codec == NONE else _wrap(data, magic, codec, len(values) - 1, timestamp, None)
+
+
+def _wrap(data: bytes, magic: int, attributes: int, offset: int, timestamp: int, level: int | None) -> bytes:
+    """A compressed set: one message, whose value is the set."""
+    codec = attributes & CODEC_MASK
+    inner = compression.compress(codec, data, level)
     if codec == LZ4 and magic == 0:
         inner = _break_lz4_checksum(inner)
-    time = append_time if stamped else max(record.timestamp for record in records)
-    out = bytearray()
-    _write(out, _Message(0, records[-1].offset, magic, attributes | codec, time, None, inner))
-    return bytes(out)
+    return kernel.encode_messages([offset], [timestamp], [None], [inner], magic, attributes)
 
 
 def decode(
@@ -110,7 +102,7 @@ def decode(
     records: list[Record] = []
     bytes_left = bytes_max
     magic = -1
-    for message in _read_all(memoryview(data), partial_tail):
+    for message in kernel.decode_messages(data, partial_tail):
         if magic not in (-1, message.magic) and not mixed_magic:
             raise MalformedError(f"expected magic {magic} again, got {message.magic}", offset=message.position)
         magic = message.magic
@@ -130,76 +122,15 @@ def convert_down(batches: Iterable[tuple[BatchHeader, Sequence[Record]]], *, mag
     )
 
 
-def _write(out: bytearray, message: _Message) -> None:
-    _, offset, magic, attributes, timestamp, key, value = message
-    head = _heads[0].pack(0, attributes) if magic == 0 else _heads[1].pack(1, attributes, timestamp)
-    key_length = _int32.pack(-1 if key is None else len(key))
-    value_length = _int32.pack(-1 if value is None else len(value))
-    body = b"".join((head, key_length, key or b"", value_length, value or b""))
-    out += _entry.pack(offset, _CRC_BYTES + len(body), zlib.crc32(body))
-    out += body
+def _record(message: OldMessage, offset: int, timestamp: int) -> Record:
+    return Record(offset, timestamp, message.key, message.value, ())
 
 
-def _read_all(data: memoryview, partial_tail: bool = False) -> Iterator[_Message]:
-    pos, end = 0, len(data)
-    while pos < end:
-        left = end - pos - _PREFIX_BYTES
-        size = _SIZE_MIN if left < 0 else _int32.unpack_from(data, pos + 8)[0]
-        if size < _SIZE_MIN:
-            raise MalformedError(f"expected a message of at least {_SIZE_MIN} bytes, got {size}", offset=pos)
-        if size > left:
-            if partial_tail:
-                return
-            total = _PREFIX_BYTES + size
-            raise MalformedError(f"expected an entry of {total} bytes or more, {end - pos} left", offset=pos)
-        next_pos = pos + _PREFIX_BYTES + size
-        yield _read(data[:next_pos], pos)
-        pos = next_pos
-
-
-def _read(data: memoryview, pos: int) -> _Message:
-    """The message from `pos` to the end of `data`."""
-    magic_pos = pos + MAGIC_OFFSET
-    magic = data[magic_pos]
-    if magic not in (0, 1):
-        raise MalformedError(f"expected magic 0 or 1 in a message set, got {magic}", offset=magic_pos)
-    offset, _, crc = _entry.unpack_from(data, pos)
-    computed = zlib.crc32(data[magic_pos:])
-    if computed != crc:
-        raise CorruptBatchError(f"expected checksum {crc:#x} of the message at {pos}, its bytes give {computed:#x}")
-    head = _heads[magic]
-    _, attributes, *timestamp = head.unpack_from(data, magic_pos)
-    key, key_end = _read_bytes(data, magic_pos + head.size, "key")
-    value, value_end = _read_bytes(data, key_end, "value")
-    if value_end != len(data):
-        left = len(data) - value_end
-        raise MalformedError(f"expected the message to end with its value, {left} bytes left", offset=value_end)
-    return _Message(pos, offset, magic, attributes, timestamp[0] if timestamp else NO_TIMESTAMP, key, value)
-
-
-def _read_bytes(data: memoryview, pos: int, what: str) -> tuple[memoryview | None, int]:
-    start = pos + _int32.size
-    left = len(data) - start
-    if left < 0:
-        raise MalformedError(f"expected the length of a {what}, {len(data) - pos} bytes left", offset=pos)
-    (length,) = _int32.unpack_from(data, pos)
-    if length == -1:
-        return None, start
-    if not 0 <= length <= left:
-        raise MalformedError(f"expected a {what} of {length} bytes, {left} left", offset=pos)
-    return data[start : start + length], start + length
-
-
-def _record(message: _Message, offset: int, timestamp: int) -> Record:
-    key, value = message.key, message.value
-    return Record(offset, timestamp, key if key is None else bytes(key), value if value is None else bytes(value), ())
-
-
-def _unwrap(wrapper: _Message, records: list[Record], bytes_max: int) -> int:
+def _unwrap(wrapper: OldMessage, records: list[Record], bytes_max: int) -> int:
     """Append the records of a compressed set; the bytes it came to."""
     try:
         data = _decompress(wrapper, bytes_max)
-        inner = list(_read_all(data))
+        inner = kernel.decode_messages(data, False)
         first_offset = _first_offset(wrapper, inner)
     except WireError as error:
         raise CorruptBatchError(f"in the compressed message at {wrapper.position}: {error}") from None
@@ -210,7 +141,7 @@ def _unwrap(wrapper: _Message, records: list[Record], bytes_max: int) -> int:
     return len(data)
 
 
-def _decompress(wrapper: _Message, bytes_max: int) -> memoryview:
+def _decompress(wrapper: OldMessage, bytes_max: int) -> memoryview:
     data = wrapper.value
     if wrapper.codec not in _CODECS:
         raise CorruptBatchError(f"expected gzip, snappy or lz4, got {_codec_name(wrapper.codec)}")
@@ -221,7 +152,7 @@ def _decompress(wrapper: _Message, bytes_max: int) -> memoryview:
     return memoryview(compression.decompress(wrapper.codec, data, bytes_max))
 
 
-def _first_offset(wrapper: _Message, inner: list[_Message]) -> int:
+def _first_offset(wrapper: OldMessage, inner: list[OldMessage]) -> int:
     """What the offsets inside count from, if they are as they should be."""
     if not inner:
         raise CorruptBatchError("expected messages, got none")

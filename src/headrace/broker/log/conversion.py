@@ -52,6 +52,5 @@ def convert_up(view: memoryview, config: LogConfig) -> tuple[memoryview, BatchHe
     if not rows:
         raise BrokerError("expected messages, got none", code=Code.INVALID_RECORD)
     codec = view[_ATTRIBUTES_AT] & CODEC_MASK if config.codec is None else config.codec
-    numbered = [row._replace(offset=offset) for offset, row in enumerate(rows)]
-    fresh = records.encode(numbered, codec=codec, level=config.codec_level)
+    fresh = records.encode(rows, codec=codec, level=config.codec_level)
     return fresh, BatchHeader._make(header_layout.unpack_from(fresh))

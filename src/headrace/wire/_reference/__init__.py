@@ -5,6 +5,7 @@ from headrace.wire._reference.checksums import crc32c, murmur2
 from headrace.wire._reference.columns import ColumnDecoder, encode_columns, largest_row, partition_keys
 from headrace.wire._reference.lane import Lane, RecordFuture, SendPath, run_callbacks
 from headrace.wire._reference.messages import MessageCodec
+from headrace.wire._reference.old_messages import decode_messages, encode_messages
 from headrace.wire._reference.records import OpenBatch, check_records, decode_records, write_header
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "check_records",
     "crc32c",
     "cut_batches",
+    "decode_messages",
     "decode_records",
     "encode_columns",
+    "encode_messages",
     "largest_row",
     "murmur2",
     "partition_keys",

@@ -65,10 +65,30 @@ APIS: dict[int, tuple[str, str]] = {  # key: (name, module)
     75: ("DescribeTopicPartitions", "describe_topic_partitions"),
 }
 
+BETWEEN_BROKERS: dict[int, tuple[str, str]] = {
+    56: ("AlterPartition", "alter_partition"),
+    62: ("BrokerRegistration", "broker_registration"),
+    63: ("BrokerHeartbeat", "broker_heartbeat"),
+    67: ("AllocateProducerIds", "allocate_producer_ids"),
+    # Ours: where Kafka replicates the log of its controllers, and wraps a request in an Envelope.
+    30_000: ("CatalogFetch", "catalog_fetch"),
+    30_001: ("Forward", "forward"),
+}
+"""What brokers of a cluster ask each other and no client asks: it is not advertised."""
+
 
 def api_name(key: int) -> str:
     """The name of an API key; unknown ones stay numbers."""
-    return APIS[key][0] if key in APIS else f"API_{key}"
+    known = APIS.get(key) or BETWEEN_BROKERS.get(key)
+    return f"API_{key}" if known is None else known[0]
+
+
+def module_name(key: int) -> str:
+    """The module of an API key, which has the same name wherever there is one."""
+    known = APIS.get(key) or BETWEEN_BROKERS.get(key)
+    if known is None:
+        raise UnsupportedVersionError(f"API key {key} is not one that headrace speaks")
+    return known[1]
 
 
 @cache
@@ -84,8 +104,6 @@ def response_class(key: int) -> type[Message]:
 
 
 def _message_class(key: int, side: str) -> type[Message]:
-    if key not in APIS:
-        raise UnsupportedVersionError(f"API key {key} is not one that headrace speaks")
-    name, module = APIS[key]
-    found: type[Message] = getattr(import_module(f"{__name__}.{module}"), name + side)
+    module = module_name(key)
+    found: type[Message] = getattr(import_module(f"{__name__}.{module}"), api_name(key) + side)
     return found
