@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import struct
@@ -10,6 +11,7 @@ import pytest
 
 from fake_internal import START_MS
 from headrace.broker.log import Origin
+from headrace.broker.log.reserving import reserve
 from headrace.errors import BrokerError, Code
 from headrace.wire import legacy
 from headrace.wire.compression import CODEC_IDS
@@ -321,3 +323,50 @@ def test_a_log_that_could_not_be_synced_takes_nothing_more(rig, monkeypatch):
         with pytest.raises(OSError, match="Input/output"):
             log.flush()
     assert refused(log, batch(b"b")) == Code.KAFKA_STORAGE_ERROR
+
+
+# --- room ahead of what is written ---
+
+
+def reserved_bytes(path):
+    """What a file has on disk beyond its size."""
+    status = os.stat(path)
+    return status.st_blocks * 512 - status.st_size
+
+
+def test_a_busy_segment_has_room_ahead_of_it_until_it_is_complete(rig):
+    log = rig.log(segment_bytes=str(4 << 20))
+    rig.append(log, b"x" * 900_000)
+    first = log.segments[-1]
+    assert reserved_bytes(first.file.path) < 100_000
+    rig.append(log, b"x" * 900_000)
+    size_bytes = os.path.getsize(first.file.path)
+    assert size_bytes == first.size_bytes
+    if reserved_bytes(first.file.path) < 1 << 20:
+        pytest.skip("the file system of this machine reserves nothing")
+    log.truncate(1)
+    assert reserved_bytes(first.file.path) < 100_000
+    while log.segments[-1] is first:
+        rig.append(log, b"x" * 900_000)
+    assert reserved_bytes(first.file.path) < 100_000
+    assert os.path.getsize(first.file.path) == first.size_bytes
+
+
+def test_room_that_a_crash_left_behind_is_given_back(rig):
+    async def run():
+        log = rig.log()
+        rig.append(log, b"x" * 900_000)
+        path = log.segments[-1].file.path
+        await rig.manager.stop()
+        size_bytes = os.path.getsize(path)
+        fd = os.open(path, os.O_RDWR)
+        reserve(fd, size_bytes + (2 << 20))
+        os.close(fd)
+        if reserved_bytes(path) < 1 << 20:
+            pytest.skip("the file system of this machine reserves nothing")
+        again = LogRig(rig.root).log()
+        assert reserved_bytes(path) < 100_000
+        assert again.end_offset == 1
+        assert os.path.getsize(path) == size_bytes
+
+    asyncio.run(run())

@@ -142,7 +142,7 @@ def _unwrap(wrapper: OldMessage, records: list[Record], bytes_max: int) -> int:
 
 
 def _decompress(wrapper: OldMessage, bytes_max: int) -> memoryview:
-    data = wrapper.value
+    data: Buffer | None = wrapper.value
     if wrapper.codec not in _CODECS:
         raise CorruptBatchError(f"expected gzip, snappy or lz4, got {_codec_name(wrapper.codec)}")
     if data is None:

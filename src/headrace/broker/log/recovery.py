@@ -35,13 +35,14 @@ from headrace.broker.log.files import (
 from headrace.broker.log.log import Contents, Host, Log
 from headrace.broker.log.producer_state import ProducerState
 from headrace.broker.log.replaying import replay_batch, replay_producers
-from headrace.broker.log.segment import SCAN_BATCHES_MAX, Segment
+from headrace.broker.log.segment import RESERVE_FROM_BYTES, SCAN_BATCHES_MAX, Segment
 from headrace.broker.log.snapshots import load_newest, snapshot_offsets
 from headrace.errors import BrokerError
 from headrace.wire.kernel import kernel
 
 log = logging.getLogger("headrace.broker.log")
 
+BLOCK_BYTES = 512  # what stat counts in
 SLOW_SECONDS = 1.0
 """A recovery that takes longer is worth a line in the log."""
 
@@ -120,6 +121,8 @@ class _Opening:
         for name in sorted(os.listdir(self._directory)):
             if name.endswith(LOG) and name[: -len(LOG)].isdecimal():
                 status = os.stat(self._directory / name)
+                if status.st_blocks * BLOCK_BYTES > status.st_size + RESERVE_FROM_BYTES:
+                    os.truncate(self._directory / name, status.st_size)  # what was reserved before a crash
                 created_ms = int(status.st_mtime * 1000)
                 found.append(self._segment(int(name[: -len(LOG)]), created_ms, status.st_size))
         if not found:

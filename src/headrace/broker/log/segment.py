@@ -22,6 +22,8 @@ from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, NO_TIMESTAMP, BatchHeader, header_layout
 from headrace.wire.primitives import Buffer
 
+RESERVE_FROM_BYTES = 1024 * 1024
+"""Up to this size a segment reserves no room on disk ahead of what is written."""
 FIRST_READ_BYTES = 4096 + HEADER_BYTES
 """A read asks for this much at least: what may have to be skipped between two entries of an index."""
 COPY_BYTES = 1024 * 1024
@@ -69,6 +71,7 @@ class Segment:
         self._first_timestamp: int | None = None
         self._unindexed_bytes = 0
         self._tail: tuple[int, int] | None = None  # base offset and position of the last batch, if known
+        self._reserved_end = max(RESERVE_FROM_BYTES, size_bytes)  # up to here a write needs no more room
 
     def __repr__(self) -> str:
         return f"Segment({self.base_offset}, {self.size_bytes} bytes)"
@@ -129,6 +132,8 @@ class Segment:
         """Put bytes at the end, all or none, and return where they begin. Raises OSError."""
         fd = self.file.fd()
         position = self.size_bytes
+        if position + size_bytes > self._reserved_end:
+            self._reserve(fd, position + size_bytes)
         try:
             written = os.pwritev(fd, parts, position)
             if written != size_bytes:
@@ -138,6 +143,17 @@ class Segment:
             raise
         self.size_bytes = position + size_bytes
         return position
+
+    def _reserve(self, fd: int, end: int) -> None:
+        from headrace.broker.log.reserving import reserve  # only busy logs ever need it
+
+        self._reserved_end = reserve(fd, end)
+
+    def _release(self) -> None:
+        """Give back what was reserved and not used."""
+        if self._reserved_end > max(RESERVE_FROM_BYTES, self.size_bytes):
+            os.ftruncate(self.file.fd(), self.size_bytes)
+        self._reserved_end = max(RESERVE_FROM_BYTES, self.size_bytes)
 
     def note(self, position: int, header: BatchHeader, base_offset: int, interval_bytes: int) -> None:
         """Enter a batch that was written at `position` into the indexes."""
@@ -160,6 +176,7 @@ class Segment:
         self.times.truncate(end_offset)
         self._cut_file(position)
         self.size_bytes = position
+        self._reserved_end = max(RESERVE_FROM_BYTES, position)
         if not position:
             self._first_timestamp = None
         self.load_tail()
@@ -189,6 +206,7 @@ class Segment:
 
         A segment with nothing in its index needs no files: it is read faster than they are. Many logs are that small.
         """
+        self._release()
         self.end_times()
         self._write_index(INDEX, self.index.to_bytes())
         self._write_index(TIME_INDEX, self.times.to_bytes() if len(self.index) else b"")
