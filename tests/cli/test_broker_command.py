@@ -6,12 +6,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-from contextlib import contextmanager
 
 import pytest
 
+from broker_commands import COMMAND_SECONDS_MAX, headrace, running
 from headrace import Producer
 from headrace.errors import Code
 from headrace.wire.api.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -19,37 +17,7 @@ from peers.connection import Connection
 from waiting import eventually
 
 READY_SECONDS_MAX = 20
-COMMAND_SECONDS_MAX = 30
 NOT_RUNNING = 3
-
-
-def headrace(*arguments, state=None):
-    """What a command did."""
-    return subprocess.run(
-        [sys.executable, "-m", "headrace", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_SECONDS_MAX,
-        env=environment(state),
-    )
-
-
-def environment(state):
-    return os.environ if state is None else {**os.environ, "XDG_STATE_HOME": str(state)}
-
-
-@contextmanager
-def running(*arguments, state=None):
-    """A broker in the foreground of another process, and its ready line."""
-    command = [sys.executable, "-m", "headrace", "broker", "start", *map(str, arguments)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(state)
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline()
-        finally:
-            process.kill()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from headrace.cli import audit as audit_command
 from headrace.errors import ConfigError
@@ -14,6 +13,7 @@ from headrace.spark import audit
 from headrace.spark.audit_report import AuditReport, Example, Record
 from headrace.spark.auditing import PREFIX_BYTES_MAX, _text, reading_options
 from headrace.spark.spark_errors import SparkError
+from typed import typed
 
 NO_FRAME: Any = None
 EQUAL = AuditReport(10, 10, 10, 0, 0, 0)
@@ -84,8 +84,8 @@ SOURCE = ("--source-format", "parquet", "--source-path", "x")
     [
         ((), "--pipeline FILE or --source-format NAME is needed"),
         (SOURCE, "--topic is needed"),
-        ((*SOURCE, "--topic", "t"), "--bootstrap-servers is needed"),
-        ((*SOURCE, "--topic-option", "x", "--topic", "t"), "options are KEY=VALUE, not 'x'"),
+        ((*SOURCE, "--topic", "t"), "-b HOST:PORT is needed"),
+        ((*SOURCE, "--topic-option", "x", "--topic", "t"), "--topic-option takes key=value, not 'x'"),
         ((*SOURCE, "-X", "a.b=c"), "-X changes what is in a pipeline file"),
         (("--pipeline", __file__, *SOURCE), "--source-format and --pipeline exclude each other"),
         (("--pipeline", __file__), "is not TOML"),
@@ -93,7 +93,7 @@ SOURCE = ("--source-format", "parquet", "--source-path", "x")
     ],
 )
 def test_wrong_usage_is_no_difference(arguments, said):
-    done = CliRunner().invoke(audit_command.audit, arguments)
+    done = typed("audit", *arguments)
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
 
@@ -109,7 +109,7 @@ def outcome(monkeypatch):
             return found
 
         monkeypatch.setattr(audit_command, "_audited", audited)
-        return CliRunner().invoke(audit_command.audit, arguments)
+        return typed("audit", *arguments)
 
     return invoke
 

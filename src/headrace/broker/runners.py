@@ -73,7 +73,7 @@ class ProcessRunner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=_environment(),
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C is for us: we stop it then
         )
         try:
@@ -88,17 +88,13 @@ class ProcessRunner:
         with suppress(BrokenPipeError):  # then it has ended, and its log says why
             process.stdin.write(self._settings)
             process.stdin.flush()
-        line = _read_line(process.stdout.fileno(), START_SECONDS_MAX)
+        line = read_line(process.stdout.fileno(), START_SECONDS_MAX)
         if line is None:
             raise TimedOutError(f"the broker was not ready after {START_SECONDS_MAX:g} s; {self._last_words()}")
         if not line:
             code = process.wait(KILL_SECONDS_MAX)
             raise IllegalStateError(f"the broker ended with exit code {code} at its start; {self._last_words()}")
-        said = json.loads(line)
-        if "ready" in said:
-            return Ready(**said["ready"])
-        kind = ConfigError if said["error"]["kind"] == "ConfigError" else IllegalStateError
-        raise kind(said["error"]["message"])
+        return ready_from(line)
 
     def stop(self) -> None:
         process = self._process
@@ -138,6 +134,15 @@ class ProcessRunner:
                 pipe.close()
 
 
+def ready_from(line: bytes) -> Ready:
+    """What the first line of a broker's process says; if it says why there is no broker, that is raised."""
+    said = json.loads(line)
+    if "ready" in said:
+        return Ready(**said["ready"])
+    kind = ConfigError if said["error"]["kind"] == "ConfigError" else IllegalStateError
+    raise kind(said["error"]["message"])
+
+
 def _as_json(options: dict[str, object]) -> dict[str, object]:
     """Options as they can travel to another process."""
     found: dict[str, object] = {}
@@ -152,7 +157,7 @@ def _as_json(options: dict[str, object]) -> dict[str, object]:
     return found
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Ours; and where this package is, if it is not installed but run from its sources."""
     environment = dict(os.environ)
     assert headrace.__file__ is not None
@@ -163,7 +168,7 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _read_line(fd: int, seconds_max: float) -> bytes | None:
+def read_line(fd: int, seconds_max: float) -> bytes | None:
     """A line of a pipe; empty if the pipe ended before, None if the time was up."""
     deadline = time.monotonic() + seconds_max
     line = b""

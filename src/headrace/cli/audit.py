@@ -9,6 +9,7 @@ import click
 
 from headrace.cli.output import CommandError, debug_option, emit, format_option
 from headrace.cli.pipeline import override_option
+from headrace.cli.settings import key_value
 from headrace.cli.spark_options import master_option, spark_session
 from headrace.errors import HeadraceError
 
@@ -43,7 +44,7 @@ class NotAuditedError(CommandError):
 @click.option("--source-option", "source_options", metavar="KEY=VALUE", multiple=True, help="Its options.")
 @click.option("--sql", metavar="SELECT", help="Makes the columns key and value from the view `source`.")
 @click.option("--topic", metavar="NAME", help="The topic; several with commas. [default: that of the pipeline's sink]")
-@click.option("--bootstrap-servers", metavar="HOST:PORT", help="The brokers. [default: those of the pipeline's sink]")
+@click.option("-b", "--bootstrap", metavar="HOST:PORT", help="The brokers. [default: those of the pipeline's sink]")
 @click.option(
     "--topic-option", "topic_options", metavar="KEY=VALUE", multiple=True, help="Options for reading the topic."
 )
@@ -63,7 +64,7 @@ def audit(output_format: str, debug: bool, **given: Any) -> None:
 
     \b
     headrace audit --pipeline orders.toml --order "CAST(get_json_object(CAST(value AS STRING), '$.seq') AS BIGINT)"
-    headrace audit --source-format parquet --source-path sent/ --topic orders --bootstrap-servers localhost:9092
+    headrace audit --source-format parquet --source-path sent/ --topic orders -b localhost:9092
 
     \b
     Exit codes: 0 they are equal; 1 they differ; 2 there is no telling, or wrong usage; 130 interrupted.
@@ -108,9 +109,8 @@ def _spec(given: dict[str, Any]) -> PipelineSpec:
         raise click.UsageError("-X changes what is in a pipeline file: it needs --pipeline FILE")
     if given["source_format"] is None:
         raise click.UsageError("--pipeline FILE or --source-format NAME is needed, to know what was to be sent")
-    source = Source(
-        given["source_format"], given["source_path"], given["source_schema"], Named(_pairs(given["source_options"]))
-    )
+    options = Named(_pairs(given["source_options"], "--source-option"))
+    source = Source(given["source_format"], given["source_path"], given["source_schema"], options)
     steps = () if given["sql"] is None else (Step("rows", given["sql"]),)
     master = given["master"] or SparkSettings().master
     return PipelineSpec("audit", source, Sink("noop"), steps, Trigger("batch"), SparkSettings(master))
@@ -133,20 +133,16 @@ def _topic(given: dict[str, Any], made: Pipeline) -> tuple[str, dict[str, str]]:
     topic = given["topic"] or sink.get("topic")
     if topic is None:
         raise click.UsageError("--topic is needed: the rows of this source say nothing of their topic")
-    options = reading_options(sink) | _pairs(given["topic_options"])
-    if given["bootstrap_servers"]:
-        options["kafka.bootstrap.servers"] = given["bootstrap_servers"]
+    options = reading_options(sink) | _pairs(given["topic_options"], "--topic-option")
+    if given["bootstrap"]:
+        options["kafka.bootstrap.servers"] = given["bootstrap"]
     if "kafka.bootstrap.servers" not in options:
-        raise click.UsageError("--bootstrap-servers is needed, to know where the topic is")
+        raise click.UsageError("-b HOST:PORT is needed, to know where the topic is")
     return topic, options
 
 
-def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    for name, equals, _ in pairs:
-        if not name or not equals:
-            raise click.UsageError(f"options are KEY=VALUE, not {name!r}")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _pairs(texts: tuple[str, ...], flag: str) -> dict[str, str]:
+    return dict(key_value(text, flag) for text in texts)
 
 
 def _lines(report: AuditReport) -> list[str]:

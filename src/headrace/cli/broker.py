@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headrace.cli.broker_cluster import joining, run_cluster
 from headrace.cli.broker_faults import faults
 from headrace.cli.output import CommandError, command_errors, debug_option, emit, format_option
 from headrace.cli.running import call, data_dir_option, default_data_dir, is_alive
+from headrace.cli.settings import key_value
 
 if TYPE_CHECKING:
     from headrace.broker.control import Ready
@@ -38,6 +40,15 @@ def broker() -> None:
     help="A server.properties file, as of Kafka.",
 )
 @click.option("-X", "options", metavar="KEY=VALUE", multiple=True, help="An option of the broker; may be repeated.")
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, 50),
+    default=1,
+    show_default=True,
+    help="Start so many, as one cluster, on neighbouring ports; the first one is the controller.",
+)
+@click.option("--join", metavar="HOST:PORT", help="Join the cluster of the broker that listens there: its controller.")
+@click.option("--node-id", type=click.IntRange(0), help="The number of this broker in the cluster.")
 @format_option
 @debug_option
 @command_errors
@@ -46,6 +57,9 @@ def start(
     data_dir: Path | None,
     config_file: Path | None,
     options: tuple[str, ...],
+    brokers: int,
+    join: str | None,
+    node_id: int | None,
     output_format: str,
     debug: bool,
 ) -> None:
@@ -53,6 +67,10 @@ def start(
 
     When it is ready it prints one line with the address for `bootstrap.servers`. Its log goes to the standard error.
     What is given here counts more than what is in the file. A second Ctrl-C ends it at once.
+
+    With --brokers 3 it runs three of them, each a process with a folder of its own in the data folder. `headrace broker
+    stop --data-dir FOLDER/broker-2` stops one of them, and `headrace broker start --join HOST:PORT --node-id 2
+    --data-dir FOLDER/broker-2` starts it again; so can further brokers be added.
 
     \b
     Exit codes: 0 stopped in good order; 1 it could not start, or not stop in good order; 2 wrong usage;
@@ -63,11 +81,24 @@ def start(
 
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format=LOG_FORMAT)
     given = read_properties(config_file) if config_file else {}
-    arguments: dict[str, object] = dict(map(_key_value, options))
+    arguments: dict[str, object] = dict(key_value(text, "-X") for text in options)
     if listen is not None:
         arguments["listeners"] = f"PLAINTEXT://{_address(listen)}"
+    if brokers > 1:
+        if join is not None or node_id is not None:
+            raise click.UsageError("--brokers starts a cluster of its own: --join and --node-id are for one broker")
+        folder = (data_dir or default_data_dir().with_name("cluster")).absolute()
+        run_cluster(
+            brokers, {**given, **arguments}, folder, None if listen is None else _address(listen), output_format
+        )
+        return
+    if join is not None:
+        arguments = joining(join, node_id, arguments)
+    elif node_id is not None:
+        arguments["node.id"] = node_id
     if data_dir is not None or not {"log.dir", "log.dirs"} & {*given, *arguments}:
-        arguments["log.dirs"] = str((data_dir or default_data_dir()).absolute())
+        named = default_data_dir() if join is None else default_data_dir().with_name(f"broker-{arguments['node.id']}")
+        arguments["log.dirs"] = str((data_dir or named).absolute())
     config = resolve(("file", given), ("argument", arguments))
     _warn_if_open(config)
     folder = data_folder(config)
@@ -102,6 +133,9 @@ def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
         f"{facts['topics']} topics, {facts['partitions']} partitions, {facts['connections']} connections, "
         f"{facts['faults']} faults",
     ]
+    for row in facts.get("brokers", ()):
+        state = f"pid {row['pid']}" if row["alive"] else "down"
+        lines.append(f"broker {row['node_id']}: {row['bootstrap']}, {state}, data in {row['data_dir']}")
     emit(output_format, facts, "\n".join(lines))
 
 
@@ -124,13 +158,6 @@ def stop(data_dir: Path | None, output_format: str, debug: bool) -> None:
             raise CommandError(f"the broker (pid {pid}) still runs after {STOP_SECONDS_MAX:g} s; kill {pid} ends it")
         time.sleep(_POLL_SECONDS)
     emit(output_format, {"stopped": pid}, f"the broker (pid {pid}) has stopped")
-
-
-def _key_value(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise click.UsageError(f"-X takes key=value, not {text!r}")
-    return key.strip(), value.strip()
 
 
 def _address(text: str) -> str:

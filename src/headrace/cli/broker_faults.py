@@ -50,6 +50,9 @@ def inject(data_dir: Path | None, output_format: str, debug: bool, **given: Any)
     \b
     headrace broker faults inject --api Produce --error NOT_LEADER_OR_FOLLOWER --count 3
     headrace broker faults inject --api EndTxn --close --when after --count 1     # a lost answer
+
+    \b
+    Exit codes: 0 done; 1 the broker refused, or does not answer; 2 wrong usage; 3 no broker runs on the data folder.
     """
     rule = call(data_dir, "faults.inject", **{name: value for name, value in given.items() if value is not None})
     emit(output_format, rule, _row(rule))
@@ -61,7 +64,11 @@ def inject(data_dir: Path | None, output_format: str, debug: bool, **given: Any)
 @debug_option
 @command_errors
 def list_(data_dir: Path | None, output_format: str, debug: bool) -> None:
-    """Show the faults, and how many requests each has met."""
+    """Show the faults, and how many requests each has met.
+
+    \b
+    Exit codes: 0 done; 1 the broker refused, or does not answer; 2 wrong usage; 3 no broker runs on the data folder.
+    """
     rules = call(data_dir, "faults.list")
     emit(output_format, {"faults": rules}, "\n".join(map(_row, rules)) or "no faults")
 
@@ -73,7 +80,11 @@ def list_(data_dir: Path | None, output_format: str, debug: bool) -> None:
 @debug_option
 @command_errors
 def clear(fault_id: int | None, data_dir: Path | None, output_format: str, debug: bool) -> None:
-    """Take away all faults, or the one with this number."""
+    """Take away all faults, or the one with this number.
+
+    \b
+    Exit codes: 0 done; 1 the broker refused, or does not answer; 2 wrong usage; 3 no broker runs on the data folder.
+    """
     if fault_id is None:
         count = call(data_dir, "faults.clear")
     elif call(data_dir, "faults.remove", id=fault_id):

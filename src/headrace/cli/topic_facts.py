@@ -1,0 +1,103 @@
+"""What there is to know of topics, as it is printed: names in the JSON are stable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.client.admin import AdminClient, ConfigResource, ResourceKind, TopicPartition
+from headrace.client.offsets import EARLIEST, LATEST
+from headrace.errors import HeadraceError
+from headrace.wire.api.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
+
+NO_LEADER = -1
+
+
+def listed(admin: AdminClient, *, internal: bool) -> list[dict[str, Any]]:
+    """Every topic in a line."""
+    names = admin.list_topics(internal=internal)
+    if not names:
+        return []
+    topics = admin.describe_topics(names)
+    sizes = sizes_of(admin, {TopicPartition(n, p.partition): p.leader for n, t in topics.items() for p in t.partitions})
+    facts = []
+    for name in names:
+        partitions = topics[name].partitions
+        known = [sizes.get(TopicPartition(name, info.partition)) for info in partitions]
+        facts.append(
+            {
+                "topic": name,
+                "partitions": len(partitions),
+                "replication_factor": max((len(info.replicas) for info in partitions), default=0),
+                "internal": topics[name].internal,
+                "size_bytes": None if None in known else sum(size or 0 for size in known),
+            }
+        )
+    return facts
+
+
+def described(admin: AdminClient, name: str) -> dict[str, Any]:
+    """A topic with its partitions, and its options that differ from the defaults."""
+    topic = admin.describe_topics([name])[name]
+    leaders = {TopicPartition(name, info.partition): info.leader for info in topic.partitions}
+    led = [tp for tp, leader in leaders.items() if leader != NO_LEADER]  # the others have nobody to ask
+    starts = admin.list_offsets(dict.fromkeys(led, EARLIEST)) if led else {}
+    ends = admin.list_offsets(dict.fromkeys(led, LATEST)) if led else {}
+    sizes = sizes_of(admin, leaders)
+    return {
+        "topic": name,
+        "topic_id": str(topic.topic_id),
+        "internal": topic.internal,
+        "partitions": [
+            {
+                "partition": info.partition,
+                "leader": None if info.leader == NO_LEADER else info.leader,
+                "leader_epoch": info.leader_epoch,
+                "replicas": list(info.replicas),
+                "isr": list(info.isr),
+                "start_offset": starts[tp].offset if tp in starts else None,
+                "end_offset": ends[tp].offset if tp in ends else None,
+                "size_bytes": sizes.get(tp),
+            }
+            for info in topic.partitions
+            for tp in (TopicPartition(name, info.partition),)
+        ],
+        "configs": {entry["name"]: entry["value"] for entry in configs_of(admin, name) if not entry["is_default"]},
+    }
+
+
+def configs_of(admin: AdminClient, name: str) -> list[dict[str, Any]]:
+    """All options of a topic. One that a broker has set for all topics counts as a default."""
+    resource = ConfigResource(ResourceKind.TOPIC, name)
+    entries = admin.describe_configs([resource])[resource]
+    return [
+        {
+            "name": entry.name,
+            "value": entry.value,
+            "source": entry.source.name.lower(),
+            "is_default": entry.source.name != "TOPIC",
+        }
+        for entry in sorted(entries.values(), key=lambda entry: entry.name)
+    ]
+
+
+def sizes_of(admin: AdminClient, leaders: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Bytes on the leaders' disks; none where we may not know, for that is a right of its own."""
+    wanted: dict[str, list[int]] = {}
+    for tp in leaders:
+        wanted.setdefault(tp.topic, []).append(tp.partition)
+    request = DescribeLogDirsRequest(
+        topics=[DescribableLogDirTopic(topic=topic, partitions=numbers) for topic, numbers in wanted.items()]
+    )
+    sizes: dict[TopicPartition, int] = {}
+    for node_id in {leader for leader in leaders.values() if leader != NO_LEADER}:
+        try:
+            answer = admin.client.ask(request, node_id)
+        except HeadraceError:
+            continue
+        for result in answer.results:
+            for topic in result.topics:
+                for part in topic.partitions:
+                    tp = TopicPartition(topic.name, part.partition_index)
+                    if leaders.get(tp) == node_id and not part.is_future_key:
+                        sizes[tp] = part.partition_size
+    return sizes

@@ -1,0 +1,164 @@
+"""headrace group …, on groups of real consumers."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from topics import new_topic, unique
+from typed import facts, refused, typed
+from waiting import eventually
+
+SECONDS_MAX = 30
+AGE_MS = 90_000
+COUNT = 10
+
+
+@pytest.fixture
+def topic(either):
+    """Two partitions with ten records each, written a minute and a half ago."""
+    name = new_topic(either, "cli-group", partitions=2)
+    producer = Producer({"bootstrap.servers": either.bootstrap, "log_level": 0})
+    written_ms = int(time.time() * 1000) - AGE_MS
+    for number in range(2 * COUNT):
+        producer.produce(name, b"x", partition=number % 2, timestamp=written_ms)
+    assert producer.flush(SECONDS_MAX) == 0
+    return name
+
+
+@contextmanager
+def member(bootstrap, group, topic, protocol="classic"):
+    """A consumer that has its partitions."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "group.protocol": protocol,
+            "client.id": "billing-1",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    try:
+        consumer.subscribe([topic])
+        eventually("an assignment", lambda: consumer.poll(0.1) is not None and consumer.assignment(), SECONDS_MAX)
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def read(consumer, count):
+    """Commit after so many records of partition 0."""
+    consumer.commit(offsets=_offsets(consumer, {0: count}), asynchronous=False)
+
+
+def _offsets(consumer, wanted):
+    assigned = consumer.assignment()
+    for partition in assigned:
+        partition.offset = wanted.get(partition.partition, COUNT)
+    return assigned
+
+
+def test_a_group_with_members_shows_them_and_its_lag_in_records_and_in_time(either, topic):
+    group = unique("billing")
+    with member(either.bootstrap, group, topic) as consumer:
+        read(consumer, 4)
+        found = facts("group", "describe", group, "-b", either.bootstrap)
+        text = typed("group", "describe", group, "-b", either.bootstrap).stdout
+        listed = facts("group", "list", "-b", either.bootstrap)["groups"]
+    assert (found["group"], found["state"], found["type"]) == (group, "Stable", "classic")
+    (one,) = found["members"]
+    assert one["client_id"] == "billing-1"
+    assert [(tp["topic"], tp["partition"]) for tp in one["partitions"]] == [(topic, 0), (topic, 1)]
+    behind, done = found["partitions"]
+    assert (behind["committed"], behind["end"], behind["lag"], behind["client_id"]) == (4, COUNT, 6, "billing-1")
+    assert AGE_MS <= behind["lag_ms"] <= AGE_MS + SECONDS_MAX * 1000
+    assert (done["lag"], done["lag_ms"]) == (0, 0)
+    assert (found["lag"], found["lag_ms"]) == (6, behind["lag_ms"])
+    assert "6 records behind, 1 m 3" in text
+    assert "billing-1" in text
+    assert {"group": group, "state": "Stable", "type": "classic", "protocol": "consumer"} in listed
+
+
+def test_offsets_are_reset_only_when_the_members_are_gone(either, topic):
+    group = unique("billing")
+    at = ("-b", either.bootstrap)
+    with member(either.bootstrap, group, topic) as consumer:
+        read(consumer, 4)
+        said = refused(1, "group", "reset", group, "--to", "earliest", "--yes", *at)
+        assert f"group '{group}' has 1 member (billing-1 at " in said
+        assert "1 member (billing-1" in refused(1, "group", "delete", group, "--yes", *at)
+
+    def offsets():
+        return [one["committed"] for one in facts("group", "describe", group, *at)["partitions"]]
+
+    preview = typed("group", "reset", group, "--to", "earliest", *at)
+    assert preview.exit_code == 0
+    assert "nothing was changed; --yes applies it" in preview.stdout
+    assert [line.split() for line in preview.stdout.splitlines()[1:3]] == [
+        [topic, "0", "4", "0", "-4"],
+        [topic, "1", "10", "0", "-10"],
+    ]
+    assert offsets() == [4, COUNT]
+    assert facts("group", "reset", group, "--to", "earliest", "--dry-run", "--yes", *at)["applied"] is False
+    assert offsets() == [4, COUNT]
+    assert facts("group", "reset", group, "--to", "earliest", "--yes", *at)["applied"] is True
+    assert offsets() == [0, 0]
+    facts("group", "reset", group, "--shift", 3, "--topic", f"{topic}:1", "--yes", *at)
+    assert offsets() == [0, 3]
+    facts("group", "reset", group, "--to", 10_000, "--topic", f"{topic}:0", "--yes", *at)
+    assert offsets() == [COUNT, 3]  # never beyond the end
+    facts("group", "reset", group, "--to", "@2020-01-01", "--yes", *at)
+    assert offsets() == [0, 0]
+    facts("group", "reset", group, "--to", f"@{int(time.time() * 1000)}", "--yes", *at)
+    assert offsets() == [COUNT, COUNT]  # nothing is so young: the end
+
+
+@pytest.mark.parametrize("either", ["apache"], indirect=True)
+def test_the_lag_of_a_group_of_the_newer_protocol_is_told_and_its_members_are_not(either, topic):
+    group = unique("newer")
+    at = ("-b", either.bootstrap)
+    with member(either.bootstrap, group, topic, "consumer") as consumer:
+        read(consumer, 4)
+        found = facts("group", "describe", group, *at)
+        assert (found["type"], found["state"], found["members"], found["lag"]) == ("consumer", "Stable", None, 6)
+        assert "members: not shown" in typed("group", "describe", group, *at).stdout
+        assert "has members" in refused(1, "group", "reset", group, "--to", "earliest", "--yes", *at)
+        assert "has members" in refused(1, "group", "delete", group, "--yes", *at)
+
+
+def test_a_group_is_made_by_setting_its_offsets_and_deleted(either, topic):
+    group = unique("made")
+    at = ("-b", either.bootstrap)
+    assert f"there is no group '{group}'" in refused(3, "group", "reset", group, "--to", "latest", "--yes", *at)
+    facts("group", "reset", group, "--to", "latest", "--topic", topic, "--yes", *at)
+    assert facts("group", "describe", group, *at)["lag"] == 0
+    assert "There is nobody to ask: --yes does it" in refused(2, "group", "delete", group, *at)
+    assert facts("group", "delete", group, "--yes", *at) == {"deleted": [group]}
+    for command in ("describe", "delete"):
+        yes = ("--yes",) if command == "delete" else ()
+        assert f"there is no group '{group}'" in refused(3, "group", command, group, *yes, *at)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "either --to or --shift is needed"),
+        (("--to", "earliest", "--shift", "1"), 2, "either --to or --shift is needed"),
+        (("--to", "yesterday"), 2, "--to takes earliest, latest, an offset or @TIME, not 'yesterday'"),
+        (("--to", "@noon"), 2, "'noon' is no time"),
+        (("--to", "0", "--topic", "not-there"), 3, "there is no topic 'not-there'"),
+        (("--to", "0", "--topic", "TOPIC:x"), 2, "--topic takes TOPIC or TOPIC:0,2"),
+        (("--to", "0", "--topic", "TOPIC:7"), 3, "has 2 partitions, and none with number 7"),
+        (("--shift", "1", "--topic", "TOPIC"), 1, "nothing is committed for"),
+    ],
+)
+def test_a_reset_that_makes_no_sense_is_refused(headrace_broker, arguments, code, said):
+    topic = new_topic(headrace_broker, "cli-reset", partitions=2)
+    given = [argument.replace("TOPIC", topic) for argument in arguments]
+    command = ("group", "reset", unique("nobody"), "--yes", "-b", headrace_broker.bootstrap, *given)
+    assert said in refused(code, *command).replace(topic, "TOPIC")

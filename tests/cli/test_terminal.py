@@ -1,0 +1,101 @@
+"""headrace at a terminal: bars, questions, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.cli.running import is_alive
+from terminal import CTRL_C, CTRL_D, Terminal
+from topics import new_topic, unique
+from typed import facts, typed
+from waiting import eventually
+
+INTERRUPTED = 130
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+@pytest.fixture
+def state(tmp_path):
+    """A user's folder in which no broker runs."""
+    return {"XDG_STATE_HOME": str(tmp_path)}
+
+
+def run_file(state):
+    from pathlib import Path
+
+    return Path(state["XDG_STATE_HOME"]) / "headrace" / "broker" / "broker.json"
+
+
+def test_a_bar_moves_while_a_file_is_sent_and_ctrl_c_ends_it(tmp_path):
+    from headrace.broker import EmbeddedBroker
+
+    file = tmp_path / "lines.txt"
+    file.write_text("".join(f"{number:099d}\n" for number in range(200_000)))
+    with EmbeddedBroker() as broker:
+        broker.faults.inject(api="Produce", delay_ms=200)  # so that it takes its time
+        small = ("-X", "buffer.memory=131072", "-X", "batch.size=16384", "-X", "linger.ms=0")
+        with Terminal("produce", "slow", file, "-b", broker.bootstrap, *small) as terminal:
+            terminal.see(r"[1-9]\d*% +[1-9][\d,]* records")
+            assert HIDE_CURSOR in terminal.raw
+            terminal.press(CTRL_C)
+            assert terminal.end() == INTERRUPTED
+        assert terminal.raw.rindex(SHOW_CURSOR) > terminal.raw.rindex(HIDE_CURSOR)
+        assert "Traceback" not in terminal.shown
+
+
+def test_what_is_typed_is_sent_and_the_broker_of_the_command_goes_with_it(state):
+    with Terminal("produce", "typed", environment=state) as terminal:
+        terminal.see("started one for this command")
+        pid = json.loads(run_file(state).read_text())["pid"]
+        terminal.press("hello\nthere\n" + CTRL_D)
+        assert terminal.end() == 0
+    assert not run_file(state).exists()
+    eventually("the end of the broker", lambda: not is_alive(pid))
+    with Terminal("consume", "typed", environment=state) as terminal:
+        assert terminal.end() == 0
+    assert "hello\r\nthere\r\n" in terminal.shown
+
+
+def test_ctrl_c_leaves_no_broker_behind(state):
+    with Terminal("produce", "typed", environment=state) as terminal:
+        terminal.see("started one for this command")
+        pid = json.loads(run_file(state).read_text())["pid"]
+        terminal.press("hello\n")
+        terminal.be_asked("hello")
+        terminal.press(CTRL_C)
+        assert terminal.end() == INTERRUPTED
+    eventually("the end of the broker", lambda: not is_alive(pid))
+    assert not run_file(state).exists()
+    assert "Traceback" not in terminal.shown
+
+
+def test_a_question_is_asked_before_something_is_deleted(headrace_broker):
+    topic, group = new_topic(headrace_broker, "asked"), unique("asked")
+    at = ("-b", headrace_broker.bootstrap)
+    facts("group", "reset", group, "--to", "latest", "--topic", topic, "--yes", *at)
+    for answer, left in (("n\n", True), ("y\n", False)):
+        with Terminal("group", "delete", group, *at) as terminal:
+            terminal.be_asked(r"Delete group .*\? \[y/N\]")
+            terminal.press(answer)
+            terminal.end()
+        assert (typed("group", "describe", group, *at).exit_code == 0) is left
+
+
+def test_a_reset_shows_what_changes_and_asks(headrace_broker):
+    topic, group = new_topic(headrace_broker, "asked"), unique("asked")
+    at = ("-b", headrace_broker.bootstrap)
+    with Terminal("group", "reset", group, "--to", "earliest", "--topic", topic, *at) as terminal:
+        terminal.be_asked(r"Set these offsets of group .*\? \[y/N\]")
+        assert "PARTITION" in terminal.shown
+        terminal.press(CTRL_C)
+        assert terminal.end() == INTERRUPTED
+    assert typed("group", "describe", group, *at).exit_code == 3
+
+
+def test_doctor_has_colours_at_a_terminal_only(state):
+    with Terminal("doctor", environment=state) as terminal:
+        assert terminal.end() == 0
+    assert "\x1b[32mok" in terminal.raw
+    assert "\x1b[" not in typed("doctor", **state).output
