@@ -29,14 +29,19 @@ _DEPENDENCY = """\
 
 def make_spark_connector() -> Program:
     """Spark, started with the first command; without Java the test is skipped."""
-    fetched.require("java", purpose="tests with Spark")
-    jars = fetched.fetched(f"sparkjars-{SPARK_VERSION}", _fetch_jars)
-    environment = fetched.fetched(f"pyspark-{SPARK_VERSION}", _install)
+    jars, environment = installed()
     python = environment / "bin" / "python"
     paths = ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))
     variables = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     variables |= {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
     return Program("Spark", lambda: [str(python), str(SOURCE), paths], variables)
+
+
+def installed() -> tuple[Path, Path]:
+    """The folder of the connector's jars, and the environment with its Spark; fetched if they are not there yet."""
+    fetched.require("java", purpose="tests with Spark")
+    jars = fetched.fetched(f"sparkjars-{SPARK_VERSION}", _fetch_jars)
+    return jars, fetched.fetched(f"pyspark-{SPARK_VERSION}", _install)
 
 
 def is_installed() -> bool:

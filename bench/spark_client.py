@@ -1,0 +1,266 @@
+"""The Spark side of `make bench-spark`: one JVM does every job of every round, and prints one line of JSON.
+
+python -m bench.spark_client --kafka … --embedded … --jars … --rounds … [--only sink,source,embedded,stream]
+
+It runs on the Spark that the connector was made for (bench.spark sees to that). Jobs take turns: a round does each of
+them once, in an order of its own. The rows are in memory before any clock runs, in as many partitions as the topics
+have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+from headrace.client.admin import AdminClient, NewTopic
+from headrace.spark import session
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+ROWS = 4_000_000
+PARTITIONS = 4
+KEYS = 10_000
+VALUE_BYTES = 100
+STREAM_ROWS = 100
+STREAM_BATCHES = 25
+STREAM_WARM_UP_BATCHES = 8
+STREAM_SECONDS_MAX = 120
+# As large as producers are told to make them where throughput counts; Spark's connector is measured both ways.
+TUNED = {"kafka.batch.size": "262144", "kafka.linger.ms": "5", "kafka.buffer.memory": "67108864"}
+PARTS = ("sink", "source", "embedded", "stream")
+Samples = dict[str, list[float]]
+
+
+class DroppingSource(DataSource):
+    """`format("dropping")`: rows come to Python as Arrow batches, and no further."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dropping"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return DroppingWriter()
+
+
+class DroppingWriter(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class Topics:
+    """A new topic for every write: none is slower for what the others have left in it."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self._admin = AdminClient(bootstrap)
+        self._count = 0
+
+    def new(self) -> str:
+        self._count += 1
+        name = f"bench-{self._count}"
+        self._admin.create_topics([NewTopic(name, PARTITIONS, configs={"file.delete.delay.ms": "1000"})])
+        return name
+
+    def remove(self, name: str) -> None:
+        self._admin.delete_topics([name])
+
+    def close(self) -> None:
+        self._admin.close()
+
+
+class Rounds:
+    """The jobs, each of which gives the seconds it took."""
+
+    def __init__(self, spark: SparkSession, kafka: Topics, embedded: Topics, rows: int) -> None:
+        self._spark = spark
+        self._kafka = kafka
+        self._embedded = embedded
+        self._rows = rows
+        self._frame = keyed_rows(spark, rows).persist()
+        found = self._frame.count()
+        assert found == rows, found
+
+    # -- sinks ---------------------------------------------------------------------------------
+
+    def sink_jobs(self) -> dict[str, Callable[[], float]]:
+        exactly, plainly = {"delivery": "exactly-once"}, {"delivery": "at-least-once"}
+        return {
+            "rows alone (noop)": lambda: self._timed_save("noop", {}),
+            "connector": lambda: self._write(self._kafka, "kafka", {}),
+            "connector, large batches": lambda: self._write(self._kafka, "kafka", TUNED),
+            "headrace, at-least-once": lambda: self._write(self._kafka, "headrace", plainly),
+            "headrace, exactly-once": lambda: self._write(self._kafka, "headrace", exactly),
+        }
+
+    def embedded_jobs(self) -> dict[str, Callable[[], float]]:
+        self._spark.dataSource.register(DroppingSource)
+        return {
+            "dropped in Python": lambda: self._timed_save("dropping", {}),
+            "headrace, embedded broker": lambda: self._write(self._embedded, "headrace", {}),
+        }
+
+    def _write(self, topics: Topics, kind: str, options: dict[str, str]) -> float:
+        topic = topics.new()
+        try:
+            seconds = self._timed_save(kind, {"kafka.bootstrap.servers": topics.bootstrap, "topic": topic, **options})
+            found = self._read(kind="headrace", topics=topics, topic=topic).count()
+            if found != self._rows:
+                raise SystemExit(f"{kind} {options} wrote {self._rows} rows, and {found} are there")
+        finally:
+            topics.remove(topic)
+        return seconds
+
+    def _timed_save(self, kind: str, options: dict[str, str]) -> float:
+        started = time.perf_counter()
+        self._frame.write.format(kind).mode("overwrite" if kind == "noop" else "append").options(**options).save()
+        return time.perf_counter() - started
+
+    # -- sources -------------------------------------------------------------------------------
+
+    def source_jobs(self) -> dict[str, Callable[[], float]]:
+        """Topics as others have written them: by Spark's connector as it is, and with large batches."""
+        small, large = self._filled({}), self._filled(TUNED)
+        reads = (("noop", small, "small"), ("noop", large, "large"), ("aggregate", large, "large"))
+        return {
+            f"{kind}, {how}, {size} batches": self._source_job(kind, how, topic)
+            for how, topic, size in reads
+            for kind in ("kafka", "headrace")
+        }
+
+    def _filled(self, options: dict[str, str]) -> str:
+        topic = self._kafka.new()
+        self._timed_save("kafka", {"kafka.bootstrap.servers": self._kafka.bootstrap, "topic": topic, **options})
+        return topic
+
+    def _source_job(self, kind: str, how: str, topic: str) -> Callable[[], float]:
+        def run() -> float:
+            frame = self._read(kind, self._kafka, topic)
+            started = time.perf_counter()
+            if how == "noop":
+                frame.write.format("noop").mode("overwrite").save()
+            else:
+                (row,) = frame.selectExpr(
+                    "count(*) n", "sum(length(key)) k", "sum(length(value)) v", "max(offset) o", "max(timestamp) t"
+                ).collect()
+                if (row.n, row.v) != (self._rows, self._rows * VALUE_BYTES):
+                    raise SystemExit(f"{kind} read {row}")
+            return time.perf_counter() - started
+
+        return run
+
+    def _read(self, kind: str, topics: Topics, topic: str) -> DataFrame:
+        reader = self._spark.read.format(kind).option("kafka.bootstrap.servers", topics.bootstrap)
+        return reader.option("kafka.isolation.level", "read_committed").option("subscribe", topic).load()
+
+    # -- streams -------------------------------------------------------------------------------
+
+    def stream_jobs(self) -> dict[str, Callable[[], list[float]]]:
+        exactly, plainly = {"delivery": "exactly-once"}, {"delivery": "at-least-once"}
+        return {
+            "connector": lambda: self._stream("kafka", {}),
+            "headrace, at-least-once": lambda: self._stream("headrace", plainly),
+            "headrace, exactly-once": lambda: self._stream("headrace", exactly),
+            "headrace, exactly-once, parallel": lambda: self._stream("headrace", {"commit.mode": "parallel"}),
+        }
+
+    def _stream(self, kind: str, options: dict[str, str]) -> list[float]:
+        """What each small batch took, once the query runs smoothly."""
+        topic = self._kafka.new()
+        options = {"kafka.bootstrap.servers": self._kafka.bootstrap, "topic": topic, **options}
+        source = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", STREAM_ROWS)
+        rows = source.option("numPartitions", 2).load()
+        rows = rows.selectExpr("CAST(value AS STRING) key", f"lpad(CAST(value AS STRING), {VALUE_BYTES}, 'v') value")
+        with TemporaryDirectory(prefix="headrace-bench-") as checkpoint:
+            started = rows.writeStream.format(kind).options(**options).option("checkpointLocation", checkpoint).start()
+            try:
+                deadline = time.monotonic() + STREAM_SECONDS_MAX
+                while len(started.recentProgress) < STREAM_WARM_UP_BATCHES + STREAM_BATCHES:
+                    if started.exception() or time.monotonic() > deadline:
+                        raise SystemExit(f"{kind} {options}: {started.exception() or 'too few batches'}")
+                    time.sleep(0.2)
+                progress = started.recentProgress
+            finally:
+                started.stop()
+        self._kafka.remove(topic)
+        batches = progress[STREAM_WARM_UP_BATCHES : STREAM_WARM_UP_BATCHES + STREAM_BATCHES]
+        assert all(one.numInputRows == STREAM_ROWS for one in batches)
+        return [one.durationMs["triggerExecution"] / 1000 for one in batches]
+
+
+def keyed_rows(spark: SparkSession, rows: int, partitions: int = PARTITIONS) -> DataFrame:
+    """Keys of 9 bytes, values of 100, no two values the same."""
+    return spark.range(0, rows, 1, partitions).selectExpr(
+        f"CAST(concat('key-', lpad(CAST(id % {KEYS} AS STRING), 5, '0')) AS BINARY) key",
+        f"CAST(concat(lpad(CAST(id AS STRING), 20, '0'), repeat('v', {VALUE_BYTES - 20})) AS BINARY) value",
+    )
+
+
+def say(text: str) -> None:
+    print(f"\r\033[K{text}" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
+    if not sys.stderr.isatty():
+        print(file=sys.stderr, flush=True)
+
+
+def take_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> Samples:
+    """Seconds by job. One round more is for the compilers, and does not count."""
+    samples: Samples = {label: [] for label in jobs}
+    for number in range(-1, rounds):
+        for label, job in random.Random(number).sample(list(jobs.items()), len(jobs)):
+            say(f"round {number + 1} of {rounds}: {label}")
+            found = job()
+            if number >= 0:
+                samples[label] += found if isinstance(found, list) else [found]
+    return samples
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kafka", required=True)
+    parser.add_argument("--embedded", required=True)
+    parser.add_argument("--jars", required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    # A query that is stopped in the middle of a batch says so in its log, at length: that is no news here.
+    settings = {"spark.jars": options.jars, "spark.driver.memory": "4g"}
+    spark = session("headrace-bench", "local[*]", settings, log_level="OFF")
+    kafka, embedded = Topics(options.kafka), Topics(options.embedded)
+    rounds = Rounds(spark, kafka, embedded, options.rows)
+    wanted = options.only.split(",")
+    results: dict[str, Samples] = {}
+    try:
+        for part, jobs in (
+            ("sink", rounds.sink_jobs),
+            ("source", rounds.source_jobs),
+            ("embedded", rounds.embedded_jobs),
+        ):
+            if part in wanted:
+                results[part] = take_turns(jobs(), options.rounds)
+        if "stream" in wanted:
+            results["stream"] = take_turns(rounds.stream_jobs(), max(2, options.rounds // 2))
+    finally:
+        say("")
+        kafka.close()
+        embedded.close()
+        spark.stop()
+    options.output.write_text(json.dumps({"rows": options.rows, "seconds": results}))
+
+
+if __name__ == "__main__":
+    main()
