@@ -1,0 +1,77 @@
+"""README.md and docs/: everything that they tell people to do is done."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from doc_pages import LANGUAGES, PAGES, PROJECT, blocks_of, prose_of
+from headrace.broker.broker_options import BROKER_OPTIONS
+from headrace.config import parse_properties
+from headrace.producer.options import PRODUCER_OPTIONS
+
+PAGE_SECONDS_MAX = 900
+COMMANDS = ("headrace", "make", "pip", "python", "git")
+IN_ONE_GO = "spark"
+"""`pytest tests/docs -k spark` runs the pages with Spark."""
+
+
+def uses_spark(page):
+    return any(block.uses_spark for block in blocks_of(page)) or any(
+        block.language == "sh" and re.search(r"headrace (pipeline|audit)", block.text) for block in blocks_of(page)
+    )
+
+
+def named(page):
+    return f"{IN_ONE_GO}-{page.stem}" if uses_spark(page) else page.stem
+
+
+def with_marks(page):
+    """`make test` reads the README; the other pages with Spark take minutes, and are for `make test-spark`."""
+    marks = [pytest.mark.timeout(PAGE_SECONDS_MAX)]
+    if uses_spark(page) and page.stem != "README":
+        marks.append(pytest.mark.slow)
+    return pytest.param(page, marks=marks, id=named(page))
+
+
+@pytest.mark.parametrize("page", [with_marks(page) for page in PAGES])
+def test_what_a_page_says_can_be_done(page, request):
+    reader = request.getfixturevalue("spark_reader" if uses_spark(page) else "plain_reader")
+    reader.read(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_says_what_it_is(page):
+    for block in blocks_of(page):
+        assert block.language in LANGUAGES, f"{block.place}: the language is {block.language!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_command_hides_from_the_tests_in_an_indented_block(page):
+    for number, line in prose_of(page):
+        found = re.match(rf"    ({'|'.join(COMMANDS)}) ", line)
+        assert found is None, f"{page.name}:{number}: put it into a block of its own: {line.strip()}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for number, line in prose_of(page):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", line):
+            if not re.match(r"https?:", target):
+                assert (page.parent / target).exists(), f"{page.name}:{number}: there is no {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_of_properties_have_options_that_exist(page):
+    for block in blocks_of(page):
+        if block.language == "properties":
+            for name in parse_properties(block.text):
+                assert name in PRODUCER_OPTIONS or name in BROKER_OPTIONS, f"{block.place}: there is no {name}"
+
+
+def test_the_readme_tells_what_ci_runs():
+    readme = (PROJECT / "README.md").read_text()
+    commands = [line for line in (PROJECT / ".ci" / "run").read_text().splitlines() if line.startswith("make test")]
+    assert commands
+    assert all(re.search(rf"^{command}\b", readme, re.MULTILINE) for command in commands)

@@ -1,0 +1,108 @@
+"""Tables of options for the docs, made from the declarations when the pages are built: they cannot be out of date.
+
+    <!-- options: producer -->  in a page  →  a table of all options, and a list of those that change nothing here
+
+mkdocs.yml names this module as a hook. `python tools/option_tables.py NAME` prints a table.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.config import Option
+
+_MARK = re.compile(r"^<!-- options: (?P<name>[\w-]+) -->$", re.MULTILINE)
+_IMPORTANCE = {"high": 0, "medium": 1, "low": 2}
+
+
+def _producer() -> Mapping[str, Option]:
+    from headrace.producer.options import PRODUCER_OPTIONS
+
+    return PRODUCER_OPTIONS
+
+
+def _spark_sink() -> Mapping[str, Option]:
+    from headrace.spark.sink_options import SINK_OPTIONS
+
+    # Spark does not tell upper from lower case; people write it as Spark's docs do. Failpoints are for our own tests.
+    names = {"includeheaders": "includeHeaders"}
+    return {names.get(name, name): one for name, one in SINK_OPTIONS.items() if name != "headrace.failpoints"}
+
+
+def _spark_source() -> Mapping[str, Option]:
+    from headrace.spark.source_options import SOURCE_OPTIONS
+
+    return SOURCE_OPTIONS
+
+
+def _spark_source_kafka() -> Mapping[str, Option]:
+    from headrace.producer.options import PRODUCER_OPTIONS
+    from headrace.spark.consumer_options import CONSUMER_OPTIONS, PREFIX
+
+    # Those of security and connections are the producer's, and are in its table.
+    return {PREFIX + name: one for name, one in CONSUMER_OPTIONS.items() if PRODUCER_OPTIONS.get(name) is not one}
+
+
+def _broker() -> Mapping[str, Option]:
+    from headrace.broker.broker_options import BROKER_OPTIONS
+
+    return BROKER_OPTIONS
+
+
+def _topic() -> Mapping[str, Option]:
+    from headrace.broker.topic_options import TOPIC_OPTIONS
+
+    return TOPIC_OPTIONS
+
+
+SETS: dict[str, Callable[[], Mapping[str, Option]]] = {
+    "producer": _producer,
+    "spark-sink": _spark_sink,
+    "spark-source": _spark_source,
+    "spark-source-kafka": _spark_source_kafka,
+    "broker": _broker,
+    "topic": _topic,
+}
+
+
+def table(name: str) -> str:
+    """The options of a set in Markdown, the important ones first."""
+    options = sorted(SETS[name]().items(), key=lambda pair: _IMPORTANCE[pair[1].importance])
+    rows = [_row(shown, option) for shown, option in options if not option.no_effect]
+    lines = ["| option | default | allowed | what it does |", "|---|---|---|---|", *rows]
+    idle = sorted((option.no_effect, shown) for shown, option in options if option.no_effect)
+    if idle:
+        reasons = sorted({reason for reason, _ in idle})
+        lines += ["", "Known, and without effect; whoever sets one of them is told so:", ""]
+        for reason in reasons:
+            names = ", ".join(f"`{shown}`" for why, shown in idle if why == reason)
+            lines.append(f"- {names}: {reason}.")
+    return "\n".join(lines)
+
+
+def _row(shown: str, option: Option) -> str:
+    default = option.show(option.default)
+    cells = (f"`{shown}`", f"`{default}`" if default else "", _cell(option.allowed), _cell(option.doc))
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    """A text as it may stand in a table: code stays code, and nothing else is taken for Markdown or HTML."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else _plain(part) for part in parts).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"([*_\[\]])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """mkdocs calls this for every page."""
+    return _MARK.sub(lambda found: table(found["name"]), markdown)
+
+
+if __name__ == "__main__":
+    print(table(sys.argv[1]))
