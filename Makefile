@@ -5,22 +5,29 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 WIRE := src/headrace/wire
+DEMO_REPORT ?= build/demo.html
 KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
 # Asked of the file, not of an import: a kernel that does not load has to fail the tests.
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
-ALL_BUT_SPARK := tests --ignore=tests/spark
+SPARK := tests/spark tests/docs
+ALL_BUT_SPARK := tests $(SPARK:%=--ignore=%)
 NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
-.PHONY: help setup test test-quick test-spark lint bench bench-wire bench-producer bench-broker bench-legacy faults-producer model-broker \
-	fuzz-wire fuzz-broker dist clean
+.PHONY: help setup demo test test-quick test-spark lint bench bench-wire bench-producer bench-broker bench-legacy \
+	bench-spark bench-spark-long faults-producer model-broker crash-matrix fuzz-wire fuzz-broker docs dist test-wheel clean
 
 help:
-	@echo "make setup | test | test-quick | test-spark | lint | dist | clean"
-	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy"
-	@echo "make faults-producer | model-broker | fuzz-wire | fuzz-broker"
+	@echo "make demo | setup | test | test-quick | test-spark | test-wheel | lint | docs | dist | clean"
+	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-spark | bench-spark-long"
+	@echo "make faults-producer | model-broker | crash-matrix | fuzz-wire | fuzz-broker"
 
 setup: .venv/.ready .venv/.kernel
 	@echo "setup: ready (.venv)"
+
+# A million orders, exactly once, while a worker, the driver and the broker are killed: a minute or two.
+# KAFKA=host:port does it on a cluster of yours, whose brokers are left alone. ROWS=100000: fewer orders, or more.
+demo: .venv/.ready .venv/.kernel
+	@$(BIN)/headrace demo --report $(DEMO_REPORT) $(if $(KAFKA),--bootstrap $(KAFKA)) $(if $(ROWS),--rows $(ROWS))
 
 .venv/.ready: pyproject.toml setup.py tools/setup_env.py
 	@$(PYTHON) tools/setup_env.py environment
@@ -29,17 +36,22 @@ setup: .venv/.ready .venv/.kernel
 .venv/.kernel: setup.py $(KERNEL_SOURCES) | .venv/.ready
 	@$(BIN)/python tools/setup_env.py kernel
 
-# Everything once, but for Spark, which takes as long again; then the unit layer on the other kernel.
+# Everything once, of Spark the main behaviours only; then the unit layer on the other kernel.
 test: .venv/.ready .venv/.kernel
 	@if $(KERNEL_EXISTS); then \
 		HEADRACE_KERNEL=compiled $(PYTEST) $(ALL_BUT_SPARK) && HEADRACE_KERNEL=python $(PYTEST) tests/unit; \
 	else \
 		$(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) $(ALL_BUT_SPARK); \
 	fi
+	@$(PYTEST) -m "not slow" $(SPARK)
 
-# Real Spark, real brokers: minutes, and a JVM for each of some tests.
+# Real Spark, real brokers, every page of the docs: a quarter of an hour.
 test-spark: .venv/.ready .venv/.kernel
-	@$(PYTEST) tests/spark
+	@$(PYTEST) $(SPARK)
+
+# What `make test-spark` does in small: everything that can happen, at every failpoint, on both brokers; and a cluster.
+crash-matrix: .venv/.ready .venv/.kernel
+	@HEADRACE_CRASH_MATRIX=all $(PYTEST) -q -s tests/spark/test_crash_matrix.py tests/spark/test_cluster.py
 
 test-quick: .venv/.ready .venv/.kernel
 	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q -m "not slow" tests/unit; else $(NO_KERNEL); fi
@@ -65,6 +77,12 @@ bench-broker: .venv/.ready .venv/.kernel
 bench-legacy: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.legacy
 
+bench-spark: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.spark
+
+bench-spark-long: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.spark_long
+
 # What `make test` does in small: 200 producers and 5 brokers killed, a million records counted.
 faults-producer: .venv/.ready .venv/.kernel
 	@HEADRACE_FAULT_ROUNDS=200 HEADRACE_FAULT_RECORDS=1000000 $(PYTEST) tests/faults
@@ -79,9 +97,18 @@ fuzz-broker: .venv/.ready .venv/.kernel
 model-broker: .venv/.ready .venv/.kernel
 	@HEADRACE_MODEL_STEPS=1000000 $(PYTEST) -s tests/faults/test_broker_model.py -k kills
 
+# Pages to be read from disk. (The variable silences the theme's announcement of its successor.)
+docs: .venv/.ready .venv/.kernel
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "docs: build/docs/index.html"
+
 dist: .venv/.ready
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist .
+
+# What a user would get: the wheel in an empty environment runs the README and the examples.
+test-wheel: dist
+	@$(BIN)/python tools/try_wheel.py dist
 
 clean:
 	rm -rf .venv build dist src/*.egg-info src/headrace/*/*.so

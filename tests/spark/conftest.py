@@ -16,10 +16,14 @@ SPARK_SECONDS_MAX = 180
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A JVM has to start, and Spark to warm up, in the middle of some test."""
+    """A JVM has to start, and Spark to warm up, in the middle of some test.
+
+    Tests with Spark are slow, but for those that say otherwise: `-m "not slow"` is what `make test` runs of them.
+    """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("every_run") is None:
+                item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.timeout(SPARK_SECONDS_MAX))
 
 

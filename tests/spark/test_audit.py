@@ -40,6 +40,7 @@ def as_bytes(pairs):
     return [(None if k is None else k.encode(), None if v is None else v.encode()) for k, v in pairs]
 
 
+@pytest.mark.every_run
 @pytest.mark.behaviour("S09")
 def test_equal(spark, planted):
     topic, options = planted(as_bytes(numbered(500)))
@@ -49,6 +50,7 @@ def test_equal(spark, planted):
     assert not report.examples
 
 
+@pytest.mark.every_run
 @pytest.mark.behaviour("S09")
 def test_loss_duplicates_strangers_and_disorder_are_found_and_counted(spark, planted):
     sent = numbered(500)

@@ -91,6 +91,7 @@ def values(spark, broker, topic):
     return sorted(row[0] for row in rows.collect())
 
 
+@pytest.mark.every_run
 @pytest.mark.behaviour("S08")
 def test_files_through_sql_into_a_topic_once_and_on_from_there(spark, filled, headrace_broker, tmp_path):
     text, topic = filled
@@ -110,6 +111,7 @@ def test_files_through_sql_into_a_topic_once_and_on_from_there(spark, filled, he
     assert audit(sent, topic, options={"kafka.bootstrap.servers": headrace_broker.bootstrap}).is_equal
 
 
+@pytest.mark.every_run
 def test_from_topic_to_topic_with_lag_and_an_end_that_is_known(spark, filled, headrace_broker, tmp_path):
     text, topic = filled
     Pipeline.from_toml(text).run(spark)

@@ -11,8 +11,6 @@ from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
 from topics import new_topic, unique
 
-pytestmark = pytest.mark.slow
-
 MODES = ["inline", "parallel"]
 LARGE = 4000
 
@@ -38,6 +36,7 @@ def expected(count):
     return sorted(str(n) for n in range(count))
 
 
+@pytest.mark.every_run
 @pytest.mark.behaviour("S01", "S02")
 @pytest.mark.parametrize("mode", [*MODES, "auto"])
 def test_a_frame_is_written_once_and_whole(spark, either, mode):
@@ -92,6 +91,7 @@ def test_all_columns_arrive(spark, either, mode):
     assert (right.key, right.value, right.headers) == (None, None, ())
 
 
+@pytest.mark.every_run
 @pytest.mark.parametrize("mode", MODES)
 def test_a_second_write_with_the_same_id_delivers_nothing(spark, either, mode):
     topic, write_id = new_topic(either, "again", 2), unique("job")
@@ -103,12 +103,26 @@ def test_a_second_write_with_the_same_id_delivers_nothing(spark, either, mode):
     assert not open_transactions(either.bootstrap, topic)
 
 
+def test_a_write_that_died_between_decision_and_end_is_finished_by_the_next_one_of_its_sink(spark, either, tmp_path):
+    """Without write.id nobody can know it again, but sink.id is enough to carry out what it had decided."""
+    topic, sink = new_topic(either, "half", 2), unique("sink")
+    died = f"markers={tmp_path}, end.between=kill, abort.begin=kill"
+    with pytest.raises(Exception, match=r"crashed|EOF|connection|Python worker"):
+        write(numbers(spark, 300), either, topic, commit__mode="parallel", sink__id=sink, headrace__failpoints=died)
+    assert open_transactions(either.bootstrap, topic)
+    assert len(values(either, topic)) < 300
+    write(numbers(spark, 10), either, topic, sink__id=sink)
+    assert values(either, topic) == sorted(expected(300) + expected(10))
+    assert not open_transactions(either.bootstrap, topic)
+
+
 def test_at_least_once_writes_without_transactions(spark, either):
     topic = new_topic(either, "plain", 2)
     write(numbers(spark, 1000), either, topic, delivery="at-least-once")
     assert values(either, topic) == expected(1000)
 
 
+@pytest.mark.every_run
 @pytest.mark.behaviour("S07")
 @pytest.mark.parametrize("mode", MODES)
 def test_bad_rows_go_to_the_dead_letter_topic_in_the_same_commit(spark, either, mode):

@@ -395,6 +395,7 @@ def load(spark, broker, topic, **options):
     return spark.read.format("headrace").options(**options_of(broker, topic, **options)).load()
 
 
+@pytest.mark.every_run
 @pytest.mark.behaviour("S03")
 def test_spark_finds_the_source_and_gets_every_row_as_it_is(spark, either):
     topic = new_topic(either, "in-spark", 3)

@@ -9,8 +9,6 @@ import pytest
 from crashes import StreamInSession, markers, open_transactions
 from topics import new_topic, unique
 
-pytestmark = pytest.mark.slow
-
 MODES = ["inline", "parallel"]
 
 
@@ -19,6 +17,7 @@ def stream(spark, either, tmp_path):
     return StreamInSession(spark, tmp_path, either, new_topic(either, "stream", 3))
 
 
+@pytest.mark.every_run
 @pytest.mark.behaviour("S02")
 @pytest.mark.parametrize("mode", [*MODES, "auto"])
 def test_a_stream_is_written_once(stream, mode):
@@ -47,6 +46,7 @@ def test_a_new_checkpoint_with_an_old_sink_id_is_another_query(stream):
     assert not stream.audit().duplicated
 
 
+@pytest.mark.every_run
 @pytest.mark.parametrize("place", ["task.begin", "task.sent", "task.flushed"])
 @pytest.mark.parametrize("action", ["kill", "raise"])
 def test_a_task_that_dies_is_run_again(spark, stream, place, action):

@@ -320,6 +320,7 @@ def rows(*runs):
     return sorted((partition, n, f"row {n}") for partition, numbers in runs for n in numbers)
 
 
+@pytest.mark.every_run
 @pytest.mark.behaviour("S03")
 def test_a_query_that_is_started_again_goes_on_exactly_where_it_was(spark, either, tmp_path):
     topic, group = new_topic(either, "restart", 2), unique("restart-group")

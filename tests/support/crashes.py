@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
@@ -18,20 +15,12 @@ from waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from peers.broker import Broker
 
-JOB = Path(__file__).parents[1] / "spark" / "stream_job.py"
 JOB_SECONDS_MAX = 170
 SETTLE_SECONDS_MAX = 2
-
-
-@dataclass(slots=True)
-class Ended:
-    """How a job ended."""
-
-    code: int
-    errors: str
 
 
 @dataclass(slots=True)
@@ -53,90 +42,52 @@ class Audit:
 
 
 class CrashingQuery:
-    """A query over files in a folder of its own, started as often as needed with the same checkpoint."""
+    """A source of files in a folder of its own, and the topic that its rows go to. Others run the query."""
 
-    def __init__(self, folder: Path, bootstrap: str, topic: str, **job: Any) -> None:
-        self._job = {
-            "bootstrap": bootstrap,
-            "topic": topic,
-            "source": str(folder / "source"),
-            "checkpoint": str(folder / "checkpoint"),
-            **job,
-        }
-        self._markers = folder / "failpoints"
+    def __init__(self, folder: Path, bootstrap: str, topic: str) -> None:
+        self.bootstrap, self.topic = bootstrap, topic
         self.rows: list[str] = []
         self._source = folder / "source"
-        for one in (self._source, self._markers):
+        for one in (self._source, folder / "failpoints"):
             one.mkdir(parents=True)
 
-    def add_file(self, count: int, width: int = 20, keys: int = 7) -> None:
-        """One more batch: `count` rows."""
+    def add_file(self, count: int, width: int = 20, keys: int = 7, label: str = "") -> None:
+        """One more batch: `count` rows, each with the label in it."""
         number = len(list(self._source.iterdir()))
-        rows = [f"k{n % keys} {number:04d}-{n:06d}-".ljust(width, "x") for n in range(count)]
+        rows = [f"k{n % keys} {number:04d}-{n:06d}-{label}".ljust(width, "x") for n in range(count)]
         path = self._source.with_name("part")
         path.write_text("\n".join(rows) + "\n")
         os.utime(path, (number + 1, number + 1))  # the source takes files in the order of their times
         path.rename(self._source / f"{number:04d}.txt")
         self.rows += rows
 
-    def start(self, failpoints: str = "", **changes: Any) -> subprocess.Popen[str]:
-        """A driver of the query, with its failpoints."""
-        job = {**self._job, **changes}
-        options = {**self._job.get("options", {}), **changes.get("options", {})}
-        if failpoints:
-            options["headrace.failpoints"] = failpoints
-        environment = os.environ | {
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "HEADRACE_FAILPOINTS": "1",
-            "HEADRACE_FAILPOINTS_DIR": str(self._markers),
-        }
-        return subprocess.Popen(
-            [sys.executable, str(JOB), json.dumps({**job, "options": options})],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def run(self, failpoints: str = "", **changes: Any) -> Ended:
-        """Start it and wait until it ends, one way or the other."""
-        return self.end_of(self.start(failpoints, **changes))
-
-    def end_of(self, process: subprocess.Popen[str]) -> Ended:
-        try:
-            _, errors = process.communicate(timeout=JOB_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.communicate()
-            raise
-        return Ended(process.returncode, errors)
-
-    def was_reached(self, failpoint: str) -> bool:
-        return (self._markers / failpoint).exists()
-
     def audit(self) -> Audit:
         """Compare the topic with all rows that were ever in the source."""
-        return audit(self._job["bootstrap"], self._job["topic"], self.rows)
+        return audit(self.bootstrap, self.topic, self.rows)
 
 
 class StreamInSession(CrashingQuery):
-    """The same files and audit, but the query runs in the session of the tests: seconds instead of half a minute."""
+    """The same, and the query, which runs in the session of the tests."""
 
     def __init__(self, spark: SparkSession, folder: Path, broker: Broker, topic: str, **options: str) -> None:
         super().__init__(folder, broker.bootstrap, topic)
-        self.spark, self.folder, self.bootstrap, self.topic = spark, folder, broker.bootstrap, topic
+        self.spark, self.folder = spark, folder
         self.options = {"commit.mode": "parallel", **{k.replace("__", "."): v for k, v in options.items()}}
 
     def process(self, failpoints: str = "", checkpoint: str = "checkpoint", tasks: int = 2, **options: str) -> None:
         """All files that are there; raises what the query raises."""
+        self.end(self.begin(failpoints, checkpoint, tasks, **options))
+
+    def begin(
+        self, failpoints: str = "", checkpoint: str = "checkpoint", tasks: int = 2, **options: str
+    ) -> StreamingQuery:
+        """Start it, and leave it running."""
         rows = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.folder / "source"))
         options = {k.replace("__", "."): v for k, v in options.items()}
         given = {**self.options, **options, "kafka.bootstrap.servers": self.bootstrap, "topic": self.topic}
         if failpoints:
             given["headrace.failpoints"] = failpoints
-        query = (
+        return (
             rows.repartition(tasks)
             .selectExpr("split_part(value, ' ', 1) AS key", "value")
             .writeStream.format("headrace")
@@ -145,6 +96,9 @@ class StreamInSession(CrashingQuery):
             .trigger(availableNow=True)
             .start()
         )
+
+    def end(self, query: StreamingQuery) -> None:
+        """Wait for its end; raises what the query raises."""
         try:
             assert query.awaitTermination(JOB_SECONDS_MAX), "the query has not ended in time"
         finally:

@@ -105,6 +105,19 @@ def test_failpoints_need_an_environment_that_allows_them(monkeypatch, tmp_path):
             points.reach("end.done")
 
 
+def test_a_failpoint_holds_until_it_is_told_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("HEADRACE_FAILPOINTS", "1")
+    monkeypatch.delenv("HEADRACE_FAILPOINTS_DIR", raising=False)
+    points = Failpoints(f"markers={tmp_path}, decide.done=hold, end.done=hold")
+    (tmp_path / "decide.done.go").touch()
+    points.reach("decide.done")
+    assert (tmp_path / "decide.done").exists()
+    (tmp_path / "end.done.go").write_text("raise")
+    with pytest.raises(FailpointError, match=r"end\.done"):
+        points.reach("end.done")
+    points.reach("end.done")  # once only
+
+
 @pytest.mark.parametrize("given", ["nowhere=kill", "decide.done", "decide.done=dance"])
 def test_a_failpoint_that_does_not_exist_is_refused(given, monkeypatch):
     monkeypatch.setenv("HEADRACE_FAILPOINTS", "1")

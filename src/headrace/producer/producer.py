@@ -152,6 +152,7 @@ class Producer(SendPath, TransactionScope):
             observer,
         )
         self._client.on_auth_failure = self._sender.fail_for_authentication
+        self._client.on_failure = self._sender.look_for_leaders
         self._arrow = ArrowSender(
             self._accumulator,
             self._pool,

@@ -244,6 +244,10 @@ class Sender:
         settings = self._settings
         return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempts, self._chance)
 
+    def look_for_leaders(self, node_id: int) -> None:
+        """A node cannot be reached: others may lead by now what it led, though nothing was on its way to it."""
+        self._metadata.request_update()
+
     # -- sending -------------------------------------------------------------------------------
 
     def _send_ready(self, now: float) -> float:

@@ -188,6 +188,21 @@ class TransactionManager:
         if self.has_error and self.last_error is not None:
             raise type(self.last_error)(*self.last_error.args) from self.last_error
 
+    def forget(self, transactional_id: str) -> None:
+        """As if it were made anew, with this id. What is open stays so at the broker: somebody else will end it."""
+        with self.lock:
+            if self.request_in_flight is not None:
+                raise IllegalStateError("a transaction can only be left when all of it is answered")
+            self.coordinators.pop(("transaction", self.transactional_id or ""), None)
+            self.transactional_id = transactional_id
+            self.state, self.last_error = State.UNINITIALIZED, None
+            self.producer = NO_PRODUCER_ID_AND_EPOCH
+            for one in (self.partitions, self._new_partitions, self._pending_partitions, self._pending):
+                one.clear()
+            self.transaction_started = self.epoch_bump_required = False
+            self._result = self._refusal = None
+            self._sequences.clear(is_same_id=False)
+
     # -- application threads -------------------------------------------------------------------
 
     def begin_init(self) -> PendingResult:

@@ -18,6 +18,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from headrace.errors import HeadraceError
+from headrace.spark.commit_log import CommitTimes, Stopwatch
 from headrace.spark.decisions import Decision, TaskTransaction
 from headrace.spark.failpoints import NO_FAILPOINTS, Failpoints
 from headrace.spark.ledger import REDO_TRANSACTION_MS, TRANSACTION_MS, Rows
@@ -77,6 +78,10 @@ class Batch:
     @property
     def inline_rows(self) -> int:
         return sum(columns.num_rows for _, columns in self.inline)
+
+    @property
+    def rows(self) -> int:
+        return self.inline_rows + sum(one.record_count for one in self.transactions)
 
 
 class Committer:
@@ -174,7 +179,9 @@ class Committer:
 
     def _commit(self, batch: Batch) -> None:
         is_first = self._decisions is None
+        watch, times = Stopwatch(), CommitTimes(batch.number, batch.rows, len(batch.transactions), batch.had_retries)
         decisions = self._begin(batch) if self._decisions is None else self._decisions
+        times.begin_ms = watch.lap_ms()
         last = decisions.get(batch.query)
         if last is not None and not last.is_finished:
             self._carry_out(last)
@@ -185,10 +192,15 @@ class Committer:
         if not batch.transactions and not batch.inline_rows:
             return
         self._check(batch)
+        times.check_ms = watch.lap_ms()
         decision = self._decide(batch)
+        times.decide_ms = watch.lap_ms()
         self._carry_out(decision, is_erased=batch.is_forgotten)
+        times.end_ms = watch.lap_ms()
         if not is_first and (batch.transactions or batch.had_retries):
             self._abort_leftovers(batch)
+        times.clean_ms = watch.lap_ms()
+        times.tell(self._sink)
 
     def _check(self, batch: Batch) -> None:
         """Decide on nothing that is lost already, or soon will be."""

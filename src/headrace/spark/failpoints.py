@@ -2,8 +2,11 @@
 
     option headrace.failpoints = "decide.written=kill-driver, end.between=raise"      and HEADRACE_FAILPOINTS=1
 
-An action happens once: a marker in the folder HEADRACE_FAILPOINTS_DIR keeps a restarted process from dying again.
-`name=action*` happens every time.
+An action happens once: a marker keeps a restarted process from dying again. It lies in the folder that `markers=FOLDER`
+among the failpoints names, or HEADRACE_FAILPOINTS_DIR. `name=action*` happens every time.
+
+`hold` waits for orders: the marker says that the place is reached, and a file beside it, `name.go`, what to do then (an
+action, or nothing: go on).
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from headrace.errors import ConfigError, HeadraceError
 
 ENABLED, FOLDER = "HEADRACE_FAILPOINTS", "HEADRACE_FAILPOINTS_DIR"
 SLEEP_SECONDS_MAX = 600.0
+HOLD_POLL_SECONDS = 0.02
 ANCESTORS_MAX = 32
+MARKERS = "markers"
 
 FAILPOINTS = {
     # On an executor.
@@ -47,7 +52,7 @@ FAILPOINTS = {
 }
 """Name → what has happened when it is reached."""
 
-ACTIONS = "kill, kill-driver, raise, sleep:SECONDS"
+ACTIONS = "kill, kill-driver, raise, hold, sleep:SECONDS"
 
 
 class FailpointError(HeadraceError):
@@ -59,12 +64,16 @@ class Failpoints:
 
     def __init__(self, given: str) -> None:
         self._actions: dict[str, str] = {}
+        self._folder = os.environ.get(FOLDER)
         if given and os.environ.get(ENABLED) != "1":
             raise ConfigError(f"headrace.failpoints is set, but {ENABLED}=1 is not in the environment: it is for tests")
         for item in filter(None, (part.strip() for part in given.split(","))):
             name, _, action = item.partition("=")
+            if name == MARKERS:
+                self._folder = action
+                continue
             kind = action.rstrip("*").partition(":")[0]
-            if name not in FAILPOINTS or kind not in ("kill", "kill-driver", "raise", "sleep"):
+            if name not in FAILPOINTS or kind not in ("kill", "kill-driver", "raise", "hold", "sleep"):
                 raise ConfigError(
                     f"headrace.failpoints has {item!r}; it may be name=action, with a name of {', '.join(FAILPOINTS)} "
                     f"and an action of {ACTIONS}"
@@ -74,33 +83,44 @@ class Failpoints:
     def reach(self, name: str) -> None:
         """Called at every place of the table."""
         action = self._actions.get(name)
-        if action is None:
+        if action is None or not (action.endswith("*") or self._first_time(name)):
             return
-        if not action.endswith("*") and not _first_time(name):
-            return
-        kind, _, argument = action.rstrip("*").partition(":")
-        if kind == "sleep":
-            time.sleep(min(float(argument), SLEEP_SECONDS_MAX))
-        elif kind == "raise":
-            raise FailpointError(f"failpoint {name}: {FAILPOINTS[name]}")
-        else:
-            if kind == "kill-driver":
-                _kill_driver()
-            _kill_self()
+        action = action.rstrip("*")
+        _act(name, self._order(name) if action == "hold" else action)
+
+    def _first_time(self, name: str) -> bool:
+        try:
+            (self._markers() / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _order(self, name: str) -> str:
+        order = self._markers() / f"{name}.go"
+        deadline = time.monotonic() + SLEEP_SECONDS_MAX
+        while not order.exists() and time.monotonic() < deadline:
+            time.sleep(HOLD_POLL_SECONDS)
+        return order.read_text().strip() if order.exists() else ""
+
+    def _markers(self) -> Path:
+        if self._folder is None:
+            raise ConfigError(f"a failpoint that happens once needs a folder for its marker: set {FOLDER}")
+        return Path(self._folder)
+
+
+def _act(name: str, action: str) -> None:
+    kind, _, argument = action.partition(":")
+    if kind == "sleep":
+        time.sleep(min(float(argument), SLEEP_SECONDS_MAX))
+    elif kind == "raise":
+        raise FailpointError(f"failpoint {name}: {FAILPOINTS[name]}")
+    elif kind:
+        if kind == "kill-driver":
+            _kill_driver()
+        _kill_self()
 
 
 NO_FAILPOINTS = Failpoints("")
-
-
-def _first_time(name: str) -> bool:
-    folder = os.environ.get(FOLDER)
-    if folder is None:
-        raise ConfigError(f"a failpoint that happens once needs a folder for its marker: set {FOLDER}")
-    try:
-        (Path(folder) / name).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _kill_self() -> NoReturn:

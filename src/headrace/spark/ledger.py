@@ -26,7 +26,7 @@ from headrace.errors import (
 )
 from headrace.producer.producer import Producer
 from headrace.spark.decisions import Decision, DecisionLog
-from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, SinkError
+from headrace.spark.sink_errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
 
 TRANSACTION_MS = 60_000
@@ -38,6 +38,7 @@ DECISION_SECONDS_MAX = 300.0
 CLOSE_SECONDS_MAX = 5.0
 CAUSES_MAX = 10
 _REQUEST_SLACK_BYTES = 64 * 1024
+_REFUSED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
 _FENCED = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
 
 Rows = Iterable[tuple[str, pa.RecordBatch]]
@@ -72,7 +73,7 @@ class Ledger:
 
     def _open(self, transaction_ms: int) -> None:
         self.close()
-        self._log.ensure()
+        self._ensure_topic()
         config = self._options.producer_config(self._sink)
         config["transaction.timeout.ms"] = transaction_ms
         size = int(str(config.get("max.request.size", 0)))
@@ -87,8 +88,22 @@ class Ledger:
                     f"the brokers do not allow a transaction of {transaction_ms} ms: their "
                     "transaction.max.timeout.ms is lower. Raise it there"
                 ) from error
+            if _has_code(error, {Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}):
+                raise BrokerError(IDS_REFUSED, code=Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED) from error
             raise
         self._producer = producer
+
+    def _ensure_topic(self) -> None:
+        try:
+            self._log.ensure()
+        except BrokerError as error:
+            if error.code not in _REFUSED:
+                raise
+            raise BrokerError(
+                f"the sink may not use its decision topic {self._log.topic!r}: allow Create, or make the topic "
+                "(compacted, with one partition), and allow Describe, Read and Write on it",
+                code=error.code,
+            ) from error
 
     def read(self) -> dict[str, Decision]:
         """The last decision of each query of the sink. It need not be open for that."""

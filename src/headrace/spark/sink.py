@@ -21,9 +21,11 @@ from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.spark.columns import Limits, check_schema
+from headrace.spark.commit_log import show_log
 from headrace.spark.committer import Batch, Committer
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.ledger import Ledger
+from headrace.spark.permissions import check_may_write, refused
 from headrace.spark.redo import Redo
 from headrace.spark.sink_errors import PlanError, SinkError
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
@@ -69,9 +71,14 @@ def _look_up(options: SinkOptions) -> Limits:
                 client.cluster((), client.deadline(), fresh=True)
                 return Limits(limit, {})
             found = TopicAdmin(client).describe_topics(topics)
+            check_may_write(client, topics)
+    except PlanError:
+        raise
     except BrokerError as error:
         if error.code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION):
             raise PlanError(f"{error}: create the topic first, or correct its name ({', '.join(topics)})") from error
+        if error.code == Code.TOPIC_AUTHORIZATION_FAILED:
+            raise refused(topics) from error
         raise
     except HeadraceError as error:
         servers = options.kafka["bootstrap.servers"]
@@ -83,6 +90,7 @@ def _look_up(options: SinkOptions) -> Limits:
 
 
 def _committer(options: SinkOptions, sink: str, run: str) -> Committer:
+    show_log()
     client = BlockingClient(options.client_settings())
     return Committer(
         sink,

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from headrace.errors import HeadraceError
 
+IDS_REFUSED = "the sink may not use its transactional ids: allow Write and Describe on the prefix of sink.id"
+"""What is said to whoever has no right to TRANSACTIONAL_ID, driver or task."""
+
 
 class SinkError(HeadraceError):
     """The root of the sink's errors."""

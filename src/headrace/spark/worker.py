@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from headrace.errors import BrokerError, Code, ConfigError, FatalTransactionError, HeadraceError, IllegalStateError
 from headrace.producer.producer import Producer
-from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH
 from headrace.producer.transaction_state import State
 from headrace.producer.transactions import TransactionManager
+from headrace.spark.sink_errors import IDS_REFUSED
 from headrace.spark.sink_options import SEPARATOR, SinkOptions
 
 IDLE_SECONDS_MAX = 60.0
@@ -136,24 +136,10 @@ def _manager(producer: Producer) -> TransactionManager:
 
 
 def _retarget(producer: Producer, identifier: str) -> None:
-    """As if it were made anew with this id, but for its thread, connections and metadata."""
-    manager = _manager(producer)
-    if producer._accumulator.has_incomplete() or manager.request_in_flight is not None:
+    """The next transaction is under this id. Thread, connections and metadata of the producer stay."""
+    if producer._accumulator.has_incomplete():
         raise IllegalStateError("a transaction can only be left when all of it is answered")
-    with manager.lock:
-        manager.coordinators.pop(("transaction", manager.transactional_id or ""), None)
-        manager.transactional_id = identifier
-        manager.state, manager.last_error = State.UNINITIALIZED, None
-        manager.producer = NO_PRODUCER_ID_AND_EPOCH
-        manager.partitions.clear()
-        manager.transaction_started = False
-        manager._new_partitions.clear()
-        manager._pending_partitions.clear()
-        manager._pending.clear()
-        manager._result = None
-        manager._refusal = None
-        manager.epoch_bump_required = False
-        manager._sequences.clear(is_same_id=False)
+    _manager(producer).forget(identifier)
 
 
 def _explained(error: HeadraceError, producer: Producer) -> HeadraceError:
@@ -164,10 +150,7 @@ def _explained(error: HeadraceError, producer: Producer) -> HeadraceError:
             "transaction.max.timeout.ms is lower: set kafka.transaction.timeout.ms to that, or raise it there"
         )
     if isinstance(cause, BrokerError) and cause.code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        return BrokerError(
-            "the sink may not use its transactional ids: allow Write and Describe on the prefix of sink.id",
-            code=cause.code,
-        )
+        return BrokerError(IDS_REFUSED, code=cause.code)
     return error
 
 

@@ -33,10 +33,12 @@ class Broker(Protocol):
         """Start it again on the same port and data; if it runs, stop it first."""
 
 
-def create_topic(bootstrap: str, name: str, partitions: int, configs: Mapping[str, str] | None) -> str:
+def create_topic(
+    bootstrap: str, name: str, partitions: int, configs: Mapping[str, str] | None, replication_factor: int = 1
+) -> str:
     """Create a topic by librdkafka's admin client, and wait until every partition has a leader that knows it."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(configs or {}))
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(configs or {}))
     admin.create_topics([topic], request_timeout=ADMIN_SECONDS_MAX)[name].result(timeout=ADMIN_SECONDS_MAX)
     # The answer comes, and metadata show the topic, before the leader has made its log.
     spec = OffsetSpec.latest()  # type: ignore[no-untyped-call]

@@ -32,7 +32,7 @@ _FIRST_ANSWER_SECONDS_MAX = 10
 _PORTS = range(20000, 32000)
 
 # Runs a command, and kills it when the standard input ends: that is, whatever becomes of the test run.
-_GUARD = ("sh", "-c", 'exec 3<&0; { cat <&3 >/dev/null; kill -9 $$; } & exec "$@" </dev/null 3<&-', "sh")
+GUARD = ("sh", "-c", 'exec 3<&0; { cat <&3 >/dev/null; kill -9 $$; } & exec "$@" </dev/null 3<&-', "sh")
 
 # It has little to do, and a minute to live: the quick compiler will do.
 _OPTIONS = ("-Xmx768m", "-Xms128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -69,20 +69,27 @@ class RealKafka(broker.Broker):
         data_dir: Path,
         properties: Mapping[str, str] | None = None,
         jvm_options: tuple[str, ...] = _OPTIONS,
+        cluster_id: str | None = None,
     ) -> None:
         self.jars = jars
         self.data_dir = data_dir
         self._jvm_options = jvm_options
         self._is_3 = jars.name.startswith("kafka-3.")
-        self.port, controller_port = free_ports(2)
+        self._cluster_id = cluster_id or new_cluster_id()
+        self.port, self.controller_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self._logs = data_dir / "logs"
         self._output = data_dir / "server.log"
         self._config = data_dir / "server.properties"
-        settings = _PROPERTIES.format(port=self.port, controller_port=controller_port, logs=self._logs)
+        settings = _PROPERTIES.format(port=self.port, controller_port=self.controller_port, logs=self._logs)
         settings += "".join(f"{name}={value}\n" for name, value in (properties or {}).items())
         data_dir.mkdir(parents=True)
         self._config.write_text(settings)
+
+    def set(self, **properties: str) -> None:
+        """Settings for the next start, with _ for the dots of their names."""
+        with self._config.open("a") as file:
+            file.writelines(f"{name.replace('_', '.')}={value}\n" for name, value in properties.items())
 
     @property
     def bootstrap(self) -> str:
@@ -96,11 +103,11 @@ class RealKafka(broker.Broker):
     def start(self) -> None:
         """Start it, for the first time with empty logs, and wait until it answers."""
         if not self._logs.exists():
-            cluster_id = base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()
-            self._run("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", f"--config={self._config}")
+            arguments = (f"--cluster-id={self._cluster_id}", f"--config={self._config}")
+            self._run("kafka.tools.StorageTool", "format", *arguments)
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                [*_GUARD, *java.java_command(self.jars, "kafka.Kafka", str(self._config), options=self._jvm_options)],
+                [*GUARD, *java.java_command(self.jars, "kafka.Kafka", str(self._config), options=self._jvm_options)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -195,6 +202,11 @@ class RealKafka(broker.Broker):
         if self._process.poll() is not None:
             raise RuntimeError(f"Kafka ended with {self._process.returncode} at its start:\n{self.log_tail()}")
         return answers_api_versions(self.port)
+
+
+def new_cluster_id() -> str:
+    """A random one, as Kafka writes them."""
+    return base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()
 
 
 def answers_api_versions(port: int) -> bool:

@@ -1,0 +1,199 @@
+"""Bad input: said when the query is planned if it can be known, else with batch, task and row; nothing half visible."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from crashes import StreamInSession, committed, open_transactions
+from headrace.broker import EmbeddedBroker
+from headrace.spark.spark_errors import explain
+from peers.embedded import OwnBroker
+from topics import new_topic, unique
+from waiting import eventually
+
+SECONDS_MAX = 60
+TEXTS = ["CAST(id AS STRING) value"]
+
+
+def options_of(broker, topic, options):
+    return {"kafka.bootstrap.servers": broker.bootstrap, **({} if topic is None else {"topic": topic}), **options}
+
+
+def failure_of_batch(frame, broker, topic=None, **options):
+    """What a person is told."""
+    named = {name.replace("__", "."): value for name, value in options.items()}
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's kind says nothing
+        frame.write.format("headrace").options(**options_of(broker, topic, named)).mode("append").save()
+    return explain(caught.value)
+
+
+def failure_of_stream(spark, folder, columns, broker, topic, options):
+    source = folder / "source"
+    source.mkdir(exist_ok=True)
+    source.joinpath("rows.txt").write_text("0\n1\n2\n")
+    rows = spark.readStream.text(str(source)).selectExpr("CAST(value AS BIGINT) id").selectExpr(*columns)
+    writer = rows.writeStream.format("headrace").options(**options_of(broker, topic, options))
+    with pytest.raises(Exception) as caught:  # noqa: PT011, PT012 - at the start, or with the first batch
+        query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination(SECONDS_MAX)
+    return explain(caught.value)
+
+
+def assert_nothing_is_seen(broker, topic):
+    assert not any(committed(broker.bootstrap, topic).values())
+    assert not open_transactions(broker.bootstrap, topic)
+
+
+@pytest.mark.behaviour("S02")
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["id"], {}, "there is no column 'value'"),
+        (["id AS value"], {}, "column 'value' is bigint; it may be string or binary"),
+        (["CAST(id AS STRING) value", "'x' AS partition"], {}, "column 'partition' is string; it may be int"),
+        (TEXTS, {"topic": "there-is-no-such-topic"}, "create the topic first"),
+        (TEXTS, {"sink.id": "no ~ please"}, "sink.id is 'no ~ please'; it may be"),
+        (TEXTS, {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "700"}, "Does the broker run"),
+    ],
+)
+def test_a_stream_is_told_what_is_wrong_before_anything_is_written(
+    spark, headrace_broker, tmp_path, columns, options, message
+):
+    topic = new_topic(headrace_broker, "wrong")
+    said = failure_of_stream(spark, tmp_path, columns, headrace_broker, topic, options)
+    assert message in said
+    assert_nothing_is_seen(headrace_broker, topic)
+
+
+@pytest.mark.behaviour("S06")
+@pytest.mark.parametrize("mode", ["inline", "parallel"])
+@pytest.mark.parametrize(
+    ("columns", "options", "fact"),
+    [
+        (["CAST(id AS STRING) value", "IF(id = 2, NULL, '{topic}') topic"], {}, "row 2: its topic is null"),
+        (["repeat('x', CAST(id AS INT) * 3000) value", "'{topic}' topic"], {"kafka.max.request.size": "4000"}, "row 2"),
+        (["CAST(id AS STRING) value", "CAST(id + 7 AS INT) partition"], {"topic": "{topic}"}, "its partition is 9"),
+    ],
+    ids=["null topic", "too large", "wrong partition"],
+)
+def test_a_bad_row_of_a_stream_is_named_with_its_batch(spark, headrace_broker, tmp_path, columns, options, fact, mode):
+    topic = new_topic(headrace_broker, "rows")
+    columns = [column.format(topic=topic) for column in columns]
+    given = {name: value.format(topic=topic) for name, value in options.items()} | {"commit.mode": mode}
+    said = failure_of_stream(spark, tmp_path, columns, headrace_broker, None, given)
+    assert fact in said
+    assert "batch 0 of query " in said
+    assert_nothing_is_seen(headrace_broker, topic)
+
+
+@pytest.mark.parametrize("mode", ["inline", "parallel"])
+def test_a_row_beyond_the_topics_own_limit(spark, either, mode):
+    topic = new_topic(either, "narrow", max_message_bytes=2000)
+    frame = spark.range(0, 20, 1, 2).selectExpr("repeat('x', IF(id = 17, 5000, 5)) value")
+    said = failure_of_batch(frame, either, topic, commit__mode=mode)
+    assert "MESSAGE_TOO_LARGE" in said
+    assert topic in said
+    assert_nothing_is_seen(either, topic)
+
+
+@pytest.mark.every_run
+@pytest.mark.behaviour("S06")
+def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
+    """The second shuts out the first, which ends with an error that says so. Neither loses or doubles anything."""
+    sink, marks = unique("shared"), tmp_path / "marks"
+    marks.mkdir()
+    one, two = (
+        StreamInSession(spark, tmp_path / name, either, new_topic(either, name), sink__id=sink)
+        for name in ("one", "two")
+    )
+    one.add_file(50)
+    two.add_file(50)
+    query = one.begin(f"markers={marks}, decide.begin=hold")
+    eventually("the first at its decision", (marks / "decide.begin").exists, SECONDS_MAX)
+    two.process()
+    (marks / "decide.begin.go").touch()
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's kind says nothing
+        one.end(query)
+    said = explain(caught.value)
+    assert f"another driver has taken over sink.id '{sink}'" in said
+    assert "give each its own sink.id" in said
+    one.process()
+    for stream in (one, two):
+        assert str(stream.audit()) == "clean"
+        assert not open_transactions(either.bootstrap, stream.topic)
+
+
+# -- access rules --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    """A broker with rules: what none of them speaks of is allowed."""
+    rules = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    broker = OwnBroker(EmbeddedBroker(rules))
+    try:
+        broker.embedded.start()
+        yield broker
+    finally:
+        broker.remove()
+
+
+def deny(broker, kind, name, operation=AclOperation.WRITE):
+    rule = AclBinding(
+        kind, name, ResourcePatternType.PREFIXED, "User:ANONYMOUS", "*", operation, AclPermissionType.DENY
+    )
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    for future in admin.create_acls([rule]).values():
+        future.result(SECONDS_MAX)
+
+
+@pytest.mark.every_run
+def test_a_topic_that_may_not_be_written(spark, guarded):
+    topic = new_topic(guarded, "forbidden")
+    deny(guarded, ResourceType.TOPIC, topic)
+    said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic)
+    assert f"may not write to topic '{topic}'" in said
+    assert "allow it the operation Write" in said
+    assert_nothing_is_seen(guarded, topic)
+
+
+@pytest.mark.parametrize("mode", ["inline", "parallel"])
+def test_transactional_ids_that_may_not_be_used(spark, guarded, mode):
+    topic, sink = new_topic(guarded, "open"), unique("forbidden-sink")
+    deny(guarded, ResourceType.TRANSACTIONAL_ID, sink)
+    frame = spark.range(3).selectExpr(*TEXTS)
+    said = failure_of_batch(frame, guarded, topic, commit__mode=mode, sink__id=sink)
+    assert "allow Write and Describe on the prefix of sink.id" in said
+    assert_nothing_is_seen(guarded, topic)
+
+
+def test_a_decision_topic_that_may_not_be_made(spark, guarded):
+    topic, decisions = new_topic(guarded, "open"), unique("forbidden-name")
+    deny(guarded, ResourceType.TOPIC, decisions, AclOperation.ALL)
+    said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic, decision__topic=decisions)
+    assert f"may not use its decision topic '{decisions}'" in said
+    assert "allow Create, or make the topic" in said
+    assert_nothing_is_seen(guarded, topic)
+
+
+@pytest.mark.parametrize("mode", ["inline", "parallel"])
+def test_a_decision_topic_that_may_not_be_written(spark, guarded, mode):
+    topic, decisions = new_topic(guarded, "open"), new_topic(guarded, "forbidden-decisions")
+    deny(guarded, ResourceType.TOPIC, decisions)
+    frame = spark.range(3).selectExpr(*TEXTS)
+    said = failure_of_batch(frame, guarded, topic, commit__mode=mode, decision__topic=decisions)
+    assert decisions in said
+    assert "TOPIC_AUTHORIZATION_FAILED" in said
+    # What tasks wrote stays open until it expires: who may not read the decisions cannot know that there is none.
+    assert not any(committed(guarded.bootstrap, topic).values())

@@ -1,0 +1,167 @@
+"""The crash matrix: at every failpoint everything that can happen, on both brokers; and every row is seen once.
+
+`make crash-matrix` runs all cells (HEADRACE_CRASH_MATRIX=all), prints a table and JSON, and shows its progress; without
+that it is a few cells of each kind. docs/exactly-once.md says why each of them holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+
+import pytest
+
+from crash_cells import (
+    BROKER,
+    DRIVER,
+    EXECUTOR,
+    EXPIRY,
+    FAULTS,
+    NONSENSE,
+    PLACES,
+    RETRY,
+    SHORT_TRANSACTION_MS,
+    TWIN,
+    ZOMBIE,
+    Outcome,
+)
+from crash_columns import Column
+from headrace.broker import EmbeddedBroker
+from peers.broker import Broker
+from peers.embedded import OwnBroker
+from peers.real_kafka import RealKafka
+
+COLUMN_SECONDS_MAX = 1500
+OURS, APACHE = "headrace", "apache"
+IS_WHOLE = os.environ.get("HEADRACE_CRASH_MATRIX") == "all"
+CLEANUP = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+
+SHORT = {
+    (OURS, EXECUTOR): ("task.flushed", "decide.done"),
+    (OURS, BROKER): ("task.sent", "decide.written"),
+    (OURS, EXPIRY): ("check.done", "end.between", "redo.written"),
+    (OURS, RETRY): ("task.sent", "end.between"),
+    (OURS, TWIN): ("task.flushed", "decide.begin"),
+    (OURS, ZOMBIE): ("begin.fence", "decide.begin"),
+    (APACHE, DRIVER): ("task.flushed", "decide.written", "decide.done", "replay.abort"),
+}
+"""What `make test-spark` does."""
+EVERY_RUN = ((APACHE, DRIVER),)
+"""What `make test` does."""
+
+WHOLE = {(broker, fault): PLACES for broker in (OURS, APACHE) for fault in FAULTS}
+WANTED = WHOLE if IS_WHOLE else SHORT
+
+
+def cells() -> Iterator[object]:
+    for (broker, fault), places in WANTED.items():
+        for place in places:
+            reason = NONSENSE.get((fault, place))
+            marks = [pytest.mark.skip(reason=reason)] if reason else []
+            if (broker, fault) not in EVERY_RUN:
+                marks.append(pytest.mark.slow)
+            yield pytest.param(broker, fault, place, marks=marks, id=f"{broker}-{fault}-{place}")
+
+
+class Matrix:
+    """Runs a column when the first of its cells is asked for."""
+
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+        self._paths = tmp_path_factory
+        self._request = request
+        self._brokers: dict[tuple[str, bool], Broker] = {}
+        self._stack = ExitStack()
+        self.found: dict[tuple[str, str], list[Outcome]] = {}
+
+    def outcome(self, broker: str, fault: str, place: str) -> Outcome:
+        column = self.found.get((broker, fault))
+        if column is None:
+            self.found[broker, fault] = []  # a column that fails as a whole is not tried again for its next cell
+            column = self.found[broker, fault] = self._run(broker, fault)
+        return next((one for one in column if one.place == place), Outcome(fault, place, broker))
+
+    def _run(self, broker: str, fault: str) -> list[Outcome]:
+        places = [place for place in WANTED[broker, fault] if (fault, place) not in NONSENSE]
+        folder = self._paths.mktemp(f"{broker}-{fault.replace(' ', '-')}")
+        jars = self._request.getfixturevalue("kafka_jars")("4.3.0")
+        return Column(fault, self._broker(broker, fault == EXPIRY), broker, folder, jars, _say).run(places)
+
+    def _broker(self, name: str, is_short: bool) -> Broker:
+        """Brokers of our own: they are killed, and look for expired transactions more often than others do."""
+        if (name, is_short) not in self._brokers:
+            options = dict(CLEANUP)
+            if is_short:
+                options["transaction.max.timeout.ms"] = str(SHORT_TRANSACTION_MS)
+            started = self._start(name, options)
+            self._stack.callback(started.remove)
+            self._brokers[name, is_short] = started
+        return self._brokers[name, is_short]
+
+    def _start(self, name: str, options: dict[str, str]) -> OwnBroker | RealKafka:
+        if name == OURS:
+            own = OwnBroker(EmbeddedBroker({"transaction.state.log.num.partitions": 4, **options}))
+            own.embedded.start()
+            return own
+        jars = self._request.getfixturevalue("kafka_jars")("4.3.0")
+        kafka = RealKafka(jars, self._paths.mktemp("kafka") / "data", options)
+        kafka.start()
+        return kafka
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.__stderr__ if IS_WHOLE else sys.stdout, flush=True)
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory, request):
+    pytest.importorskip("pyspark.sql")
+    found = Matrix(tmp_path_factory, request)
+    try:
+        yield found
+    finally:
+        found.close()
+        if IS_WHOLE:
+            _say(table(found.found))
+
+
+@pytest.mark.timeout(COLUMN_SECONDS_MAX)
+@pytest.mark.behaviour("S05", "S06")
+@pytest.mark.parametrize(("broker", "fault", "place"), [*cells()])
+def test_every_row_is_seen_once(matrix, broker, fault, place):
+    outcome = matrix.outcome(broker, fault, place)
+    assert outcome.verdict == "", outcome
+
+
+def test_every_failpoint_meets_every_fault_or_has_a_reason_not_to():
+    assert {(fault, place) for (_, fault), places in WHOLE.items() for place in places} >= set(NONSENSE)
+    assert all(NONSENSE.values())
+    assert {fault for _, fault in SHORT} == set(FAULTS)
+
+
+def table(found: dict[tuple[str, str], list[Outcome]]) -> str:
+    """For people, then for programs."""
+    lines = []
+    outcomes = {(one.broker, one.fault, one.place): one for column in found.values() for one in column}
+    for broker in (OURS, APACHE):
+        lines += ["", f"{broker:14}" + "".join(f"{fault:>21}" for fault in FAULTS)]
+        for place in PLACES:
+            texts = []
+            for fault in FAULTS:
+                one = outcomes.get((broker, fault, place))
+                if (fault, place) in NONSENSE:
+                    texts.append("cannot be")
+                else:
+                    texts.append("–" if one is None else "FAILED" if one.verdict else f"{one.rows} rows once")
+            lines.append(f"{place:14}" + "".join(f"{text:>21}" for text in texts))
+    good = sum(not one.verdict for one in outcomes.values())
+    lines += ["", f"{good} of {len(outcomes)} cells are clean", ""]
+    lines += [f"cannot be: {fault} at {place}: {reason}" for (fault, place), reason in NONSENSE.items()]
+    lines.append(json.dumps([{**asdict(one), "verdict": one.verdict or "clean"} for one in outcomes.values()]))
+    return "\n".join(lines)

@@ -1,0 +1,42 @@
+"""Sink and source on the oldest Spark that has what they need, and on those between it and the installed one."""
+
+from __future__ import annotations
+
+import pytest
+
+from peers import fetched, spark_version
+from topics import new_topic
+
+OLDEST, OLDEST_WITH_STREAMS = "4.0.0", "4.1.0"
+BETWEEN = ("4.2.0",)
+
+
+def seconds_max(version: str) -> int:
+    """The first run on a machine downloads."""
+    downloads = 0 if spark_version.is_installed(version) else 3 * fetched.DOWNLOAD_SECONDS_MAX
+    return spark_version.SMOKE_SECONDS_MAX + downloads
+
+
+def smoke(version, broker, folder):
+    topics = [new_topic(broker, name, 2) for name in ("inline", "parallel", "streamed", "copied")]
+    found = spark_version.smoke(version, {"bootstrap": broker.bootstrap, "topics": topics, "folder": str(folder)})
+    assert (found["version"], found["inline"], found["parallel"]) == (version, True, True)
+    return found
+
+
+@pytest.mark.timeout(seconds_max(OLDEST))
+@pytest.mark.behaviour("S01")
+def test_the_oldest_spark_writes_and_reads_batches_and_says_what_streams_need(headrace_broker, tmp_path):
+    found = smoke(OLDEST, headrace_broker, tmp_path)
+    assert "streams into headrace need Spark 4.1 or later" in found["stream error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(one, marks=pytest.mark.timeout(seconds_max(one))) for one in (OLDEST_WITH_STREAMS, *BETWEEN)],
+)
+def test_batches_and_streams_on_other_versions(headrace_broker, tmp_path, version):
+    found = smoke(version, headrace_broker, tmp_path)
+    assert found["stream error"] == ""
+    assert (found["streamed"], found["copied"]) == (True, True)

@@ -1,0 +1,132 @@
+"""Spark drivers in processes of their own, each with many queries, to be held, killed and followed by another one.
+
+SparkDriver.open → start (a query) … → ended (which are over, and how) → kill −9, or close
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from peers.program import Program
+from waiting import eventually
+
+HOST = Path(__file__).parents[1] / "spark" / "query_host.py"
+OPEN_SECONDS_MAX = 120
+START_SECONDS_MAX = 60
+QUERY_SECONDS_MAX = 240
+GONE_SECONDS_MAX = 20
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.scheduler.mode": "FAIR",
+    "spark.executorEnv.HEADRACE_FAILPOINTS": "1",
+}
+
+
+class SparkDriver:
+    """A driver: local, or on a cluster."""
+
+    def __init__(self, folder: Path, master: str = "local[48,3]", **settings: str) -> None:
+        """Every held task takes a slot: there are to be more than enough of them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.local_dir = folder / "local"
+        self._settings = {
+            **SETTINGS,
+            "spark.local.dir": str(self.local_dir),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            **{name.replace("__", "."): value for name, value in settings.items()},
+        }
+        self._master = master
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment |= {"HEADRACE_FAILPOINTS": "1"}
+        self._program = Program("a Spark driver", lambda: [sys.executable, str(HOST)], environment)
+        self._jvm = self._session = 0
+        self._states: dict[str, str | None] = {}
+
+    def open(self) -> SparkDriver:
+        found = self._program("open", seconds_max=OPEN_SECONDS_MAX, master=self._master, settings=self._settings)
+        self._jvm, self._session = found["jvm"], found["session"]
+        return self
+
+    def start(self, name: str, source: Path, checkpoint: Path, options: Mapping[str, str], tasks: int | None) -> None:
+        """Start a query; its name has to be new."""
+        self._states[name] = None
+        self._program(
+            "start",
+            seconds_max=START_SECONDS_MAX,
+            name=name,
+            source=str(source),
+            checkpoint=str(checkpoint),
+            options=dict(options),
+            tasks=tasks,
+        )
+
+    def end_of(self, name: str) -> str | None:
+        """None as long as it runs, "" when it is done, else its error."""
+        if self._states[name] is None:
+            self._states |= self._program("look", seconds_max=START_SECONDS_MAX)
+        return self._states[name]
+
+    def ends_of(self, names: Collection[str]) -> dict[str, str]:
+        """Wait until all of these have ended, and say how."""
+        eventually(
+            f"the end of {', '.join(names)}",
+            lambda: all(self.end_of(name) is not None for name in names),
+            QUERY_SECONDS_MAX,
+        )
+        return {name: self.end_of(name) or "" for name in names}
+
+    def stage_retries(self, name: str) -> int:
+        """How often a stage of a query was run again."""
+        return int(self._program("retries", seconds_max=START_SECONDS_MAX, name=name)["count"])
+
+    def kill(self) -> None:
+        """With kill −9: the JVM, and then what would outlive it by a moment."""
+        with suppress(ProcessLookupError):
+            os.kill(self._jvm, signal.SIGKILL)
+        kill_all([pid for pid, _ in self._processes()])
+        self._program.close()
+
+    def close(self) -> None:
+        """End it; what does not go by itself is killed."""
+        pids = [pid for pid, _ in self._processes()]
+        self._program.close()
+        with suppress(TimeoutError):
+            eventually("the end of a driver", lambda: not any(map(_lives, pids)), GONE_SECONDS_MAX)
+        kill_all(pid for pid in pids if _lives(pid))
+
+    def _processes(self) -> Iterator[tuple[int, str]]:
+        """Process ids and command lines of this driver's session."""
+        for pid, command in processes() if self._session else ():
+            with suppress(ProcessLookupError):
+                if os.getsid(pid) == self._session:
+                    yield pid, command
+
+
+def processes() -> Iterator[tuple[int, str]]:
+    """All that run: process id and command line."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
