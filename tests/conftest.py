@@ -10,6 +10,7 @@ import pytest
 from peers import fetched, franz_go, kafkajs, maven, spark_connector
 from peers.broker import Broker
 from peers.java import JavaRunner
+from peers.java_client import JavaClient, make_java_client
 from peers.real_kafka import RealKafka
 
 KAFKA_VERSIONS = ("4.3.0", "3.9.1")
@@ -57,6 +58,14 @@ def kafka_jars() -> Callable[[str], Path]:
 def java(tmp_path_factory: pytest.TempPathFactory) -> JavaRunner:
     """Runs a Java source file with arguments on a folder of jars and returns what it prints."""
     return JavaRunner(tmp_path_factory.mktemp("java"))
+
+
+@pytest.fixture(scope="session")
+def java_client(java: JavaRunner, kafka_jars: Callable[[str], Path]) -> Iterator[JavaClient]:
+    """Kafka's own clients and tools, in one Java process for the whole run."""
+    client = make_java_client(java, kafka_jars(KAFKA_VERSIONS[0]))
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="session")

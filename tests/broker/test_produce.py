@@ -223,13 +223,13 @@ def test_acks_all_waits_for_the_in_sync_replicas_or_its_time_is_up(tmp_path):
     with OpenBroker(tmp_path) as own:
         own.do(lambda inner: inner.topic_admin.create("replicated", 1, 1, {"min.insync.replicas": "1"}))
 
-        def pretend(inner, isr):
+        def pretend(inner, replicas, isr):
             topic = inner.catalog.topics.by_name["replicated"]
             place = topic.partitions[0]
-            place.isr = place.replicas = isr
+            place.isr, place.replicas = isr, replicas
             inner.catalog.record(inner.catalog.topics.move(topic, 0, place))
 
-        own.do(lambda inner: pretend(inner, (1, 2)))
+        own.do(lambda inner: pretend(inner, (1, 2), (1, 2)))
         with Connection(own.bootstrap) as connection:
             message = request(("replicated", 0, batch(b"x"))).replace(timeout_ms=200)
             assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (Code.REQUEST_TIMED_OUT, -1)}
@@ -237,7 +237,7 @@ def test_acks_all_waits_for_the_in_sync_replicas_or_its_time_is_up(tmp_path):
             assert connection.fetch("replicated").high_watermark == 0
 
             connection.send(request(("replicated", 0, batch(b"x"))), 9)
-            own.do(lambda inner: pretend(inner, (1,)))
+            own.do(lambda inner: pretend(inner, (1,), (1,)))
         with Connection(own.bootstrap) as connection:
             assert connection.fetch("replicated").high_watermark == 3
             own.do(
@@ -245,6 +245,9 @@ def test_acks_all_waits_for_the_in_sync_replicas_or_its_time_is_up(tmp_path):
                     inner.catalog.configs.change("topic", "replicated", {"min.insync.replicas": "2"})
                 )
             )
+            # It has one replica, and more than all of them cannot be wanted.
+            assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (0, 3)}
+            own.do(lambda inner: pretend(inner, (1, 2), (1,)))
             assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (Code.NOT_ENOUGH_REPLICAS, -1)}
 
 

@@ -86,6 +86,7 @@ def test_a_listener_that_others_can_reach_is_warned_of(tmp_path):
     with running("--listen", "0.0.0.0:0", "--data-dir", tmp_path) as (process, line):
         assert "ready" in line
         process.terminate()
+        assert process.stderr is not None
         assert "lets everybody who can reach this machine" in process.stderr.read()
 
 

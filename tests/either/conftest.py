@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from peers.clients import Client
 from peers.franz_go import make_franz_go
-from peers.java import JavaRunner
-from peers.java_client import JavaClient, make_java_client
 from peers.kafkajs import make_kafkajs
 from peers.of_aiokafka import Aiokafka
 from peers.of_confluent import Confluent
 from peers.of_kafka_python import KafkaPython
 from peers.program import Program
 from peers.spark_connector import make_spark_connector
-
-KAFKA_VERSION = "4.3.0"
 
 # Made when a test first asks for one: a machine that lacks Go, say, skips what needs Go and nothing else.
 _MAKERS: dict[str, Callable[[], Client]] = {
@@ -28,14 +23,6 @@ _MAKERS: dict[str, Callable[[], Client]] = {
     "kafkajs": make_kafkajs,
     "franz-go": make_franz_go,
 }
-
-
-@pytest.fixture(scope="session")
-def java_client(java: JavaRunner, kafka_jars: Callable[[str], Path]) -> Iterator[JavaClient]:
-    """Kafka's own clients and tools, in one Java process for the whole run."""
-    client = make_java_client(java, kafka_jars(KAFKA_VERSION))
-    yield client
-    client.close()
 
 
 @pytest.fixture(scope="session")

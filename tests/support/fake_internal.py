@@ -150,6 +150,9 @@ class FakeInternal:
             await self.fuse.answer()
         return base
 
+    def when_confirmed(self, topic: str, index: int, then: Callable[[], None]) -> None:
+        then()
+
     def batches(self, topic: str, index: int) -> Iterator[RecordBatch]:
         for data in self.logs.get((topic, index), []):
             yield from read_batches(data)

@@ -73,6 +73,7 @@ def broker_of(rig: GroupRig, doorkeeper: Doorkeeper) -> Any:
         authorizer=doorkeeper,
         catalog=SimpleNamespace(topics=topics),
         node_id=1,
+        cluster=None,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 SOURCES = PROJECT.parent / "src"
-LAYERS = ("errors", "config", "wire", "broker", "client", "producer", "legacy", "spark", "cli", "ui")
+LAYERS = ("errors", "config", "wire", "broker", "client", "producer", "legacy", "spark", "demo", "cli", "ui")
 
 
 def lint(sources: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -50,7 +50,8 @@ def test_the_whole_house_as_designed_is_allowed(tmp_path):
         "legacy": "import headrace.producer",
         "spark": "import headrace.producer",
         "broker": "import headrace.wire, headrace.config",
-        "cli": "import headrace.spark, headrace.broker",
+        "demo": "import headrace.spark, headrace.broker",
+        "cli": "import headrace.spark, headrace.broker, headrace.demo",
         "ui": "import headrace.producer",
     }
     done = lint(plant(tmp_path, imports), tmp_path)
@@ -69,6 +70,8 @@ def test_the_whole_house_as_designed_is_allowed(tmp_path):
         ("producer", "headrace.broker"),
         ("spark", "headrace.broker"),
         ("spark", "headrace.cli"),
+        ("spark", "headrace.demo"),
+        ("demo", "headrace.cli"),
         ("broker", "headrace.client"),
         ("cli", "headrace.ui"),
     ],

@@ -4,7 +4,7 @@ socket → server → handlers (one file an API key) → replicas → log
                       │
                       └→ transactions, groups (their state lives in internal topics), catalog (its own journal)
 
-`EmbeddedBroker` is what users need of it; it is imported when first asked for.
+`EmbeddedBroker` and `EmbeddedCluster` are what users need of it; they are imported when first asked for.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.broker.embedded import EmbeddedBroker
+    from headrace.broker.embedded_cluster import EmbeddedCluster
 
-__all__ = ["EmbeddedBroker"]
+__all__ = ["EmbeddedBroker", "EmbeddedCluster"]
 
 
 def __getattr__(name: str) -> object:
-    if name != "EmbeddedBroker":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from headrace.broker.embedded import EmbeddedBroker
+    if name == "EmbeddedBroker":
+        from headrace.broker.embedded import EmbeddedBroker
 
-    return EmbeddedBroker
+        return EmbeddedBroker
+    if name == "EmbeddedCluster":
+        from headrace.broker.embedded_cluster import EmbeddedCluster
+
+        return EmbeddedCluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

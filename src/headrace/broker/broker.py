@@ -1,23 +1,26 @@
 """The broker, put together: who knows whom, and in which order they start and stop.
 
-    start: data folder (locked) → catalog → logs → replicas → coordinators → sockets          stop: the other way round
+    start: data folder (locked) → catalog → logs → cluster → replicas → coordinators → sockets
+    stop: the other way round
 
 Nothing is imported or opened before `start`, so a `Broker` costs nothing until then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from headrace.broker.broker_options import data_folder
-from headrace.broker.catalog import Catalog
+from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.clock import Clock, LoopClock
 from headrace.broker.configs import Configurations
 from headrace.broker.faults import Faults
 from headrace.broker.groups.coordinator import GroupCoordinator
+from headrace.broker.handlers import Handler, handler
 from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.log import LogConfig, LogManager
 from headrace.broker.quotas import QuotaManager
@@ -29,9 +32,12 @@ from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
 from headrace.broker.topic_admin import TopicAdmin
 from headrace.broker.transactions.coordinator import TransactionCoordinator
-from headrace.errors import BrokerError, Code
+from headrace.errors import BrokerError, Code, ConfigError
 
 if TYPE_CHECKING:
+    from headrace.broker.cluster.cluster import Cluster
+    from headrace.broker.cluster.controller import Controller
+    from headrace.broker.partition import Partition
     from headrace.config import Config
 
 JOURNAL_NAME = "catalog.journal"
@@ -58,8 +64,11 @@ class Broker:
         self.clock: Clock = clock or LoopClock()
         self.node_id = config.of(int, "node.id")
         self.rack = config.optional(str, "broker.rack")
+        self.has_partitions = "broker" in config.of(tuple, "process.roles")  # else it is a controller and no more
         self.faults = Faults()
         self.listeners: list[Listener] = listeners_of(config)
+        self.handler: Callable[[int], Handler] = handler  # what answers an API key
+        self.cluster: Cluster | None = None  # None: this broker is alone, until another one registers
         self._started = AsyncExitStack()  # what is to be stopped, the last one first
 
     async def start(self) -> None:
@@ -78,27 +87,37 @@ class Broker:
         config, clock = self.config, self.clock
         root = data_folder(config)
         self.logs = LogManager(root, clock, config)  # locks the folder: before anything in it is read
-        self.catalog = Catalog(root / JOURNAL_NAME)
+        controller = config.optional(str, "headrace.controller")
+        self.catalog = Catalog(root / JOURNAL_NAME, follows=controller is not None)
         self._started.callback(self.catalog.close)
         self.configurations = Configurations(config, self.catalog, self.node_id)
+        previous_epoch = self._previous_epoch(controller)
         self.logs.load()
+        if self.logs.lost_tails:
+            previous_epoch = -1  # what was committed is not all here: the controller must not count on us
         self._started.push_async_callback(self.logs.stop)
         self.authenticator = Authenticator(config, self.catalog.users, clock)
         self.authorizer = authorizer_of(config, self.catalog.acls)
         self.quotas = QuotaManager(self.catalog.quotas, clock, config)
-        self.replicas = ReplicaManager(self.node_id, self.logs, self.catalog, clock, self.log_config)
-        self.topic_admin = TopicAdmin(self.catalog, self.node_id, config)
+        lag_ms_max = config.of(int, "replica.lag.time.max.ms")
+        self.replicas = ReplicaManager(self.node_id, self.logs, self.catalog, clock, self.log_config, lag_ms_max)
+        self.topic_admin = TopicAdmin(self.catalog, self.node_id if self.has_partitions else None, config)
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_admin, config)
+        self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
         self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)
-        self.internal.created = self._load_coordinators
         self.replicas.marker_listener = self.groups.complete_transaction
+        await self._enter_cluster(controller, previous_epoch)
         self.replicas.start()
         self.logs.start()
-        self._load_coordinators(TRANSACTION_STATE)
+        self.replicas.placed.append(self._coordinate)
+        for partition in self.replicas.partitions():
+            self._coordinate(partition)
+        if self.cluster is not None:
+            self._replicate(self.cluster)
         self.transactions.start()
         self._started.push_async_callback(self.transactions.stop)
-        self.topic_admin.deleted = self.groups.topic_deleted
+        self.catalog.listeners.append(self._on_event)
         self.groups.start()
         for listener in self.listeners:
             self.authenticator.prepare(listener)
@@ -106,6 +125,66 @@ class Broker:
         self._started.push_async_callback(self.server.stop)
         self._started.push_async_callback(self.groups.stop)  # first, or who waits for a rebalance would be waited for
         await self.server.start()
+        if self.cluster is not None:
+            self._started.push_async_callback(self.cluster.leave)
+            await self.cluster.joined()
+            self.transactions.ids.ask_ahead()
+
+    # -- the cluster -----------------------------------------------------------------------------
+
+    def _previous_epoch(self, controller: str | None) -> int:
+        """Of the last run of a broker that is in a cluster; -1: there was none, or its data cannot be trusted."""
+        if controller is None and not self.catalog.brokers.by_id:
+            return -1
+        from headrace.broker.cluster.trust import previous_epoch
+
+        return previous_epoch(self.logs.root)
+
+    async def _enter_cluster(self, controller: str | None, previous_epoch: int) -> None:
+        """Know the cluster before its partitions are taken over."""
+        if controller is not None:
+            from headrace.broker.cluster.following import Following
+
+            following = self.cluster = Following(self, controller)
+            self._started.push_async_callback(following.close)
+            await following.catch_up(previous_epoch)
+            self.handler = following.handlers()
+            self.transactions.ids.follow(following.producer_ids)
+            self._started.push_async_callback(self.transactions.ids.close)
+        elif self.catalog.brokers.by_id or not self.has_partitions:
+            leader = self.catalog.brokers.controller_id
+            if leader not in (-1, self.node_id):
+                raise ConfigError(
+                    f"the data folder is of a broker that follows the controller {leader}, this is broker "
+                    f"{self.node_id}: set headrace.controller to the address of that one (or node.id to {leader}, if "
+                    "this is its folder)"
+                )
+            row = self.catalog.brokers.by_id.get(self.node_id)
+            self._be_controller(trusted=row is None or previous_epoch == row.epoch)
+
+    def found_cluster(self) -> None:
+        """Another broker wants to join this one, which was alone: be the controller of both."""
+        controller = self._be_controller(trusted=True)
+        self.server.disconnected_listener = controller.sessions.disconnected
+        self._replicate(controller)
+        self._started.push_async_callback(controller.leave)
+
+    def _replicate(self, cluster: Cluster) -> None:
+        """Follow the leaders of what we have replicas of, and lead with others following."""
+        from headrace.broker.cluster.replication import Replication
+
+        replication = Replication(self, cluster)
+        replication.start()
+        self._started.push_async_callback(replication.stop)
+
+    def _be_controller(self, *, trusted: bool) -> Controller:
+        from headrace.broker.cluster.controller import Controller
+
+        controller = self.cluster = Controller(self)
+        self._started.push_async_callback(controller.close)
+        controller.found(trusted=trusted)
+        self.handler = controller.handlers()
+        return controller
 
     def listener(self, name: str) -> Listener:
         """The listener of that name."""
@@ -118,8 +197,19 @@ class Broker:
         """What is set on a topic now, over what the broker has for all topics."""
         return LogConfig.resolve(self.catalog.configs.of(TOPIC, topic), self.configurations.current())
 
-    def _load_coordinators(self, topic: str) -> None:
-        """An internal topic is there: whoever keeps its state in it reads it."""
-        load = {TRANSACTION_STATE: self.transactions.load, CONSUMER_OFFSETS: self.groups.load}[topic]
-        for index in self.internal.partitions_led(topic):
-            load(index)
+    def _on_event(self, event: Event) -> None:
+        if event["kind"] == "topic-deleted":
+            self.groups.topic_deleted(event["name"])
+
+    def _coordinate(self, partition: Partition) -> None:
+        """Who leads a partition of an internal topic coordinates what is in it."""
+        coordinator: TransactionCoordinator | GroupCoordinator
+        if partition.topic == TRANSACTION_STATE:
+            coordinator = self.transactions
+        elif partition.topic == CONSUMER_OFFSETS:
+            coordinator = self.groups
+        else:
+            return
+        coordinator.unload(partition.index)  # what was known of an older epoch may be out of date
+        if partition.is_leader:
+            coordinator.load(partition.index)

@@ -7,6 +7,8 @@ Kafka's too, but for these, and each says why:
     node.id                                       1, instead of being required
     log.dir                                       a folder of the working folder, not of /tmp
     *.num.partitions of the internal topics       8, not 50; one copy of them, not three
+    broker.heartbeat.interval.ms, its session     500 and 6000, not 2000 and 9000: quicker fail-over
+    headrace.controller                           is ours, where Kafka names a quorum of controllers
     ssl.*store.type                               PEM, the one format that OpenSSL reads here
     sasl.enabled.mechanisms                       all that a password is enough for, not Kerberos
     ssl.key.location, sasl.plain.users            are ours, for what Java hides in key stores and JAAS texts

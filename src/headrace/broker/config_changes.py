@@ -19,6 +19,14 @@ from headrace.errors import BrokerError, Code
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
 
+_THROTTLES = frozenset(
+    {
+        "leader.replication.throttled.rate",
+        "follower.replication.throttled.rate",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+    }
+)
+"""Kafka's tools take these back from brokers when a move is over. Nothing is throttled here: nothing is to be done."""
 _SECTIONS = {ResourceType.TOPIC: TOPIC, ResourceType.BROKER: BROKER}
 
 
@@ -55,7 +63,8 @@ def check_resource(broker: Broker, session: Session, kind: int, name: str, opera
         raise BrokerError(
             f"only topics and brokers have options here, not resources of type {kind}", code=Code.INVALID_REQUEST
         )
-    broker.configurations.check_broker(name)
+    if name not in map(str, broker.catalog.brokers.by_id):  # the options of any broker of the cluster are set here
+        broker.configurations.check_broker(name)
     return ResourceType.BROKER
 
 
@@ -114,7 +123,7 @@ def _record(
     current = broker.configurations.current()
     # What is taken back need not be known: it may have been set by a broker that knew more options.
     check_values(kind, {option: value for option, value in after.items() if option not in gone}, current)
-    unknown = gone - before.keys() - _options(kind).keys()
+    unknown = gone - before.keys() - _options(kind).keys() - _THROTTLES
     if unknown:
         check_values(kind, dict.fromkeys(unknown), current)
     changed = {option: value for option, value in values.items() if before.get(option) != value}

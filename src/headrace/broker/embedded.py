@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -105,6 +107,7 @@ class EmbeddedBroker:
         options = {"listeners": f"PLAINTEXT://127.0.0.1:{self._port}", **self._options, "log.dirs": str(self.data_dir)}
         if self._degrader is not None:
             options["advertised.listeners"] = f"PLAINTEXT://{self._degrader.address}"
+            self._degrader.connect_to(f"127.0.0.1:{self._port}")  # other brokers may come before it is ready
         runner = ThreadRunner(options) if self._in_process else ProcessRunner(options, remove_data=self._removes_data)
         self._ready = runner.start()
         self._runner = runner
@@ -113,6 +116,9 @@ class EmbeddedBroker:
 
     def stop(self) -> None:
         """End it in good order. Data and port are kept; no harm if it is down already."""
+        if not self._in_process:
+            with suppress(IllegalStateError, ProcessLookupError):  # it does not run, or no longer
+                self.resume()
         if (runner := self._forget()) is not None:
             runner.stop()
 
@@ -122,6 +128,21 @@ class EmbeddedBroker:
             raise IllegalStateError("a broker in a thread cannot be killed: leave out in_process=True")
         if (runner := self._forget()) is not None:
             runner.kill()
+
+    def pause(self) -> None:
+        """Let it hang (SIGSTOP): it keeps its connections and answers nothing, until `resume`, `stop` or `kill`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT) after `pause`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._in_process:
+            raise IllegalStateError("a broker in a thread cannot be paused: leave out in_process=True")
+        if self.pid is None:
+            raise IllegalStateError("the broker does not run")
+        os.kill(self.pid, number)
 
     def restart(self) -> None:
         """Start it again on the same port and data; if it runs, stop it first."""

@@ -33,9 +33,13 @@ _SESSION_ERRORS = (Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_E
 
 
 async def error_answer(
-    context: Context, message: Message, code: int, handle: Callable[[], Awaitable[Message | None]]
+    context: Context,
+    message: Message,
+    code: int,
+    handle: Callable[[], Awaitable[Message | None]],
+    text: str | None = None,
 ) -> Message:
-    """The response to `message` in which everything failed with `code`.
+    """The response to `message` in which everything failed with `code`; `text` says why.
 
     Metadata has to name the brokers whatever happens to the topics, so there the handler is asked (`handle`) and its
     answer is spoilt.
@@ -44,18 +48,19 @@ async def error_answer(
         answer = cast("MetadataResponse", await handle())
         return answer.replace(topics=[topic.replace(error_code=code, partitions=()) for topic in answer.topics])
     cls = response_class(context.api_key)
+    said = f"injected: {error_name(code)}" if text is None else text
     if context.api_key == _FETCH and code not in _SESSION_ERRORS:
         # The code above the topics is about the session: clients would look no further.
-        return _mirrored(cls, message, context.api_version, code, top=False)
+        return _mirrored(cls, message, context.api_version, code, said, top=False)
     if context.api_key == _DESCRIBE_LOG_DIRS:
         message = message.replace(topics=(Struct(),))  # one row for each folder, not for each topic: there is one
     elif context.api_key == _ALTER_SCRAM:
         request = cast("AlterUserScramCredentialsRequest", message)
         message = request.replace(deletions=(*request.deletions, *request.upsertions))
-    return _mirrored(cls, message, context.api_version, code)
+    return _mirrored(cls, message, context.api_version, code, said)
 
 
-def _mirrored(cls: type[T], request: object, version: int, code: int, *, top: bool = True) -> T:
+def _mirrored(cls: type[T], request: object, version: int, code: int, text: str, *, top: bool = True) -> T:
     """A struct of a response for a struct, or a bare value, of the request."""
     values: dict[str, Any] = {}
     for name, field in cls.fields.items():
@@ -65,12 +70,12 @@ def _mirrored(cls: type[T], request: object, version: int, code: int, *, top: bo
             if top:
                 values[name] = code
         elif name == "error_message":
-            values[name] = f"injected: {error_name(code)}"
+            values[name] = text
         elif field.kind == ARRAY:
             if _carries_error(field, version):
                 assert isinstance(field.element, type)
                 values[name] = [
-                    _mirrored(field.element, element, version, code) for element in _first_array(request, version)
+                    _mirrored(field.element, element, version, code, text) for element in _first_array(request, version)
                 ]
         elif field.kind == INT64 and name.endswith(_UNKNOWN_PLACES):
             values[name] = -1

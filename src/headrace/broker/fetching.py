@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.partition import Partition
 from headrace.broker.purgatory import Purgatory
@@ -33,6 +33,7 @@ class Wanted:
     leader_epoch: int = -1  # as the client knows it
     last_fetched_epoch: int = -1
     partition: Partition | None = None  # set: it may be read
+    preferred_replica: int = -1  # who is nearer to the reader; -1: nobody
     error: BrokerError | None = None
 
 
@@ -46,7 +47,17 @@ class Read:
     start_offset: int = -1
     aborted: Sequence[AbortedTransaction] | None = None
     diverging: tuple[int, int] | None = None  # the epoch that we know, and where it ended
+    preferred_replica: int = -1
     error_code: int = Code.NONE
+
+
+class Replica(NamedTuple):
+    """A follower that fetches."""
+
+    node_id: int
+    broker_epoch: int
+    fetched: Callable[[int, int, Partition, int], None]
+    """Told (node, broker epoch, partition, offset) what it asks for before it is read: so the answer has the news."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +67,13 @@ class Limits:
     bytes_min: int
     bytes_max: int
     committed_only: bool
+    replica: Replica | None = None  # who asks, if it is a follower
+    from_follower: bool = False  # clients may read here what another broker leads (KIP-392)
 
     def end(self, partition: Partition) -> int:
         """Where reading has to stop."""
+        if self.replica is not None:
+            return partition.log.end_offset
         return partition.log.last_stable_offset if self.committed_only else partition.log.high_watermark
 
 
@@ -80,7 +95,8 @@ def read_all(wanted: Sequence[Wanted], limits: Limits) -> tuple[list[Read], bool
         size = len(read.data)
         found += size
         left = max(left - size, 0)
-        urgent = urgent or read.error_code != Code.NONE or read.diverging is not None
+        if read.error_code or read.diverging is not None or read.preferred_replica >= 0:
+            urgent = True
     return reads, urgent or found >= limits.bytes_min
 
 
@@ -89,14 +105,19 @@ def _read(wanted: Wanted, limits: Limits, left: int, *, at_least_one: bool) -> R
     try:
         if wanted.error is not None or partition is None:
             raise wanted.error or BrokerError(code=Code.UNKNOWN_TOPIC_OR_PARTITION)
-        if not partition.is_leader:  # any more
+        if not partition.is_leader and not limits.from_follower:  # any more
             raise BrokerError(f"{partition.key} has another leader now", code=Code.NOT_LEADER_OR_FOLLOWER)
         partition.check_epoch(wanted.leader_epoch)
         log = partition.log
         if wanted.last_fetched_epoch >= 0:
-            epoch, end = log.end_of_epoch(wanted.last_fetched_epoch)
-            if epoch < wanted.last_fetched_epoch or end < wanted.offset:
-                return Read(b"", log.high_watermark, log.last_stable_offset, log.start_offset, diverging=(epoch, end))
+            diverging = _diverging(partition, wanted)
+            if diverging is not None:
+                return Read(b"", log.high_watermark, log.last_stable_offset, log.start_offset, diverging=diverging)
+        if wanted.preferred_replica >= 0:
+            there = wanted.preferred_replica
+            return Read(b"", log.high_watermark, log.last_stable_offset, log.start_offset, preferred_replica=there)
+        if limits.replica is not None:
+            limits.replica.fetched(limits.replica.node_id, limits.replica.broker_epoch, partition, wanted.offset)
         bytes_max = min(wanted.bytes_max, left)
         part = log.read(wanted.offset, bytes_max, end_offset=limits.end(partition), at_least_one=at_least_one)
         aborted: Sequence[AbortedTransaction] | None = None
@@ -105,6 +126,18 @@ def _read(wanted: Wanted, limits: Limits, left: int, *, at_least_one: bool) -> R
         return Read(part.data, log.high_watermark, log.last_stable_offset, log.start_offset, aborted)
     except BrokerError as error:
         return Read(aborted=() if partition is None else None, error_code=error.code)
+
+
+def _diverging(partition: Partition, wanted: Wanted) -> tuple[int, int] | None:
+    """Where the reader's log and ours part, if they do: the epoch that both know, and where it ended here (KIP-595)."""
+    log = partition.log
+    epoch, end = log.end_of_epoch(wanted.last_fetched_epoch)
+    if epoch < 0 or wanted.offset < log.start_offset:
+        raise BrokerError(
+            f"{log.name}: where epoch {wanted.last_fetched_epoch} ended before {wanted.offset} is not known here",
+            code=Code.OFFSET_OUT_OF_RANGE,
+        )
+    return (epoch, end) if epoch < wanted.last_fetched_epoch or end < wanted.offset else None
 
 
 async def wait(
@@ -132,6 +165,7 @@ class _DelayedFetch:
             for one in wanted
             if one.partition is not None
         }
+        self._led = {key: partition.is_leader for key, (partition, _, _) in self._stood.items()}
         self._epochs = {key: partition.leader_epoch for key, (partition, _, _) in self._stood.items()}
         self._written: dict[Key, int] = {}
 
@@ -140,7 +174,11 @@ class _DelayedFetch:
 
     def try_complete(self, key: Key) -> bool:
         partition, end, size_bytes = self._stood[key]
-        if not partition.is_leader or partition.leader_epoch != self._epochs[key] or partition.is_deleted:
+        if (
+            partition.is_leader is not self._led[key]
+            or partition.leader_epoch != self._epochs[key]
+            or partition.is_deleted
+        ):
             self.expire()
             return True
         if self._end(partition) > end:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.config import Config
-from headrace.errors import BrokerError, Code
+from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.wire import records as batches_
 from headrace.wire.layout import HEADER_BYTES, Record
 from headrace.wire.records import NO_PRODUCER, Producer, RecordBatch, record_bytes_max
 
 if TYPE_CHECKING:
+    from headrace.broker.partition import Partition
     from headrace.broker.replica_manager import ReplicaManager
     from headrace.broker.topic_admin import TopicAdmin
 
+log = logging.getLogger("headrace.broker")
+
+CONFIRM_PAUSE_MS = 50.0
+"""Between looks whether enough replicas are in sync for a coordinator to begin."""
 APPEND_TIMEOUT_MS = 5_000
 """How long a change of state may take to reach the in-sync replicas: offsets.commit.timeout.ms in Kafka."""
 
@@ -51,12 +58,16 @@ class InternalTopics:
         self._replicas = replicas
         self._admin = admin
         self._config = config
-        self.created: Callable[[str], None] = _nobody
-        """Called with the name of a topic that was made just now: its coordinator has partitions to load."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.make_elsewhere: Callable[[str], Awaitable[None]] | None = None
+        """Has the controller make a topic; None: we are the controller, or alone."""
 
     def ensure(self, topic: str) -> int:
         """Make it if it is missing; how many partitions it has."""
         found = self._catalog.topics.by_name.get(topic)
+        if found is None and self.make_elsewhere is not None:
+            self._spawn(self._make_elsewhere(topic, self.make_elsewhere))
+            raise BrokerError(f"{topic} is being made", code=Code.COORDINATOR_NOT_AVAILABLE)
         if found is None:
             kind = _KINDS[topic]
             configs = {
@@ -77,8 +88,18 @@ class InternalTopics:
                 configs,
                 internal=True,
             )
-            self.created(topic)
         return len(found.partitions)
+
+    async def _make_elsewhere(self, topic: str, make: Callable[[str], Awaitable[None]]) -> None:
+        try:
+            await make(topic)
+        except HeadraceError as error:  # whoever needs it asks again
+            log.warning("%s could not be made: %s", topic, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def partitions_led(self, topic: str) -> list[int]:
         """The partitions that this broker leads, and coordinates; none if the topic is not there."""
@@ -108,6 +129,38 @@ class InternalTopics:
         """All that is there, from the beginning."""
         yield from self._replicas.partition(topic, index).log.batches()
 
+    def when_confirmed(self, topic: str, index: int, then: Callable[[], None]) -> None:
+        """Call back when all that is there now is replicated; never, if another broker leads before.
+
+        A new leader may have records that the others do not have yet. Whoever acts on them, and is gone before they
+        are replicated, has done what the next one knows nothing of.
+        """
+        partition = self._replicas.partition(topic, index)
+        if partition.log.high_watermark >= partition.log.end_offset:
+            then()
+        else:
+            self._spawn(self._confirm(partition, partition.leader_epoch, then))
+
+    async def _confirm(self, partition: Partition, leader_epoch: int, then: Callable[[], None]) -> None:
+        last = partition.log.end_offset - 1
+        while partition.is_leader and partition.leader_epoch == leader_epoch:
+            try:
+                waiting = self._replicas.replicated(partition, last, APPEND_TIMEOUT_MS)
+                if waiting is not None:
+                    await waiting
+                then()
+                return
+            except BrokerError as error:
+                log.info("%s-%d: its coordinator waits for replicas: %s", partition.topic, partition.index, error)
+            await asyncio.sleep(CONFIRM_PAUSE_MS / 1000)
+
+    async def stop(self) -> None:
+        """Give up what is waited for."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait([*self._tasks])
+
 
 def _chunks(records: Sequence[Record], bytes_max: int) -> Iterator[list[Record]]:
     """Cut records into batches of at most `bytes_max`."""
@@ -126,7 +179,3 @@ def _chunks(records: Sequence[Record], bytes_max: int) -> Iterator[list[Record]]
         size += more
     if chunk:
         yield chunk
-
-
-def _nobody(topic: str) -> None:
-    """Until the coordinators listen."""

@@ -2,29 +2,32 @@
 
     catalog event ─► partitions come, go, get another leader or another configuration
     append ─► log ─► high watermark ─► those who wait for it: fetches, and produces with acks=all
+    fetch of a follower ─► what it has ─► in-sync set, high watermark
 
-On one node a partition's high watermark follows the end of its log at once. With followers it will follow what they
-have: `Partition.advance_high_watermark` is the one place that decides.
+On one node a partition's high watermark follows the end of its log at once. With followers it follows what they have:
+`Partition.advance_high_watermark` is the one place that decides. Following other brokers, and asking the controller for
+another in-sync set, is done in `cluster/`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, Topic
 from headrace.broker.clock import Clock
-from headrace.broker.partition import Partition
+from headrace.broker.partition import Partition, Rules
 from headrace.broker.purgatory import Purgatory
 from headrace.errors import BrokerError, Code
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
+    from headrace.broker.cluster.follower_sessions import FollowerSessions
     from headrace.broker.log import AppendInfo, Log, LogConfig, LogManager, Origin
     from headrace.wire.records import Marker
 
@@ -40,17 +43,32 @@ class ReplicaManager:
     """All partitions of this broker. Event loop only."""
 
     def __init__(
-        self, node_id: int, logs: LogManager, catalog: Catalog, clock: Clock, config_of: Callable[[str], LogConfig]
+        self,
+        node_id: int,
+        logs: LogManager,
+        catalog: Catalog,
+        clock: Clock,
+        config_of: Callable[[str], LogConfig],
+        lag_ms_max: int = 30_000,
     ) -> None:
         self._node_id = node_id
         self._logs = logs
         self._catalog = catalog
         self._config_of = config_of
+        self._rules = Rules(node_id, clock, lag_ms_max, self._is_eligible)
         self._partitions: dict[Key, Partition] = {}
         self._by_topic_id: dict[bytes, Topic] = {}
         self.delayed_fetches = Purgatory[Key](clock)
+        self.delayed_follower_fetches = Purgatory[Key](clock)  # these wait for the end of the log
         self.delayed_produces = Purgatory[Key](clock)
         self.marker_listener: Callable[[int, int, bool], None] = _nobody
+        self.placed: list[Callable[[Partition], None]] = []
+        """Told of partitions that came, went, or got another leader or epoch: what follows, or coordinates."""
+        self.follower_sessions: FollowerSessions | None = None  # there are none for a broker that is alone
+        self.nearest: Callable[[Partition, str, int], int] | None = None
+        """Who should serve a client of that rack, from that offset on; -1: we. None: always we (KIP-392)."""
+        self.out_of_sync_fetch: Callable[[Partition, int], None] = _nothing
+        """Told when a replica has fetched that is not in sync: it may have become so."""
 
     # -- which partitions there are --------------------------------------------------------------
 
@@ -65,9 +83,7 @@ class ReplicaManager:
 
     def partition(self, topic: str, index: int) -> Partition:
         """A partition that this broker leads."""
-        found = self._partitions.get((topic, index))
-        if found is None:
-            raise BrokerError(f"there is no partition {topic}-{index}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
+        found = self.replica(topic, index)
         if not found.is_leader:
             raise BrokerError(
                 f"broker {self._node_id} does not lead {topic}-{index}: broker {found.leader} does",
@@ -75,20 +91,41 @@ class ReplicaManager:
             )
         return found
 
+    def replica(self, topic: str, index: int) -> Partition:
+        """A partition that this broker leads or follows."""
+        found = self._partitions.get((topic, index))
+        if found is None:
+            known = self._catalog.topics.by_name.get(topic)
+            if known is not None and 0 <= index < len(known.partitions):
+                raise BrokerError(f"{topic}-{index} is on other brokers", code=Code.NOT_LEADER_OR_FOLLOWER)
+            raise BrokerError(f"there is no partition {topic}-{index}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
+        return found
+
+    def get(self, topic: str, index: int) -> Partition | None:
+        """A partition, if it is here."""
+        return self._partitions.get((topic, index))
+
     def partitions(self) -> list[Partition]:
         """Everything that is here, led or followed."""
         return [*self._partitions.values()]
 
+    def _is_eligible(self, node: int, broker_epoch: int) -> bool:
+        """Whether a broker may be in an in-sync set: it lives, wants to, and has fetched since it was started."""
+        row = self._catalog.brokers.by_id.get(node)
+        return row is not None and not row.fenced and not row.stopping and broker_epoch in (-1, row.epoch)
+
     def _open(self, topic: Topic) -> None:
         """Make the logs of a topic that are not there yet."""
         self._by_topic_id[topic.id] = topic
-        config = self._config_of(topic.name)
+        config: LogConfig | None = None
         for index, place in enumerate(topic.partitions):
             if self._node_id not in place.replicas or (topic.name, index) in self._partitions:
                 continue
-            partition = Partition(topic.name, index, self._log_of(topic, index, config), place, self._node_id)
+            config = config or self._config_of(topic.name)
+            partition = Partition(topic.name, index, self._log_of(topic, index, config), place, self._rules)
             self._partitions[partition.key] = partition
             partition.advance_high_watermark()  # after a crash the log may know of less than it has
+            self._tell(partition)
 
     def _log_of(self, topic: Topic, index: int, config: LogConfig) -> Log:
         found = self._logs.get(topic.name, index)
@@ -102,28 +139,61 @@ class ReplicaManager:
         if kind in ("topic", "partitions-added"):
             self._open(self._catalog.topics.by_id[bytes.fromhex(event["id"])])
         elif kind == "topic-deleted":
-            self._remove(self._by_topic_id.pop(bytes.fromhex(event["id"])))
+            topic = self._by_topic_id.pop(bytes.fromhex(event["id"]))
+            for index in range(len(topic.partitions)):
+                self._remove(topic.name, index)
         elif kind == "partition":
             self._move(self._catalog.topics.by_id[bytes.fromhex(event["id"])], event["index"])
         elif kind == "config":
             self._reconfigure(event["name"] if event["resource"] == TOPIC else None)
+        elif kind == "broker":
+            self._broker_changed(event["id"])
+
+    def _broker_changed(self, node: int) -> None:
+        """It may be gone: nobody waits any longer for it to come in sync."""
+        for partition in self._partitions.values():
+            if node in partition.followers:
+                self.consider(partition, (node,))
+                self.raise_high_watermark(partition)
+
+    def consider(self, partition: Partition, nodes: Iterable[int]) -> None:
+        """Whether replicas that are not in sync have become so: something has changed, but not what they have."""
+        for node in nodes:
+            if node not in partition.isr:
+                self.out_of_sync_fetch(partition, node)
 
     def _move(self, topic: Topic, index: int) -> None:
         partition = self._partitions.get((topic.name, index))
         if partition is None:
             self._open(topic)
             return
-        partition.place(topic.partitions[index], self._node_id)
+        place = topic.partitions[index]
+        before, was_in_sync = (partition.leader, partition.leader_epoch), partition.isr
+        partition.place(place)
+        if self._node_id not in place.replicas:
+            self._remove(topic.name, index)  # it was moved away for good
+            return
         self.raise_high_watermark(partition)
-        self._wake(partition.key)  # those who wait for it have to know who leads now
+        self._wake(partition.key)  # those who wait for it have to know who leads now, and who is in sync
+        self.consider(partition, [node for node in partition.followers if node not in was_in_sync])
+        if (partition.leader, partition.leader_epoch) != before:
+            self._wake_followers(partition)
+            self._tell(partition)
 
-    def _remove(self, topic: Topic) -> None:
-        for index in range(len(topic.partitions)):
-            partition = self._partitions.pop((topic.name, index), None)
-            if partition is not None:
-                partition.is_deleted = True
-                self._logs.delete(topic.name, index)
-                self._wake((topic.name, index))  # to be told that it is gone
+    def _remove(self, topic: str, index: int) -> None:
+        partition = self._partitions.pop((topic, index), None)
+        if partition is None:
+            return
+        partition.is_deleted = True
+        partition.is_leader = False
+        self._logs.delete(topic, index)
+        self._wake(partition.key)  # to be told that it is gone
+        self._wake_followers(partition)
+        self._tell(partition)
+
+    def _tell(self, partition: Partition) -> None:
+        for told in self.placed:
+            told(partition)
 
     def _reconfigure(self, name: str | None) -> None:
         """Give logs what is set now: those of a topic, or all of them."""
@@ -139,22 +209,40 @@ class ReplicaManager:
         self, partition: Partition, records: Buffer, *, origin: Origin, acks: int, magic_allowed: int = 2
     ) -> AppendInfo:
         """Write records, and let those know who wait for them."""
+        if not partition.is_leader:  # any more: who found it may have waited for something since
+            raise BrokerError(f"{partition.key} has another leader now", code=Code.NOT_LEADER_OR_FOLLOWER)
         if acks == -1 and len(partition.isr) < partition.log.config.min_insync_replicas:
-            raise BrokerError(
-                f"{partition.topic}-{partition.index} has {len(partition.isr)} in-sync replicas of the "
-                f"{partition.log.config.min_insync_replicas} that min.insync.replicas wants",
-                code=Code.NOT_ENOUGH_REPLICAS,
-            )
+            self._check_in_sync(partition)
         info = partition.log.append(
             records, origin=origin, leader_epoch=partition.leader_epoch, magic_allowed=magic_allowed
         )
+        if partition.followers:
+            self._tell_followers(partition, info)
         self.raise_high_watermark(partition)
         return info
+
+    def _tell_followers(self, partition: Partition, info: AppendInfo) -> None:
+        """There is more for them."""
+        if not info.duplicate:
+            partition.left_behind(info.first_offset)
+            self._wake_followers(partition)
+
+    def _wake_followers(self, partition: Partition) -> None:
+        for session in partition.sessions:
+            session.mark(partition.key)
+        self.delayed_follower_fetches.wake(partition.key)
+
+    def _check_in_sync(self, partition: Partition) -> None:
+        """Before anything is written that must not be lost."""
+        if len(partition.isr) < partition.min_isr:
+            raise _not_enough(partition, Code.NOT_ENOUGH_REPLICAS)
 
     def raise_high_watermark(self, partition: Partition) -> None:
         """As far as the in-sync replicas allow; wakes those who wait for it."""
         if partition.advance_high_watermark():
             self._wake(partition.key)
+            for session in partition.sessions:
+                session.note(partition.key)
 
     def _wake(self, key: Key) -> None:
         self.delayed_fetches.wake(key)
@@ -169,6 +257,41 @@ class ReplicaManager:
         waiting.future.add_done_callback(lambda _: self.delayed_produces.forget(waiting))
         return waiting.future
 
+    def delete_records(self, partition: Partition, before: int) -> int:
+        """Forget what is below an offset; followers do the same when they hear of it. The new start offset."""
+        start_offset = partition.log.delete_records(before)
+        for session in partition.sessions:
+            session.note(partition.key)
+        return start_offset
+
+    # -- replicas elsewhere ----------------------------------------------------------------------
+
+    def follower_fetched(self, node: int, broker_epoch: int, partition: Partition, offset: int) -> None:
+        """A follower asks for what is at `offset`. Raises if it is not one, or asks for what there is not."""
+        log = partition.log
+        if not log.start_offset <= offset <= log.end_offset:
+            raise BrokerError(
+                f"{log.name}: broker {node} asks for offset {offset}, there are {log.start_offset} to {log.end_offset}",
+                code=Code.OFFSET_OUT_OF_RANGE,
+            )
+        has_moved = partition.follower_fetched(node, offset, broker_epoch)
+        self.consider(partition, (node,))
+        if has_moved:
+            self.raise_high_watermark(partition)
+
+    def take_over(self, partition: Partition, records: Buffer, high_watermark: int, start_offset: int) -> None:
+        """Append what the leader has sent to a follower, and believe it where the log may begin and be read to."""
+        from headrace.broker.log import Origin
+
+        log = partition.log
+        if len(records):
+            log.append(records, origin=Origin.REPLICATION)
+        if log.advance_high_watermark(high_watermark):
+            self.delayed_fetches.wake(partition.key)
+        start_offset = min(start_offset, log.high_watermark)
+        if start_offset > log.start_offset:
+            log.delete_records(start_offset)
+
     async def write_marker(
         self,
         topic: str,
@@ -181,6 +304,7 @@ class ReplicaManager:
     ) -> None:
         """End a transaction in a partition, and return when that is replicated."""
         partition = self.partition(topic, index)
+        self._check_in_sync(partition)
         info = partition.log.append_marker(
             producer_id,
             epoch,
@@ -188,6 +312,7 @@ class ReplicaManager:
             leader_epoch=partition.leader_epoch,
             transaction_version=transaction_version,
         )
+        self._tell_followers(partition, info)
         self.raise_high_watermark(partition)
         waiting = self.replicated(partition, info.last_offset, MARKER_TIMEOUT_MS)
         if waiting is not None:
@@ -201,26 +326,52 @@ class _Replication:
 
     def __init__(self, partition: Partition, offset: int) -> None:
         self._partition = partition
+        self._leader_epoch = partition.leader_epoch
         self._offset = offset
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def try_complete(self, key: Key) -> bool:
-        if self._partition.log.high_watermark <= self._offset:
-            return False
-        if not self.future.done():
-            self.future.set_result(None)
-        return True
+        partition = self._partition
+        if not partition.is_leader or partition.leader_epoch != self._leader_epoch:
+            self._fail(
+                f"{partition.topic}-{partition.index}: offset {self._offset} was written, but broker "
+                f"{partition.leader} leads now, and may not have it",
+                Code.NOT_LEADER_OR_FOLLOWER,
+            )
+            return True
+        if partition.log.high_watermark > self._offset:
+            if not self.future.done():
+                self.future.set_result(None)
+            return True
+        if len(partition.isr) < partition.min_isr:
+            if not self.future.done():
+                self.future.set_exception(_not_enough(partition, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
+            return True
+        return False
 
     def expire(self) -> None:
+        self._fail(
+            f"{self._partition.topic}-{self._partition.index}: offset {self._offset} was written, but not all "
+            "in-sync replicas have it in time",
+            Code.REQUEST_TIMED_OUT,
+        )
+
+    def _fail(self, why: str, code: Code) -> None:
         if not self.future.done():
-            name = f"{self._partition.topic}-{self._partition.index}"
-            self.future.set_exception(
-                BrokerError(
-                    f"{name}: offset {self._offset} was written, but not all in-sync replicas have it in time",
-                    code=Code.REQUEST_TIMED_OUT,
-                )
-            )
+            self.future.set_exception(BrokerError(why, code=code))
+
+
+def _not_enough(partition: Partition, code: Code) -> BrokerError:
+    return BrokerError(
+        f"{partition.topic}-{partition.index} has {len(partition.isr)} in-sync replicas of the "
+        f"{partition.min_isr} that min.insync.replicas wants",
+        code=code,
+    )
 
 
 def _nobody(index: int, producer_id: int, committed: bool) -> None:
     """Until the group coordinator listens."""
+
+
+def _nothing(partition: Partition, node: int) -> None:
+    """Without a cluster there is no in-sync set to change."""

@@ -12,6 +12,7 @@ import errno
 import os
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from headrace import __version__
@@ -93,6 +94,8 @@ class Service:
             "faults.clear": lambda arguments: faults.clear(),
             "topics.create": self._create_topic,
             "topics.delete": self._delete_topic,
+            "topics.describe": self._describe_topic,
+            "brokers": self._brokers,
         }
 
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -108,12 +111,24 @@ class Service:
             "faults": len(self._broker.faults.list()),
         }
 
-    def _create_topic(self, arguments: dict[str, Any]) -> str:
+    async def _create_topic(self, arguments: dict[str, Any]) -> str:
         """For those who have no client at hand: the fixtures."""
         configs = {str(name): str(value) for name, value in arguments.get("configs", {}).items()}
         name = str(arguments["name"])
-        self._broker.topic_admin.create(name, int(arguments.get("partitions", 1)), 1, configs)
+        partitions, replication_factor = int(arguments.get("partitions", 1)), arguments.get("replication_factor", 1)
+        self._broker.topic_admin.create(name, partitions, int(replication_factor), configs)
+        if self._broker.cluster is not None:
+            await self._broker.cluster.spread()
         return name
+
+    def _describe_topic(self, arguments: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """Where the partitions of a topic are, as this broker knows it; None if it knows of none."""
+        topic = self._broker.catalog.topics.by_name.get(arguments["name"])
+        return None if topic is None else [asdict(place) for place in topic.partitions]
+
+    def _brokers(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        """The brokers of the cluster, as this one knows them; none if it is alone."""
+        return [asdict(row) for _, row in sorted(self._broker.catalog.brokers.by_id.items())]
 
     def _delete_topic(self, arguments: dict[str, Any]) -> bool:
         topic = self._broker.catalog.topics.by_name.get(arguments["name"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import TOPIC, Configs
@@ -23,11 +23,11 @@ Assignment = Sequence[Sequence[int]]
 class TopicAdmin:
     """Changes topics. Every refusal is a BrokerError with the code that Kafka would give."""
 
-    def __init__(self, catalog: Catalog, node_id: int, config: Config) -> None:
+    def __init__(self, catalog: Catalog, node_id: int | None, config: Config) -> None:
+        """`node_id` is the broker that has all partitions while there is no other one; None: it has none."""
         self._catalog = catalog
         self._node_id = node_id
         self._config = config
-        self.deleted: Callable[[str], None] = lambda name: None  # told of every topic that is gone
 
     def create(
         self,
@@ -47,7 +47,7 @@ class TopicAdmin:
         else:
             self._check_assignment(assignment, partitions, replication_factor)
         self.check_configs(configs or {})
-        creation = Topics.creation(name, assignment)
+        creation = Topics.creation(name, assignment, self._is_active)
         if validate_only:
             scratch = Topics()
             scratch.apply(creation)
@@ -68,7 +68,6 @@ class TopicAdmin:
         configs = self._catalog.configs.of(TOPIC, topic.name)
         changes = [Configs.change(TOPIC, topic.name, dict.fromkeys(configs))] if configs else []
         self._catalog.record(Topics.deletion(topic), *changes)
-        self.deleted(topic.name)
 
     def add_partitions(
         self, topic: Topic, total: int, assignment: Assignment | None = None, *, validate_only: bool = False
@@ -82,7 +81,7 @@ class TopicAdmin:
             )
         _check_count(added)
         if assignment is None:
-            assignment = self._assign(added, len(topic.partitions[0].replicas))
+            assignment = self._assign(added, len(topic.partitions[0].replicas), number=len(topic.partitions))
         elif len(assignment) != added:
             raise BrokerError(
                 f"the assignment is for {len(assignment)} partitions, {added} are to be added",
@@ -91,7 +90,7 @@ class TopicAdmin:
         else:
             self._check_assignment(assignment, DEFAULT, DEFAULT)
         if not validate_only:
-            self._catalog.record(Topics.growth(topic, assignment))
+            self._catalog.record(Topics.growth(topic, assignment, self._is_active))
 
     def check_configs(self, configs: Mapping[str, str | None]) -> None:
         """Raise INVALID_CONFIG unless each is an option of topics, with a value that it may have."""
@@ -115,7 +114,7 @@ class TopicAdmin:
                 code=Code.INVALID_TOPIC_EXCEPTION,
             )
 
-    def _assign(self, partitions: int, replication_factor: int) -> Assignment:
+    def _assign(self, partitions: int, replication_factor: int, *, number: int = 0) -> Assignment:
         if partitions == DEFAULT:
             partitions = self._config.of(int, "num.partitions")
         if replication_factor == DEFAULT:
@@ -125,6 +124,13 @@ class TopicAdmin:
         _check_count(partitions)
         if replication_factor < 1:
             raise BrokerError(f"there cannot be {replication_factor} replicas", code=Code.INVALID_REPLICATION_FACTOR)
+        if self._catalog.brokers.by_id or self._node_id is None:
+            from headrace.broker.cluster.placement import place_in_cluster
+
+            rows = self._catalog.brokers.by_id
+            racks = {node_id: row.rack for node_id, row in rows.items() if self._is_active(node_id)}
+            away = [node_id for node_id in sorted(rows) if node_id not in racks]
+            return place_in_cluster(racks, away, partitions, replication_factor, number)
         if replication_factor > 1:
             raise BrokerError(
                 f"{replication_factor} replicas of a partition need as many brokers; this is the only one",
@@ -139,16 +145,33 @@ class TopicAdmin:
             )
         _check_count(len(assignment))
         for index, brokers in enumerate(assignment):
-            if not brokers or len(set(brokers)) != len(brokers):
+            self.check_replicas(f"partition {index}", brokers)
+            if not any(map(self._is_active, brokers)):
                 raise BrokerError(
-                    f"partition {index}: the brokers {list(brokers)} must be one or more, each once",
+                    f"partition {index}: none of the brokers {list(brokers)} lives",
                     code=Code.INVALID_REPLICA_ASSIGNMENT,
                 )
-            for broker in brokers:
-                if broker != self._node_id:
-                    raise BrokerError(
-                        f"partition {index}: there is no broker {broker}", code=Code.INVALID_REPLICA_ASSIGNMENT
-                    )
+            if len(brokers) != len(assignment[0]):
+                raise BrokerError(
+                    f"partition {index} has {len(brokers)} replicas, the first one {len(assignment[0])}",
+                    code=Code.INVALID_REPLICA_ASSIGNMENT,
+                )
+
+    def check_replicas(self, what: str, brokers: Sequence[int]) -> None:
+        """Raise unless these can be the replicas of a partition: brokers that there are, each once."""
+        if not brokers or len(set(brokers)) != len(brokers):
+            raise BrokerError(
+                f"{what}: the brokers {list(brokers)} must be one or more, each once",
+                code=Code.INVALID_REPLICA_ASSIGNMENT,
+            )
+        known = self._catalog.brokers.by_id.keys() or {self._node_id}
+        for broker in brokers:
+            if broker not in known:
+                raise BrokerError(f"{what}: there is no broker {broker}", code=Code.INVALID_REPLICA_ASSIGNMENT)
+
+    def _is_active(self, node_id: int) -> bool:
+        row = self._catalog.brokers.by_id.get(node_id)
+        return row is None or not (row.fenced or row.stopping)
 
 
 def _folded(name: str) -> str:

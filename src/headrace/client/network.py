@@ -113,6 +113,7 @@ class NetworkClient:
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self._wake_pending = False
         self.on_auth_failure: Callable[[AuthenticationError], None] | None = None
+        self.on_failure: Callable[[int], None] | None = None  # told of every node whose connection failed or was lost
         self.last_failure: HeadraceError | None = None
         """Why the last connection failed; None once one has been made. For messages to those who wait in vain."""
 
@@ -163,9 +164,9 @@ class NetworkClient:
         return max(0.0, state.retry_at_ms - now) if state is not None else POLL_MS_MAX
 
     def is_backing_off(self, node_id: int, now: float) -> bool:
-        """True if the last attempt failed and it is too early for the next."""
+        """True if the last attempt failed and it is too early for the next, or the node has left the cluster."""
         state = self._nodes.get(node_id)
-        return node_id not in self._connections and state is not None and now < state.retry_at_ms
+        return node_id not in self._connections and (state is None or now < state.retry_at_ms)
 
     def authentication_error(self, node_id: int) -> AuthenticationError | None:
         state = self._nodes.get(node_id)
@@ -419,6 +420,8 @@ class NetworkClient:
                 self.on_auth_failure(error)
         if self._observer is not None:
             self._observer.connection_failed(node_id, error)
+        if self.on_failure is not None:
+            self.on_failure(node_id)
 
     def close(self) -> None:
         """Close every connection; handlers of what was in flight are told."""

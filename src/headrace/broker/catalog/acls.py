@@ -103,3 +103,8 @@ class Acls:
 
     def snapshot(self) -> Iterator[Event]:
         yield from map(self.creation, self.rules)
+
+    def changes_to(self, target: Acls) -> Iterator[Event]:
+        """Events that make this section what `target` is."""
+        yield from (self.deletion(acl) for acl in self.rules if acl not in target.rules)
+        yield from (self.creation(acl) for acl in target.rules if acl not in self.rules)

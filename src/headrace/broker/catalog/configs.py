@@ -39,3 +39,10 @@ class Configs:
     def snapshot(self) -> Iterator[Event]:
         for (resource, name), values in self._values.items():
             yield {"kind": "config", "resource": resource, "name": name, "values": dict(values)}
+
+    def changes_to(self, target: Configs) -> Iterator[Event]:
+        """Events that make this section what `target` is."""
+        for key in {**self._values, **target._values}:
+            old, new = self._values.get(key, {}), target._values.get(key, {})
+            if old != new:
+                yield self.change(*key, {**dict.fromkeys(old), **new})

@@ -40,3 +40,8 @@ class Identity:
     def snapshot(self) -> Iterator[Event]:
         yield {"kind": "cluster", "id": self.cluster_id}
         yield {"kind": "producer-ids", "next": self.next_producer_id}
+
+    def changes_to(self, target: Identity) -> Iterator[Event]:
+        """Events that make this section what `target` is."""
+        if (self.cluster_id, self.next_producer_id) != (target.cluster_id, target.next_producer_id):
+            yield from target.snapshot()

@@ -17,6 +17,8 @@ Event = dict[str, Any]
 
 SPARE_LINES_MAX = 1000
 """As many lines more than needed are kept before the journal is written anew, at a start."""
+LINES_MAX = 100_000
+"""With so many it is written anew at once: in-sync sets may change for months."""
 
 
 class Section(Protocol):
@@ -33,6 +35,10 @@ class Section(Protocol):
 
     def snapshot(self) -> Iterator[Event]:
         """Events that make the section what it is, from nothing."""
+        ...
+
+    def changes_to(self, target: Any) -> Iterator[Event]:
+        """Events that make this section what another one of its kind is."""
         ...
 
 
@@ -75,6 +81,10 @@ class Journal:
 
     def worth_compacting(self, live: int) -> bool:
         return self._lines > live + SPARE_LINES_MAX
+
+    @property
+    def is_overlong(self) -> bool:
+        return self._lines > LINES_MAX
 
     def replace(self, events: Iterable[Event]) -> None:
         """Write the journal anew with just these events."""

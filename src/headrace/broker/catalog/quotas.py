@@ -55,3 +55,10 @@ class Quotas:
     def snapshot(self) -> Iterator[Event]:
         for key, values in self.by_entity.items():
             yield self.change(key, values)
+
+    def changes_to(self, target: Quotas) -> Iterator[Event]:
+        """Events that make this section what `target` is."""
+        for key in {**self.by_entity, **target.by_entity}:
+            old, new = self.by_entity.get(key, {}), target.by_entity.get(key, {})
+            if old != new:
+                yield self.change(key, {**dict.fromkeys(old), **new})

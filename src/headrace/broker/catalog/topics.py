@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.broker.catalog.journal import Event
 from headrace.errors import BrokerError, Code
@@ -35,6 +36,11 @@ class PartitionPlace:
     isr: tuple[int, ...]
     leader: int  # -1: nobody
     leader_epoch: int
+    partition_epoch: int = 0  # counts every change, leader_epoch those of the leader
+    elr: tuple[int, ...] = ()  # not in sync, but known to have all that is committed (KIP-966)
+    last_known_elr: tuple[int, ...] = ()  # who led last, when nobody is left of whom that is known
+    adding: tuple[int, ...] = ()  # replicas that are to come,
+    removing: tuple[int, ...] = ()  # and to go when those have caught up
 
 
 @dataclass(slots=True)
@@ -50,6 +56,14 @@ class Topic:
         return self.name in INTERNAL
 
 
+def _everybody(node_id: int) -> bool:
+    return True
+
+
+IsLive = Callable[[int], bool]
+"""Whether a broker lives, by its number."""
+
+
 class Topics:
     """All topics, by name and by id."""
 
@@ -60,23 +74,37 @@ class Topics:
         self.by_id: dict[bytes, Topic] = {}
 
     @staticmethod
-    def creation(name: str, replicas: Sequence[Sequence[int]]) -> Event:
-        """The event that makes a topic: for each partition its replicas, the leader first."""
-        return {"kind": "topic", "name": name, "id": uuid.uuid4().hex, "partitions": [_new(r) for r in replicas]}
+    def creation(name: str, replicas: Sequence[Sequence[int]], is_live: IsLive = _everybody) -> Event:
+        """The event that makes a topic: for each partition its replicas, the leader first.
+
+        Replicas on brokers that do not live come later; one of each partition has to.
+        """
+        places = [_new(brokers, is_live) for brokers in replicas]
+        return {"kind": "topic", "name": name, "id": uuid.uuid4().hex, "partitions": places}
 
     @staticmethod
     def deletion(topic: Topic) -> Event:
-        return {"kind": "topic-deleted", "id": topic.id.hex()}
+        return {"kind": "topic-deleted", "id": topic.id.hex(), "name": topic.name}
 
     @staticmethod
-    def growth(topic: Topic, replicas: Sequence[Sequence[int]]) -> Event:
+    def growth(topic: Topic, replicas: Sequence[Sequence[int]], is_live: IsLive = _everybody) -> Event:
         """The event that adds partitions."""
-        return {"kind": "partitions-added", "id": topic.id.hex(), "partitions": [_new(r) for r in replicas]}
+        places = [_new(brokers, is_live) for brokers in replicas]
+        return {"kind": "partitions-added", "id": topic.id.hex(), "partitions": places}
 
     @staticmethod
     def move(topic: Topic, index: int, place: PartitionPlace) -> Event:
         """The event that gives a partition another leader, epoch, or set of replicas."""
         return {"kind": "partition", "id": topic.id.hex(), "index": index, "place": _place_to_json(place)}
+
+    @staticmethod
+    def not_led_by(node_id: int, event: Event) -> Event:
+        """An event, of any section, as it would be if nobody led what a broker leads."""
+        if "partitions" in event:
+            return {**event, "partitions": [_not_led_by(node_id, row) for row in event["partitions"]]}
+        if "place" in event:
+            return {**event, "place": _not_led_by(node_id, event["place"])}
+        return event
 
     def apply(self, event: Event) -> None:
         topic_id = bytes.fromhex(event["id"])
@@ -97,22 +125,48 @@ class Topics:
             places = [_place_to_json(place) for place in topic.partitions]
             yield {"kind": "topic", "name": topic.name, "id": topic.id.hex(), "partitions": places}
 
+    def changes_to(self, target: Topics) -> Iterator[Event]:
+        """Events that make this section what `target` is."""
+        for topic_id, topic in self.by_id.items():
+            if topic_id not in target.by_id:
+                yield self.deletion(topic)
+        for event in target.snapshot():
+            before = self.by_id.get(bytes.fromhex(event["id"]))
+            if before is None:
+                yield event
+                continue
+            wanted = target.by_id[before.id].partitions
+            if len(wanted) > len(before.partitions):
+                rows = event["partitions"][len(before.partitions) :]
+                yield {"kind": "partitions-added", "id": event["id"], "partitions": rows}
+            for index, (old, new) in enumerate(zip(before.partitions, wanted, strict=False)):
+                if old != new:
+                    yield self.move(before, index, new)
 
-_Json = list[int | list[int]]
+
+_Json = list[Any]
+_ALONE = (0, (), (), (), ())
+"""What a place has beyond leader, epoch, replicas and in-sync replicas, unless it is moved about: left out then."""
 
 
-def _new(replicas: Sequence[int]) -> _Json:
-    return _place_to_json(PartitionPlace(tuple(replicas), tuple(replicas), replicas[0], 0))
+def _new(replicas: Sequence[int], is_live: IsLive) -> _Json:
+    isr = tuple(filter(is_live, replicas))
+    return _place_to_json(PartitionPlace(tuple(replicas), isr, isr[0], 0))
 
 
 def _place_to_json(place: PartitionPlace) -> _Json:
-    return [place.leader, place.leader_epoch, list(place.replicas), list(place.isr)]
+    row: _Json = [place.leader, place.leader_epoch, list(place.replicas), list(place.isr)]
+    more = (place.partition_epoch, place.elr, place.last_known_elr, place.adding, place.removing)
+    return row if more == _ALONE else [*row, *more]
 
 
-def _place_from_json(row: list[int | list[int]]) -> PartitionPlace:
-    leader, epoch, replicas, isr = row
-    assert isinstance(leader, int)
-    assert isinstance(epoch, int)
-    assert isinstance(replicas, list)
-    assert isinstance(isr, list)
-    return PartitionPlace(tuple(replicas), tuple(isr), leader, epoch)
+def _place_from_json(row: _Json) -> PartitionPlace:
+    leader, leader_epoch, replicas, isr, *more = row
+    partition_epoch, *sets = more or _ALONE
+    return PartitionPlace(
+        tuple(replicas), tuple(isr), leader, leader_epoch, partition_epoch, *(tuple(nodes) for nodes in sets)
+    )
+
+
+def _not_led_by(node_id: int, row: _Json) -> _Json:
+    return [-1, *row[1:]] if row[0] == node_id else row

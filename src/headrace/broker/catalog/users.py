@@ -62,6 +62,17 @@ class Users:
             for mechanism, credential in credentials.items():
                 yield self.change(user, mechanism, credential)
 
+    def changes_to(self, target: Users) -> Iterator[Event]:
+        """Events that make this section what `target` is."""
+        for user, credentials in self.by_name.items():
+            for mechanism in credentials:
+                if target.credential(user, mechanism) is None:
+                    yield self.deletion(user, mechanism)
+        for user, credentials in target.by_name.items():
+            for mechanism, credential in credentials.items():
+                if self.credential(user, mechanism) != credential:
+                    yield self.change(user, mechanism, credential)
+
 
 def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()

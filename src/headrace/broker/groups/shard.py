@@ -57,6 +57,8 @@ class InternalLog(Protocol):
 
     def batches(self, topic: str, index: int) -> Iterator[RecordBatch]: ...
 
+    def when_confirmed(self, topic: str, index: int, then: Callable[[], None]) -> None: ...
+
 
 class Shard:
     """Groups and offsets of one partition. Event loop only."""
@@ -64,6 +66,7 @@ class Shard:
     def __init__(self, index: int, internal: InternalLog, clock: Clock) -> None:
         self.index = index
         self.is_loading = True
+        self._is_closed = False
         self.groups: dict[str, Group] = {}
         self.offsets = Offsets()
         self.timers = Timers(clock)
@@ -140,19 +143,24 @@ class Shard:
         """Replay the partition: a short one at once, the rest of a long one in the background."""
         batches = self._internal.batches(CONSUMER_OFFSETS, self.index)
         if self._replay_slice(batches):
-            self._finish_loading(loaded)
+            self._confirm(loaded)
         else:
             self.spawn(self._go_on_loading(batches, loaded))
 
     async def _go_on_loading(self, batches: Iterator[RecordBatch], loaded: Callable[[], object]) -> None:
         try:
-            while not self._replay_slice(batches):
+            while not self._is_closed and not self._replay_slice(batches):
                 await asyncio.sleep(0)
-        except WireError:
+        except (WireError, BrokerError):
             # Groups of which half is missing would be worse than groups that cannot be used.
             log.exception("%s-%d cannot be loaded: its groups stay unavailable", CONSUMER_OFFSETS, self.index)
             return
-        self._finish_loading(loaded)
+        if not self._is_closed:
+            self._confirm(loaded)
+
+    def _confirm(self, loaded: Callable[[], object]) -> None:
+        """Nobody is to hear of what might still be lost."""
+        self._internal.when_confirmed(CONSUMER_OFFSETS, self.index, lambda: self._finish_loading(loaded))
 
     def _replay_slice(self, batches: Iterator[RecordBatch]) -> bool:
         """Whether that was the last one."""
@@ -197,6 +205,8 @@ class Shard:
             self.groups[change.group_id] = change.group
 
     def _finish_loading(self, loaded: Callable[[], object]) -> None:
+        if self._is_closed:
+            return
         for producer_id, committed in self._ended_while_loading:
             self.offsets.complete(producer_id, committed)
         self._ended_while_loading.clear()
@@ -209,5 +219,6 @@ class Shard:
 
     def close(self) -> Iterable[asyncio.Task[Any]]:
         """Stop the timers; what is still being written is returned."""
+        self._is_closed = True
         self.timers.cancel_all()
         return tuple(self._tasks)

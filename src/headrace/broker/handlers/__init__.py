@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.broker.context import Answer, Context
-from headrace.wire.api import APIS
+from headrace.wire.api import BETWEEN_BROKERS, module_name, request_class
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -81,8 +81,15 @@ SUPPORTED: dict[int, Supported] = {
 }
 
 
+def supported(api_key: int) -> Supported | None:
+    """The versions of an API that we answer, to clients or to other brokers; None if we do not."""
+    if api_key in BETWEEN_BROKERS:
+        return Supported(*request_class(api_key).versions)
+    return SUPPORTED.get(api_key)
+
+
 @cache
 def handler(api_key: int) -> Handler:
     """The function that answers an API key of the table."""
-    found: Handler = import_module(f"{__name__}.{APIS[api_key][1]}").handle
+    found: Handler = import_module(f"{__name__}.{module_name(api_key)}").handle
     return found

@@ -13,7 +13,7 @@ from headrace.broker.catalog.topics import INTERNAL
 from headrace.broker.context import Context
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.broker.transactions.answers import code_of
-from headrace.broker.transactions.transaction import VERSION_1, VERSION_2, TopicPartition
+from headrace.broker.transactions.transaction import TopicPartition
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
@@ -92,14 +92,12 @@ async def _add(
     """All partitions or none: one that cannot join keeps the others out."""
     if any(refusals.values()):
         return {partition: code or Code.OPERATION_NOT_ATTEMPTED for partition, code in refusals.items()}
+    who = (transaction.transactional_id, transaction.producer_id, transaction.producer_epoch)
     try:
-        await broker.transactions.add_partitions(
-            transaction.transactional_id,
-            transaction.producer_id,
-            transaction.producer_epoch,
-            refusals.keys(),
-            version=VERSION_2 if context.api_version >= VERSION_2_SINCE else VERSION_1,
-        )
+        if context.api_version >= VERSION_2_SINCE:
+            await broker.transactions.add_patiently(*who, refusals.keys())
+        else:
+            await broker.transactions.add_partitions(*who, refusals.keys())
     except BrokerError as error:
         return dict.fromkeys(refusals, code_of(error, context.api_version, fenced_since=FENCED_SINCE))
     return refusals

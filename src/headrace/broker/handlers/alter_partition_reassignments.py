@@ -1,4 +1,4 @@
-"""Key 45: move partitions to other brokers. There is one, and they are on it already."""
+"""Key 45: move partitions to other brokers, or give up such a move. A broker that is alone has them all already."""
 
 from __future__ import annotations
 
@@ -32,16 +32,21 @@ def handle(broker: Broker, context: Context, message: AlterPartitionReassignment
         )
     topics = []
     for topic in message.topics:
-        rows = [_result(broker, topic.name, row.partition_index, row.replicas) for row in topic.partitions]
+        rows = [
+            _result(broker, topic.name, row.partition_index, row.replicas, allow_change=allow_change)
+            for row in topic.partitions
+        ]
         topics.append(ReassignableTopicResponse(name=topic.name, partitions=rows))
     return AlterPartitionReassignmentsResponse(
         error_message=None, responses=topics, allow_replication_factor_change=allow_change
     )
 
 
-def _result(broker: Broker, name: str, index: int, replicas: Sequence[int] | None) -> ReassignablePartitionResponse:
+def _result(
+    broker: Broker, name: str, index: int, replicas: Sequence[int] | None, *, allow_change: bool
+) -> ReassignablePartitionResponse:
     try:
-        _check(broker, name, index, replicas)
+        _move(broker, name, index, replicas, allow_change=allow_change)
     except BrokerError as error:
         return ReassignablePartitionResponse(
             partition_index=index, error_code=error.code, error_message=str(error.args[0])
@@ -49,18 +54,23 @@ def _result(broker: Broker, name: str, index: int, replicas: Sequence[int] | Non
     return ReassignablePartitionResponse(partition_index=index, error_message=None)
 
 
-def _check(broker: Broker, name: str, index: int, replicas: Sequence[int] | None) -> None:
-    """Raise unless the replicas are what they are anyway."""
+def _move(broker: Broker, name: str, index: int, replicas: Sequence[int] | None, *, allow_change: bool) -> None:
     topic = broker.catalog.topics.by_name.get(name)
     if topic is None or not 0 <= index < len(topic.partitions):
         raise BrokerError(f"there is no partition {name}-{index}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
-    if replicas is None:
+    place = topic.partitions[index]
+    if replicas is None and not (place.adding or place.removing):
         raise BrokerError(f"{name}-{index} is not being moved", code=Code.NO_REASSIGNMENT_IN_PROGRESS)
-    if not replicas or len(set(replicas)) < len(replicas):
-        raise BrokerError(
-            f"{name}-{index}: one or more brokers, each once, not {list(replicas)}",
-            code=Code.INVALID_REPLICA_ASSIGNMENT,
-        )
-    for node in replicas:
-        if node != broker.node_id:
-            raise BrokerError(f"{name}-{index}: there is no broker {node}", code=Code.INVALID_REPLICA_ASSIGNMENT)
+    if replicas is not None:
+        broker.topic_admin.check_replicas(f"{name}-{index}", replicas)
+        present = len(place.replicas) - len(place.adding)
+        if not allow_change and len(replicas) != present:
+            raise BrokerError(
+                f"{name}-{index} has {present} replicas, not {len(replicas)}, and their number must not change",
+                code=Code.INVALID_REPLICATION_FACTOR,
+            )
+    if broker.cluster is not None:
+        from headrace.broker.cluster.controller import Controller
+
+        assert isinstance(broker.cluster, Controller), "others hand this on"
+        broker.cluster.move(topic, index, replicas)

@@ -43,13 +43,14 @@ def _deleted(broker: Broker, context: Context, topic: str, index: int, offset: i
 def _delete(broker: Broker, topic: str, index: int, offset: int) -> int:
     if topic in INTERNAL:
         raise BrokerError(f"{topic} belongs to the broker", code=Code.INVALID_TOPIC_EXCEPTION)
-    log = broker.replicas.partition(topic, index).log
+    partition = broker.replicas.partition(topic, index)
+    log = partition.log
     if not log.config.delete:
         raise BrokerError(f"cleanup.policy of {topic} does not allow to delete", code=Code.POLICY_VIOLATION)
     before = log.high_watermark if offset == HIGH_WATERMARK else offset
     if not 0 <= before <= log.high_watermark:
         raise BrokerError(f"{before} is not between 0 and {log.high_watermark}", code=Code.OFFSET_OUT_OF_RANGE)
-    return log.delete_records(before)
+    return broker.replicas.delete_records(partition, before)
 
 
 def failure(context: Context, message: DeleteRecordsRequest, code: int) -> DeleteRecordsResponse:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.authorized_operations import authorized_operations
 from headrace.broker.context import Answer, Context
+from headrace.broker.nodes import controller_id, nodes
 from headrace.broker.security.authorizer import CLUSTER_NAME, Resource
 from headrace.errors import Code
 from headrace.wire.api.describe_cluster import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
@@ -24,15 +25,16 @@ def handle(broker: Broker, context: Context, message: DescribeClusterRequest) ->
             error_message="this is a broker: it knows of brokers only",
             endpoint_type=_BROKERS,
         )
-    listener = broker.listener(context.session.listener)
-    node = DescribeClusterBroker(
-        broker_id=broker.node_id,
-        host=listener.advertised_host,
-        port=listener.advertised_port or listener.port,
-        rack=broker.rack,
-    )
+    found = nodes(broker, context.session.listener, with_fenced=message.include_fenced_brokers)
     answer = DescribeClusterResponse(
-        cluster_id=broker.catalog.identity.cluster_id, controller_id=broker.node_id, brokers=[node]
+        cluster_id=broker.catalog.identity.cluster_id,
+        controller_id=controller_id(broker),
+        brokers=[
+            DescribeClusterBroker(
+                broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack, is_fenced=node.is_fenced
+            )
+            for node in found
+        ],
     )
     if message.include_cluster_authorized_operations:
         allowed = authorized_operations(broker.authorizer, context.session, Resource.CLUSTER, CLUSTER_NAME)

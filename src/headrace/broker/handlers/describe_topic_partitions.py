@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.authorized_operations import authorized_operations
 from headrace.broker.catalog.topics import INTERNAL, Topic
 from headrace.broker.context import Answer, Context
+from headrace.broker.nodes import offline
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import Code
 from headrace.wire.api.describe_topic_partitions import (
@@ -81,8 +82,9 @@ def _described(
                 replica_nodes=place.replicas,
                 isr_nodes=place.isr,
                 # May be null, says the protocol; Java's admin client trips over that.
-                eligible_leader_replicas=(),
-                last_known_elr=(),
+                eligible_leader_replicas=place.elr,
+                last_known_elr=place.last_known_elr,
+                offline_replicas=offline(broker, place.replicas),
             )
             for index, place in enumerate(topic.partitions[first : first + room], start=first)
         ],

@@ -2,8 +2,11 @@
 
     authorise and find → read → enough? answer : wait in the purgatory → read again → answer
 
-v0-3 get message sets, v4 isolation levels, v12 the last fetched epoch, v13 topic ids. There are no fetch sessions: an
-answer with session id 0 says so, and clients then name all partitions each time (KIP-227).
+v0-3 get message sets, v4 isolation levels, v11 may read from followers and be sent to one that is near (KIP-392), v12
+has the last fetched epoch, v13 topic ids, v15 the broker epoch of a follower. There are no fetch sessions for clients:
+an answer with session id 0 says so, and they then name all partitions each time (KIP-227).
+
+Followers fetch too. They read to the end of the log, and what they ask for says what they have. They have sessions.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker import fetching
 from headrace.broker.context import Answer, Context
-from headrace.broker.fetching import Limits, Read, Wanted
+from headrace.broker.fetching import Limits, Read, Replica, Wanted
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.api.fetch import (
@@ -31,9 +34,15 @@ from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.broker.cluster.follower_sessions import FollowerSession, FollowerSessions, Place
 
 BATCHES_SINCE = 4  # v0-3 get message sets
+FOLLOWERS_SINCE = 11  # clients of these versions may read from followers
 TOPIC_IDS_SINCE = 13
+BROKER_EPOCHS_SINCE = 15
+WATERMARKS_SINCE = 18
+UNINTERESTED = 0x7FFFFFFFFFFFFFFF
+"""The high watermark that a follower says it knows if it does not want to hear of others at once."""
 WAIT_MS_MAX = 10 * 60 * 1000
 """No client waits longer for an answer: a fetch that asks for more is answered then, with what there is."""
 READ_COMMITTED = 1
@@ -42,18 +51,34 @@ _Topics = list[tuple[FetchTopic, list[Wanted]]]
 
 
 def handle(broker: Broker, context: Context, message: FetchRequest) -> Answer:
+    limits = _limits(broker, context, message)
+    if limits.replica is not None and message.session_epoch >= 0:
+        sessions = broker.replicas.follower_sessions
+        if sessions is not None:
+            return _in_session(broker, context, message, limits, limits.replica, sessions)
     if message.session_id and message.session_epoch > 0:
         return FetchResponse(error_code=Code.FETCH_SESSION_ID_NOT_FOUND)
-    topics = _find(broker, context, message)
+    topics = _find(broker, context, message, limits)
     wanted = [one for _, partitions in topics for one in partitions]
-    most = min(broker.config.of(int, "fetch.max.bytes"), broker.server.answer_bytes_max)
-    bytes_max = max(min(message.max_bytes, most), 0)
-    limits = Limits(min(message.min_bytes, bytes_max), bytes_max, message.isolation_level == READ_COMMITTED)
     reads, enough = fetching.read_all(wanted, limits)
     if enough or not wanted or message.max_wait_ms <= 0:
         return _answer(context, topics, reads)
     missing_bytes = limits.bytes_min - sum(len(read.data) for read in reads)
     return _wait_and_read(broker, context, message, topics, wanted, limits, missing_bytes)
+
+
+def _limits(broker: Broker, context: Context, message: FetchRequest) -> Limits:
+    most = min(broker.config.of(int, "fetch.max.bytes"), broker.server.answer_bytes_max)
+    bytes_max = max(min(message.max_bytes, most), 0)
+    bytes_min = min(message.min_bytes, bytes_max)
+    if context.api_version < BROKER_EPOCHS_SINCE:
+        node_id, broker_epoch = message.replica_id, -1
+    else:
+        node_id, broker_epoch = message.replica_state.replica_id, message.replica_state.replica_epoch
+    if node_id >= 0:
+        return Limits(bytes_min, bytes_max, False, Replica(node_id, broker_epoch, broker.replicas.follower_fetched))
+    committed_only = message.isolation_level == READ_COMMITTED
+    return Limits(bytes_min, bytes_max, committed_only, None, context.api_version >= FOLLOWERS_SINCE)
 
 
 async def _wait_and_read(
@@ -66,18 +91,76 @@ async def _wait_and_read(
     missing_bytes: int,
 ) -> FetchResponse:
     timeout_ms = min(message.max_wait_ms, WAIT_MS_MAX)
-    await fetching.wait(broker.replicas.delayed_fetches, wanted, limits, missing_bytes, timeout_ms)
+    replicas = broker.replicas
+    purgatory = replicas.delayed_fetches if limits.replica is None else replicas.delayed_follower_fetches
+    await fetching.wait(purgatory, wanted, limits, missing_bytes, timeout_ms)
     _find_again(broker, topics, context)
     reads, _ = fetching.read_all(wanted, limits)
     return _answer(context, topics, reads)
 
 
+# -- followers -----------------------------------------------------------------------------------
+
+
+def _in_session(
+    broker: Broker,
+    context: Context,
+    message: FetchRequest,
+    limits: Limits,
+    replica: Replica,
+    sessions: FollowerSessions,
+) -> Answer:
+    """A follower names what has changed for it since its last fetch, and is told what has changed here."""
+    topics = _find(broker, context, message, limits)
+    try:
+        session = sessions.find(replica.node_id, message.session_id, message.session_epoch)
+    except BrokerError as error:
+        return FetchResponse(error_code=error.code)
+    for gone in message.forgotten_topics_data:
+        for index in gone.partitions:
+            session.forget((gone.topic_id, index))
+    if context.api_version >= WATERMARKS_SINCE and message.topics:
+        session.is_prompt = message.topics[0].partitions[0].high_watermark != UNINTERESTED
+    asked = [(topic.topic_id, one.index) for topic, partitions in topics for one in partitions]
+    for topic, partitions in topics:
+        for one in partitions:
+            session.take((topic.topic_id, one.index), one)
+    due = session.due(asked)
+    reads, enough = fetching.read_all([*due.values()], limits)
+    if enough or message.max_wait_ms <= 0:
+        return _news(context, session, due, reads)
+    return _wait_for_news(broker, context, message, limits, session, due)
+
+
+async def _wait_for_news(
+    broker: Broker,
+    context: Context,
+    message: FetchRequest,
+    limits: Limits,
+    session: FollowerSession,
+    due: dict[Place, Wanted],
+) -> FetchResponse:
+    await session.wait(broker.clock, min(message.max_wait_ms, WAIT_MS_MAX))
+    due = session.due(due)
+    reads, _ = fetching.read_all([*due.values()], limits)
+    return _news(context, session, due, reads)
+
+
+def _news(context: Context, session: FollowerSession, due: dict[Place, Wanted], reads: Sequence[Read]) -> FetchResponse:
+    topics: dict[bytes, list[PartitionData]] = {}
+    for (topic_id, _), wanted, read in session.news(due, reads):
+        topics.setdefault(topic_id, []).append(_partition(context.api_version, wanted, read))
+    rows = [FetchableTopicResponse(topic_id=topic_id, partitions=parts) for topic_id, parts in topics.items()]
+    return FetchResponse(session_id=session.id, responses=rows)
+
+
 # -- authorise and find --------------------------------------------------------------------------
 
 
-def _find(broker: Broker, context: Context, message: FetchRequest) -> _Topics:
+def _find(broker: Broker, context: Context, message: FetchRequest, limits: Limits) -> _Topics:
     """The partitions, each with its right to be read or with the reason why it is not."""
-    replica_id = message.replica_id if context.api_version < 15 else message.replica_state.replica_id
+    find = broker.replicas.replica if limits.from_follower else broker.replicas.partition
+    near = broker.replicas.nearest if message.rack_id and limits.from_follower else None
     found: _Topics = []
     for topic in message.topics:
         wanted = [
@@ -92,20 +175,22 @@ def _find(broker: Broker, context: Context, message: FetchRequest) -> _Topics:
         ]
         found.append((topic, wanted))
         try:
-            name = _readable(broker, context, topic, replica_id)
+            name = _readable(broker, context, topic, limits)
         except BrokerError as error:
             for one in wanted:
                 one.error = error
             continue
         for one in wanted:
             try:
-                one.partition = broker.replicas.partition(name, one.index)
+                one.partition = find(name, one.index)
+                if near is not None and one.partition.is_leader:
+                    one.preferred_replica = near(one.partition, message.rack_id, one.offset)
             except BrokerError as error:
                 one.error = error
     return found
 
 
-def _readable(broker: Broker, context: Context, topic: FetchTopic, replica_id: int) -> str:
+def _readable(broker: Broker, context: Context, topic: FetchTopic, limits: Limits) -> str:
     """The name of a topic that the client may read."""
     name = topic.topic
     if context.api_version >= TOPIC_IDS_SINCE:
@@ -114,10 +199,10 @@ def _readable(broker: Broker, context: Context, topic: FetchTopic, replica_id: i
             raise BrokerError("there is no topic with this id", code=Code.UNKNOWN_TOPIC_ID)
         name = found.name
     allows, session = broker.authorizer.allows, context.session
-    if replica_id >= 0:
+    if limits.replica is not None:
         if not allows(session, Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
             raise BrokerError("no right to fetch as a replica", code=Code.TOPIC_AUTHORIZATION_FAILED)
-        raise BrokerError(f"broker {replica_id} has no replica of {name}", code=Code.UNKNOWN_LEADER_EPOCH)
+        return name
     if not allows(session, Operation.READ, Resource.TOPIC, name):
         raise BrokerError(f"no right to read topic {name}", code=Code.TOPIC_AUTHORIZATION_FAILED)
     return name
@@ -170,6 +255,8 @@ def _partition(version: int, wanted: Wanted, read: Read) -> PartitionData:
     if read.diverging is not None:
         epoch, end_offset = read.diverging
         return answer.replace(diverging_epoch=EpochEndOffset(epoch=epoch, end_offset=end_offset))
+    if read.preferred_replica >= 0:
+        return answer.replace(preferred_read_replica=read.preferred_replica)
     partition = wanted.partition
     if (
         version >= 12

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.context import Answer, Context
 from headrace.broker.hashing import coordinator_partition
+from headrace.broker.nodes import node
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.broker.cluster.cluster import Cluster
 
 SEVERAL_SINCE = 4
 
@@ -32,6 +34,24 @@ KINDS = {
 
 
 def handle(broker: Broker, context: Context, message: FindCoordinatorRequest) -> Answer:
+    kind = KINDS.get(message.key_type)
+    if broker.cluster is not None and kind is not None and kind.topic not in broker.catalog.topics.by_name:
+        return _with_topic(broker, broker.cluster, context, message, kind.topic)
+    return _answer(broker, context, message)
+
+
+async def _with_topic(
+    broker: Broker, cluster: Cluster, context: Context, message: FindCoordinatorRequest, topic: str
+) -> FindCoordinatorResponse:
+    """The answer when the controller has made the topic that coordinators need."""
+    try:
+        await cluster.create_topic(topic)
+    except BrokerError:
+        return failure(context, message, Code.COORDINATOR_NOT_AVAILABLE)
+    return _answer(broker, context, message)
+
+
+def _answer(broker: Broker, context: Context, message: FindCoordinatorRequest) -> FindCoordinatorResponse:
     if context.api_version >= SEVERAL_SINCE:
         found = [_find(broker, context, message.key_type, key) for key in message.coordinator_keys]
         return FindCoordinatorResponse(coordinators=found)
@@ -56,14 +76,13 @@ def _find(broker: Broker, context: Context, key_type: int, key: str) -> Coordina
             raise BrokerError(f"no right to describe {key!r}", code=kind.refusal)
         index = coordinator_partition(key, broker.internal.ensure(kind.topic))
         leader = broker.catalog.topics.by_name[kind.topic].partitions[index].leader
-        if leader != broker.node_id:
+        if leader < 0:
             raise BrokerError(f"{kind.topic}-{index} has no leader", code=Code.COORDINATOR_NOT_AVAILABLE)
+        found = node(broker, context.session.listener, leader)
     except BrokerError as error:
-        return _nobody(key, error.code, str(error.args[0]))
-    listener = broker.listener(context.session.listener)
-    return Coordinator(
-        key=key, node_id=leader, host=listener.advertised_host, port=listener.advertised_port or listener.port
-    )
+        code = Code.COORDINATOR_NOT_AVAILABLE if error.code == Code.BROKER_NOT_AVAILABLE else error.code
+        return _nobody(key, code, str(error.args[0]))
+    return Coordinator(key=key, node_id=leader, host=found.host, port=found.port)
 
 
 def _nobody(key: str, code: int, text: str | None) -> Coordinator:

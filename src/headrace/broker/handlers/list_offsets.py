@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+NOT_AVAILABLE_SINCE = 5  # clients before it do not know OFFSET_NOT_AVAILABLE
 READ_COMMITTED = 1
 CONSUMER = -1
 _NOWHERE = (-1, -1, -1)
@@ -70,6 +71,8 @@ def _partition(
     if message.replica_id == CONSUMER:
         end = log.last_stable_offset if message.isolation_level == READ_COMMITTED else log.high_watermark
     offset, timestamp, epoch = _look_up(partition, part.timestamp, end)
+    if message.replica_id == CONSUMER and not partition.is_confirmed:
+        _check_known(version, part.timestamp, offset)
     if version == 0:
         offsets = [offset] if offset >= 0 and part.max_num_offsets > 0 else []
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, old_style_offsets=offsets)
@@ -78,6 +81,14 @@ def _partition(
     return ListOffsetsPartitionResponse(
         partition_index=part.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch
     )
+
+
+def _check_known(version: int, timestamp: int, offset: int) -> None:
+    """A new leader may have to hear of followers how much is committed: what was told before must not be taken back."""
+    if timestamp in (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED) or (timestamp != LATEST and offset >= 0):
+        return
+    code = Code.OFFSET_NOT_AVAILABLE if version >= NOT_AVAILABLE_SINCE else Code.LEADER_NOT_AVAILABLE
+    raise BrokerError("the leader is new, and does not know the high watermark yet", code=code)
 
 
 def _look_up(partition: Partition, timestamp: int, end: int) -> _Found:

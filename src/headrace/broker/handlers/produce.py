@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 ACKS = (-1, 0, 1)
 BATCHES_SINCE = 3  # v0-2 have message sets
+LEADERS_SINCE = 10  # who is told that another broker leads is told which one
 ABORTABLE_SINCE = 11  # clients before it do not know TRANSACTION_ABORTABLE
 ADDS_PARTITIONS_SINCE = 12
 TOPIC_IDS_SINCE = 13
@@ -278,7 +279,7 @@ def _answer(context: Context, message: ProduceRequest, split: _Split) -> Produce
                 TopicProduceResponse(
                     name=topic.name,
                     topic_id=topic.topic_id,
-                    partition_responses=tuple([_outcome(part) for part in parts]),
+                    partition_responses=tuple([_outcome(part, context.api_version) for part in parts]),
                 )
                 for topic, parts in split
             ]
@@ -286,7 +287,7 @@ def _answer(context: Context, message: ProduceRequest, split: _Split) -> Produce
     )
 
 
-def _outcome(part: _Part) -> PartitionProduceResponse:
+def _outcome(part: _Part, version: int) -> PartitionProduceResponse:
     if part.error is None:
         assert part.info is not None
         assert part.partition is not None
@@ -307,7 +308,7 @@ def _outcome(part: _Part) -> PartitionProduceResponse:
             for place, text in getattr(error, "record_errors", ())
         ],
     )
-    if error.code == Code.NOT_LEADER_OR_FOLLOWER and part.partition is not None:
+    if version >= LEADERS_SINCE and error.code == Code.NOT_LEADER_OR_FOLLOWER and part.partition is not None:
         partition = part.partition
         return outcome.replace(
             current_leader=LeaderIdAndEpoch(leader_id=partition.leader, leader_epoch=partition.leader_epoch)

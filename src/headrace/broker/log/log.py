@@ -63,6 +63,7 @@ class Host(NamedTuple):
     files: FileCache
     rolled: Callable[[Log], None]  # a segment was closed: it should get to disk
     start_moved: Callable[[Log], None]  # records were deleted: that should be remembered
+    truncated: Callable[[Log], None]  # its end was taken back: less is on disk than was noted
 
 
 class Contents(NamedTuple):

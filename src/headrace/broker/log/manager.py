@@ -76,8 +76,16 @@ class LogManager:
         self._flushing: dict[Log, asyncio.Task[None]] = {}
         self._timers: dict[str, Timer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watermarks: dict[Partition, int] = {}  # as they were last written by `write_watermarks`
         self._doomed: list[Path] = []  # files and folders that are to be removed after their delay
-        self._host = Host(clock, FileCache(), self._rolled.add, lambda _: self._write_start_offsets())
+        self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
+        self._host = Host(
+            clock,
+            FileCache(),
+            self._rolled.add,
+            lambda _: self._write_start_offsets(),
+            lambda _: self._write_ends(),
+        )
         root.mkdir(parents=True, exist_ok=True)
         self._lock_fd = _lock(root / LOCK)
 
@@ -167,6 +175,11 @@ class LogManager:
             known = Known(clean, points.get(key, 0), starts.get(key, 0), watermarks.get(key, 0))
             topic_id = checkpoints.read_metadata(folder / METADATA)
             found = open_log(self._host, folder, *key, topic_id, config, known)
+            if found.end_offset < known.high_watermark:
+                self.lost_tails.append(key)
+                log.error(
+                    "%s ends at %d, but was committed up to %d", found.name, found.end_offset, known.high_watermark
+                )
             found.first_dirty_offset = min(max(cleaned.get(key, 0), found.start_offset), found.end_offset)
             self._logs[key] = found
             if time.monotonic() - reported > LOAD_REPORT_SECONDS:
@@ -202,6 +215,10 @@ class LogManager:
         for option, job in work.items():
             self._every(option, self._setting(option, _INTERVALS_MS[option]), job)
         self._every("flush", FLUSH_CHECK_MS, self.flush_due)
+
+    def note_watermarks(self, interval_ms: int) -> None:
+        """Note high watermarks more often, from now on: there are other replicas that may be ahead."""
+        self._every("replica.high.watermark.checkpoint.interval.ms", interval_ms, self.write_watermarks)
 
     def _setting(self, option: str, default: int) -> int:
         value = self._defaults.get(option)
@@ -309,7 +326,7 @@ class LogManager:
     async def write_checkpoints(self) -> None:
         """What saves work after a crash."""
         logs = self._logs.items()
-        points = {key: min(each.recovery_point, each.end_offset) for key, each in logs}
+        points = self._recovery_points()
         watermarks = {key: each.high_watermark for key, each in logs}
         cleaned = {key: each.first_dirty_offset for key, each in logs if each.config.compact}
         starts = self._start_offsets()
@@ -321,6 +338,22 @@ class LogManager:
             checkpoints.write_offsets(self.root / START_OFFSETS, starts)
 
         await asyncio.to_thread(write)
+
+    async def write_watermarks(self) -> None:
+        """High watermarks alone: where there are several replicas, a new leader begins with the last that it noted."""
+        watermarks = {key: each.high_watermark for key, each in self._logs.items()}
+        if watermarks != self._watermarks:
+            self._watermarks = watermarks
+            await asyncio.to_thread(checkpoints.write_offsets, self.root / HIGH_WATERMARKS, watermarks)
+
+    def _recovery_points(self) -> dict[Partition, int]:
+        return {key: min(each.recovery_point, each.end_offset) for key, each in self._logs.items()}
+
+    def _write_ends(self) -> None:
+        """A log was cut: neither what is on disk nor the high watermark may be believed to reach further."""
+        checkpoints.write_offsets(self.root / RECOVERY_POINTS, self._recovery_points())
+        watermarks = {key: each.high_watermark for key, each in self._logs.items()}
+        checkpoints.write_offsets(self.root / HIGH_WATERMARKS, watermarks)
 
     def _start_offsets(self) -> dict[Partition, int]:
         """Of the logs that begin in the middle of a segment: the others begin where their first one does."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def truncate(of: Log, offset: int) -> None:
     """Cut the log so that it ends at `offset`, or before it where that is in the middle of a batch."""
     if offset >= of.end_offset:
+        # Who led and wrote nothing has an epoch that nobody else knows: it would be found to diverge for ever.
+        of.epochs.truncate_end(of.end_offset)
         return
     if offset <= of.segments[0].base_offset:
         truncate_fully(of, offset)
@@ -41,6 +43,7 @@ def truncate(of: Log, offset: int) -> None:
     of.aborted.truncate_end(end_offset)
     of.drop_snapshots(end_offset + 1, 2**63)
     _reload_producers(of)
+    of.host.truncated(of)
 
 
 def truncate_fully(of: Log, offset: int) -> None:
@@ -55,6 +58,7 @@ def truncate_fully(of: Log, offset: int) -> None:
     of.epochs.clear()
     of.aborted.truncate_end(0)
     of.producers.restore((), {})
+    of.host.truncated(of)
 
 
 def _remove(of: Log, segments: list[Segment]) -> None:

@@ -37,7 +37,6 @@ _ROWS: dict[str, tuple[_Row, ...]] = {
         _Row("share.fetch.purgatory.purge.interval.requests", "int", 1_000, "How often delayed shares are swept."),
     ),
     "there is no quorum of controllers: the catalog is a journal on disk": (
-        _Row("process.roles", "list", ("broker",), "What a process is: broker, controller or both."),
         _Row("controller.quorum.voters", "list", (), "Who votes."),
         _Row("controller.quorum.bootstrap.servers", "list", (), "Where to find controllers."),
         _Row("controller.quorum.auto.join.enable", "bool", False, "Whether new controllers join by themselves."),
@@ -52,9 +51,6 @@ _ROWS: dict[str, tuple[_Row, ...]] = {
         _Row("controller.socket.timeout.ms", "int", 30_000, "How long a controller may take to answer."),
         _Row("controller.quota.window.num", "int", 11, "Samples for the quota of changes."),
         _Row("controller.quota.window.size.seconds", "int", 1, "How long each of them is."),
-        _Row("broker.heartbeat.interval.ms", "int", 2_000, "How often a broker says that it lives."),
-        _Row("broker.session.timeout.ms", "int", 9_000, "How long it counts as living without."),
-        _Row("initial.broker.registration.timeout.ms", "int", 60_000, "How long a broker waits to be registered."),
         _Row("early.start.listeners", "list", None, "Listeners that are opened first."),
         _Row("metadata.log.dir", "str", None, "The folder of the metadata log."),
         _Row("metadata.log.max.record.bytes.between.snapshots", "long", 20_971_520, "Bytes before a snapshot."),
@@ -65,9 +61,6 @@ _ROWS: dict[str, tuple[_Row, ...]] = {
         _Row("metadata.max.retention.bytes", "long", 104_857_600, "How much of it is kept."),
         _Row("metadata.max.retention.ms", "long", 604_800_000, "How long it is kept."),
         _Row("sasl.mechanism.controller.protocol", "str", "GSSAPI", "How brokers authenticate to controllers."),
-        _Row("controlled.shutdown.enable", "bool", True, "Give leadership away before stopping."),
-        _Row("auto.leader.rebalance.enable", "bool", True, "Give leadership back to the first replica."),
-        _Row("leader.imbalance.check.interval.seconds", "long", 300, "How often to look whether to."),
         _Row("log.dir.failure.timeout.ms", "long", 30_000, "How long a broken folder may go unreported."),
     ),
     "there is one data folder": (
@@ -79,7 +72,6 @@ _ROWS: dict[str, tuple[_Row, ...]] = {
         _Row("replication.quota.window.num", "int", 11, "Samples for the quota of replication."),
         _Row("replication.quota.window.size.seconds", "int", 1, "How long each of them is."),
         _Row("replica.socket.receive.buffer.bytes", "int", 65_536, "The buffer of a follower's socket."),
-        _Row("replica.selector.class", "str", None, "What chooses the replica that a consumer reads."),
     ),
     "compaction needs no tuning here": (
         _Row("log.cleaner.dedupe.buffer.size", "long", 134_217_728, "Memory for keys."),
@@ -253,7 +245,6 @@ _ROWS: dict[str, tuple[_Row, ...]] = {
         _Row("ssl.secure.random.implementation", "str", None, "Java's random numbers."),
         _Row("ssl.engine.factory.class", "class", None, "What makes Java's engines."),
         _Row("security.providers", "str", None, "Java security providers to install."),
-        _Row("ssl.endpoint.identification.algorithm", "str", "https", "How host names of other brokers are checked."),
         _Row("ssl.allow.dn.changes", "bool", False, "Let a new certificate have another name."),
         _Row("ssl.allow.san.changes", "bool", False, "Let a new certificate have other hosts."),
     ),

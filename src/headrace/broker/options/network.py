@@ -6,7 +6,6 @@ from headrace.config import INT_MAX, Between, NotEmpty, OneOf, Option
 
 _FROM_0 = Between(0)
 _FROM_1 = Between(1)
-_ALONE = "a broker that is alone talks to no other"
 
 IDENTITY = (
     Option(
@@ -18,6 +17,24 @@ IDENTITY = (
         "high",
     ),
     Option("broker.id", "int", -1, "The older name of node.id, used if that is not given.", None, "high"),
+    Option(
+        "process.roles",
+        "list",
+        ("broker",),
+        "broker: it has partitions, and is the controller of those who join it. controller, alone: it is that and no "
+        "more, so that any of the others can be lost. Kafka's broker,controller means what broker means.",
+        NotEmpty(),
+        "high",
+    ),
+    Option(
+        "headrace.controller",
+        "str",
+        None,
+        "HOST:PORT of the broker that is the controller of the cluster to join. Not set: this broker is the one, and "
+        "others may join it.",
+        None,
+        "high",
+    ),
     Option("broker.rack", "str", None, "Where this broker stands; told to clients with its address."),
 )
 
@@ -55,17 +72,43 @@ LISTENERS = (
         None,
         "high",
     ),
-    Option(
-        "inter.broker.listener.name", "str", None, "The listener that brokers use among themselves.", no_effect=_ALONE
-    ),
+    Option("inter.broker.listener.name", "str", None, "The listener that brokers use among themselves."),
     Option(
         "security.inter.broker.protocol",
         "str",
         "PLAINTEXT",
         "The protocol that brokers use among themselves, if inter.broker.listener.name is not set.",
         OneOf("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
-        no_effect=_ALONE,
     ),
+)
+
+MEMBERSHIP = (
+    Option(
+        "broker.heartbeat.interval.ms",
+        "int",
+        500,
+        "How often a broker tells the controller that it lives (Kafka: 2000).",
+        _FROM_1,
+        "high",
+    ),
+    Option(
+        "broker.session.timeout.ms",
+        "int",
+        6_000,
+        "How long it counts as living without (Kafka: 9000). When its connection is gone too, half a second is enough.",
+        _FROM_1,
+        "high",
+    ),
+    Option(
+        "initial.broker.registration.timeout.ms",
+        "int",
+        60_000,
+        "How long a broker waits for the controller when it joins.",
+        _FROM_1,
+    ),
+    Option("controlled.shutdown.enable", "bool", True, "Give leadership away before stopping."),
+    Option("auto.leader.rebalance.enable", "bool", True, "Give leadership back to the first replica.", None, "high"),
+    Option("leader.imbalance.check.interval.seconds", "long", 300, "How often to look whether to.", _FROM_1, "high"),
 )
 
 SOCKETS = (
@@ -147,7 +190,6 @@ SOCKETS = (
         "How long this broker waits for an answer of another one.",
         None,
         "high",
-        no_effect=_ALONE,
     ),
     Option(
         "fetch.max.bytes",
@@ -173,4 +215,4 @@ SOCKETS = (
     ),
 )
 
-NETWORK = IDENTITY + LISTENERS + SOCKETS
+NETWORK = IDENTITY + LISTENERS + MEMBERSHIP + SOCKETS

@@ -32,6 +32,12 @@ TLS = (
         OneOf("required", "requested", "none"),
     ),
     Option("ssl.enabled.protocols", "list", ("TLSv1.2", "TLSv1.3"), "Versions of TLS that are spoken."),
+    Option(
+        "ssl.endpoint.identification.algorithm",
+        "str",
+        "https",
+        "How host names of other brokers are checked; empty: they are not.",
+    ),
     Option("ssl.cipher.suites", "list", (), "Allowed suites, named as in Java or OpenSSL. Empty: OpenSSL's choice."),
     Option(
         "ssl.principal.mapping.rules",

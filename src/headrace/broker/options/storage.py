@@ -6,7 +6,6 @@ from headrace.config import LONG_MAX, Between, NotEmpty, OneOf, Option
 
 _FROM_0 = Between(0)
 _FROM_1 = Between(1)
-_ALONE = "a broker that is alone talks to no other"
 
 TOPICS = (
     Option("num.partitions", "int", 1, "Partitions of a topic that is made without saying how many.", _FROM_1),
@@ -226,17 +225,15 @@ REPLICAS = (
         "A follower that has not caught up for this long is no longer in sync.",
         None,
         "high",
-        no_effect=_ALONE,
     ),
-    Option("replica.fetch.min.bytes", "int", 1, "Bytes that a follower waits for.", None, "high", no_effect=_ALONE),
-    Option("replica.fetch.wait.max.ms", "int", 500, "How long it waits for them.", None, "high", no_effect=_ALONE),
+    Option("replica.fetch.min.bytes", "int", 1, "Bytes that a follower waits for.", None, "high"),
+    Option("replica.fetch.wait.max.ms", "int", 500, "How long it waits for them.", None, "high"),
     Option(
         "replica.fetch.max.bytes",
         "int",
         1_048_576,
         "Bytes that it takes from a partition at a time.",
         _FROM_0,
-        no_effect=_ALONE,
     ),
     Option(
         "replica.fetch.response.max.bytes",
@@ -244,12 +241,9 @@ REPLICAS = (
         10_485_760,
         "Bytes that it takes at a time.",
         _FROM_0,
-        no_effect=_ALONE,
     ),
-    Option("replica.fetch.backoff.ms", "int", 1_000, "The wait after a fetch that failed.", _FROM_0, no_effect=_ALONE),
-    Option(
-        "replica.socket.timeout.ms", "int", 30_000, "How long it waits for an answer.", None, "high", no_effect=_ALONE
-    ),
+    Option("replica.fetch.backoff.ms", "int", 1_000, "The wait after a fetch that failed.", _FROM_0),
+    Option("replica.socket.timeout.ms", "int", 30_000, "How long it waits for an answer.", None, "high"),
     Option(
         "replica.high.watermark.checkpoint.interval.ms",
         "long",
@@ -257,7 +251,13 @@ REPLICAS = (
         "How often to note the high watermark of each partition.",
         None,
         "high",
-        no_effect=_ALONE,
+    ),
+    Option(
+        "replica.selector.class",
+        "str",
+        None,
+        "What chooses the replica that a consumer reads. org.apache.kafka.common.replica.RackAwareReplicaSelector: one "
+        "in its own rack. Not set: the leader.",
     ),
 )
 

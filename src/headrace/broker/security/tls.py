@@ -1,4 +1,4 @@
-"""TLS on the server's side: what a listener shows, and whom it asks for a certificate."""
+"""TLS on the server's side: what a listener shows, and whom it asks for a certificate; and between brokers."""
 
 from __future__ import annotations
 
@@ -39,6 +39,17 @@ def server_context(config: Config, listener: str) -> ssl.SSLContext:
     made.verify_mode = _CLIENT_AUTH[str(options["ssl.client.auth"])]
     if made.verify_mode != ssl.CERT_NONE:
         _load_authorities(made, options)
+    _load_certificate(made, options)
+    return made
+
+
+def client_context(config: Config, listener: str) -> ssl.SSLContext:
+    """What a broker shows to another one's listener of that name, and whom it trusts there."""
+    options = _ListenerOptions(config, listener)
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # As in Kafka, an empty ssl.endpoint.identification.algorithm leaves out the check of the host's name.
+    made.check_hostname = bool(options["ssl.endpoint.identification.algorithm"])
+    _load_authorities(made, options)
     _load_certificate(made, options)
     return made
 

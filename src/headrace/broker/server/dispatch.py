@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.broker.context import Answer, Context
 from headrace.broker.faults import CloseConnection
-from headrace.broker.handlers import SUPPORTED, handler
+from headrace.broker.handlers import SUPPORTED, supported
 from headrace.errors import BrokerError, Code, MalformedError
-from headrace.wire.api import APIS, api_name, response_class
+from headrace.wire.api import api_name, module_name, response_class
 from headrace.wire.frames import (
     API_VERSIONS,
     RequestHeader,
@@ -42,7 +42,8 @@ log = logging.getLogger("headrace.broker")
 
 _int32 = struct.Struct(">i")
 _FETCH = 1
-_ABANDONABLE = frozenset({_FETCH})
+_CATALOG_FETCH = 30_000
+_ABANDONABLE = frozenset({_FETCH, _CATALOG_FETCH})
 """What nobody needs to be finished when the connection is gone: it changes nothing."""
 
 
@@ -80,8 +81,8 @@ class Dispatcher:
             return Later(self._bare_token(connection, gate, frame), abandonable=True)
         try:
             header, pos = decode_request_header(frame)
-            supported = SUPPORTED.get(header[0])
-            if supported is None or not supported[0] <= header[1] <= supported[1]:
+            spoken = SUPPORTED.get(header[0]) or supported(header[0])
+            if spoken is None or not spoken[0] <= header[1] <= spoken[1]:
                 return self._unsupported(connection, header)
             if gate is not None and not gate.admits(header[0]):
                 connection.close(f"{api_name(header[0])} of a peer that is not, or no longer, authenticated")
@@ -94,7 +95,7 @@ class Dispatcher:
         began = perf_counter()
         broker = self._broker
         try:
-            handle = handler(header[0])
+            handle = broker.handler(header[0])
             if broker.faults.active and (fault := broker.faults.match(context, message)) is not None:
                 answer: Answer = fault.run(context, message, partial(handle, broker, context, message))
             else:
@@ -153,7 +154,7 @@ class Dispatcher:
 
     def _unsupported(self, connection: Connection, header: RequestHeader) -> list[Buffer] | None:
         if header.api_key != API_VERSIONS:
-            known = SUPPORTED.get(header.api_key)
+            known = supported(header.api_key)
             spoken = f"versions {known.first} to {known.last} are spoken" if known else "it is not offered"
             connection.close(f"{api_name(header.api_key)} v{header.api_version} was asked for: {spoken}")
             return None
@@ -183,7 +184,7 @@ class Dispatcher:
 def failure(context: Context, message: Message, code: int, text: str) -> Message | None:
     """The answer by which all of a request failed: what the handler's own `failure` makes, or one with just a code."""
     own: Callable[[Context, Any, int], Message] | None = getattr(
-        import_module(f"headrace.broker.handlers.{APIS[context.api_key][1]}"), "failure", None
+        import_module(f"headrace.broker.handlers.{module_name(context.api_key)}"), "failure", None
     )
     if own is not None:
         return own(context, message, code)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.server.connection import Connection
@@ -14,6 +15,7 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.broker.context import Session
     from headrace.broker.server.listener import Listener
 
 log = logging.getLogger("headrace.broker")
@@ -60,6 +62,7 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self._tasks: dict[Task, bool] = {}  # answers that come later; whether they may be given up
         self._sweep: asyncio.TimerHandle | None = None
+        self.disconnected_listener: Callable[[Session], None] | None = None  # told of connections that are gone
 
     @property
     def is_full(self) -> bool:
@@ -137,6 +140,8 @@ class Server:
         self._per_host[host] -= 1
         if not self._per_host[host]:
             del self._per_host[host]
+        if self.disconnected_listener is not None:
+            self.disconnected_listener(connection.session)
 
     def track(self, task: Task, *, abandonable: bool) -> None:
         """Keep a task alive until it is done, whatever becomes of its connection."""

@@ -37,10 +37,11 @@ from headrace.broker.transactions.transaction import (
     is_exhausted,
 )
 from headrace.config import Config
-from headrace.errors import BrokerError, Code
+from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 if TYPE_CHECKING:
+    from headrace.broker.cluster.transaction_links import TransactionLinks
     from headrace.broker.internal_topics import InternalTopics
     from headrace.broker.replica_manager import ReplicaManager
 
@@ -63,13 +64,18 @@ class TransactionCoordinator:
         self._internal = internal
         self._clock = clock
         self._config = config
-        self._ids = ProducerIds(catalog)
+        self.ids = ProducerIds(catalog)
         self._markers = MarkerWriter(replicas, catalog, clock)
         self._store = TransactionStore(internal, catalog, clock, self._on_loaded)
         self._expiry = Expiry(self._store, clock, config, self._start_task, self._abort_timed_out)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._elsewhere: TransactionLinks | None = None
 
     # Life.
+
+    def join(self, others: TransactionLinks) -> None:
+        """There are other brokers, with partitions and with coordinators."""
+        self._elsewhere = self._markers.elsewhere = others
 
     def load(self, index: int) -> None:
         """We lead a partition of the transaction log: take over what is in it."""
@@ -96,7 +102,7 @@ class TransactionCoordinator:
     ) -> ProducerIdEpoch:
         """Who the producer is from now on. With `expected` it goes on after an error, as who it was (KIP-360)."""
         if transactional_id is None:
-            return ProducerIdEpoch(self._ids.take(), 0)
+            return ProducerIdEpoch(self.ids.take(), 0)
         _check_id(transactional_id)
         timeout_ms_max = self._config.of(int, "transaction.max.timeout.ms")
         if not 0 < timeout_ms <= timeout_ms_max:
@@ -108,7 +114,7 @@ class TransactionCoordinator:
         partition = self._store.partition_of(transactional_id)
         entry = partition.entries.get(transactional_id)
         if entry is None:
-            unborn = Transaction.unborn(transactional_id, self._ids.take(), timeout_ms, self._clock.time_ms())
+            unborn = Transaction.unborn(transactional_id, self.ids.take(), timeout_ms, self._clock.time_ms())
             entry = partition.entries[transactional_id] = Entry(unborn)
         _check_not_pending(entry)
         current = entry.current
@@ -171,15 +177,45 @@ class TransactionCoordinator:
         With `add` (version 2) it is made to. Without, a partition that does not belong gets TRANSACTION_ABORTABLE; for
         clients too old for that code the handler has to say INVALID_TXN_STATE.
         """
+        node = None if self._elsewhere is None else self._elsewhere.coordinator_elsewhere(transactional_id)
+        if node is not None:
+            return await self._ensure_elsewhere(node, transactional_id, producer_id, epoch, partitions, add=add)
         try:
             if not add:
                 return self.verify_partitions(transactional_id, producer_id, epoch, partitions)
-            await self._add_patiently(transactional_id, producer_id, epoch, partitions)
+            await self.add_patiently(transactional_id, producer_id, epoch, partitions)
         except BrokerError as error:
-            # Whoever writes data knows a fenced producer by this name.
-            fenced = error.code == Code.PRODUCER_FENCED
-            return dict.fromkeys(partitions, Code.INVALID_PRODUCER_EPOCH if fenced else Code(error.code))
+            return dict.fromkeys(partitions, _for_writers(Code(error.code)))
         return dict.fromkeys(partitions, Code.NONE)
+
+    async def _ensure_elsewhere(
+        self,
+        node: int,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Collection[TopicPartition],
+        *,
+        add: bool,
+    ) -> dict[TopicPartition, Code]:
+        """Ask the broker that coordinates the id; as patient as we are here."""
+        assert self._elsewhere is not None
+        deadline_ms = self._clock.monotonic_ms() + ADD_PATIENCE_MS_MAX
+        attempt = 0
+        while True:
+            try:
+                codes = await self._elsewhere.ensure_partitions(
+                    node, transactional_id, producer_id, epoch, partitions, add=add
+                )
+            except BrokerError as error:
+                codes = dict.fromkeys(partitions, Code(error.code))
+            except HeadraceError as error:
+                log.info("%s: its coordinator, broker %d, cannot be asked: %s", transactional_id, node, error)
+                return dict.fromkeys(partitions, Code.COORDINATOR_NOT_AVAILABLE)
+            if Code.CONCURRENT_TRANSACTIONS not in codes.values() or self._clock.monotonic_ms() > deadline_ms:
+                return {partition: _for_writers(code) for partition, code in codes.items()}
+            attempt += 1
+            await pause(self._clock, attempt)
 
     async def end_transaction(
         self, transactional_id: str, producer_id: int, epoch: int, committed: bool, version: int
@@ -199,7 +235,7 @@ class TransactionCoordinator:
                 f"{'committed' if committed else 'aborted'}",
                 code=Code.INVALID_TXN_STATE,
             )
-        next_id = self._ids.take() if version >= VERSION_2 and is_exhausted(epoch) else NO_PRODUCER_ID
+        next_id = self.ids.take() if version >= VERSION_2 and is_exhausted(epoch) else NO_PRODUCER_ID
         target = current.prepared(committed, self._clock.time_ms(), version, next_id)
         partition = self._store.partition_of(transactional_id)
         await self._to_the_end(entry, self._decide(partition, entry, target))
@@ -230,7 +266,7 @@ class TransactionCoordinator:
     def _initialized(self, current: Transaction, timeout_ms: int, expected: ProducerIdEpoch | None) -> Transaction:
         now_ms = self._clock.time_ms()
         if is_exhausted(current.epoch) and (expected is None or expected.epoch == current.epoch):
-            return current.rotated(self._ids.take(), timeout_ms, now_ms, keep_last=expected is not None)
+            return current.rotated(self.ids.take(), timeout_ms, now_ms, keep_last=expected is not None)
         return current.initialized(timeout_ms, now_ms, expected)
 
     async def _initialize(self, partition: StatePartition, entry: Entry, target: Transaction) -> ProducerIdEpoch:
@@ -241,9 +277,10 @@ class TransactionCoordinator:
                 partition.entries.pop(target.transactional_id, None)
         return target.producer
 
-    async def _add_patiently(
+    async def add_patiently(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[TopicPartition]
     ) -> None:
+        """Add partitions that are being written to; wait a little for what is in the way."""
         deadline_ms = self._clock.monotonic_ms() + ADD_PATIENCE_MS_MAX
         while True:
             try:
@@ -331,6 +368,11 @@ class TransactionCoordinator:
                 code=Code.INVALID_PRODUCER_ID_MAPPING,
             )
         return entry
+
+
+def _for_writers(code: Code) -> Code:
+    """Whoever writes data knows a fenced producer by another name."""
+    return Code.INVALID_PRODUCER_EPOCH if code == Code.PRODUCER_FENCED else code
 
 
 def _check_id(transactional_id: str) -> None:

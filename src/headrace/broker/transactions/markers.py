@@ -3,6 +3,8 @@
 The decision is in the log by now, so this has to succeed some time: whatever fails is tried again, with a growing
 pause, as long as we are the coordinator. Only two things end it early: a partition that is gone needs no marker, and a
 partition that knows a newer coordinator tells us that we are none any more.
+
+In a cluster some of the partitions are led by other brokers: each of those gets one request for all of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from headrace.broker.catalog import Catalog
 from headrace.broker.clock import Clock
 from headrace.broker.transactions.states import State
 from headrace.broker.transactions.transaction import TopicPartition, Transaction
-from headrace.errors import BrokerError, Code
+from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.wire.records import Marker
 
 if TYPE_CHECKING:
+    from headrace.broker.cluster.transaction_links import TransactionLinks
     from headrace.broker.replica_manager import ReplicaManager
 
 log = logging.getLogger("headrace.broker.transactions")
@@ -39,6 +42,7 @@ class MarkerWriter:
         self._replicas = replicas
         self._catalog = catalog
         self._clock = clock
+        self.elsewhere: TransactionLinks | None = None  # other brokers, in a cluster
 
     async def write(self, transaction: Transaction, coordinator_epoch: int, is_ours: Callable[[], bool]) -> None:
         """Return when every partition has its marker. Raises when somebody else is the coordinator."""
@@ -60,20 +64,28 @@ class MarkerWriter:
         self, transaction: Transaction, partitions: Sequence[TopicPartition], marker: Marker, attempt: int
     ) -> list[TopicPartition]:
         """Those that have to be tried again."""
-        if len(partitions) == 1:  # the common case, for which a task of its own would be a waste
-            done = [await self._write_one(transaction, partitions[0], marker, attempt)]
-        else:
-            done = await asyncio.gather(*(self._write_one(transaction, p, marker, attempt) for p in partitions))
-        return [partition for partition, is_done in zip(partitions, done, strict=True) if not is_done]
+        if self.elsewhere is None and len(partitions) == 1:  # the common case, for which a task would be a waste
+            return await self._write_one(transaction, partitions[0], marker, attempt)
+        elsewhere: dict[int, list[TopicPartition]] = {}
+        work = []
+        for partition in partitions:
+            leader = None if self.elsewhere is None else self.elsewhere.leader_elsewhere(partition)
+            if leader is None:
+                work.append(self._write_one(transaction, partition, marker, attempt))
+            else:
+                elsewhere.setdefault(leader, []).append(partition)
+        work += [self._write_there(transaction, node, some, marker, attempt) for node, some in elsewhere.items()]
+        return [partition for left in await asyncio.gather(*work) for partition in left]
 
     async def _write_one(
         self, transaction: Transaction, partition: TopicPartition, marker: Marker, attempt: int
-    ) -> bool:
+    ) -> list[TopicPartition]:
+        """A partition that we lead: empty if it is done."""
         topic, index = partition
         name = f"{transaction.transactional_id}: {topic}-{index}"
         if not self._exists(topic, index):
             log.info("%s is gone and needs no marker", name)
-            return True
+            return []
         try:
             await self._replicas.write_marker(
                 topic,
@@ -84,18 +96,40 @@ class MarkerWriter:
                 transaction_version=transaction.version,
             )
         except BrokerError as error:
-            if error.code == Code.TRANSACTION_COORDINATOR_FENCED:
-                raise
-            if error.code == Code.INVALID_PRODUCER_EPOCH:
-                # It has heard of a later epoch, so this transaction is over there. Kafka would leave the id pending.
-                log.warning("%s has ended already: %s", name, error)
-                return True
-            self._complain(name, error, attempt)
-            return False
+            return [] if self._is_over(name, error, attempt) else [partition]
         except Exception as error:  # whatever it is, the decision stands, and readers wait for it
             self._complain(name, error, attempt)
-            return False
-        return True
+            return [partition]
+        return []
+
+    async def _write_there(
+        self, transaction: Transaction, node: int, partitions: list[TopicPartition], marker: Marker, attempt: int
+    ) -> list[TopicPartition]:
+        """Partitions that another broker leads: those that have to be tried again."""
+        assert self.elsewhere is not None
+        try:
+            codes = await self.elsewhere.write_markers(node, transaction, partitions, marker)
+        except Exception as error:  # as above
+            self._complain(f"{transaction.transactional_id}: {len(partitions)} on broker {node}", error, attempt)
+            return partitions
+        left = []
+        for partition in partitions:
+            code = codes.get(partition, Code.UNKNOWN_SERVER_ERROR)
+            name = f"{transaction.transactional_id}: {partition[0]}-{partition[1]}"
+            if code and not self._is_over(name, BrokerError(f"so says broker {node}", code=code), attempt):
+                left.append(partition)
+        return left
+
+    def _is_over(self, name: str, error: BrokerError, attempt: int) -> bool:
+        """Whether a partition that refuses its marker needs none. Raises if we are not the coordinator any more."""
+        if error.code == Code.TRANSACTION_COORDINATOR_FENCED:
+            raise error
+        if error.code == Code.INVALID_PRODUCER_EPOCH:
+            # It has heard of a later epoch, so this transaction is over there. Kafka would leave the id pending.
+            log.warning("%s has ended already: %s", name, error)
+            return True
+        self._complain(name, error, attempt)
+        return False
 
     def _exists(self, topic: str, index: int) -> bool:
         known = self._catalog.topics.by_name.get(topic)
@@ -103,7 +137,7 @@ class MarkerWriter:
 
     def _complain(self, name: str, error: Exception, attempt: int) -> None:
         level = logging.WARNING if attempt % ATTEMPTS_A_WARNING == 1 else logging.DEBUG
-        unexpected = None if isinstance(error, BrokerError) else error
+        unexpected = None if isinstance(error, HeadraceError) else error
         log.log(level, "%s: attempt %d to end it failed, trying again: %s", name, attempt, error, exc_info=unexpected)
 
 

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
 from headrace.broker.catalog import Catalog
-from headrace.errors import BrokerError, Code
+from headrace.errors import BrokerError, Code, HeadraceError
+
+log = logging.getLogger("headrace.broker")
+
+AHEAD = 100
+"""A broker that gets its ids from another one asks for more when it has no more than these."""
 
 
 class ProducerIds:
@@ -12,19 +21,55 @@ class ProducerIds:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._next = self._end = 0
+        self._coming: tuple[int, int] | None = None  # the block after this one
+        self._asking: asyncio.Task[None] | None = None
+        self._source: Callable[[], Awaitable[tuple[int, int]]] | None = None
+
+    def follow(self, source: Callable[[], Awaitable[tuple[int, int]]]) -> None:
+        """Get blocks from the controller: `source` gives the first id and the first one beyond."""
+        self._source = source
 
     def take(self) -> int:
         """An id nobody has had."""
+        if self._end - self._next <= AHEAD:
+            self.ask_ahead()
         if self._next == self._end:
-            identity = self._catalog.identity
-            first = identity.next_producer_id
-            try:
-                self._catalog.record(identity.reserve_producer_ids())
-            except OSError as error:
-                raise BrokerError(
-                    f"no producer ids could be reserved: {error}", code=Code.COORDINATOR_NOT_AVAILABLE
-                ) from error
-            self._next, self._end = first, identity.next_producer_id
+            self._next, self._end = self._reserve() if self._source is None else self._next_block()
         taken = self._next
         self._next += 1
         return taken
+
+    def ask_ahead(self) -> None:
+        """Have the next block sent, if blocks come from elsewhere and it is not here or on its way."""
+        if self._source is not None and self._coming is None and self._asking is None:
+            self._asking = asyncio.get_running_loop().create_task(self._ask(self._source))
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+    def _reserve(self) -> tuple[int, int]:
+        identity = self._catalog.identity
+        first = identity.next_producer_id
+        try:
+            self._catalog.record(identity.reserve_producer_ids())
+        except OSError as error:
+            raise BrokerError(
+                f"no producer ids could be reserved: {error}", code=Code.COORDINATOR_NOT_AVAILABLE
+            ) from error
+        return first, identity.next_producer_id
+
+    def _next_block(self) -> tuple[int, int]:
+        if self._coming is None:
+            raise BrokerError("the controller has not sent producer ids yet", code=Code.COORDINATOR_LOAD_IN_PROGRESS)
+        block, self._coming = self._coming, None
+        return block
+
+    async def _ask(self, source: Callable[[], Awaitable[tuple[int, int]]]) -> None:
+        try:
+            self._coming = await source()
+        except HeadraceError as error:  # the next one who wants an id tries again
+            log.warning("no producer ids came from the controller: %s", error)
+        finally:
+            self._asking = None

@@ -137,16 +137,20 @@ class TransactionStore:
 
     async def step(self, entry: Entry, target: Transaction) -> None:
         """Take a step: into the log, then into memory. Raises what the client is to be told."""
-        partition = self.partition_of(target.transactional_id)
         entry.pending = target.state
         try:
+            partition = self.partition_of(target.transactional_id)
+            if partition.entries.get(target.transactional_id) is not entry:
+                raise _moved(partition)  # away, and back: this entry is of the past
             await self.append(partition, [log_records.encode(target, self._clock.time_ms())])
             entry.current = target
         finally:
             entry.settle()
 
     async def append(self, partition: StatePartition, records: Sequence[Record]) -> None:
-        """Write records, and make sure that the partition is still ours after that."""
+        """Write records, and make sure that the partition is ours before and after that."""
+        if not self.is_current(partition):
+            raise _moved(partition)
         try:
             await self._internal.append(TRANSACTION_STATE, partition.index, records)
         except BrokerError as error:
@@ -157,7 +161,7 @@ class TransactionStore:
                 f"the transaction log could not be written: {error}", code=Code.NOT_COORDINATOR
             ) from error
         if not self.is_current(partition):
-            raise BrokerError(f"{TRANSACTION_STATE}-{partition.index} has moved", code=Code.NOT_COORDINATOR)
+            raise _moved(partition)
 
     # Reading it back.
 
@@ -196,14 +200,22 @@ class TransactionStore:
         if taken == BATCHES_A_TURN_MAX:
             self._clock.call_later(0, self._load_turn, partition, batches, found)
         else:
-            self._finish_load(partition, found)
+            self._internal.when_confirmed(
+                TRANSACTION_STATE, partition.index, lambda: self._finish_load(partition, found)
+            )
 
     def _finish_load(self, partition: StatePartition, found: dict[str, Transaction]) -> None:
+        if not self.is_current(partition):
+            return
         partition.entries = {name: Entry(transaction) for name, transaction in found.items()}
         partition.is_loading = False
         if found:
             log.info("%s-%d: %d transactional ids", TRANSACTION_STATE, partition.index, len(found))
         self._on_loaded(partition)
+
+
+def _moved(partition: StatePartition) -> BrokerError:
+    return BrokerError(f"{TRANSACTION_STATE}-{partition.index} has moved", code=Code.NOT_COORDINATOR)
 
 
 def _replay(batch: RecordBatch, found: dict[str, Transaction]) -> None:

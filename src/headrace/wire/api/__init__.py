@@ -73,6 +73,7 @@ BETWEEN_BROKERS: dict[int, tuple[str, str]] = {
     # Ours: where Kafka replicates the log of its controllers, and wraps a request in an Envelope.
     30_000: ("CatalogFetch", "catalog_fetch"),
     30_001: ("Forward", "forward"),
+    30_002: ("EnsureTopic", "ensure_topic"),
 }
 """What brokers of a cluster ask each other and no client asks: it is not advertised."""
 

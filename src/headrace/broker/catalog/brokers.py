@@ -1,0 +1,93 @@
+"""The brokers of a cluster: who has registered, where they are, and which of them count as living.
+
+A broker that is alone has no rows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace.broker.catalog.journal import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A broker as the controller knows it."""
+
+    node_id: int
+    incarnation: str  # another one for every start of its process, in hexadecimal
+    epoch: int  # another one for every registration; higher than all before
+    listeners: Mapping[str, tuple[str, int]]  # the addresses to tell, by name
+    rack: str | None
+    fenced: bool  # it is not heard of: it leads nothing, and is in no in-sync set
+    stopping: bool  # it wants to stop: its leaderships are given away
+
+
+class Brokers:
+    """By node id."""
+
+    kinds = ("broker", "broker-removed")
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Registration] = {}
+        self.controller_id = -1  # -1: there is no cluster
+        self.last_epoch = 0  # that any broker has got
+
+    @staticmethod
+    def change(row: Registration, controller_id: int) -> Event:
+        """The event that registers a broker, or says something new of it."""
+        return {
+            "kind": "broker",
+            "id": row.node_id,
+            "controller": controller_id,
+            "incarnation": row.incarnation,
+            "epoch": row.epoch,
+            "listeners": {name: list(address) for name, address in row.listeners.items()},
+            "rack": row.rack,
+            "fenced": row.fenced,
+            "stopping": row.stopping,
+        }
+
+    @staticmethod
+    def removal(node_id: int) -> Event:
+        """The event that forgets a broker."""
+        return {"kind": "broker-removed", "id": node_id}
+
+    def is_live(self, node_id: int) -> bool:
+        """Whether it is registered, and heard of."""
+        row = self.by_id.get(node_id)
+        return row is not None and not row.fenced
+
+    def live(self) -> list[Registration]:
+        """All that are heard of, by number."""
+        return [row for _, row in sorted(self.by_id.items()) if not row.fenced]
+
+    def apply(self, event: Event) -> None:
+        node_id = event["id"]
+        if event["kind"] == "broker-removed":
+            self.by_id.pop(node_id, None)
+            return
+        self.controller_id = event["controller"]
+        self.last_epoch = max(self.last_epoch, event["epoch"])
+        self.by_id[node_id] = Registration(
+            node_id,
+            event["incarnation"],
+            event["epoch"],
+            {name: (host, port) for name, (host, port) in event["listeners"].items()},
+            event["rack"],
+            event["fenced"],
+            event["stopping"],
+        )
+
+    def snapshot(self) -> Iterator[Event]:
+        for row in self.by_id.values():
+            yield self.change(row, self.controller_id)
+
+    def changes_to(self, target: Brokers) -> Iterator[Event]:
+        """Events that make this section what `target` is."""
+        for node_id in self.by_id.keys() - target.by_id.keys():
+            yield self.removal(node_id)
+        for node_id, row in target.by_id.items():
+            if self.by_id.get(node_id) != row or self.controller_id != target.controller_id:
+                yield self.change(row, target.controller_id)

@@ -1,0 +1,22 @@
+"""Key 30000, our own: what has changed in the catalog. A broker that is alone tells it too: who asks may join it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.cluster.access import controller_for
+from headrace.broker.cluster.catalog_feed import answer
+from headrace.broker.context import Answer, Context
+from headrace.broker.security.access import require_on_cluster
+from headrace.broker.security.authorizer import Operation
+from headrace.wire.api.catalog_fetch import CatalogFetchRequest
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+
+def handle(broker: Broker, context: Context, message: CatalogFetchRequest) -> Answer:
+    if broker.cluster is None:
+        require_on_cluster(broker.authorizer, context.session, Operation.CLUSTER_ACTION)
+        return answer(broker.catalog, message)
+    return controller_for(broker, context).feed.fetch(message)

@@ -1,0 +1,124 @@
+"""Several brokers under one process: started, watched and stopped together, and found by one folder.
+
+    start: brokers → control socket → run file      stop: the other way round
+
+Each broker has a folder of its own in the cluster's, with a control socket of its own, so one of them can be asked, or
+stopped, alone. If this process ends, however that comes about, they stop as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headrace import __version__
+from headrace.broker.control import ControlServer, Ready, remove_run_file, write_run_file
+from headrace.broker.embedded_cluster import ClusterBroker, EmbeddedCluster
+from headrace.errors import ConfigError, HeadraceError
+
+log = logging.getLogger("headrace.broker")
+
+WATCH_SECONDS = 0.5
+_SIGNALLED = 128  # what shells add to the number of the signal that ended a process
+_SUMMED = ("connections", "faults")
+
+
+class Supervisor:
+    """Runs a cluster in the foreground."""
+
+    def __init__(self, cluster: EmbeddedCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._started = time.monotonic()
+        self._ready: Ready | None = None
+        self._down: set[int] = set()  # node ids that were reported
+        self._stopping = asyncio.Event()
+
+    async def run(self, announce: Callable[[Ready], None]) -> None:
+        """Until it is told to stop, by a signal or by its control socket. A second signal ends it at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the data folder {self._folder} cannot be made: {error.strerror}") from error
+        operations = {"ping": lambda _: "pong", "status": self._status, "stop": lambda _: self._stopping.set()}
+        try:
+            await asyncio.to_thread(self._cluster.start)  # fails if others run here: they have the folders
+            await self._serve(ControlServer(self._folder, operations), announce)
+        finally:
+            await asyncio.to_thread(self._cluster.close)
+
+    async def _serve(self, control: ControlServer, announce: Callable[[Ready], None]) -> None:
+        try:
+            await control.start()
+            self._ready = self._facts(control.path)
+            write_run_file(self._folder, self._ready.to_json() | {"version": __version__})
+            announce(self._ready)
+            await self._watch()
+        finally:
+            remove_run_file(self._folder)
+            await control.stop()
+
+    def _facts(self, control: Path) -> Ready:
+        return Ready(
+            bootstrap=self._cluster.bootstrap_servers,
+            listeners={f"broker-{broker.node_id}": broker.bootstrap for broker in self._cluster.brokers},
+            pid=os.getpid(),
+            data_dir=str(self._folder),
+            control=str(control),
+        )
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            os._exit(_SIGNALLED + number)
+        self._stopping.set()
+
+    async def _watch(self) -> None:
+        """Say when a broker has ended by itself; the others go on."""
+        while not self._stopping.is_set():
+            for broker in self._cluster.brokers:
+                if not broker.is_alive and broker.node_id not in self._down:
+                    self._down.add(broker.node_id)
+                    log.warning("broker %d has ended; the others go on. %s", broker.node_id, broker.log_text.strip())
+            try:
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+    async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
+        assert self._ready is not None
+        rows = await asyncio.gather(*(asyncio.to_thread(_asked, broker) for broker in self._cluster.brokers))
+        first = next((row for row in rows if row["alive"]), {})
+        return self._ready.to_json() | {
+            "version": __version__,
+            "uptime_ms": int((time.monotonic() - self._started) * 1000),
+            **{name: first.get(name) for name in ("cluster_id", "topics", "partitions")},
+            **{name: sum(row.get(name, 0) for row in rows) for name in _SUMMED},
+            "brokers": [
+                {name: row.get(name) for name in ("node_id", "alive", "bootstrap", "pid", "data_dir")} for row in rows
+            ],
+        }
+
+
+def _asked(broker: ClusterBroker) -> dict[str, Any]:
+    """What a broker says of itself, or that it says nothing."""
+    row: dict[str, Any] = {
+        "node_id": broker.node_id,
+        "alive": False,
+        "bootstrap": broker.bootstrap,
+        "pid": None,
+        "data_dir": str(broker.data_dir),
+    }
+    try:
+        return {**row, **broker.status(), "alive": True}
+    except HeadraceError:
+        return row

@@ -1,0 +1,55 @@
+"""headrace broker start --brokers N: a cluster in the foreground; and --join: a broker more for one that runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from headrace.cli.output import emit
+
+DEFAULT_PORT = 9092
+_LOOPBACK = "127.0.0.1"
+
+
+def run_cluster(
+    count: int, options: Mapping[str, object], folder: Path, listen: str | None, output_format: str
+) -> None:
+    """Run several brokers, on neighbouring ports of the loopback, until they are told to stop."""
+    from headrace.broker.control import Ready
+    from headrace.broker.embedded_cluster import EmbeddedCluster
+    from headrace.broker.supervisor import Supervisor
+
+    cluster = EmbeddedCluster(count, options, data_dir=folder, ports=_ports(count, listen))
+
+    def announce(ready: Ready) -> None:
+        text = (
+            f"headrace cluster of {count} brokers ready: bootstrap.servers={ready.bootstrap} "
+            f"(data in {folder}, pid {ready.pid})"
+        )
+        emit(output_format, ready.to_json(), text)
+
+    async def run() -> None:
+        await Supervisor(cluster, folder).run(announce)
+
+    asyncio.run(run())
+
+
+def _ports(count: int, listen: str | None) -> list[int]:
+    host, _, text = (listen or f"{_LOOPBACK}:{DEFAULT_PORT}").rpartition(":")
+    if host not in (_LOOPBACK, "localhost", ""):
+        raise click.UsageError(
+            f"--brokers starts brokers on 127.0.0.1 only, not on {host}: for other addresses start each with --join"
+        )
+    port = int(text)
+    return [port + index if port else 0 for index in range(count)]
+
+
+def joining(join: str, node_id: int | None, arguments: Mapping[str, object]) -> dict[str, object]:
+    """The options of a broker that joins a cluster."""
+    if node_id is None and "node.id" not in arguments:
+        raise click.UsageError("--join needs --node-id: a number that no other broker of the cluster has")
+    options: dict[str, object] = {"listeners": f"PLAINTEXT://{_LOOPBACK}:0", **arguments, "headrace.controller": join}
+    return options if node_id is None else {**options, "node.id": node_id}

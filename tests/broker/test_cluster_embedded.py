@@ -1,0 +1,328 @@
+"""EmbeddedCluster: brokers that are killed, paused, restarted, and what the cluster and its clients make of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from headrace.broker import EmbeddedCluster
+from headrace.broker.cluster import trust
+from headrace.errors import ConfigError
+from headrace.wire.api.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from headrace.wire.api.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from headrace.wire.api.elect_leaders import ElectLeadersRequest, TopicPartitions
+from peers.connection import Connection
+from peers.java_client import JavaClient
+from topics import unique
+from waiting import eventually
+
+FAIL_OVER_SECONDS_MAX = 3.0
+QUICK = {"broker.session.timeout.ms": 1_500, "broker.heartbeat.interval.ms": 100}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[EmbeddedCluster]:
+    """Three brokers; whoever spoils them puts them right again."""
+    with EmbeddedCluster(3, QUICK) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
+    yield shared
+    for broker in shared.brokers:
+        if broker.is_alive:
+            broker.resume()
+    shared.start()
+
+
+def in_sync(cluster: EmbeddedCluster, topic: str, count: int = 3) -> list[dict[str, Any]]:
+    """The places of a topic when so many replicas of each partition are in sync."""
+
+    def enough() -> list[dict[str, Any]] | None:
+        places = cluster.places(topic)
+        return places if all(len(place["isr"]) == count for place in places) else None
+
+    return eventually(f"{count} replicas of {topic} in sync", enough)
+
+
+def produce(cluster: EmbeddedCluster, topic: str, values: list[str], partition: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all", "linger.ms": 0, "log_level": 0})
+    failed: list[object] = []
+    for value in values:
+        producer.produce(
+            topic, value, partition=partition, on_delivery=lambda error, _: failed.append(error) if error else None
+        )
+    assert producer.flush(20) == 0
+    assert failed == []
+
+
+def consumed(cluster: EmbeddedCluster, topic: str, count: int, partition: int = 0) -> list[str]:
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": unique("group"), "log_level": 0})
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    try:
+        values: list[str] = []
+        deadline = time.monotonic() + 20
+        while len(values) < count and time.monotonic() < deadline:
+            for message in consumer.consume(count, 0.2):
+                assert message.error() is None
+                values.append((message.value() or b"").decode())
+        return values
+    finally:
+        consumer.close()
+
+
+def test_a_leader_that_is_killed_is_replaced_in_time_and_nothing_acknowledged_is_lost(
+    cluster: EmbeddedCluster,
+) -> None:
+    topic = cluster.create_topic(unique("killed"), 1, 3)
+    produce(cluster, topic, [f"before-{n}" for n in range(10)])
+    leader = cluster.broker(cluster.places(topic)[0]["leader"])
+    if leader is cluster.controller:
+        move_away(cluster, topic)
+        leader = cluster.broker(cluster.places(topic)[0]["leader"])
+    epoch = cluster.places(topic)[0]["leader_epoch"]
+    began = time.monotonic()
+    leader.kill()
+    produce(cluster, topic, ["after"])
+    assert time.monotonic() - began < FAIL_OVER_SECONDS_MAX
+    (place,) = cluster.places(topic)
+    assert place["leader"] not in (leader.node_id, -1)
+    assert place["leader_epoch"] > epoch
+    assert leader.node_id not in place["isr"]
+    assert consumed(cluster, topic, 11) == [*(f"before-{n}" for n in range(10)), "after"]
+    leader.start()
+    in_sync(cluster, topic)
+
+
+def move_away(cluster: EmbeddedCluster, topic: str) -> None:
+    """Let another broker than the controller lead, by making it the first replica."""
+    in_sync(cluster, topic)
+    with Connection(cluster.controller.bootstrap) as connection:
+        row = ReassignablePartition(partition_index=0, replicas=[2, 3, 1])
+        connection.call(AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=topic, partitions=[row])]), 1)
+        connection.call(ElectLeadersRequest(topic_partitions=[TopicPartitions(topic=topic, partitions=[0])]), 2)
+    eventually("2 leads", lambda: cluster.places(topic)[0]["leader"] == 2)
+
+
+def test_a_paused_broker_counts_as_gone_and_comes_back_when_it_goes_on(cluster: EmbeddedCluster) -> None:
+    topic = cluster.create_topic(unique("paused"), 3, 3)
+    paused = cluster.brokers[1]
+    paused.pause()
+    eventually("it is fenced", lambda: cluster.controller.known_brokers()[2]["fenced"])
+    assert all(place["leader"] in (1, 3) and 2 not in place["isr"] for place in cluster.places(topic))
+    paused.resume()
+    in_sync(cluster, topic)
+    assert not paused.known_brokers()[2]["fenced"]
+    assert paused.places(topic) == cluster.places(topic)
+
+
+def test_data_flow_without_the_controller_and_it_takes_up_where_it_was(cluster: EmbeddedCluster) -> None:
+    topic = cluster.create_topic(unique("headless"), 1, 3)
+    move_away(cluster, topic)
+    produce(cluster, topic, ["before"])
+    generation = cluster.controller.known_brokers()
+    cluster.controller.kill()
+    # Nobody takes it out of the in-sync set meanwhile, so nothing more is acknowledged by all; but by the leader it is.
+    one = Producer({"bootstrap.servers": cluster.brokers[1].bootstrap, "acks": "1"})
+    one.produce(topic, "meanwhile", partition=0)
+    assert one.flush(20) == 0
+    cluster.controller.start()
+    produce(cluster, topic, ["after"])
+    assert consumed(cluster, topic, 3) == ["before", "meanwhile", "after"]
+    rows = cluster.controller.known_brokers()
+    assert {node: row["epoch"] for node, row in rows.items() if node != 1} == {
+        node: row["epoch"] for node, row in generation.items() if node != 1
+    }
+    assert rows[1]["epoch"] > max(row["epoch"] for row in generation.values())
+    cluster.brokers[2].kill()
+    eventually("it elects again", lambda: 3 not in cluster.places(topic)[0]["isr"])
+
+
+def test_a_cluster_that_was_killed_as_a_whole_has_everything_when_it_is_back(cluster: EmbeddedCluster) -> None:
+    topic = cluster.create_topic(unique("all-killed"), 2, 3)
+    for partition in (0, 1):
+        produce(cluster, topic, [f"{partition}-{n}" for n in range(20)], partition)
+    for broker in reversed(cluster.brokers):
+        broker.kill()
+    cluster.start()
+    places = in_sync(cluster, topic)
+    assert all(place["leader_epoch"] > 0 for place in places)
+    for partition in (0, 1):
+        assert consumed(cluster, topic, 20, partition) == [f"{partition}-{n}" for n in range(20)]
+    produce(cluster, topic, ["more"])
+
+
+def test_a_broker_whose_data_may_be_lost_is_not_elected_for_what_it_had(cluster: EmbeddedCluster) -> None:
+    topic = unique("power")
+    with Connection(cluster.controller.bootstrap) as connection:
+        connection.call(CreateTopicsRequest(topics=[assigned(topic, 2, 3, min_insync_replicas="2")]), 7)
+    two, three = cluster.brokers[1:]
+    produce(cluster, topic, ["kept"])
+
+    def states() -> tuple[int, list[int], list[int]]:
+        (place,) = cluster.places(topic)
+        return place["leader"], place["isr"], sorted(place["elr"])
+
+    three.kill()
+    eventually("3 is eligible only", lambda: states() == (2, [2], [3]))
+    two.kill()
+    eventually("nobody leads", lambda: states() == (-1, [], [2, 3]))
+    as_after_a_power_cut(three.data_dir)
+    three.start()
+    assert states() == (-1, [], [2])  # it lives, but may lack what was acknowledged
+    two.start()
+    in_sync(cluster, topic, 2)
+    assert consumed(cluster, topic, 1) == ["kept"]
+
+    for broker in (three, two):
+        broker.kill()
+        as_after_a_power_cut(broker.data_dir)
+    eventually("nobody leads", lambda: states()[0] == -1)
+    three.start()
+    two.start()
+    assert states() == (-1, [], [])  # the last one has lost its tail, too
+    with Connection(cluster.brokers[1].bootstrap) as connection:
+        rows = [TopicPartitions(topic=topic, partitions=[0])]
+        connection.call(ElectLeadersRequest(election_type=1, topic_partitions=rows), 2)
+    in_sync(cluster, topic, 2)
+    produce(cluster, topic, ["more"])
+
+
+def as_after_a_power_cut(data_dir: Path) -> None:
+    """Let the broker find that the machine was started again since it ran."""
+    kept = json.loads((data_dir / trust.FILE_NAME).read_text())
+    (data_dir / trust.FILE_NAME).write_text(json.dumps({**kept, "boot_id": "another"}))
+
+
+def test_any_broker_can_be_lost_where_the_controller_is_none_of_them() -> None:
+    with EmbeddedCluster(3, QUICK, separate_controller=True) as cluster:
+        topic = cluster.create_topic("safe", 3)
+        told = AdminClient({"bootstrap.servers": cluster.controller.bootstrap}).list_topics(timeout=10)
+        assert set(told.brokers) == {1, 2, 3}
+        assert told.controller_id in told.brokers
+        assert {node for place in cluster.places(topic) for node in place["replicas"]} == {1, 2, 3}
+        lost = cluster.broker(cluster.places(topic)[0]["leader"])
+        lost.kill()
+        produce(cluster, topic, ["one"])
+        cluster.controller.kill()
+        produce(cluster, topic, ["two"])  # the two that are left are in sync: nobody has to decide anything
+        cluster.controller.start()
+        lost.start()
+        in_sync(cluster, topic)
+        assert consumed(cluster, topic, 2) == ["one", "two"]
+
+
+@pytest.fixture(scope="module")
+def degraded() -> Iterator[EmbeddedCluster]:
+    """Three brokers with bad networks between them; whoever spoils them puts them right again."""
+    with EmbeddedCluster(3, QUICK, degraded=True) as cluster:
+        yield cluster
+
+
+def test_a_broker_that_is_cut_off_is_replaced_and_takes_over_what_it_has_missed(degraded: EmbeddedCluster) -> None:
+    topic = degraded.create_topic("cut")
+    move_away(degraded, topic)
+    produce(degraded, topic, ["before"])
+    degraded.brokers[1].isolate()
+    produce(degraded, topic, ["meanwhile"])
+    (place,) = degraded.places(topic)
+    assert (place["leader"], sorted(place["isr"])) == (3, [1, 3])
+    degraded.brokers[1].heal()
+    in_sync(degraded, topic)
+    assert degraded.brokers[1].places(topic) == degraded.places(topic)
+    assert consumed(degraded, topic, 2) == ["before", "meanwhile"]
+
+
+def test_a_leader_that_hears_of_its_topic_later_than_its_followers_is_followed_all_the_same(
+    degraded: EmbeddedCluster,
+) -> None:
+    topic = unique("late")
+    way = degraded.brokers[1].way_to_controller
+    way.set(latency_ms=300)
+    try:
+        with Connection(degraded.controller.bootstrap) as connection:
+            connection.call(CreateTopicsRequest(topics=[assigned(topic, 2, 1, 3)]), 7)
+    finally:
+        way.set(latency_ms=0)
+    produce(degraded, topic, ["one"])
+    in_sync(degraded, topic)
+
+
+def assigned(topic: str, *replicas: int, **configs: str) -> CreatableTopic:
+    """A topic with one partition on these brokers."""
+    return CreatableTopic(
+        name=topic,
+        num_partitions=-1,
+        replication_factor=-1,
+        assignments=[CreatableReplicaAssignment(partition_index=0, broker_ids=replicas)],
+        configs=[CreatableTopicConfig(name=name.replace("_", "."), value=value) for name, value in configs.items()],
+    )
+
+
+def test_what_a_cluster_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a cluster has 1 to 50 brokers, not 0"):
+        EmbeddedCluster(0)
+    with pytest.raises(ConfigError, match="racks has 1 items for 2 brokers"):
+        EmbeddedCluster(2, racks=["a"])
+
+
+def test_java_tools_see_change_and_mend_the_cluster(cluster: EmbeddedCluster, java_client: JavaClient) -> None:
+    topic = unique("java")
+    server = ("--bootstrap-server", cluster.bootstrap_servers)
+    java_client.tool("TopicCommand", *server, "--create", "--topic", topic, "--replica-assignment", "2:3,3:1")
+
+    def lines() -> list[str]:
+        return java_client.tool("TopicCommand", *server, "--describe", "--topic", topic).lines
+
+    assert "ReplicationFactor: 2" in lines()[0]
+    assert "Partition: 0\tLeader: 2\tReplicas: 2,3\tIsr: 2,3" in lines()[1]
+    assert "Partition: 1\tLeader: 3\tReplicas: 3,1\tIsr: 3,1" in lines()[2]
+
+    plan = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": [1, 2]}]}
+    file = Path(cluster.brokers[0].data_dir) / "plan.json"
+    file.write_text(json.dumps(plan))
+    reassign = ("ReassignPartitionsCommand", *server, "--reassignment-json-file", file)
+    run = java_client.tool("reassign.ReassignPartitionsCommand", *reassign[1:], "--execute")
+    assert "Successfully started partition reassignment" in run.out
+    eventually(
+        "moved",
+        lambda: "is completed" in java_client.tool("reassign.ReassignPartitionsCommand", *reassign[1:], "--verify").out,
+    )
+    assert "Replicas: 1,2" in lines()[1]
+    java_client.tool(
+        *("LeaderElectionCommand", *server, "--election-type", "preferred", "--topic", topic, "--partition", 0)
+    )
+    assert "Partition: 0\tLeader: 1\t" in lines()[1]
+
+    cluster.brokers[1].kill()
+    eventually("2 is out of sync", lambda: "Isr: 1\t" in lines()[1])
+    under = java_client.tool("TopicCommand", *server, "--describe", "--under-replicated-partitions").out
+    assert f"Topic: {topic}\tPartition: 0" in under
+    cluster.brokers[1].start()
+    in_sync(cluster, topic, 2)
+
+
+def test_librdkafka_finds_all_brokers_by_any_of_them(cluster: EmbeddedCluster) -> None:
+    seen = [AdminClient({"bootstrap.servers": one.bootstrap}).list_topics(timeout=10) for one in cluster.brokers]
+    for told in seen:
+        assert {node.id: f"{node.host}:{node.port}" for node in told.brokers.values()} == {
+            one.node_id: one.bootstrap for one in cluster.brokers
+        }
+        assert told.controller_id == 1

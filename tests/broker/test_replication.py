@@ -1,0 +1,311 @@
+"""Several brokers: what acks=all means, who is in sync, and what a new leader knows. All on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cluster_in_loop import until
+from headrace.errors import Code
+from headrace.wire.api.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.wire.api.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from headrace.wire.api.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.wire.records import Producer as Writer
+from log_rig import batch
+from peers.connection import Connection
+from replica_cluster import ReplicaCluster, replica_cluster
+from visible import visible
+
+SECONDS_MAX = 40
+
+
+def run(folder: Path, test: Callable[[ReplicaCluster], Awaitable[None]], count: int = 3, **options: object) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(SECONDS_MAX), replica_cluster(folder, count, **options) as cluster:
+            await test(cluster)
+
+    asyncio.run(main())
+
+
+async def produce(cluster, node, topic, data, *, acks=-1, timeout_ms=10_000, version=9):
+    request = ProduceRequest(
+        acks=acks,
+        timeout_ms=timeout_ms,
+        topic_data=[
+            TopicProduceData(name=topic, partition_data=[PartitionProduceData(partition_index=0, records=data)])
+        ],
+    )
+    response = await cluster.ask(node, request, version)
+    ((answer,),) = (topic.partition_responses for topic in response.responses)
+    return answer
+
+
+async def read(cluster, node, topic, *, committed=False):
+    def call():
+        with Connection(cluster.address(node)) as connection:
+            return visible(connection, topic, committed=committed)
+
+    return await asyncio.to_thread(call)
+
+
+@pytest.mark.behaviour("B09", "B10")
+def test_check_20_below_min_isr_a_write_is_refused_before_it_is_appended(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2]], min_insync_replicas="2")
+        assert (await produce(cluster, 1, "t", batch(b"a"))).error_code == Code.NONE
+        await cluster.stop(2)
+        await cluster.in_sync("t", 1)
+        assert (await produce(cluster, 1, "t", batch(b"b"))).error_code == Code.NOT_ENOUGH_REPLICAS
+        assert cluster.partition(1, "t").log.end_offset == 1
+        assert (await produce(cluster, 1, "t", batch(b"c"), acks=1)).error_code == Code.NONE
+        assert cluster.partition(1, "t").log.high_watermark == 1  # what only one replica has is not committed
+        await cluster.start(2)
+        await cluster.in_sync("t", 1, 2)
+        assert (await produce(cluster, 1, "t", batch(b"d"))).base_offset == 2
+        assert await read(cluster, 1, "t") == [b"a", b"c", b"d"]
+        await cluster.logs_agree("t")
+
+    run(tmp_path, test, 2, offsets_topic_replication_factor=1, transaction_state_log_replication_factor=1)
+
+
+@pytest.mark.behaviour("B09")
+def test_check_20_who_waits_when_the_in_sync_set_shrinks_is_told_that_it_was_written(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2]], min_insync_replicas="2")
+        await produce(cluster, 1, "t", batch(b"a"))
+        cluster.hold_followers(1)
+        timed_out = await produce(cluster, 1, "t", batch(b"b"), timeout_ms=200)
+        assert timed_out.error_code == Code.REQUEST_TIMED_OUT
+        waiting = asyncio.create_task(produce(cluster, 1, "t", batch(b"c")))
+        await until("it is appended", lambda: cluster.partition(1, "t").log.end_offset == 3)
+        await cluster.stop(2)
+        assert (await waiting).error_code == Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+    run(tmp_path, test, 2)
+
+
+def test_who_waits_when_leadership_goes_is_told_to_look_for_the_new_leader(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[2, 3, 1]])
+        cluster.hold_followers(2)
+        waiting = asyncio.create_task(produce(cluster, 2, "t", batch(b"a")))
+        await until("it is appended", lambda: cluster.partition(2, "t").log.end_offset == 1)
+        await cluster.stop(2)
+        assert (await waiting).error_code == Code.NOT_LEADER_OR_FOLLOWER
+        assert cluster.place("t").leader == 3
+
+    run(tmp_path, test)
+
+
+@pytest.mark.behaviour("B10")
+def test_a_replica_that_does_not_keep_up_leaves_the_in_sync_set_and_comes_back(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2, 3]])
+        await produce(cluster, 1, "t", batch(b"a"))
+        release = cluster.hold_followers(1)
+        assert (await produce(cluster, 1, "t", batch(b"b"), acks=1)).error_code == Code.NONE
+        await cluster.in_sync("t", 1)
+        release()
+        await cluster.in_sync("t", 1, 2, 3)
+        await until("all is committed", lambda: cluster.partition(1, "t").log.high_watermark == 2)
+
+    run(tmp_path, test, replica_lag_time_max_ms=600)
+
+
+@pytest.mark.behaviour("B11")
+def test_check_7_a_retry_is_known_for_what_it_is_by_the_next_leader(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[2, 3, 1]])
+        for number in range(5):
+            answer = await produce(cluster, 2, "t", batch(b"%d" % number, producer=Writer(77, 0, number)))
+            assert answer.base_offset == number
+        await cluster.stop(2)
+        assert cluster.place("t").leader == 3
+        for number in range(5):
+            answer = await produce(cluster, 3, "t", batch(b"%d" % number, producer=Writer(77, 0, number)))
+            assert (answer.error_code, answer.base_offset) == (Code.NONE, number)
+        gap = await produce(cluster, 3, "t", batch(b"x", producer=Writer(77, 0, 9)))
+        assert gap.error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+        # And by one that learns it all from that leader.
+        await cluster.start(2)
+        await cluster.in_sync("t", 1, 2, 3)
+        await cluster.stop(3)
+        await until("another one leads", lambda: cluster.place("t").leader == 2)
+        answer = await produce(cluster, 2, "t", batch(b"3", producer=Writer(77, 0, 3)))
+        assert (answer.error_code, answer.base_offset) == (Code.NONE, 3)
+
+    run(tmp_path, test)
+
+
+def list_latest(topic, version=7):
+    row = ListOffsetsPartition(partition_index=0, timestamp=-1)
+    return ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=topic, partitions=[row])]), version
+
+
+def test_check_21_a_new_leader_does_not_say_where_the_end_is_before_it_knows(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[2, 3, 1]])
+        await produce(cluster, 2, "t", batch(b"a", b"b"))
+        release = cluster.hold_followers(3)  # which is about to lead
+        await cluster.stop(2)
+        await until("it leads", lambda: cluster.partition(3, "t").is_leader)
+        partition = cluster.partition(3, "t")
+        assert partition.log.high_watermark < 2  # it had not heard of it yet: its fetch was still waiting
+        answer = await cluster.ask(3, *list_latest("t"))
+        assert answer.topics[0].partitions[0].error_code == Code.OFFSET_NOT_AVAILABLE
+        release()
+        await until("it is confirmed", lambda: partition.is_confirmed)
+        answer = await cluster.ask(3, *list_latest("t"))
+        assert (answer.topics[0].partitions[0].error_code, answer.topics[0].partitions[0].offset) == (0, 2)
+        assert await read(cluster, 3, "t") == [b"a", b"b"]
+
+    run(tmp_path, test, replica_fetch_wait_max_ms=5000)
+
+
+def test_check_21_clients_never_see_the_high_watermark_go_back(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2, 3]])
+        seen = 0
+        for leader in (1, 2, 3, 1):
+            await until("it leads", partial(_leads, cluster.partition(leader, "t")))
+            await produce(cluster, leader, "t", batch(b"x"))
+            end = (await cluster.ask(leader, *list_latest("t"))).topics[0].partitions[0].offset
+            assert end == seen + 1
+            seen = end
+            await cluster.elect("t", {1: 2, 2: 3, 3: 1}[leader])
+        await cluster.logs_agree("t")
+
+    run(tmp_path, test)
+
+
+def test_check_22_an_old_leader_cuts_what_nobody_else_has(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[2, 3, 1]])
+        await produce(cluster, 2, "t", batch(b"a"))
+        release = cluster.hold_followers(2, refusing=True)
+        await produce(cluster, 2, "t", batch(b"b"), acks=1)  # answers the fetches that were waiting
+        await cluster.logs_agree("t")
+        await produce(cluster, 2, "t", batch(b"lost"), acks=1)
+        await cluster.elect("t", 3)
+        release()
+        assert (await produce(cluster, 3, "t", batch(b"c"))).base_offset == 2
+        await cluster.logs_agree("t")
+        assert await read(cluster, 3, "t") == [b"a", b"b", b"c"]
+        request = OffsetForLeaderEpochRequest(
+            replica_id=-1,
+            topics=[
+                OffsetForLeaderTopic(
+                    topic="t",
+                    partitions=[OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=0)],
+                )
+            ],
+        )
+        row = (await cluster.ask(3, request, 4)).topics[0].partitions[0]
+        assert (row.leader_epoch, row.end_offset) == (0, 2)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("unclean", ["false", "true"])
+def test_check_23_the_last_replica_is_not_elected_when_its_tail_is_lost(tmp_path, unclean):
+    async def test(cluster):
+        await cluster.topic("t", [[2, 3]], min_insync_replicas="1", unclean_leader_election_enable=unclean)
+        await produce(cluster, 2, "t", batch(b"a"))
+        await cluster.stop(3)
+        await cluster.in_sync("t", 2)
+        await produce(cluster, 2, "t", batch(b"b"))
+        folder = cluster.partition(2, "t").log.directory
+        await cluster.stop(2)
+        (segment,) = folder.glob("*.log")
+        os.truncate(segment, segment.stat().st_size - 10)  # as a disk may do that has lost its power
+        (folder.parent / ".kafka_cleanshutdown").unlink()
+        await cluster.start(2)
+        if unclean == "true":
+            await until("it leads", lambda: cluster.place("t").leader == 2)
+            assert await read(cluster, 2, "t") == [b"a"]
+        else:
+            await asyncio.sleep(0.5)  # nothing is to happen
+            assert cluster.place("t").leader == -1
+
+    run(tmp_path, test)
+
+
+def test_consumers_may_read_from_followers_and_are_sent_to_one_that_is_near(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2]])
+        await produce(cluster, 1, "t", batch(b"a"))
+        part = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+        request = FetchRequest(
+            max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, topics=[FetchTopic(topic="t", partitions=[part])]
+        )
+        # Long before its fetch would be over.
+        await until("it knows", lambda: cluster.partition(2, "t").log.high_watermark == 1)
+
+        async def fetch(node, rack="", version=12):
+            answer = await cluster.ask(node, request.replace(rack_id=rack), version)
+            return answer.responses[0].partitions[0]
+
+        sent = await fetch(1, rack="rack-2")
+        assert (sent.preferred_read_replica, bytes(sent.records or b"")) == (2, b"")
+        here = await fetch(1, rack="rack-1")
+        assert (here.preferred_read_replica, len(here.records) > 0) == (-1, True)
+        there = await fetch(2, rack="rack-2")
+        assert bytes(there.records) == bytes(here.records)
+        assert there.high_watermark == 1
+        old = await fetch(2, version=10)
+        assert old.error_code == Code.NOT_LEADER_OR_FOLLOWER
+        # A node that has no replica knows who does not either.
+        assert (await fetch(3)).error_code == Code.NOT_LEADER_OR_FOLLOWER
+
+    selector = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+
+    async def main() -> None:
+        slow = {"replica.fetch.wait.max.ms": 60_000}
+        async with asyncio.timeout(SECONDS_MAX), replica_cluster(tmp_path, 0, **slow) as cluster:
+            for node in (1, 2, 3):
+                await cluster.start(node, **{"broker.rack": f"rack-{node}", "replica.selector.class": selector})
+            await test(cluster)
+
+    asyncio.run(main())
+
+
+@pytest.mark.behaviour("B10")
+def test_a_follower_that_missed_what_is_deleted_begins_again_where_the_leader_does(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2]], min_insync_replicas="1")
+        for number in range(3):
+            await produce(cluster, 1, "t", batch(b"%d" % number))
+        await cluster.stop(2)
+        for number in range(3, 9):
+            await produce(cluster, 1, "t", batch(b"%d" % number))
+        assert await delete_before(cluster, "t", 7) == 7
+        await cluster.start(2)
+        await cluster.in_sync("t", 1, 2)
+        log = cluster.partition(2, "t").log
+        assert (log.start_offset, log.end_offset) == (7, 9)
+        # And one that is there hears of it.
+        await delete_before(cluster, "t", 8)
+        await until("it is deleted there too", lambda: log.start_offset == 8)
+
+    run(tmp_path, test, 2)
+
+
+async def delete_before(cluster, topic, offset):
+    row = DeleteRecordsPartition(partition_index=0, offset=offset)
+    request = DeleteRecordsRequest(timeout_ms=1000, topics=[DeleteRecordsTopic(name=topic, partitions=[row])])
+    return (await cluster.ask(1, request, 2)).topics[0].partitions[0].low_watermark
+
+
+def _leads(partition):
+    return partition.is_leader

@@ -1,0 +1,60 @@
+"""A cluster on the event loop of the test: as quick as can be, and open to look inside. Nobody can be killed here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from broker_in_loop import broker_in_loop
+from headrace.broker.broker import Broker
+from headrace.broker.cluster.link import Peer
+from headrace.wire.schema import Message
+
+SECONDS_MAX = 10.0
+ANSWER_MS_MAX = 10_000
+_POLL_SECONDS = 0.01
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def cluster_in_loop(
+    folder: Path,
+    count: int = 3,
+    options: Mapping[str, object] | None = None,
+    racks: Mapping[int, str] | None = None,
+) -> AsyncIterator[list[Broker]]:
+    """Brokers 1 to `count`, the first one the controller; stopped in the end, that one last."""
+    async with AsyncExitStack() as running:
+        brokers: list[Broker] = []
+        for node_id in range(1, count + 1):
+            own: dict[str, object] = {"node.id": node_id, **(options or {})}
+            if racks is not None:
+                own["broker.rack"] = racks[node_id]
+            if brokers:
+                own["headrace.controller"] = brokers[0].listeners[0].address
+            brokers.append(await running.enter_async_context(broker_in_loop(folder / str(node_id), **own)))
+        yield brokers
+
+
+async def until(what: str, ask: Callable[[], T | None]) -> T:
+    """Turn the loop until the answer is true, and return it."""
+    deadline = asyncio.get_running_loop().time() + SECONDS_MAX
+    while not (answer := ask()):
+        if asyncio.get_running_loop().time() > deadline:
+            raise TimeoutError(f"{what}: not after {SECONDS_MAX:g} s; the last answer was {answer!r}")
+        await asyncio.sleep(_POLL_SECONDS)
+    return answer
+
+
+async def asked(broker: Broker, message: Message, version: int) -> Message:
+    """A broker's answer, by a connection of its own."""
+    listener = broker.listeners[0]
+    peer = Peer(lambda: (listener.host, listener.port), client_id="test")
+    try:
+        return await peer.ask(message, version, ANSWER_MS_MAX)
+    finally:
+        await peer.close()

@@ -1,0 +1,247 @@
+"""Asking the controller for other in-sync sets, and what followers are told: with a controller that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import cast
+
+import pytest
+
+from fake_internal import HandClock
+from headrace.broker.catalog import Catalog
+from headrace.broker.catalog.brokers import Brokers, Registration
+from headrace.broker.catalog.topics import PartitionPlace, Topics
+from headrace.broker.cluster.cluster import Cluster
+from headrace.broker.cluster.follower_sessions import FollowerSessions
+from headrace.broker.cluster.in_sync import InSyncSets
+from headrace.broker.fetching import Read, Wanted
+from headrace.broker.log import LogConfig, Origin
+from headrace.broker.partition import Partition
+from headrace.broker.replica_manager import ReplicaManager
+from headrace.errors import BrokerError, Code, ConnectionFailedError, HeadraceError
+from log_rig import LogRig, batch, let_go
+
+LAG_MS = 10_000
+
+
+class Controller:
+    """Writes down what it is asked for, and does what the test says."""
+
+    broker_epoch = 11
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.asked: list[dict[int, int]] = []
+        self.answers: list[HeadraceError | None] = []  # None: it is done
+
+    async def alter_partition(self, topic_id, index, leader_epoch, partition_epoch, new_isr) -> PartitionPlace:
+        self.asked.append(dict(new_isr))
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is not None:
+            raise answer
+        place = self.rig.place(tuple(new_isr), partition_epoch=partition_epoch + 1)
+        return place
+
+
+class Rig:
+    """Broker 1, which leads a partition with replicas on 1, 2 and 3."""
+
+    def __init__(self, tmp_path, isr=(1, 2, 3)) -> None:
+        self.logs = LogRig(tmp_path / "data")
+        self.clock: HandClock = self.logs.clock
+        self.catalog = Catalog(tmp_path / "catalog.journal")
+        self.replicas = ReplicaManager(
+            1, self.logs.manager, self.catalog, self.clock, lambda _: LogConfig.resolve({}), LAG_MS
+        )
+        self.replicas.start()
+        self.controller = Controller(self)
+        self.in_sync = InSyncSets(self.replicas, cast(Cluster, self.controller), self.clock, LAG_MS)
+        self.in_sync.start()
+        for node in (1, 2, 3):
+            self.broker(node)
+        self.catalog.record(Topics.creation("t", [[1, 2, 3]]))
+        self.place(isr, partition_epoch=1)
+
+    @property
+    def partition(self) -> Partition:
+        return self.replicas.partition("t", 0)
+
+    def broker(self, node: int, *, fenced: bool = False) -> None:
+        row = Registration(node, "00", 10 + node, {}, None, fenced=fenced, stopping=False)
+        self.catalog.record(Brokers.change(row, 1))
+
+    def place(self, isr, *, partition_epoch) -> PartitionPlace:
+        topic = self.catalog.topics.by_name["t"]
+        place = PartitionPlace((1, 2, 3), isr, 1, 0, partition_epoch)
+        self.catalog.record(self.catalog.topics.move(topic, 0, place))
+        return place
+
+    def write(self) -> None:
+        self.replicas.append(self.partition, batch(b"x"), origin=Origin.CLIENT, acks=1)
+
+    def fetch(self, node: int, offset: int) -> int:
+        self.replicas.follower_fetched(node, 10 + node, self.partition, offset)
+        return self.partition.log.high_watermark
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    let_go()
+
+
+def run(tmp_path, test: Callable[[Rig], Awaitable[None]], **options) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path, **options)
+        try:
+            await asyncio.wait_for(test(rig), 20)
+        finally:
+            await rig.in_sync.stop()
+
+    asyncio.run(main())
+
+
+def test_who_has_caught_up_joins_with_the_epoch_it_fetched_with(tmp_path):
+    async def test(rig):
+        rig.write()
+        assert rig.fetch(3, 1) == 0
+        await rig.clock.run()
+        assert rig.controller.asked == [{1: 11, 2: -1, 3: 13}]
+        assert set(rig.partition.isr) == {1, 2, 3}
+
+    run(tmp_path, test, isr=(1, 2))
+
+
+def test_who_does_not_keep_up_leaves_and_is_not_waited_for_any_more(tmp_path):
+    async def test(rig):
+        rig.write()
+        rig.fetch(2, 1)
+        await rig.clock.run(LAG_MS + LAG_MS / 2)
+        assert rig.controller.asked[-1] == {1: 11, 2: 12}
+        assert rig.partition.isr == (1, 2)
+        assert rig.partition.log.high_watermark == 1
+
+    run(tmp_path, test)
+
+
+def test_a_controller_that_cannot_be_asked_is_asked_again_and_nothing_changes_before(tmp_path):
+    async def test(rig):
+        rig.controller.answers = [ConnectionFailedError("away")] * 3
+        rig.write()
+        rig.fetch(2, 1)
+        await rig.clock.run(LAG_MS + LAG_MS / 2 - 1)
+        await rig.clock.run(2)
+        assert rig.partition.isr == (1, 2, 3)
+        assert rig.partition.proposed_isr == (1, 2)
+        assert rig.partition.log.high_watermark == 0
+        await rig.clock.run(1000)
+        assert len(rig.controller.asked) == 4
+        assert rig.partition.isr == (1, 2)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(("code", "kept"), [(Code.INELIGIBLE_REPLICA, False), (Code.INVALID_UPDATE_VERSION, True)])
+def test_a_refusal_ends_the_proposal_unless_it_may_have_been_carried_out(tmp_path, code, kept):
+    async def test(rig):
+        rig.controller.answers = [BrokerError("no", code=code)]
+        rig.write()
+        rig.fetch(3, 1)
+        await rig.clock.run(100)
+        assert len(rig.controller.asked) == 1
+        assert (rig.partition.proposed_isr is not None) is kept
+        rig.place((1, 2, 3), partition_epoch=5)  # what the controller knew, and we did not
+        assert rig.partition.proposed_isr is None
+
+    run(tmp_path, test, isr=(1, 2))
+
+
+def test_nobody_waits_for_a_broker_that_is_gone_though_it_had_just_caught_up(tmp_path):
+    """It is taken out of the set first, and said to be gone after that: both have to be heard."""
+
+    async def test(rig):
+        rig.write()
+        rig.fetch(2, 1)
+        assert rig.fetch(3, 1) == 1
+        rig.write()
+        rig.place((1, 2), partition_epoch=2)
+        assert rig.fetch(2, 2) == 1  # 3 could come back
+        rig.broker(3, fenced=True)
+        assert rig.partition.log.high_watermark == 2
+
+    run(tmp_path, test)
+
+
+def test_a_broker_that_comes_back_joins_though_it_fetched_before_it_was_known_to_live(tmp_path):
+    async def test(rig):
+        rig.broker(3, fenced=True)
+        rig.fetch(3, 0)
+        await rig.clock.run()
+        assert rig.controller.asked == []
+        rig.broker(3)
+        await rig.clock.run()
+        assert rig.controller.asked == [{1: 11, 2: -1, 3: 13}]
+
+    run(tmp_path, test, isr=(1, 2))
+
+
+# What followers are told.
+
+
+def test_a_session_tells_each_thing_once_and_what_is_marked_again(tmp_path):
+    async def test(rig):
+        session = FollowerSessions().find(2, 0, 0)
+        place = (rig.partition.topic_id, 0)
+        session.take(place, Wanted(0, 0, 1000, partition=rig.partition))
+        due = session.due([place])
+        assert [*due] == [place]
+        quiet = Read(b"", 0, 0, 0)
+        assert len(session.news(due, [quiet])) == 1  # the high watermark was not known
+        assert session.due([]) == {}
+        assert session.news(due, [quiet]) == []
+        rig.write()
+        assert [*session.due([])] == [place]
+        # There was no room for it: it is not forgotten.
+        assert session.news(due, [quiet]) == []
+        assert [*session.due([])] == [place]
+        session.forget(place)
+        rig.write()
+        assert session.due([]) == {}
+        assert rig.partition.sessions == []
+
+    run(tmp_path, test)
+
+
+def test_a_fetch_that_waits_is_woken_by_records_but_not_by_the_high_watermark(tmp_path):
+    async def test(rig):
+        session = FollowerSessions().find(2, 0, 0)
+        place = (rig.partition.topic_id, 0)
+        session.take(place, Wanted(0, 0, 1000, partition=rig.partition))
+        session.due([place])
+        waiting = asyncio.create_task(session.wait(rig.clock, 500))
+        await rig.clock.run()
+        session.note(rig.partition.key)
+        await rig.clock.run(10)
+        assert not waiting.done()
+        rig.write()
+        await rig.clock.run()
+        assert waiting.done()
+        late = asyncio.create_task(session.wait(rig.clock, 500))
+        await rig.clock.run(500)
+        assert late.done()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("session_id", "epoch", "code"),
+    [(99, 1, Code.FETCH_SESSION_ID_NOT_FOUND), (1, 3, Code.INVALID_FETCH_SESSION_EPOCH)],
+)
+def test_a_fetch_out_of_its_session_is_refused(session_id, epoch, code):
+    sessions = FollowerSessions()
+    begun = sessions.find(2, 0, 0)
+    assert sessions.find(2, begun.id, 1) is begun
+    with pytest.raises(BrokerError) as caught:
+        sessions.find(2, session_id, epoch)
+    assert caught.value.code == code

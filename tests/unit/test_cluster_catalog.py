@@ -1,0 +1,173 @@
+"""The catalog in a cluster: a copy follows it, change by change or all at once, and is the same then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.catalog import Catalog, Event
+from headrace.broker.catalog.acls import Acl, Acls
+from headrace.broker.catalog.brokers import Brokers, Registration
+from headrace.broker.catalog.configs import TOPIC, Configs
+from headrace.broker.catalog.quotas import Quotas, entity
+from headrace.broker.catalog.recent import CHANGES_AT_ONCE_MAX, CHANGES_KEPT_MAX, Recent
+from headrace.broker.catalog.topics import PartitionPlace, Topics
+from headrace.broker.catalog.users import Credential, Users
+from headrace.broker.cluster import trust
+from headrace.broker.log.manager import CLEAN_STOP
+from headrace.errors import BrokerError, Code
+
+RULE = Acl(2, "orders", 3, "User:ann", "*", 3, 3)
+CREDENTIAL = Credential(4096, b"salt", b"stored", b"server")
+
+
+def row(node_id: int, epoch: int, *, fenced: bool = False) -> Registration:
+    return Registration(node_id, "ab" * 16, epoch, {"PLAINTEXT": ("127.0.0.1", 9092)}, "rack", fenced, stopping=False)
+
+
+def fill(catalog: Catalog) -> None:
+    """Something in every section."""
+    catalog.record(Topics.creation("orders", [[1, 2], [2, 1]]), Topics.creation("gone", [[1]]))
+    catalog.record(Brokers.change(row(1, 1), 1), Brokers.change(row(2, 2, fenced=True), 1))
+    catalog.record(Configs.change(TOPIC, "orders", {"retention.ms": "5"}), Acls.creation(RULE))
+    catalog.record(Users.change("ann", "SCRAM-SHA-256", CREDENTIAL))
+    catalog.record(Quotas.change(entity({"user": "ann"}), {"producer_byte_rate": 5.0}))
+    catalog.record(catalog.identity.reserve_producer_ids())
+
+
+def change(catalog: Catalog) -> None:
+    """Something else in every section."""
+    topics = catalog.topics.by_name
+    catalog.record(Topics.growth(topics["orders"], [[2, 1]]))
+    place = PartitionPlace((1, 2), (2,), 2, 4, partition_epoch=6, elr=(1,), adding=(3,), removing=(1,))
+    catalog.record(Topics.move(topics["orders"], 0, place))
+    catalog.record(Topics.deletion(topics["gone"]), Topics.creation("new", [[2]]))
+    catalog.record(Topics.deletion(topics["new"]), Topics.creation("gone", [[2]]))
+    catalog.record(Brokers.change(row(2, 3), 1), Brokers.removal(1))
+    catalog.record(Configs.change(TOPIC, "orders", {"retention.ms": None, "segment.ms": "9"}), Acls.deletion(RULE))
+    catalog.record(Users.deletion("ann", "SCRAM-SHA-256"), Users.change("bob", "SCRAM-SHA-512", CREDENTIAL))
+    catalog.record(Quotas.change(entity({"user": "ann"}), {"producer_byte_rate": None}))
+    catalog.record(catalog.identity.reserve_producer_ids())
+
+
+def contents(catalog: Catalog) -> list[str]:
+    return sorted(map(str, catalog.snapshot()))
+
+
+@pytest.fixture
+def leading(tmp_path: Path) -> Catalog:
+    catalog = Catalog(tmp_path / "leading")
+    fill(catalog)
+    return catalog
+
+
+def test_a_copy_that_gets_a_snapshot_is_the_same_and_is_so_after_a_restart(leading: Catalog, tmp_path: Path) -> None:
+    copy = Catalog(tmp_path / "copy", follows=True)
+    assert contents(copy) == contents(Catalog(tmp_path / "none", follows=True))  # it founds no cluster
+    copy.become(list(leading.snapshot()))
+    assert contents(copy) == contents(leading)
+    copy.close()
+    assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
+
+
+def test_a_copy_that_is_late_hears_of_the_difference_only(leading: Catalog, tmp_path: Path) -> None:
+    copy = Catalog(tmp_path / "copy", follows=True)
+    copy.become(list(leading.snapshot()))
+    heard: list[Event] = []
+    copy.listeners.append(heard.append)
+    copy.become(list(leading.snapshot()))
+    assert heard == []
+    change(leading)
+    copy.become(list(leading.snapshot()))
+    assert contents(copy) == contents(leading)
+    kinds = [event["kind"] for event in heard]
+    assert kinds.count("topic-deleted") == kinds.count("topic") == kinds.count("partition") == 1
+    assert "partitions-added" in kinds
+    deleted = next(event for event in heard if event["kind"] == "topic-deleted")
+    assert deleted["name"] == "gone"
+    assert kinds.index("config") < kinds.index("topic")  # a log is made with its options
+    assert kinds.index("topic-deleted") < kinds.index("topic")  # the same name
+    copy.close()
+    assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
+
+
+def test_a_copy_that_follows_change_by_change_is_the_same(leading: Catalog, tmp_path: Path) -> None:
+    copy = Catalog(tmp_path / "copy", follows=True)
+    copy.become(list(leading.snapshot()))
+    number = leading.recent.next_number
+    change(leading)
+    changes = leading.recent.since(leading.recent.generation, number)
+    assert changes is not None
+    for events in changes:
+        copy.follow(events)
+    assert contents(copy) == contents(leading)
+    copy.close()
+    assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
+
+
+def test_a_copy_cannot_be_changed(tmp_path: Path) -> None:
+    copy = Catalog(tmp_path / "copy", follows=True)
+    with pytest.raises(BrokerError) as refused:
+        copy.record(Topics.creation("orders", [[1]]))
+    assert refused.value.code == Code.NOT_CONTROLLER
+    assert not copy.topics.by_name
+
+
+def test_what_is_assumed_is_forgotten_with_the_next_snapshot_and_at_a_restart(leading: Catalog, tmp_path: Path) -> None:
+    copy = Catalog(tmp_path / "copy", follows=True)
+    copy.become(list(leading.snapshot()))
+    orders = copy.topics.by_name["orders"]
+    copy.assume([Topics.move(orders, 0, PartitionPlace((1, 2), (1, 2), -1, 0))])
+    assert orders.partitions[0].leader == -1
+    assert Catalog(tmp_path / "copy", follows=True).topics.by_name["orders"].partitions[0].leader == 1
+    copy.become(list(leading.snapshot()))
+    assert orders.partitions[0].leader == 1
+
+
+def test_changes_are_kept_by_number_for_those_who_have_nearly_all() -> None:
+    recent = Recent()
+    for number in range(CHANGES_KEPT_MAX + 10):
+        recent.add([{"kind": str(number)}])
+    last = recent.next_number
+    assert last == CHANGES_KEPT_MAX + 10
+    assert recent.since(recent.generation, last) == []
+    assert recent.since(recent.generation, last - 1) == [[{"kind": str(last - 1)}]]
+    first = recent.since(recent.generation, 10)
+    assert first is not None
+    assert len(first) == CHANGES_AT_ONCE_MAX
+    assert first[0] == [{"kind": "10"}]
+    assert recent.since(recent.generation, 9) is None  # not kept any more
+    assert recent.since(recent.generation, last + 1) is None  # of another one
+    assert recent.since(recent.generation + 1, last) is None
+    assert Recent().generation != recent.generation
+
+
+def test_a_journal_from_before_there_were_clusters_is_read(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "journal")
+    catalog.record(Topics.creation("orders", [[1]]))
+    text = (tmp_path / "journal").read_text()
+    assert "[[1]]" not in text
+    assert '"partitions":[[1,0,[1],[1]]]' in text  # as it always was: leader, epoch, replicas, in-sync replicas
+    assert Catalog(tmp_path / "journal").topics.by_name["orders"].partitions[0] == PartitionPlace((1,), (1,), 1, 0)
+
+
+def test_data_are_trusted_after_a_clean_stop_or_in_the_same_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot_id = tmp_path / "boot_id"
+    monkeypatch.setattr(trust, "BOOT_ID", boot_id)
+    assert trust.previous_epoch(tmp_path) == -1  # it never ran
+    boot_id.write_text("monday\n")
+    trust.keep_epoch(tmp_path, 7)
+    assert trust.previous_epoch(tmp_path) == 7  # killed
+    boot_id.write_text("tuesday\n")
+    assert trust.previous_epoch(tmp_path) == -1  # a power cut
+    (tmp_path / CLEAN_STOP).touch()
+    assert trust.previous_epoch(tmp_path) == 7
+    (tmp_path / CLEAN_STOP).unlink()
+    boot_id.unlink()
+    trust.keep_epoch(tmp_path, 8)
+    assert trust.previous_epoch(tmp_path) == -1  # a system that does not say
+    (tmp_path / trust.FILE_NAME).write_text("{torn")
+    assert trust.previous_epoch(tmp_path) == -1

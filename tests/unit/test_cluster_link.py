@@ -1,0 +1,199 @@
+"""A broker's connection to another one: questions in order, time-outs, breaks, and new connections after them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from group_rig import on_loop
+from headrace.broker.catalog.brokers import Brokers, Registration
+from headrace.broker.cluster.link import Peer, Peers
+from headrace.errors import ClosedError, ConnectionFailedError
+from headrace.wire.api.heartbeat import HeartbeatRequest, HeartbeatResponse
+from headrace.wire.frames import decode_request_body, decode_request_header, encode_response
+
+VERSION = 4
+SECONDS_MAX = 10.0
+
+
+def answer(correlation_id: int, code: int) -> bytes:
+    return b"".join(encode_response(HeartbeatResponse(error_code=code), VERSION, correlation_id))
+
+
+class Other:
+    """The other broker: answers a heartbeat with the number that is its group's name."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.connections = 0
+        self.asked: list[str] = []
+        self.held = asyncio.Event()  # answers wait for it
+        self.held.set()
+        self.spoil: Callable[[bytes], bytes | None] = lambda data: data
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                frame = await reader.readexactly(size)
+                header, pos = decode_request_header(frame)
+                request = decode_request_body(header, frame, pos)
+                assert isinstance(request, HeartbeatRequest)
+                self.asked.append(request.group_id)
+                await self.held.wait()
+                data = self.spoil(answer(header.correlation_id, int(request.group_id)))
+                if data is None:
+                    writer.transport.abort()
+                    return
+                writer.write(data)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Other, Peer]]:
+    other = Other()
+    await other.start()
+    peer = Peer(lambda: ("127.0.0.1", other.port), client_id="test")
+    try:
+        async with asyncio.timeout(SECONDS_MAX):
+            yield other, peer
+    finally:
+        await peer.close()
+        await other.stop()
+
+
+async def ask(peer: Peer, number: int, timeout_ms: float = 5_000) -> int:
+    response = await peer.ask(HeartbeatRequest(group_id=str(number)), VERSION, timeout_ms)
+    assert isinstance(response, HeartbeatResponse)
+    return response.error_code
+
+
+@on_loop
+async def test_many_questions_are_on_their_way_by_one_connection_and_each_gets_its_answer() -> None:
+    async with linked() as (other, peer):
+        assert not peer.is_connected
+        assert await asyncio.gather(*(ask(peer, number) for number in range(50))) == list(range(50))
+        assert other.connections == 1
+        assert other.asked == [str(number) for number in range(50)]
+        assert peer.is_connected
+
+
+@on_loop
+async def test_who_gives_up_does_not_mix_up_the_answers_of_others() -> None:
+    async with linked() as (other, peer):
+        other.held.clear()
+        first, second = asyncio.create_task(ask(peer, 1)), asyncio.create_task(ask(peer, 2))
+        while not other.asked:
+            await asyncio.sleep(0.001)
+        first.cancel()
+        await asyncio.sleep(0)
+        other.held.set()
+        assert await second == 2
+        assert other.connections == 1
+
+
+@on_loop
+async def test_a_question_that_is_not_answered_in_time_ends_the_connection_and_the_next_one_gets_another() -> None:
+    async with linked() as (other, peer):
+        other.held.clear()
+        behind = asyncio.create_task(ask(peer, 2))
+        with pytest.raises(ConnectionFailedError, match=r"did not answer Heartbeat within 50 ms"):
+            await ask(peer, 1, timeout_ms=50)
+        with pytest.raises(ConnectionFailedError, match="broke before Heartbeat was answered"):
+            await behind
+        other.held.set()
+        assert await ask(peer, 3) == 3
+        assert other.connections == 2
+
+
+@on_loop
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: None,
+        lambda data: data[:4] + b"\x00\x00\xff\xff" + data[8:],
+        lambda data: b"\xff" * 8,
+        lambda data: data + data,
+        lambda data: data[:3] + bytes([data[3] - 1]) + data[4:-1],
+    ],
+    ids=["hangs up", "another's answer", "no frame", "an answer too many", "torn"],
+)
+async def test_whatever_the_other_one_says_the_connection_is_made_again(
+    spoil: Callable[[bytes], bytes | None],
+) -> None:
+    async with linked() as (other, peer):
+        other.spoil = spoil
+        with suppress(ConnectionFailedError):  # but not of an answer too many: that one is found out by itself
+            await ask(peer, 1, timeout_ms=200)
+        while peer.is_connected:
+            await asyncio.sleep(0.001)
+        other.spoil = lambda data: data
+        assert await ask(peer, 7) == 7
+
+
+@on_loop
+async def test_a_broker_that_is_down_is_found_again_at_its_new_address() -> None:
+    async with linked() as (other, peer):
+        assert await ask(peer, 1) == 1
+        await other.stop()
+        with pytest.raises(ConnectionFailedError):
+            await ask(peer, 2)
+        with pytest.raises(ConnectionFailedError, match="cannot connect to the broker at"):
+            await ask(peer, 2)
+        other.port = 0
+        await other.start()
+        assert await ask(peer, 3) == 3
+
+
+@on_loop
+async def test_nobody_waits_after_close() -> None:
+    async with linked() as (other, peer):
+        other.held.clear()
+        waiting = asyncio.create_task(ask(peer, 1))
+        while not other.asked:
+            await asyncio.sleep(0.001)
+        await peer.close()
+        with pytest.raises(ConnectionFailedError, match="we have closed it"):
+            await waiting
+        with pytest.raises(ClosedError):
+            await ask(peer, 2)
+        other.held.set()
+
+
+@on_loop
+async def test_peers_are_found_by_the_catalog_one_connection_for_each_purpose() -> None:
+    other = Other()
+    await other.start()
+    brokers = Brokers()
+    peers = Peers(brokers, "INSIDE", client_id="broker-1")
+    try:
+        with pytest.raises(ConnectionFailedError, match="broker 2 has no address for listener INSIDE"):
+            await ask(peers.to(2, "fetch"), 1)
+        row = Registration(2, "", 1, {"INSIDE": ("127.0.0.1", other.port)}, None, fenced=False, stopping=False)
+        brokers.apply(Brokers.change(row, 1))
+        assert peers.to(2, "fetch") is peers.to(2, "fetch")
+        both = await asyncio.gather(ask(peers.to(2, "fetch"), 1), ask(peers.to(2, "markers"), 2))
+        assert list(both) == [1, 2]
+        assert other.connections == 2
+    finally:
+        await peers.close()
+        await other.stop()

@@ -1,0 +1,41 @@
+"""What brokers say to each other: as Kafka's brokers do where they have it too, and to nobody else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import kio.index
+import pytest
+
+from headrace.broker.handlers import SUPPORTED, supported
+from headrace.broker.handlers.api_versions import api_rows
+from headrace.wire.api import APIS, BETWEEN_BROKERS, api_name, request_class, response_class
+
+OURS = 30_000
+KAFKAS = [key for key in BETWEEN_BROKERS if key < OURS]
+
+
+@pytest.mark.parametrize("key", KAFKAS, ids=api_name)
+def test_fields_have_the_names_and_the_order_that_kafka_gives_them(key: int) -> None:
+    version = request_class(key).versions.last
+    theirs = (kio.index.load_request_schema(key, version), kio.index.load_response_schema(key, version))
+    for cls, their_cls in zip((request_class(key), response_class(key)), theirs, strict=True):
+        names = [field.name.removesuffix("_ms") for field in dataclasses.fields(their_cls)]
+        assert [name.removesuffix("_ms") for name in cls.fields] == names
+
+
+@pytest.mark.parametrize("key", BETWEEN_BROKERS, ids=api_name)
+def test_every_request_has_a_response_and_a_handler_of_the_same_version(key: int) -> None:
+    request, response = request_class(key), response_class(key)
+    assert request.api_key == response.api_key == key
+    assert request.versions == response.versions
+    assert request.versions.first == request.versions.last
+    assert supported(key) == tuple(request.versions)
+    message = request()
+    assert request.decode(request.versions.last, message.encode(request.versions.last)) == message
+
+
+def test_none_of_it_is_advertised() -> None:
+    assert not BETWEEN_BROKERS.keys() & APIS.keys()
+    assert not BETWEEN_BROKERS.keys() & SUPPORTED.keys()
+    assert not BETWEEN_BROKERS.keys() & {row.api_key for row in api_rows()}

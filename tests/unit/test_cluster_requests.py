@@ -1,0 +1,150 @@
+"""What a broker asks of the controller: in-sync sets, together; and producer ids, ahead of time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from group_rig import on_loop
+from headrace.broker.catalog import Catalog
+from headrace.broker.cluster.in_sync_requests import InSyncRequests
+from headrace.broker.cluster.link import Peer
+from headrace.broker.transactions.producer_ids import AHEAD, ProducerIds
+from headrace.errors import BrokerError, ClosedError, Code, ConnectionFailedError, HeadraceError
+from headrace.wire.api.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    PartitionResult,
+    TopicResult,
+)
+
+ONE, TWO = b"1" * 16, b"2" * 16
+
+
+class FakeController:
+    """Lets every partition have what is asked for, but those of index 9."""
+
+    def __init__(self) -> None:
+        self.requests: list[AlterPartitionRequest] = []
+        self.error: HeadraceError | None = None
+        self.held = asyncio.Event()
+        self.held.set()
+
+    async def ask(self, message: AlterPartitionRequest, version: int, timeout_ms: float) -> AlterPartitionResponse:
+        self.requests.append(message)
+        await self.held.wait()
+        if self.error is not None:
+            raise self.error
+        return AlterPartitionResponse(
+            topics=[
+                TopicResult(
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        PartitionResult(
+                            partition_index=row.partition_index,
+                            error_code=Code.FENCED_LEADER_EPOCH if row.partition_index == 9 else 0,
+                            isr=[state.broker_id for state in row.new_isr_with_epochs],
+                            partition_epoch=row.partition_epoch + 1,
+                        )
+                        for row in reversed(topic.partitions)
+                    ],
+                )
+                for topic in reversed(message.topics)
+            ]
+        )
+
+
+def made(controller: FakeController) -> InSyncRequests:
+    return InSyncRequests(cast("Peer", controller), 1, lambda: 5, 1_000)
+
+
+@on_loop
+async def test_what_comes_together_is_asked_together_and_each_gets_its_own_answer() -> None:
+    controller = FakeController()
+    requests = made(controller)
+    found = await asyncio.gather(
+        requests.ask(ONE, 0, 3, 7, {1: 5}),
+        requests.ask(TWO, 0, 3, 8, {1: 5, 2: 6}),
+        requests.ask(ONE, 1, 3, 9, {1: 5, 3: -1}),
+        requests.ask(ONE, 9, 3, 9, {1: 5}),
+        return_exceptions=True,
+    )
+    assert len(controller.requests) == 1
+    assert (controller.requests[0].broker_id, controller.requests[0].broker_epoch) == (1, 5)
+    rows: list[Any] = list(found[:3])
+    assert [(row.isr, row.partition_epoch) for row in rows] == [((1,), 8), ((1, 2), 9), ((1, 3), 10)]
+    assert isinstance(found[3], BrokerError)
+    assert found[3].code == Code.FENCED_LEADER_EPOCH
+
+
+@on_loop
+async def test_what_comes_while_a_request_is_on_its_way_waits_for_the_next_one() -> None:
+    controller = FakeController()
+    controller.held.clear()
+    requests = made(controller)
+    first = asyncio.create_task(requests.ask(ONE, 0, 0, 0, {1: 5}))
+    await asyncio.sleep(0.01)
+    others = [asyncio.create_task(requests.ask(ONE, index, 0, 0, {1: 5})) for index in (1, 2)]
+    await asyncio.sleep(0.01)
+    assert len(controller.requests) == 1
+    controller.held.set()
+    await asyncio.gather(first, *others)
+    assert [len(request.topics[0].partitions) for request in controller.requests] == [1, 2]
+
+
+@on_loop
+async def test_a_controller_that_is_away_is_told_to_all_who_asked_and_the_next_ones_ask_again() -> None:
+    controller = FakeController()
+    controller.error = ConnectionFailedError("away")
+    requests = made(controller)
+    found = await asyncio.gather(*(requests.ask(ONE, n, 0, 0, {1: 5}) for n in (0, 1)), return_exceptions=True)
+    assert [type(error) for error in found] == [ConnectionFailedError] * 2
+    controller.error = None
+    assert (await requests.ask(ONE, 0, 0, 0, {1: 5})).partition_epoch == 1
+
+
+@on_loop
+async def test_nobody_waits_when_the_broker_stops() -> None:
+    controller = FakeController()
+    controller.held.clear()
+    requests = made(controller)
+    asked = [asyncio.create_task(requests.ask(ONE, 0, 0, 0, {1: 5}))]
+    await asyncio.sleep(0.01)
+    asked.append(asyncio.create_task(requests.ask(ONE, 1, 0, 0, {1: 5})))
+    await asyncio.sleep(0.01)
+    await requests.close()
+    assert [type(error) for error in await asyncio.gather(*asked, return_exceptions=True)] == [ClosedError] * 2
+
+
+@on_loop
+async def test_producer_ids_of_the_controller_are_asked_for_before_they_are_needed(tmp_path: Path) -> None:
+    blocks = [(0, 1000), (5000, 6000), (9000, 10_000)]
+    asked = 0
+    error: HeadraceError | None = ConnectionFailedError("away")
+
+    async def source() -> tuple[int, int]:
+        nonlocal asked
+        asked += 1
+        if error is not None:
+            raise error
+        return blocks.pop(0)
+
+    ids = ProducerIds(Catalog(tmp_path / "copy", follows=True))
+    ids.follow(source)
+    for _ in range(2):
+        with pytest.raises(BrokerError) as refused:
+            ids.take()
+        assert refused.value.code == Code.COORDINATOR_LOAD_IN_PROGRESS
+        await asyncio.sleep(0.01)
+    assert asked == 2
+    error = None
+    ids.ask_ahead()
+    await asyncio.sleep(0.01)
+    assert [ids.take() for _ in range(1001 - AHEAD)] == list(range(1001 - AHEAD))
+    await asyncio.sleep(0.01)
+    assert asked == 4  # the next block is here before this one is used up
+    assert [ids.take() for _ in range(AHEAD)] == [*range(1001 - AHEAD, 1000), 5000]
+    await ids.close()

@@ -1,0 +1,81 @@
+"""Which brokers count as living: by heartbeats, and by connections."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fake_internal import HandClock
+from group_rig import on_loop
+from headrace.broker.cluster.sessions import RECONNECT_MS_MAX, Sessions
+from headrace.broker.context import Session
+
+TIMEOUT_MS = 6_000
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.ended: list[int] = []
+        self.sessions = Sessions(self.clock, TIMEOUT_MS, self.ended.append)
+
+
+def line() -> Session:
+    return Session("127.0.0.1", "PLAINTEXT")
+
+
+@on_loop
+async def test_a_broker_that_is_not_heard_of_for_the_time_out_is_gone_and_only_that() -> None:
+    rig = Rig()
+    rig.sessions.touch(2, line())
+    rig.sessions.touch(3, line())
+    await rig.clock.run(TIMEOUT_MS - 500)
+    rig.sessions.touch(3, line())
+    assert rig.ended == []
+    await rig.clock.run(1_000)
+    assert rig.ended == [2]
+    await rig.clock.run(TIMEOUT_MS)
+    assert rig.ended == [2, 3]
+    await rig.clock.run(TIMEOUT_MS)
+    assert rig.ended == [2, 3]
+
+
+@on_loop
+async def test_a_lost_connection_ends_a_session_soon_unless_there_is_another_one() -> None:
+    rig = Rig()
+    two, three = line(), line()
+    rig.sessions.touch(2, two)
+    rig.sessions.touch(3, three)
+    rig.sessions.disconnected(line())  # a client's
+    rig.sessions.disconnected(two)
+    rig.sessions.disconnected(three)
+    assert not rig.sessions.is_connected(2)
+    await rig.clock.run(RECONNECT_MS_MAX / 2)
+    rig.sessions.touch(3, line())
+    assert rig.sessions.is_connected(3)
+    await rig.clock.run(RECONNECT_MS_MAX)
+    assert rig.ended == [2]
+
+
+@on_loop
+async def test_an_old_connection_that_closes_does_not_end_a_session_that_has_a_newer_one() -> None:
+    rig = Rig()
+    old = line()
+    rig.sessions.touch(2, old)
+    rig.sessions.touch(2, line())
+    rig.sessions.disconnected(old)
+    await rig.clock.run(TIMEOUT_MS / 2)
+    assert rig.ended == []
+
+
+@on_loop
+async def test_nobody_is_gone_because_the_controller_was_away_itself() -> None:
+    rig = Rig()
+    rig.sessions.touch(2, line())
+    await rig.clock.run(1_000)
+    rig.clock.now_ms += 60_000  # paused: no timer has fired meanwhile
+    await rig.clock.run(200)
+    assert rig.ended == []
+    rig.sessions.touch(2, line())
+    await asyncio.sleep(0)
+    await rig.clock.run(TIMEOUT_MS + 200)
+    assert rig.ended == [2]
