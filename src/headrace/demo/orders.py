@@ -1,0 +1,112 @@
+"""The orders of the demo: the same ones for every run, as Parquet files, and the pipeline that sends them.
+
+    make_orders → folder of files → Pipeline: one record for each order, key customer → topic
+
+A customer's orders are numbered upwards, and stay in that order: all of a batch that are one customer's are in one
+file, so in one task, and in one partition of the topic. So the audit can tell not only what is lost and doubled, but
+also what is out of order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.spark.pipeline import Pipeline
+from headrace.spark.pipeline_spec import FORMAT, Named, PipelineSpec, Sink, Source, SparkSettings, Step, Trigger
+
+ROWS_DEFAULT = 1_000_000
+ROWS_MIN, ROWS_MAX = 1_000, 50_000_000
+FILES_PER_BATCH = 2
+"""One for each task: half of the customers each."""
+BATCH_ROWS = 25_000
+"""What a batch has, as long as that makes neither too few of them to be killed in, nor too many to wait for."""
+BATCHES_MIN, BATCHES_MAX = 12, 60
+CUSTOMERS = 4096  # a power of two, as all that is made by masks below
+SCHEMA = "id BIGINT, customer STRING, amount DECIMAL(12,2), placed_at TIMESTAMP"
+RECORDS = Step("records", "SELECT customer AS key, to_json(struct(*)) AS value FROM source")
+ORDER = "CAST(get_json_object(CAST(value AS STRING), '$.id') AS BIGINT)"
+"""For the audit: what must not fall within a customer."""
+
+_FIRST_ORDER_US = 1_767_225_600_000_000  # the beginning of 2026
+_BETWEEN_ORDERS_US = 250_000
+_CENTS_MIN, _CENTS_MASK, _CENTS_SHIFT = 100, 0xFFFF, 12
+_SPREAD = 2_654_435_761  # Knuth's multiplicative hash: neighbours get customers and amounts far apart
+_FIRST_FILE_S = 1_767_225_600
+
+
+def batch_count(rows: int) -> int:
+    """How many batches a run has."""
+    return min(BATCHES_MAX, max(BATCHES_MIN, rows // BATCH_ROWS))
+
+
+def make_orders(folder: Path, rows: int, on_batch: Callable[[int], None] = lambda rows: None) -> None:
+    """Write all orders; `on_batch` is told how many are there after each batch, and may raise to stop."""
+    folder.mkdir(parents=True)
+    count = batch_count(rows)
+    for batch in range(count):
+        first, end = rows * batch // count, rows * (batch + 1) // count
+        made = orders(first, end)
+        half_of = pc.bit_wise_and(pc.utf8_slice_codeunits(made["customer"], 1).cast(pa.int64()), FILES_PER_BATCH - 1)
+        for half in range(FILES_PER_BATCH):
+            path = folder / f"orders-{batch:05d}-{half}.parquet"
+            pq.write_table(made.filter(pc.equal(half_of, half)), path, compression="snappy")
+            # Spark takes files in the order of their times, and these are made within the same moment.
+            time_s = _FIRST_FILE_S + batch * FILES_PER_BATCH + half
+            os.utime(path, (time_s, time_s))
+        on_batch(end)
+
+
+def orders(first: int, end: int) -> pa.Table:
+    """The orders of these numbers."""
+    ids = pa.array(range(first, end), pa.int64())
+    spread = pc.bit_wise_and(pc.multiply(ids, _SPREAD), 0xFFFFFFFF)
+    customers = pc.utf8_lpad(pc.bit_wise_and(spread, CUSTOMERS - 1).cast(pa.string()), 4, "0")
+    cents = pc.add(pc.bit_wise_and(pc.shift_right(spread, _CENTS_SHIFT), _CENTS_MASK), _CENTS_MIN)
+    times = pc.add(pc.multiply(ids, _BETWEEN_ORDERS_US), _FIRST_ORDER_US)
+    return pa.table(
+        {
+            "id": ids,
+            "customer": pc.binary_join_element_wise("c", customers, ""),
+            "amount": pc.multiply(cents.cast(pa.decimal128(19, 0)), Decimal("0.01")).cast(pa.decimal128(12, 2)),
+            "placed_at": times.cast(pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+def pipeline(
+    source: Path,
+    checkpoint: Path,
+    client_options: Mapping[str, str],
+    topic: str,
+    settings: SparkSettings,
+) -> Pipeline:
+    """Orders in, records out, a few files at a time."""
+    options = {
+        **{f"kafka.{name}": value for name, value in client_options.items()},
+        "topic": topic,
+        "decision.topic": decision_topic(topic),
+        # Every task writes in a transaction of its own, as it would with batches too large for the driver.
+        "commit.mode": "parallel",
+    }
+    return Pipeline(
+        PipelineSpec(
+            "headrace-demo",
+            Source("parquet", str(source), SCHEMA, Named({"maxFilesPerTrigger": str(FILES_PER_BATCH)})),
+            Sink(FORMAT, checkpoint=str(checkpoint), options=Named(options)),
+            (RECORDS,),
+            Trigger(),
+            settings,
+        )
+    )
+
+
+def decision_topic(topic: str) -> str:
+    """One of the demo's own, so that it can be removed with the other."""
+    return f"{topic}-decisions"
