@@ -78,8 +78,9 @@ def test_threads_that_share_a_producer_do_not_hold_each_other_up(kafka):
     shared, apiece = found[1], found[THREADS]
     # About 0.5 with one or with four producers; 2 to 5 where threads queue up for a lock with every batch.
     assert statistics.median(c.switches_for_a_batch for c in shared) < 1.2, found
-    # The broker is what both wait for, and it is not always the same: 0.9 to 1.1 was seen, and up to 2 in a queue.
-    assert min(c.seconds for c in shared) < 1.4 * min(c.seconds for c in apiece), found
+    # The broker is what both wait for, and it is not always the same: 0.9 to 1.1 was seen, 1.4 on a busy machine, and 2
+    # and more in a queue.
+    assert min(c.seconds for c in shared) < 1.8 * min(c.seconds for c in apiece), found
 
 
 @pytest.mark.behaviour("P07")

@@ -101,6 +101,7 @@ def test_every_row_once_while_a_worker_the_driver_and_the_broker_are_killed(demo
     assert run.leftovers() == []
 
 
+@pytest.mark.slow
 def test_on_a_cluster_of_ones_own_a_foreign_record_is_found_and_nothing_is_left(demo, headrace_broker):
     run = demo("-b", headrace_broker.bootstrap)
     with (
