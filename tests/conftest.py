@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -20,6 +21,12 @@ HEADRACE_OPTIONS = {
     # Samples may be old, and nothing is to vanish under a test.
     "log.retention.ms": -1,
 }
+
+
+def pytest_configure() -> None:
+    """A run in the background of a shell has Ctrl-C ignored, and so would all that it starts: tests send some."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

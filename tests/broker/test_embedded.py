@@ -176,8 +176,7 @@ def test_a_broker_in_a_thread_cannot_be_killed():
 
 
 OWNER = """
-import signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background has it ignored
+import time
 from headrace.broker import EmbeddedBroker
 broker = EmbeddedBroker().start()
 print(broker.pid, broker.data_dir, flush=True)
