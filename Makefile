@@ -10,16 +10,18 @@ KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(
 # Asked of the file, not of an import: a kernel that does not load has to fail the tests.
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
 SPARK := tests/spark tests/docs
-ALL_BUT_SPARK := tests $(SPARK:%=--ignore=%)
+ALL_BUT_SPARK := tests $(SPARK:%=--ignore=%) --ignore=tests/faults/test_chaos.py
 NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
 .PHONY: help setup demo test test-quick test-spark lint bench bench-wire bench-producer bench-broker bench-legacy \
-	bench-spark bench-spark-long faults-producer model-broker crash-matrix fuzz-wire fuzz-broker docs dist test-wheel clean
+	bench-spark bench-spark-long faults-producer model-broker crash-matrix fuzz-wire fuzz-broker chaos \
+	bench-cluster docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-quick | test-spark | test-wheel | lint | docs | dist | clean"
-	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-spark | bench-spark-long"
-	@echo "make faults-producer | model-broker | crash-matrix | fuzz-wire | fuzz-broker"
+	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-spark |" \
+		"bench-spark-long"
+	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker"
 
 setup: .venv/.ready .venv/.kernel
 	@echo "setup: ready (.venv)"
@@ -74,6 +76,9 @@ bench-producer: .venv/.ready .venv/.kernel
 bench-broker: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.broker
 
+bench-cluster: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.cluster
+
 bench-legacy: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.legacy
 
@@ -86,6 +91,12 @@ bench-spark-long: .venv/.ready .venv/.kernel
 # What `make test` does in small: 200 producers and 5 brokers killed, a million records counted.
 faults-producer: .venv/.ready .venv/.kernel
 	@HEADRACE_FAULT_ROUNDS=200 HEADRACE_FAULT_RECORDS=1000000 $(PYTEST) tests/faults
+
+# Brokers of a cluster killed, paused, cut off, for ten minutes. SECONDS=40: for less. SEED=7: these faults.
+chaos: .venv/.ready .venv/.kernel
+	@rm -rf build/chaos
+	@HEADRACE_CHAOS_SECONDS=$(or $(SECONDS),600) HEADRACE_CHAOS_SEED=$(or $(SEED),$$(date +%s)) HEADRACE_CHAOS_FOLDER=build/chaos \
+		$(PYTEST) -q -s --show-capture=no tests/faults/test_chaos.py
 
 fuzz-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.fuzz_wire

@@ -61,14 +61,16 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def produce(bootstrap: str, topic: str, batch_bytes: int, total_bytes: int) -> dict[str, float]:
+def produce(bootstrap: str, topic: str, batch_bytes: int, total_bytes: int, partition: int = 0) -> dict[str, float]:
     """Pipelined produce requests of one batch each, acks=all."""
     batch = batch_of(batch_bytes)
     request = ProduceRequest(
         acks=-1,
         timeout_ms=30000,
         topic_data=[
-            TopicProduceData(name=topic, partition_data=[PartitionProduceData(partition_index=0, records=batch)])
+            TopicProduceData(
+                name=topic, partition_data=[PartitionProduceData(partition_index=partition, records=batch)]
+            )
         ],
     )
     frame = b"".join(encode_request(request, 9, 1, "bench"))
@@ -161,12 +163,13 @@ def main() -> None:
     parser.add_argument("kind", choices=["produce", "fetch", "transactions", "connections"])
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--topic", default="bench")
+    parser.add_argument("--partition", type=int, default=0, help="to produce to")
     parser.add_argument("--batch-bytes", type=int, default=16384)
     parser.add_argument("--total-bytes", type=int, default=1 << 29)
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args()
     if options.kind == "produce":
-        figures = produce(options.bootstrap, options.topic, options.batch_bytes, options.total_bytes)
+        figures = produce(options.bootstrap, options.topic, options.batch_bytes, options.total_bytes, options.partition)
     elif options.kind == "fetch":
         figures = fetch(options.bootstrap, options.topic, options.total_bytes)
     elif options.kind == "transactions":

@@ -5,7 +5,6 @@ The first node is broker and controller, as with ours; the others are brokers. S
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from peers.real_kafka import RealKafka, new_cluster_id
@@ -48,7 +47,7 @@ class KafkaCluster:
             node.remove()
 
 
-def _of_a_broker(number: int, controller_port: int) -> Mapping[str, str]:
+def _of_a_broker(number: int, controller_port: int) -> dict[str, str]:
     return {
         "node.id": str(number),
         "process.roles": "broker",

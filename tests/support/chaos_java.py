@@ -1,0 +1,96 @@
+"""A writer for a chaos run that is Kafka's own: VerifiableProducer, which tells what came of each record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from chaos_clients import DELIVERY_MS, REQUEST_MS
+from chaos_writers import STOP_SECONDS_MAX, Setting
+from history import Answered, Event, Outcome, Sent
+from peers import java
+from peers.real_kafka import GUARD
+
+VALUE_PREFIX = 7  # values are 7.0, 7.1 and so on
+KEYS = 12
+CONFIG = {
+    "enable.idempotence": "true",
+    "retries": "2147483647",
+    "linger.ms": "2",
+    "request.timeout.ms": str(REQUEST_MS),
+    "delivery.timeout.ms": str(DELIVERY_MS),
+}
+
+
+class JavaWriter:
+    """Kafka's VerifiableProducer, in a process of its own."""
+
+    name = "java"
+
+    def __init__(self, jars: Path, folder: Path, setting: Setting, rate_per_s: int, seconds: float) -> None:
+        count = int(rate_per_s * seconds)
+        self.acknowledged = 0
+        self._setting = setting
+        # It does not say what it sends, only what came of it: so all that it may send counts as sent.
+        setting.history.add(*(Sent(self.name, f"{VALUE_PREFIX}.{number}") for number in range(count)))
+        config = folder / "verifiable.properties"
+        config.write_text("".join(f"{name}={value}\n" for name, value in CONFIG.items()))
+        arguments = {
+            "--bootstrap-server": setting.bootstrap,
+            "--topic": setting.topic,
+            "--max-messages": count,
+            "--throughput": rate_per_s,
+            "--acks": -1,
+            "--producer.config": config,
+            "--value-prefix": VALUE_PREFIX,
+            "--repeating-keys": KEYS,
+        }
+        flat = [str(part) for pair in arguments.items() for part in pair]
+        main = "org.apache.kafka.tools.VerifiableProducer"
+        self._said = (folder / "verifiable.log").open("wb")
+        self._process = subprocess.Popen(
+            [*GUARD, *java.java_command(jars, main, *flat, options=java.SHORT_LIVED)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+        self._thread = threading.Thread(target=self._read, name=self.name, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if not line.startswith("{"):
+                continue  # some of its last words are not JSON
+            if (event := self._event(json.loads(line))) is not None:
+                self._setting.history.add(event)
+
+    def _event(self, said: dict[str, object]) -> Event | None:
+        if said["name"] == "producer_send_success":
+            self.acknowledged += 1
+            partition, offset = int(str(said["partition"])), int(str(said["offset"]))
+            return Answered(str(said["value"]), Outcome.DONE, partition, offset if offset >= 0 else None)
+        if said["name"] == "producer_send_error":
+            return Answered(str(said["value"]), Outcome.UNKNOWN)
+        return None
+
+    def stop(self) -> None:
+        """Let it send what it has, and read all it says."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS_MAX)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(STOP_SECONDS_MAX)
+            self._thread.join(STOP_SECONDS_MAX)
+            for pipe in (self._process.stdin, self._process.stdout, self._said):
+                assert pipe is not None
+                pipe.close()

@@ -1,0 +1,165 @@
+"""What happens to a cluster in a chaos run: brokers are killed, paused, restarted and cut off, one or two at a time.
+
+The choice of faults, victims and times is that of a seed; when exactly something happens is not, so a run cannot be
+repeated to the letter.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.broker import EmbeddedCluster
+from headrace.errors import HeadraceError
+
+CALM_SECONDS = (0.3, 2.0)  # between faults
+FAULT_SECONDS = (0.3, 4.0)
+TWO_CHANCE = 0.2  # two faults at a time, on two brokers
+ALL_CHANCE = 0.05  # kill them all
+LOST_CHANCE = 0.2
+OF_BROKERS, OF_CLIENTS = "broker-*", "[!b]*"  # client ids
+STOP_SECONDS_MAX = 150
+
+
+@dataclass(slots=True, frozen=True)
+class Injected:
+    """A fault that was."""
+
+    fault: str
+    broker: int
+    at: float
+    seconds: float
+    led: tuple[int, ...]  # partitions that the broker led, as the controller knew
+    was_controller: bool
+    alone: bool  # no other fault at the same time
+
+
+class Nemesis(threading.Thread):
+    """Does harm until it is told to stop, and then heals everything."""
+
+    def __init__(self, cluster: EmbeddedCluster, topic: str, seed: int) -> None:
+        super().__init__(name="nemesis", daemon=True)
+        self.injected: list[Injected] = []
+        self.error: BaseException | None = None
+        self._cluster = cluster
+        self._topic = topic
+        self._rng = random.Random(seed)
+        self._stopping = threading.Event()
+        self._faults: dict[str, Callable[[int, float], None]] = {
+            "kill": self._kill,
+            "pause": self._pause,
+            "restart": self._restart,
+            "cut": self._cut,
+            "half open": self._half_open,
+            "slow": self._slow,
+            "cut from brokers": self._cut_from_brokers,
+            "cut from clients": self._cut_from_clients,
+            "lost answers": self._lost_answers,
+        }
+        self._bag: list[str] = []
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join(STOP_SECONDS_MAX)
+        if self.is_alive():
+            raise TimeoutError(f"the nemesis is still busy after {STOP_SECONDS_MAX} s")
+        if self.error is not None:
+            raise self.error
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.wait(self._rng.uniform(*CALM_SECONDS)):
+                self._do_harm()
+        except BaseException as error:
+            self.error = error
+
+    def _do_harm(self) -> None:
+        chance = self._rng.random()
+        if chance < ALL_CHANCE:
+            self._kill_all()
+            return
+        count = 2 if chance < ALL_CHANCE + TWO_CHANCE else 1
+        victims = self._rng.sample([broker.node_id for broker in self._cluster.brokers], count)
+        chosen = [(self._next_fault(), victim, self._rng.uniform(*FAULT_SECONDS)) for victim in victims]
+        for fault, victim, seconds in chosen:
+            self._note(fault, victim, seconds, alone=count == 1)
+        with ThreadPoolExecutor(count) as pool:
+            under_way = [pool.submit(self._faults[fault], victim, seconds) for fault, victim, seconds in chosen]
+        for one in under_way:
+            one.result()
+
+    def _next_fault(self) -> str:
+        """Each in its turn, in random order: so short runs have some of everything."""
+        if not self._bag:
+            self._bag = self._rng.sample([*self._faults, "kill"], len(self._faults) + 1)
+        return self._bag.pop()
+
+    def _note(self, fault: str, victim: int, seconds: float, *, alone: bool) -> None:
+        try:
+            places = self._cluster.places(self._topic)
+        except HeadraceError:
+            places = []
+        led = tuple(number for number, place in enumerate(places) if place["leader"] == victim)
+        is_controller = victim == self._cluster.controller.node_id
+        self.injected.append(Injected(fault, victim, time.monotonic(), seconds, led, is_controller, alone))
+
+    # -- the faults ------------------------------------------------------------------------------
+
+    def _kill(self, victim: int, seconds: float) -> None:
+        self._cluster.broker(victim).kill()
+        self._stopping.wait(seconds)
+        self._cluster.broker(victim).start()
+
+    def _kill_all(self) -> None:
+        self._note("kill all", self._cluster.controller.node_id, 0, alone=False)
+        for broker in self._rng.sample(self._cluster.brokers, len(self._cluster.brokers)):
+            broker.kill()
+        self._cluster.start()
+
+    def _pause(self, victim: int, seconds: float) -> None:
+        self._cluster.broker(victim).pause()
+        self._stopping.wait(seconds)
+        self._cluster.broker(victim).resume()
+
+    def _restart(self, victim: int, seconds: float) -> None:
+        self._cluster.broker(victim).stop()
+        self._stopping.wait(seconds)
+        self._cluster.broker(victim).start()
+
+    def _cut(self, victim: int, seconds: float) -> None:
+        """Nobody reaches it, and it reaches the others."""
+        self._cluster.broker(victim).degrader.cut()
+        self._healed_after(victim, seconds)
+
+    def _half_open(self, victim: int, seconds: float) -> None:
+        """What is sent to it arrives late, also what has been given up."""
+        self._cluster.broker(victim).degrader.half_open()
+        self._healed_after(victim, seconds)
+
+    def _slow(self, victim: int, seconds: float) -> None:
+        self._cluster.broker(victim).degrader.set(latency_ms=40, jitter_ms=120)
+        self._healed_after(victim, seconds)
+
+    def _cut_from_brokers(self, victim: int, seconds: float) -> None:
+        """Clients reach it, followers do not; nor do heartbeats, if it is the controller."""
+        with self._cluster.broker(victim).faults.inject(client_id=OF_BROKERS, close=True):
+            self._stopping.wait(seconds)
+
+    def _cut_from_clients(self, victim: int, seconds: float) -> None:
+        with self._cluster.broker(victim).faults.inject(client_id=OF_CLIENTS, close=True):
+            self._stopping.wait(seconds)
+
+    def _lost_answers(self, victim: int, seconds: float) -> None:
+        """What clients ask for is done, but often they do not hear of it, and ask again."""
+        rule: dict[str, Any] = {"client_id": OF_CLIENTS, "close": True, "when": "after", "probability": LOST_CHANCE}
+        with self._cluster.broker(victim).faults.inject(**rule):
+            self._stopping.wait(seconds)
+
+    def _healed_after(self, victim: int, seconds: float) -> None:
+        self._stopping.wait(seconds)
+        self._cluster.broker(victim).degrader.heal()

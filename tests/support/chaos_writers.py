@@ -1,0 +1,206 @@
+"""Writers for a chaos run: each a thread that notes all it sends and all it is told."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from chaos_clients import Client, GaveUpError, MakeClient, MustAbortError, Told
+from history import Answered, Ended, HistoryFile, Outcome, Sent
+from waiting import eventually
+
+PENDING_MAX = 300
+RECORDS_MAX = 6  # of a transaction
+ABORT_CHANCE, ZOMBIE_CHANCE = 0.2, 0.05
+RETRY_SECONDS = 0.2
+SETTLE_SECONDS_MAX = 60
+STOP_SECONDS_MAX = 40
+
+
+@dataclass(slots=True)
+class Setting:
+    """What all clients of a run share."""
+
+    bootstrap: str
+    topic: str
+    partitions: int
+    history: HistoryFile
+    acks: list[tuple[int, float, float]] = field(default_factory=list)  # partition, sent at, acknowledged at
+
+
+class Writer(threading.Thread):
+    """Takes steps until it is told to stop."""
+
+    def __init__(self, name: str, setting: Setting, make: MakeClient, rate_per_s: float, seed: int) -> None:
+        super().__init__(name=name, daemon=True)
+        self.setting = setting
+        self.rng = random.Random(seed)
+        self.error: BaseException | None = None
+        self.acknowledged = 0
+        self.reasons: Counter[str] = Counter()  # why clients gave up, or had to abort
+        self._make = make
+        self._rate_per_s = rate_per_s
+        self._stopping = threading.Event()
+        self._client: Client | None = None
+        self._count = 0
+        self._pending = 0  # a count that may be off by a few: it only slows down
+        self._lives = 0
+
+    def stop(self) -> None:
+        """No more steps; what is under way is waited for."""
+        self._stopping.set()
+        self.join(STOP_SECONDS_MAX)
+        if self.is_alive():
+            raise TimeoutError(f"writer {self.name} is still busy after {STOP_SECONDS_MAX} s")
+        if self.error is not None:
+            raise self.error
+
+    def run(self) -> None:
+        try:
+            due = time.monotonic()
+            while not self._stopping.wait(max(0.0, due - time.monotonic())):
+                due = max(due, time.monotonic() - 1) + 1 / self._rate_per_s
+                self.step()
+            self.drop_client()
+        except BaseException as error:
+            self.error = error
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def client(self) -> Client:
+        if self._client is None:
+            self._lives += 1
+            self._client = self.make()
+        return self._client
+
+    def make(self) -> Client:
+        return self._make(self.setting.bootstrap, self.setting.topic)
+
+    def drop_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with suppress(GaveUpError, MustAbortError):
+                client.close()
+
+    def send(self, client: Client, writer: str, transaction: str | None = None) -> None:
+        """The next value, to any partition."""
+        self._count += 1
+        value, partition = f"{writer}:{self._count}", self.rng.randrange(self.setting.partitions)
+        self.setting.history.add(Sent(writer, value, partition, transaction))
+        self._pending += 1
+        client.send(value, partition, self._teller(value))
+
+    def _teller(self, value: str) -> Told:
+        sent_at = time.monotonic()
+
+        def told(outcome: Outcome, partition: int | None, offset: int | None) -> None:
+            self._pending -= 1
+            self.setting.history.add(Answered(value, outcome, partition, offset))
+            if outcome is Outcome.DONE and partition is not None:
+                self.acknowledged += 1
+                self.setting.acks.append((partition, sent_at, time.monotonic()))
+
+        return told
+
+
+class PlainWriter(Writer):
+    """Single records, idempotent. A client that gave up is replaced by another, which promises no order with it."""
+
+    def step(self) -> None:
+        client = self.client()
+        try:
+            if self._pending >= PENDING_MAX:
+                self._stopping.wait(RETRY_SECONDS)
+                client.serve()
+                return
+            self.send(client, f"{self.name}-{self._lives}")
+        except (GaveUpError, MustAbortError) as error:
+            self.reasons[str(error)] += 1
+            self.drop_client()
+            self._pending = 0
+
+
+class TransactionalWriter(Writer):
+    """Transactions over all partitions; some are aborted, some left to a zombie, which tries to commit them."""
+
+    def make(self) -> Client:
+        client = self._make(self.setting.bootstrap, self.setting.topic, f"id-{self.name}")
+        try:
+            client.init()
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def step(self) -> None:
+        try:
+            client = self.client()
+        except (GaveUpError, MustAbortError) as error:
+            self.reasons[str(error)] += 1
+            self._stopping.wait(RETRY_SECONDS)
+            return
+        self._count += 1
+        name = f"{self.name}/{self._count}"
+        self.setting.history.add(Ended(name, outcome := self._transaction(client, name)))
+        if outcome is Outcome.UNKNOWN:
+            self.drop_client()
+
+    def _transaction(self, client: Client, name: str) -> Outcome:
+        try:
+            client.begin()
+            for _ in range(self.rng.randint(1, RECORDS_MAX)):
+                self.send(client, self.name, name)
+            chance = self.rng.random()
+            if chance < ABORT_CHANCE:
+                return self._aborted(client)
+            if chance < ABORT_CHANCE + ZOMBIE_CHANCE:
+                self._client = None
+                return self._of_zombie(client)
+            client.commit()
+            return Outcome.DONE
+        except MustAbortError as error:
+            self.reasons[str(error)] += 1
+            return self._aborted(client)
+        except GaveUpError as error:
+            self.reasons[str(error)] += 1
+            return Outcome.UNKNOWN
+
+    def _aborted(self, client: Client) -> Outcome:
+        try:
+            client.abort()
+            return Outcome.UNDONE
+        except (MustAbortError, GaveUpError) as error:
+            self.reasons[str(error)] += 1
+            return Outcome.UNKNOWN
+
+    def _of_zombie(self, zombie: Client) -> Outcome:
+        """With another under its id, its commit must fail; if it does not, the promise is noted, and will be missed."""
+        try:
+            self.client()
+        except (MustAbortError, GaveUpError):
+            zombie.close()
+            return Outcome.UNKNOWN
+        try:
+            zombie.commit()
+            return Outcome.DONE
+        except (MustAbortError, GaveUpError):
+            return Outcome.UNDONE
+        finally:
+            zombie.close()
+
+    def settle(self) -> None:
+        """Let no transaction of ours be open: a new client of the same id ends what there is."""
+
+        def initialised() -> bool:
+            try:
+                self.make().close()
+            except (MustAbortError, GaveUpError):
+                return False
+            return True
+
+        eventually(f"{self.name} can begin anew", initialised, SETTLE_SECONDS_MAX)
