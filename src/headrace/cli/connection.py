@@ -213,6 +213,17 @@ def _end(number: int, _: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+assignments_option = click.option(
+    "-X", "assignments", metavar="KEY=VALUE", multiple=True, help="A client option, by Kafka's name; repeatable."
+)
+config_file_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A properties file of client options. [default: $HEADRACE_CONFIG]",
+)
+
+
 def connection_options(command: Callable[..., R]) -> Callable[..., R]:
     """Gives a command -b, -X and --config, and hands it what they come to as `connection`."""
 
@@ -222,15 +233,8 @@ def connection_options(command: Callable[..., R]) -> Callable[..., R]:
         metavar="HOST:PORT",
         help="Brokers to ask first; several with commas. [default: the broker that runs here, else one is started]",
     )
-    @click.option(
-        "-X", "assignments", metavar="KEY=VALUE", multiple=True, help="A client option, by Kafka's name; repeatable."
-    )
-    @click.option(
-        "--config",
-        "config_file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="A properties file of client options. [default: $HEADRACE_CONFIG]",
-    )
+    @assignments_option
+    @config_file_option
     @functools.wraps(command)
     def connected(
         *args: Any, bootstrap: str | None, assignments: tuple[str, ...], config_file: Path | None, **kwargs: Any

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from headrace.cli.connection import BOOTSTRAP, Connection
+from headrace.cli.connection import BOOTSTRAP, Connection, assignments_option, config_file_option
 from headrace.cli.output import command_errors, debug_option, emit, format_option
 from headrace.cli.settings import merged
 from headrace.cli.stopping import StopSignals, show_cursor
@@ -28,15 +28,8 @@ REPORT = Path("headrace-demo.html")
     metavar="HOST:PORT",
     help="A cluster to write to; its brokers are not killed. [default: a broker is started for the demo]",
 )
-@click.option(
-    "-X", "assignments", metavar="KEY=VALUE", multiple=True, help="A client option, by Kafka's name; repeatable."
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A properties file of client options. [default: $HEADRACE_CONFIG]",
-)
+@assignments_option
+@config_file_option
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
