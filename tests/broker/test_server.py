@@ -24,6 +24,7 @@ from waiting import eventually
 METADATA = MetadataRequest(topics=())
 CONNECTIONS = 1000
 GIVEN_UP_SECONDS = 0.3
+DELAYED_ACKNOWLEDGEMENT_SECONDS = 0.04  # of Linux
 
 
 def produce(topic: str, value: bytes = b"value", acks: int = -1) -> ProduceRequest:
@@ -70,6 +71,17 @@ def test_a_burst_of_requests_is_answered_in_order(broker, topic):
         count = 500
         raw.send(b"".join(frame(produce(topic), 9, number) for number in range(count)))
         assert raw.correlation_ids(count) == list(range(count))
+
+
+def test_answers_do_not_wait_for_the_peer_to_acknowledge_the_ones_before(broker, topic):
+    with RawConnection(broker.bootstrap) as raw:
+        seconds = []
+        for _ in range(40):
+            began = time.monotonic()
+            raw.send(b"".join(frame(fetch(topic, wait_ms=2), 12, number) for number in range(3)))
+            assert raw.correlation_ids(3) == [0, 1, 2]
+            seconds.append(time.monotonic() - began)
+    assert min(seconds[20:]) < DELAYED_ACKNOWLEDGEMENT_SECONDS  # at first a system acknowledges at once
 
 
 def test_requests_may_come_byte_by_byte(broker, topic):

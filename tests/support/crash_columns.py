@@ -127,7 +127,11 @@ class Column:
             self._go_on(driver, cells, SHORT_TRANSACTION_MS)
 
     def _speculative_twin(self, cells: list[Cell]) -> None:
-        """A task is held for ever: only its twin can get the batch any further. Then the commit dies where it is to."""
+        """A task is held for ever: only its twin can get the batch any further. Then the commit dies where it is to.
+
+        The last driver makes no twins: one that loses may begin a transaction when its batch is committed already, and
+        that is open until the next commit.
+        """
         with self._cluster() as cluster, self._driver("twins", cluster.url, **EXECUTORS, **SPECULATION) as driver:
             for group in _groups(cells):
                 self._lead(driver, group)
@@ -139,6 +143,8 @@ class Column:
                 for cell in group:
                     cell.outcome.is_reached = cell.has_reached()
             self._go_on(driver, cells)
+        with self._driver("heir") as heir:
+            self._go_on(heir, cells)
 
     def _stage_retry(self, cells: list[Cell]) -> None:
         """A task dies, what it is to read again is gone: the stage is run again while another task of it still runs."""

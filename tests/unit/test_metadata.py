@@ -77,12 +77,24 @@ def test_a_wish_waits_for_the_pause_and_a_new_topic_does_not(metadata, clock):
 
 def test_a_wish_made_while_an_answer_was_on_its_way_is_not_met_by_it(metadata, clock):
     metadata.attempt(clock.now)
-    metadata.request_update()
+    wish = metadata.request_update()
     metadata.update(answer(), clock.now)
     assert metadata.time_to_update_ms(clock.now) < 1000
+    assert not metadata.wait_for_wish(wish, 0)
     clock.now += 1000
     give(metadata, clock)
     assert metadata.time_to_update_ms(clock.now) == 60_000
+    assert metadata.wait_for_wish(wish, 0)
+
+
+def test_an_urgent_wish_waits_for_nothing_but_failures(metadata, clock):
+    give(metadata, clock)
+    metadata.request_update(is_urgent=True)
+    assert metadata.time_to_update_ms(clock.now) == 0
+    metadata.attempt(clock.now)
+    metadata.fail()
+    metadata.request_update(is_urgent=True)
+    assert metadata.time_to_update_ms(clock.now) >= 80
 
 
 @pytest.mark.behaviour("P10")
@@ -156,10 +168,12 @@ def test_partitions_that_do_not_count_from_0_are_not_used(metadata, clock):
 
 
 def test_a_waiter_wakes_with_the_update_or_when_its_time_is_up(metadata, clock):
-    version = metadata.request_update()
+    version, wish = metadata.version, metadata.request_update()
     assert not metadata.wait_for_update(version, 1)
+    assert not metadata.wait_for_wish(wish, 1)
     give(metadata, clock)
     assert metadata.wait_for_update(version, 0)
+    assert metadata.wait_for_wish(wish, 0)
 
 
 def test_a_fatal_error_reaches_everybody_who_waits_and_nobody_later(metadata):

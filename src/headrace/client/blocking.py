@@ -268,8 +268,8 @@ class BlockingClient:
         for topic in topics:
             self.metadata.add_topic(topic)
         with self._lock:
-            version = self.metadata.request_update()
-            while not self.metadata.wait_for_update(version, 0):
+            wish = self.metadata.request_update(is_urgent=True)
+            while not self.metadata.wait_for_wish(wish, 0):
                 self.turn(deadline, "metadata")
         return self.metadata.cluster
 

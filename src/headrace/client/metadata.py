@@ -1,6 +1,6 @@
 """What is known of the cluster: brokers, topics, leaders; and when to ask again.
 
-    application threads: add_topic, request_update, wait_for_update
+    application threads: add_topic, request_update, wait_for_update, wait_for_wish
     the polling thread: MetadataUpdater.maybe_update → MetadataRequest → Metadata.update → waiters wake
 
 A snapshot (`Cluster`) is immutable and replaced as a whole, so readers need no lock.
@@ -108,7 +108,7 @@ class Metadata:
         self._version = 0  # Guarded by _changed: counts updates.
         self._wishes = 0  # Guarded by _changed: counts requests for an update.
         self._granted = 0  # Guarded by _changed: how many of them the last answer met.
-        self._hurry = False  # Guarded by _changed: for a new topic no pause has to be over.
+        self._hurry = False  # Guarded by _changed: for a new topic, say, no pause has to be over.
         self._waiting = 0  # Guarded by _changed: threads in wait_for_update.
         self._fatal: HeadraceError | None = None  # Guarded by _changed: every waiter gets it.
         self._closed: HeadraceError | None = None  # Guarded by _changed: as _fatal, and for good.
@@ -138,19 +138,33 @@ class Metadata:
             for topic in topics:
                 self._topics[topic] = now
 
-    def request_update(self) -> int:
-        """Ask for a new snapshot; returns the version of the present one, to wait for the next."""
+    @property
+    def version(self) -> int:
+        """Counts the snapshots: see `wait_for_update`."""
+        return self._version
+
+    def request_update(self, *, is_urgent: bool = False) -> int:
+        """Ask for a new snapshot; returns the number of this wish: see `wait_for_wish`.
+
+        An urgent one is not kept waiting for having been asked for lately, only by failures.
+        """
         with self._changed:
             self._wishes += 1
-            return self._version
+            self._hurry = self._hurry or (is_urgent and not self._failures)
+            return self._wishes
 
     def wait_for_update(self, version: int, timeout_ms: float) -> bool:
         """Wait until the snapshot is newer than `version`; False if the time is up first."""
+        return self._wait_until(lambda: self._version > version, timeout_ms)
+
+    def wait_for_wish(self, wish: int, timeout_ms: float) -> bool:
+        """Wait until somebody was asked after the wish was made, and has answered; False if the time is up first."""
+        return self._wait_until(lambda: self._granted >= wish, timeout_ms)
+
+    def _wait_until(self, is_there: Callable[[], bool], timeout_ms: float) -> bool:
         with self._changed:
             self._waiting += 1
-            self._changed.wait_for(
-                lambda: self._version > version or self._fatal or self._closed, max(0.0, timeout_ms) / 1000
-            )
+            self._changed.wait_for(lambda: is_there() or self._fatal or self._closed, max(0.0, timeout_ms) / 1000)
             self._waiting -= 1
             if self._closed is not None:
                 raise self._closed
@@ -159,7 +173,7 @@ class Metadata:
                 if not self._waiting:
                     self._fatal = None
                 raise error
-            return self._version > version
+            return is_there()
 
     def close(self, error: HeadraceError) -> None:
         """Nothing will come any more: whoever waits, or begins to, is told."""

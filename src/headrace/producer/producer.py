@@ -311,8 +311,9 @@ class Producer(SendPath, TransactionScope):
         started = self._clock.monotonic_ms()
         with self._timed(self._metrics.metadata_wait):
             while True:
+                version = metadata.version
                 metadata.add_topic(topic)
-                version = metadata.request_update()
+                metadata.request_update()
                 # Somebody else's update may have come between the look before and here.
                 metadata.raise_topic_error(topic)
                 count = metadata.cluster.partition_count(topic)

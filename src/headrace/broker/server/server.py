@@ -78,9 +78,11 @@ class Server:
         """Listen everywhere; ports that were 0 are known afterwards."""
         for listener in self.listeners:
             sock = _bound(listener)
+            # Connections inherit what is set here. asyncio would see to TCP_NODELAY for sockets of its own making only.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option, size in zip((socket.SO_SNDBUF, socket.SO_RCVBUF), self._buffers, strict=True):
                 if size > 0:
-                    sock.setsockopt(socket.SOL_SOCKET, option, size)  # connections inherit it
+                    sock.setsockopt(socket.SOL_SOCKET, option, size)
             listener.port = sock.getsockname()[1]
             self._servers.append(
                 await self.loop.create_server(
