@@ -9,6 +9,7 @@
     │   ├── MalformedError          what was expected, what came, at which offset
     │   └── CorruptBatchError       a checksum or a count that does not hold
     ├── UnsupportedVersionError     a message that this version cannot express
+    ├── NotFoundError               a topic, a group, a transaction that is not there
     ├── AuthenticationError         the broker or we refuse to go on: no retry will help
     │   └── TlsError                of the handshake: certificates, names, protocols
     └── BrokerError                 an error code in a response, see `ERROR_CODES`
@@ -76,6 +77,10 @@ class CorruptBatchError(WireError):
 
 class UnsupportedVersionError(HeadraceError):
     """A message that cannot be expressed in the version at hand."""
+
+
+class NotFoundError(HeadraceError):
+    """What was asked for is not there: a topic, a group, a transaction."""
 
 
 class AuthenticationError(HeadraceError):

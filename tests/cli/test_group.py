@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Producer
 
+from group_members import member
 from topics import new_topic, unique
 from typed import facts, refused, typed
-from waiting import eventually
 
 SECONDS_MAX = 30
 AGE_MS = 90_000
@@ -27,28 +26,6 @@ def topic(either):
         producer.produce(name, b"x", partition=number % 2, timestamp=written_ms)
     assert producer.flush(SECONDS_MAX) == 0
     return name
-
-
-@contextmanager
-def member(bootstrap, group, topic, protocol="classic"):
-    """A consumer that has its partitions."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": group,
-            "group.protocol": protocol,
-            "client.id": "billing-1",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "log_level": 0,
-        }
-    )
-    try:
-        consumer.subscribe([topic])
-        eventually("an assignment", lambda: consumer.poll(0.1) is not None and consumer.assignment(), SECONDS_MAX)
-        yield consumer
-    finally:
-        consumer.close()
 
 
 def read(consumer, count):
@@ -119,16 +96,22 @@ def test_offsets_are_reset_only_when_the_members_are_gone(either, topic):
 
 
 @pytest.mark.parametrize("either", ["apache"], indirect=True)
-def test_the_lag_of_a_group_of_the_newer_protocol_is_told_and_its_members_are_not(either, topic):
+def test_a_group_of_the_newer_protocol_shows_its_members_and_its_lag(either, topic):
     group = unique("newer")
     at = ("-b", either.bootstrap)
     with member(either.bootstrap, group, topic, "consumer") as consumer:
         read(consumer, 4)
         found = facts("group", "describe", group, *at)
-        assert (found["type"], found["state"], found["members"], found["lag"]) == ("consumer", "Stable", None, 6)
-        assert "members: not shown" in typed("group", "describe", group, *at).stdout
-        assert "has members" in refused(1, "group", "reset", group, "--to", "earliest", "--yes", *at)
-        assert "has members" in refused(1, "group", "delete", group, "--yes", *at)
+        assert (found["type"], found["state"], found["assignor"], found["lag"]) == ("consumer", "Stable", "uniform", 6)
+        (one,) = found["members"]
+        assert (one["client_id"], one["host"]) == ("billing-1", "127.0.0.1")
+        assert [(tp["topic"], tp["partition"]) for tp in one["partitions"]] == [(topic, 0), (topic, 1)]
+        assert [partition["member_id"] for partition in found["partitions"]] == [one["member_id"]] * 2
+        assert "billing-1" in typed("group", "describe", group, *at).stdout
+        said = refused(1, "group", "reset", group, "--to", "earliest", "--yes", *at)
+        assert f"group '{group}' has 1 member (billing-1 at " in said
+        assert "1 member (billing-1" in refused(1, "group", "delete", group, "--yes", *at)
+    assert facts("group", "describe", group, *at)["members"] == []
 
 
 def test_a_group_is_made_by_setting_its_offsets_and_deleted(either, topic):

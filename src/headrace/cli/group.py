@@ -18,14 +18,13 @@ from headrace.cli.output import (
     emit,
     format_option,
 )
-from headrace.cli.tables import duration, table
+from headrace.cli.tables import table
+from headrace.client.facts.times import duration_ms
 from headrace.errors import BrokerError, Code
 
 if TYPE_CHECKING:
-    from headrace.cli.group_lag import GroupFacts
     from headrace.client.admin import AdminClient
-
-MEMBERS_SHOWN_MAX = 5
+    from headrace.client.facts.groups import GroupFacts
 
 
 @click.group()
@@ -76,13 +75,13 @@ def describe(connection: Connection, names: tuple[str, ...], no_time: bool, outp
     \b
     Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 there is no such group, or no broker; 130 interrupted.
     """
-    from headrace.cli.group_lag import add_ages
+    from headrace.client.facts.lag_times import LagTimes
 
     with connection.admin() as admin:
         for name in names:
             facts = _found(admin, name)
             if not no_time:
-                add_ages(facts.partitions, admin)
+                LagTimes().fill(facts.partitions, admin)
             emit(output_format, facts.to_json(), _described(facts))
 
 
@@ -128,11 +127,17 @@ def reset(
     Exit codes: 0 done, or nothing was to be done; 1 it failed, as when the group has members; 2 wrong usage;
     3 there is no such group, topic or broker; 130 interrupted.
     """
-    from headrace.cli.group_reset import Target, plan
+    from headrace.cli.group_reset import parse_target
+    from headrace.cli.partitions import named_partitions
+    from headrace.client.facts.groups import look_up
+    from headrace.client.facts.resets import plan
 
-    target = Target.parse(to, shift)
+    target = parse_target(to, shift)
     with connection.admin() as admin:
-        changes = plan(admin, name, target, topics)
+        found = look_up(admin, name)
+        if found is None and not topics:
+            raise no_such_group(name)
+        changes = plan(admin, name, found, target, named_partitions(admin, topics) if topics else None)
         facts = [change.to_json() for change in changes]
         rows = [(c.at.topic, c.at.partition, c.before, c.after, c.moved) for c in changes]
         text = table(("topic", "partition", "before", "after", "moved"), rows)
@@ -184,14 +189,14 @@ def delete(connection: Connection, names: tuple[str, ...], yes: bool, output_for
 
 def _undeletable(admin: AdminClient, name: str, error: BrokerError) -> Exception:
     if error.code == Code.NON_EMPTY_GROUP:
-        return CommandError(f"group {name!r} has {members_text(_found(admin, name))}: stop them first, then delete it")
+        return CommandError(f"group {name!r} has {_found(admin, name).members_text}: stop them first, then delete it")
     if error.code == Code.GROUP_ID_NOT_FOUND:
         return no_such_group(name)
     return error
 
 
 def _found(admin: AdminClient, name: str) -> GroupFacts:
-    from headrace.cli.group_lag import look_up
+    from headrace.client.facts.groups import look_up
 
     facts = look_up(admin, name)
     if facts is None:
@@ -203,20 +208,10 @@ def no_such_group(name: str) -> NotFoundError:
     return NotFoundError(f"there is no group {name!r}; `headrace group list` shows those there are")
 
 
-def members_text(facts: GroupFacts) -> str:
-    """How many, and who they are."""
-    if facts.members is None:
-        return "members"
-    clients = sorted({f"{member.client_id} at {member.host}" for member in facts.members})
-    more = ", …" if len(clients) > MEMBERS_SHOWN_MAX else ""
-    count = len(facts.members)
-    return f"{count} member{'' if count == 1 else 's'} ({', '.join(clients[:MEMBERS_SHOWN_MAX])}{more})"
-
-
 def _described(facts: GroupFacts) -> str:
     behind = f"{facts.lag:,} records behind"
     if facts.lag_ms is not None:
-        behind += f", {duration(facts.lag_ms / 1000)}"
+        behind += f", {duration_ms(facts.lag_ms)}"
     head = f"{facts.name}: {facts.state}, {facts.type}{', ' + facts.assignor if facts.assignor else ''}; {behind}"
     return "\n".join([head, *_partition_lines(facts), *_member_lines(facts)])
 
@@ -233,9 +228,9 @@ def _partition_lines(facts: GroupFacts) -> Iterable[str]:
                 one.at.topic,
                 one.at.partition,
                 one.committed,
-                one.end if one.end is not None else "deleted",
+                one.end if one.end is not None else "unknown",
                 one.lag,
-                duration(None if one.lag_ms is None else one.lag_ms / 1000),
+                duration_ms(one.lag_ms),
                 None if one.member is None else one.member.client_id,
             )
             for one in facts.partitions
@@ -245,7 +240,7 @@ def _partition_lines(facts: GroupFacts) -> Iterable[str]:
 
 def _member_lines(facts: GroupFacts) -> Iterable[str]:
     if facts.members is None:
-        yield "members: not shown, for it is a group of the newer protocol (KIP-848)"
+        yield f"members: not shown, for it is a group of the kind {facts.type}"
     elif not facts.members:
         yield "no members"
     else:

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
+from headrace import errors
 from headrace.errors import BrokerError, Code, HeadraceError
 
 EXIT_FAILED = 1
@@ -132,7 +133,7 @@ def as_command_error(error: Exception) -> CommandError:
     """An error as a user gets to see it."""
     if isinstance(error, CommandError):
         return error
-    if isinstance(error, BrokerError) and error.code in _NOT_FOUND:
+    if isinstance(error, errors.NotFoundError) or (isinstance(error, BrokerError) and error.code in _NOT_FOUND):
         return NotFoundError(str(error))
     return CommandError(str(error))
 

@@ -25,20 +25,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
-def duration(seconds: float | None) -> str:
-    """A span of time in two steps at most: 850 ms, 12.3 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
-    if seconds is None:
-        return "-"
-    if seconds < 1:
-        return f"{max(seconds, 0) * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    for size, inner_size, name, inner in ((60, 1, "m", "s"), (3600, 60, "h", "m"), (86400, 3600, "d", "h")):
-        if seconds < size * (60 if size == 60 else 24) or size == 86400:
-            return f"{int(seconds // size)} {name} {int(seconds % size // inner_size)} {inner}"
-    raise AssertionError(seconds)
-
-
 def _text(value: object) -> str:
     if value is None or value == "":
         return "-"

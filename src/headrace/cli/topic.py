@@ -53,7 +53,7 @@ def list_(connection: Connection, internal: bool, output_format: str, debug: boo
     \b
     Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 no broker; 130 interrupted.
     """
-    from headrace.cli.topic_facts import listed
+    from headrace.client.facts.topics import listed
 
     with connection.admin() as admin:
         facts = listed(admin, internal=internal)
@@ -132,7 +132,7 @@ def describe(connection: Connection, names: tuple[str, ...], output_format: str,
     \b
     Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 there is no such topic, or no broker; 130 interrupted.
     """
-    from headrace.cli.topic_facts import described
+    from headrace.client.facts.topics import described
 
     with connection.admin() as admin:
         for name in names:
@@ -213,8 +213,8 @@ def config(
     \b
     Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 there is no such topic, or no broker; 130 interrupted.
     """
-    from headrace.cli.topic_facts import configs_of
     from headrace.client.admin import ConfigResource, ResourceKind
+    from headrace.client.facts.topics import configs_of
 
     changes: dict[str, str | None] = dict(key_value(text, "--set") for text in to_set)
     if both := changes.keys() & {*to_delete}:

@@ -19,8 +19,9 @@ from headrace.cli.output import (
 )
 from headrace.cli.tables import table
 from headrace.cli.times import parse_duration_ms
-from headrace.cli.txn_facts import UNDER_WAY, age_ms_of, described, facts_of, known, lines_of, span
+from headrace.cli.txn_facts import known, lines_of
 from headrace.cli.txn_hanging import abort_in_partition, find_hanging
+from headrace.client.facts.times import duration_ms
 
 if TYPE_CHECKING:
     from headrace.client.admin import AdminClient
@@ -51,6 +52,9 @@ def list_(
     \b
     Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 no broker; 130 interrupted.
     """
+    from headrace.client.admin.transactions import UNDER_WAY
+    from headrace.client.facts.transactions import age_ms_of, described
+
     age_ms_min = None if older_than is None else parse_duration_ms(older_than, "--older-than")
     with connection.admin() as admin:
         listed = admin.list_transactions(states)
@@ -71,7 +75,7 @@ def list_(
         }
         for one, age_ms in shown
     ]
-    rows = [(one.transactional_id, one.state, str(one.producer_id), span(age_ms)) for one, age_ms in shown]
+    rows = [(one.transactional_id, one.state, str(one.producer_id), duration_ms(age_ms)) for one, age_ms in shown]
     text = table(("id", "state", "producer", "open for"), rows) if rows else "no transactions"
     emit(output_format, {"transactions": facts}, text)
 
@@ -90,6 +94,8 @@ def describe(connection: Connection, ids: tuple[str, ...], output_format: str, d
     \b
     Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 there is no such id, or no broker; 130 interrupted.
     """
+    from headrace.client.facts.transactions import facts_of
+
     with connection.admin() as admin:
         for transactional_id in ids:
             found = known(admin, transactional_id)
@@ -144,11 +150,14 @@ def abort(
 
 
 def _abort_by_id(admin: AdminClient, transactional_id: str, yes: bool, output_format: str) -> None:
+    from headrace.client.admin.transactions import UNDER_WAY
+    from headrace.client.facts.transactions import age_ms_of
+
     found = known(admin, transactional_id)
     if found.state not in UNDER_WAY:
         raise NotFoundError(f"transactional id {transactional_id!r} has nothing open: its state is {found.state}")
     question = (
-        f"Abort the transaction of {transactional_id!r}, open for {span(age_ms_of(found))} in "
+        f"Abort the transaction of {transactional_id!r}, open for {duration_ms(age_ms_of(found))} in "
         f"{len(found.partitions)} partitions, and shut its producer out?"
     )
     if not is_confirmed(question, yes):

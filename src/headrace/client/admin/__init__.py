@@ -21,7 +21,15 @@ from headrace.client.admin.configs import (
     ResourceKind,
     Subtract,
 )
-from headrace.client.admin.groups import CommittedOffset, GroupAdmin, GroupDescription, GroupListing, GroupMember
+from headrace.client.admin.groups import (
+    CommittedOffset,
+    ConsumerGroupDescription,
+    ConsumerGroupMember,
+    GroupAdmin,
+    GroupDescription,
+    GroupListing,
+    GroupMember,
+)
 from headrace.client.admin.topics import (
     BrokerDescription,
     ClusterDescription,
@@ -48,6 +56,8 @@ __all__ = [
     "CommittedOffset",
     "ConfigEntry",
     "ConfigResource",
+    "ConsumerGroupDescription",
+    "ConsumerGroupMember",
     "GroupDescription",
     "GroupListing",
     "GroupMember",

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import Coordinator, CoordinatorKind, TopicPartition
 from headrace.client.offsets import by_topic
+from headrace.wire.api.consumer_group_describe import Assignment, ConsumerGroupDescribeRequest
 from headrace.wire.api.delete_groups import DeleteGroupsRequest
 from headrace.wire.api.describe_groups import DescribeGroupsRequest
 from headrace.wire.api.list_groups import ListGroupsRequest
@@ -63,6 +64,32 @@ class GroupDescription:
 
 
 @dataclass(slots=True, frozen=True)
+class ConsumerGroupMember:
+    """A member of a group of the newer protocol. `target` is what it is to have, `assignment` what it has."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    epoch: int
+    subscribed_topics: tuple[str, ...]
+    subscribed_regex: str | None
+    assignment: tuple[TopicPartition, ...]
+    target: tuple[TopicPartition, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class ConsumerGroupDescription:
+    """A group of the newer consumer protocol (KIP-848)."""
+
+    group_id: str
+    state: str
+    epoch: int
+    assignor: str
+    members: tuple[ConsumerGroupMember, ...]
+
+
+@dataclass(slots=True, frozen=True)
 class CommittedOffset:
     offset: int
     metadata: str = ""
@@ -87,7 +114,7 @@ class GroupAdmin(Admin):
         return sorted(found, key=lambda group: group.group_id)
 
     def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-        """State and members. Groups of the newer consumer protocol (KIP-848) are not told by this question."""
+        """State and members of groups of the classic protocol; of the newer one: `describe_consumer_groups`."""
         found = {}
         for group_id in group_ids:
             message = DescribeGroupsRequest(groups=[group_id])
@@ -109,6 +136,36 @@ class GroupAdmin(Admin):
             )
             found[group_id] = GroupDescription(
                 group_id, group.group_state, group.protocol_type, group.protocol_data, members
+            )
+        return found
+
+    def describe_consumer_groups(self, group_ids: Iterable[str]) -> dict[str, ConsumerGroupDescription]:
+        """State and members of groups of the newer consumer protocol (KIP-848)."""
+        found = {}
+        for group_id in group_ids:
+            answer = self.client.ask(
+                ConsumerGroupDescribeRequest(group_ids=[group_id]),
+                _of_group(group_id),
+                codes=lambda answer: [g.error_code for g in answer.groups],
+            )
+            (group,) = answer.groups
+            raise_failures([Failure(f"group {group_id!r}", group.error_code, group.error_message)])
+            members = tuple(
+                ConsumerGroupMember(
+                    m.member_id,
+                    m.instance_id,
+                    m.client_id,
+                    m.client_host,
+                    m.member_epoch,
+                    tuple(m.subscribed_topic_names),
+                    m.subscribed_topic_regex,
+                    _partitions_of(m.assignment),
+                    _partitions_of(m.target_assignment),
+                )
+                for m in group.members
+            )
+            found[group_id] = ConsumerGroupDescription(
+                group_id, group.group_state, group.group_epoch, group.assignor_name, members
             )
         return found
 
@@ -227,6 +284,10 @@ def _retried(code: int) -> int:
 
 def _of_group(group_id: str) -> Coordinator:
     return Coordinator(CoordinatorKind.GROUP, group_id)
+
+
+def _partitions_of(assignment: Assignment) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(row.topic_name, n) for row in assignment.topic_partitions for n in row.partitions)
 
 
 def _commit(number: int, offset: CommittedOffset) -> OffsetCommitRequestPartition:

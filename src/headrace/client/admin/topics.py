@@ -11,6 +11,7 @@ from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import TopicPartition
 from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import Isolation, PartitionOffset, by_topic, list_offsets
+from headrace.errors import Code
 from headrace.wire.api.create_partitions import (
     CreatePartitionsAssignment,
     CreatePartitionsRequest,
@@ -31,6 +32,7 @@ from headrace.wire.schema import Message
 BROKERS_DEFAULT = -1
 TO_THE_END = -1
 """As an offset in `delete_records`: everything there is."""
+_MISSING = (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED)
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,15 +115,25 @@ class TopicAdmin(Admin):
         answer = self.client.ask(MetadataRequest(topics=None), versions=(1, 12))
         return sorted(topic.name for topic in answer.topics if internal or not topic.is_internal)
 
-    def describe_topics(self, names: Iterable[str]) -> dict[str, TopicDescription]:
-        """Partitions, leaders and replicas of topics, as one broker knows them now."""
+    def describe_topics(self, names: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
+        """Partitions, leaders and replicas of topics, as one broker knows them now.
+
+        A topic that is not there, or that we may not see, is an error, or with `missing_ok` left out.
+        """
         wanted = [MetadataRequestTopic(name=name) for name in names]
         message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         answer = self.client.ask(
             message, versions=(4, 12), codes=lambda answer: [topic.error_code for topic in answer.topics]
         )
-        raise_failures(Failure(f"topic {topic.name!r}", topic.error_code) for topic in answer.topics)
-        return {topic.name: _description(topic) for topic in answer.topics}
+        there = [topic for topic in answer.topics if not missing_ok or topic.error_code not in _MISSING]
+        raise_failures(Failure(f"topic {topic.name!r}", topic.error_code) for topic in there)
+        return {topic.name: _description(topic) for topic in there}
+
+    def describe_all_topics(self) -> dict[str, TopicDescription]:
+        """All topics we may see, in order, also those that brokers keep for themselves."""
+        answer = self.client.ask(MetadataRequest(topics=None), versions=(1, 12))
+        there = sorted((topic for topic in answer.topics if not topic.error_code), key=lambda topic: topic.name)
+        return {topic.name: _description(topic) for topic in there}
 
     def describe_cluster(self) -> ClusterDescription:
         answer = self.client.ask(DescribeClusterRequest())

@@ -24,7 +24,8 @@ TRANSACTION_MS_MAX = 15 * 60 * 1000
 """What brokers allow a transaction to take by default (transaction.max.timeout.ms)."""
 FENCE_TIMEOUT_MS = 60_000
 NONE_OPEN = -1
-_UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+"""States of a transaction that is open, or on its way to its end."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -173,7 +174,7 @@ class TransactionAdmin(Admin):
 
 
 def _is_looked_after(transaction: HangingTransaction, known: TransactionDescription | None) -> bool:
-    return known is not None and known.state in _UNDER_WAY and transaction.partition in known.partitions
+    return known is not None and known.state in UNDER_WAY and transaction.partition in known.partitions
 
 
 def _of_transaction(transactional_id: str) -> Coordinator:

@@ -59,8 +59,10 @@ APIS: dict[int, tuple[str, str]] = {  # key: (name, module)
     57: ("UpdateFeatures", "update_features"),
     60: ("DescribeCluster", "describe_cluster"),
     61: ("DescribeProducers", "describe_producers"),
+    64: ("UnregisterBroker", "unregister_broker"),
     65: ("DescribeTransactions", "describe_transactions"),
     66: ("ListTransactions", "list_transactions"),
+    69: ("ConsumerGroupDescribe", "consumer_group_describe"),
     74: ("ListConfigResources", "list_config_resources"),
     75: ("DescribeTopicPartitions", "describe_topic_partitions"),
 }

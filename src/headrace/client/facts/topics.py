@@ -1,4 +1,4 @@
-"""What there is to know of topics, as it is printed: names in the JSON are stable."""
+"""What there is to know of topics, as plain values: the names in them are stable, for they are printed as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind, TopicPartition
 from headrace.client.offsets import EARLIEST, LATEST
-from headrace.errors import HeadraceError
+from headrace.errors import ConnectionFailedError, HeadraceError, TimedOutError
 from headrace.wire.api.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 
 NO_LEADER = -1
@@ -81,7 +81,10 @@ def configs_of(admin: AdminClient, name: str) -> list[dict[str, Any]]:
 
 
 def sizes_of(admin: AdminClient, leaders: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Bytes on the leaders' disks; none where we may not know, for that is a right of its own."""
+    """Bytes on the leaders' disks; none where we may not know, for that is a right of its own.
+
+    Leaders that cannot be reached are left out, too; that none of them can is an error.
+    """
     wanted: dict[str, list[int]] = {}
     for tp in leaders:
         wanted.setdefault(tp.topic, []).append(tp.partition)
@@ -89,9 +92,14 @@ def sizes_of(admin: AdminClient, leaders: dict[TopicPartition, int]) -> dict[Top
         topics=[DescribableLogDirTopic(topic=topic, partitions=numbers) for topic, numbers in wanted.items()]
     )
     sizes: dict[TopicPartition, int] = {}
-    for node_id in {leader for leader in leaders.values() if leader != NO_LEADER}:
+    nodes = {leader for leader in leaders.values() if leader != NO_LEADER}
+    unreachable: list[HeadraceError] = []
+    for node_id in nodes:
         try:
             answer = admin.client.ask(request, node_id)
+        except (ConnectionFailedError, TimedOutError) as error:
+            unreachable.append(error)
+            continue
         except HeadraceError:
             continue
         for result in answer.results:
@@ -100,4 +108,6 @@ def sizes_of(admin: AdminClient, leaders: dict[TopicPartition, int]) -> dict[Top
                     tp = TopicPartition(topic.name, part.partition_index)
                     if leaders.get(tp) == node_id and not part.is_future_key:
                         sizes[tp] = part.partition_size
+    if unreachable and len(unreachable) == len(nodes):
+        raise unreachable[0]
     return sizes

@@ -1,0 +1,62 @@
+"""Points and spans of time, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, tzinfo
+
+from headrace.errors import ConfigError
+
+_MILLISECONDS = re.compile(r"\d{10,}", re.ASCII)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_time_ms(text: str, zone: tzinfo | None = None) -> int:
+    """Milliseconds since 1970, or ISO 8601 (2026-11-16, 2026-11-16T12:30:05Z, …+01:00).
+
+    A time that does not say its zone is of `zone`, or else local.
+    """
+    if _MILLISECONDS.fullmatch(text):
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is no time; write milliseconds since 1970, or as 2026-11-16T12:30:00 or 2026-11-16T12:30:00Z"
+        ) from None
+    return int((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000)
+
+
+def parse_duration_ms(text: str) -> int:
+    """A number and a unit: 500ms, 30s, 15m, 2h, 1d."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text!r} is no span of time; write it as 500ms, 30s, 15m, 2h or 1d")
+    return int(float(found[1]) * _UNIT_MS[found[2]])
+
+
+def shown_time(time_ms: int | None) -> str:
+    """A time for people, in UTC."""
+    if time_ms is None:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time in two steps at most: 850 ms, 12.3 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for size, inner_size, name, inner in ((60, 1, "m", "s"), (3600, 60, "h", "m"), (86400, 3600, "d", "h")):
+        if seconds < size * (60 if size == 60 else 24) or size == 86400:
+            return f"{int(seconds // size)} {name} {int(seconds % size // inner_size)} {inner}"
+    raise AssertionError(seconds)
+
+
+def duration_ms(span_ms: float | None) -> str:
+    """The same of milliseconds."""
+    return duration(None if span_ms is None else span_ms / 1000)

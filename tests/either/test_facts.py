@@ -1,0 +1,133 @@
+"""What is put together from several answers (client/facts), on real brokers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from headrace import Producer
+from headrace.client.admin import AdminClient, TopicPartition
+from headrace.client.facts.groups import look_up
+from headrace.client.facts.history import history_of
+from headrace.client.facts.lag_times import LagTimes
+from headrace.client.facts.transactions import described, held_back, open_parts_of_all
+from topics import new_topic, unique
+from waiting import eventually
+
+SECONDS_MAX = 30
+AGE_MS = 90_000
+
+
+@pytest.fixture
+def admin(either):
+    with AdminClient(either.bootstrap) as admin:
+        yield admin
+
+
+@pytest.fixture
+def writer(either):
+    """A producer in a transaction of its own."""
+    with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("facts")) as producer:
+        producer.init_transactions()
+        yield producer
+
+
+def found(looked_up):
+    """What must be there."""
+    assert looked_up is not None
+    return looked_up
+
+
+def transactional_id(producer):
+    return producer.config["transactional.id"]
+
+
+def test_a_transaction_holds_back_all_that_was_written_behind_its_first_record(either, admin, writer):
+    topic = new_topic(either, "facts-held", partitions=2)
+    place = TopicPartition(topic, 0)
+    with Producer(bootstrap_servers=either.bootstrap) as other:
+        other.send(topic, b"before", partition=0).result(SECONDS_MAX)
+        assert held_back(admin, [place]) == {}
+        writer.begin_transaction()
+        writer.send(topic, b"open", partition=0).result(SECONDS_MAX)
+        for _ in range(3):
+            other.send(topic, b"waits", partition=0).result(SECONDS_MAX)
+    name = transactional_id(writer)
+    (part,) = open_parts_of_all(admin, [found(described(admin, name))])[name]
+    assert (part.at, part.start, part.stable, part.end, part.holds_back) == (place, 1, 1, 5, 4)
+
+    with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("second")) as second:
+        second.init_transactions()
+        second.begin_transaction()
+        second.send(topic, b"open as well", partition=0).result(SECONDS_MAX)
+        other = found(described(admin, transactional_id(second)))
+        (later,) = open_parts_of_all(admin, [other])[transactional_id(second)]
+        assert (later.start, later.stable, later.holds_back) == (5, 1, 0)  # it waits for the first one itself
+        second.abort_transaction()
+    writer.commit_transaction()
+    places = [place, TopicPartition(topic, 1)]
+    eventually("the markers", lambda: held_back(admin, places) == {})  # they are written after the answer
+
+
+def test_the_history_of_an_id_has_every_step_that_its_coordinator_wrote_down(either, admin, writer):
+    topic = new_topic(either, "facts-history")
+    began_ms = time.time() * 1000 - 1
+    for end in (writer.commit_transaction, writer.abort_transaction):
+        writer.begin_transaction()
+        writer.send(topic, b"x").result(SECONDS_MAX)
+        end()
+    writer.begin_transaction()
+    writer.send(topic, b"open").result(SECONDS_MAX)
+    history = history_of(admin, transactional_id(writer))
+    states = [step.state for step in history.steps]
+    assert states == [
+        "Empty",
+        *("Ongoing", "PrepareCommit", "CompleteCommit"),
+        *("Ongoing", "PrepareAbort", "CompleteAbort"),
+        "Ongoing",
+    ]
+    assert history.is_whole
+    assert all(began_ms - SECONDS_MAX * 1000 <= step.at_ms <= time.time() * 1000 + 1 for step in history.steps)
+    assert [step.partitions for step in history.steps if step.state == "Ongoing"] == [1, 1, 1]
+    assert history_of(admin, unique("nobody")).steps == ()
+    writer.abort_transaction()
+
+
+def test_the_time_of_a_record_is_fetched_once_and_again_when_the_group_moves_on(either, admin):
+    topic, group = new_topic(either, "facts-lag"), unique("late")
+    now_ms = int(time.time() * 1000)
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
+        for age_ms in (2 * AGE_MS, AGE_MS):
+            producer.send(topic, b"x", timestamp_ms=now_ms - age_ms).result(SECONDS_MAX)
+    place = TopicPartition(topic, 0)
+    times = LagTimes()
+
+    def late_ms(committed, remembering=times):
+        admin.alter_group_offsets(group, {place: committed})
+        facts = found(look_up(admin, group))
+        remembering.fill(facts.partitions, admin)
+        return facts.partitions[0].lag_ms
+
+    assert 2 * AGE_MS <= late_ms(0) <= 2 * AGE_MS + SECONDS_MAX * 1000
+    admin.delete_records({place: 1})  # nobody can fetch it any more, and nobody has to
+    before = found(look_up(admin, group)).partitions[0]
+    before.start = 0
+    times.fill([before], admin)
+    assert (before.lag_ms or 0) >= 2 * AGE_MS
+    assert AGE_MS <= late_ms(1) <= AGE_MS + SECONDS_MAX * 1000
+    assert late_ms(2) == 0
+
+
+def test_groups_at_different_places_of_a_partition_have_lags_of_their_own(either, admin):
+    topic = new_topic(either, "facts-lags")
+    now_ms = int(time.time() * 1000)
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
+        for age_ms in (3 * AGE_MS, 2 * AGE_MS, AGE_MS):
+            producer.send(topic, b"x", timestamp_ms=now_ms - age_ms).result(SECONDS_MAX)
+    groups = {unique("late"): committed for committed in range(4)}
+    for group, committed in groups.items():
+        admin.alter_group_offsets(group, {TopicPartition(topic, 0): committed})
+    partitions = [found(look_up(admin, group)).partitions[0] for group in groups]
+    LagTimes().fill(partitions, admin)
+    assert [round((one.lag_ms or 0) / AGE_MS, 1) for one in partitions] == [3, 2, 1, 0]
