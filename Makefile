@@ -10,17 +10,17 @@ KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(
 # Asked of the file, not of an import: a kernel that does not load has to fail the tests.
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
 SPARK := tests/spark tests/docs
-ALL_BUT_SPARK := tests $(SPARK:%=--ignore=%) --ignore=tests/faults/test_chaos.py
+LIVE_VIEW := tests/ui
 NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
-.PHONY: help setup demo test test-quick test-spark lint bench bench-wire bench-producer bench-broker bench-legacy \
-	bench-spark bench-spark-long faults-producer model-broker crash-matrix fuzz-wire fuzz-broker chaos \
-	bench-cluster docs dist test-wheel clean
+.PHONY: help setup demo test test-units test-brokers test-quick test-spark test-ui lint bench bench-wire \
+	bench-producer bench-broker bench-legacy bench-cluster bench-spark bench-spark-long bench-ui faults-producer \
+	model-broker crash-matrix fuzz-wire fuzz-broker chaos docs dist test-wheel clean
 
 help:
-	@echo "make demo | setup | test | test-quick | test-spark | test-wheel | lint | docs | dist | clean"
+	@echo "make demo | setup | test | test-quick | test-spark | test-ui | test-wheel | lint | docs | dist | clean"
 	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-spark |" \
-		"bench-spark-long"
+		"bench-spark-long | bench-ui"
 	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker"
 
 setup: .venv/.ready .venv/.kernel
@@ -28,8 +28,10 @@ setup: .venv/.ready .venv/.kernel
 
 # A million orders, exactly once, while a worker, the driver and the broker are killed: a minute or two.
 # KAFKA=host:port does it on a cluster of yours, whose brokers are left alone. ROWS=100000: fewer orders, or more.
+# UI=1 shows it in the browser meanwhile.
 demo: .venv/.ready .venv/.kernel
-	@$(BIN)/headrace demo --report $(DEMO_REPORT) $(if $(KAFKA),--bootstrap $(KAFKA)) $(if $(ROWS),--rows $(ROWS))
+	@$(BIN)/headrace demo --report $(DEMO_REPORT) $(if $(KAFKA),--bootstrap $(KAFKA)) $(if $(ROWS),--rows $(ROWS)) \
+		$(if $(UI),--ui)
 
 .venv/.ready: pyproject.toml setup.py tools/setup_env.py
 	@$(PYTHON) tools/setup_env.py environment
@@ -38,20 +40,29 @@ demo: .venv/.ready .venv/.kernel
 .venv/.kernel: setup.py $(KERNEL_SOURCES) | .venv/.ready
 	@$(BIN)/python tools/setup_env.py kernel
 
-# Everything once, of Spark the main behaviours only; then the unit layer on the other kernel.
+# Everything once, of Spark and the live view the main behaviours only. What computes runs beside what waits for brokers.
 test: .venv/.ready .venv/.kernel
-	@if $(KERNEL_EXISTS); then \
-		HEADRACE_KERNEL=compiled $(PYTEST) $(ALL_BUT_SPARK) && HEADRACE_KERNEL=python $(PYTEST) tests/unit; \
-	else \
-		$(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) $(ALL_BUT_SPARK); \
-	fi
-	@$(PYTEST) -m "not slow" $(SPARK)
+	@$(MAKE) --no-print-directory -j2 test-units test-brokers
+	@$(PYTEST) -m "not slow" $(LIVE_VIEW) $(SPARK)
+
+# On both kernels.
+test-units: .venv/.ready .venv/.kernel
+	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q tests/unit; else $(NO_KERNEL); fi
+	@HEADRACE_KERNEL=python $(PYTEST) -q tests/unit
+
+test-brokers: .venv/.ready .venv/.kernel
+	@kernel=python; if $(KERNEL_EXISTS); then kernel=compiled; fi; \
+	HEADRACE_KERNEL=$$kernel $(PYTEST) tests --ignore=tests/unit $(SPARK:%=--ignore=%) $(LIVE_VIEW:%=--ignore=%)
 
 # Real Spark, real brokers, every page of the docs: a quarter of an hour.
 test-spark: .venv/.ready .venv/.kernel
 	@$(PYTEST) $(SPARK)
 
-# What `make test-spark` does in small: everything that can happen, at every failpoint, on both brokers; and a cluster.
+# The live view in the system's Chromium; with two thousand topics, and a topic of 2 GB. Pictures go to build/ui.
+test-ui: .venv/.ready .venv/.kernel
+	@HEADRACE_UI_SHOTS=all $(PYTEST) $(LIVE_VIEW)
+
+# What `make test-spark` does in small: everything that can happen, at every failpoint, on both brokers and on clusters.
 crash-matrix: .venv/.ready .venv/.kernel
 	@HEADRACE_CRASH_MATRIX=all $(PYTEST) -q -s tests/spark/test_crash_matrix.py tests/spark/test_cluster.py
 
@@ -87,6 +98,10 @@ bench-spark: .venv/.ready .venv/.kernel
 
 bench-spark-long: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.spark_long
+
+bench-ui: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.ui
+	@$(BIN)/python -m bench.ui_send
 
 # What `make test` does in small: 200 producers and 5 brokers killed, a million records counted.
 faults-producer: .venv/.ready .venv/.kernel

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.client.metadata import Cluster, PartitionInfo
-    from headrace.client.sasl import Token
     from headrace.errors import (
         AbortableError,
         AuthenticationError,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.producer.serializers import Serializer
     from headrace.producer.transactions import GroupMetadata
     from headrace.wire._reference import RecordFuture
+    from headrace.wire.sasl import Token
 
 __all__ = [
     "AbortableError",
@@ -100,7 +100,7 @@ _PLACES = {
     "RecordFuture": "producer.batch",
     "RecordMetadata": "producer.records",
     "Serializer": "producer.serializers",
-    "Token": "client.sasl",
+    "Token": "wire.sasl",
 }
 
 

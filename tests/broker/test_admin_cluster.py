@@ -26,11 +26,12 @@ from headrace.wire.api.describe_cluster import DescribeClusterRequest
 from headrace.wire.api.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from headrace.wire.api.elect_leaders import ElectLeadersRequest, TopicPartitions
 from headrace.wire.api.list_partition_reassignments import ListPartitionReassignmentsRequest
+from headrace.wire.api.unregister_broker import UnregisterBrokerRequest
 from headrace.wire.api.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from topics import unique
 
 SECONDS = 20
-ADMIN_KEYS = (17, 21, 29, 30, 31, 32, 33, 35, 36, 37, 43, 44, 45, 46, 48, 49, 50, 51, 57, 60, 74)
+ADMIN_KEYS = (17, 21, 29, 30, 31, 32, 33, 35, 36, 37, 43, 44, 45, 46, 48, 49, 50, 51, 57, 60, 64, 74)
 
 
 @pytest.mark.parametrize(
@@ -185,3 +186,10 @@ def test_the_cluster_is_one_broker(broker, connection):
     assert ask(connection, DescribeClusterRequest(), 0).cluster_authorized_operations == -0x80000000
     assert ask(connection, DescribeClusterRequest(endpoint_type=2), 1).error_code == Code.MISMATCHED_ENDPOINT_TYPE
     assert ask(connection, DescribeClusterRequest(endpoint_type=3), 1).error_code == Code.UNSUPPORTED_ENDPOINT_TYPE
+
+
+def test_a_broker_that_is_alone_cannot_be_forgotten(connection):
+    for node_id, code in ((1, Code.INVALID_REQUEST), (2, Code.BROKER_ID_NOT_REGISTERED)):
+        answer = ask(connection, UnregisterBrokerRequest(broker_id=node_id), 0)
+        assert answer.error_code == code
+        assert answer.error_message

@@ -63,6 +63,7 @@ from headrace.wire.api.incremental_alter_configs import (
 from headrace.wire.api.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from headrace.wire.api.list_partition_reassignments import ListPartitionReassignmentsRequest
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from headrace.wire.api.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from headrace.wire.schema import Message
 from secure_broker import OPENSSL, make_certificates
 
@@ -388,6 +389,42 @@ async def test_eligible_leaders_are_told_to_clients(tmp_path: Path) -> None:
         assert row.offline_replicas == (2,)
 
 
+@on_loop
+async def test_a_broker_that_will_not_come_back_is_forgotten_and_is_a_new_one_if_it_does(tmp_path: Path) -> None:
+    options = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 60_000}
+    async with cluster_in_loop(tmp_path, 2, options) as (one, two), AsyncExitStack() as third:
+        own = {"node.id": 3, "headrace.controller": one.listeners[0].address, **options}
+        await third.enter_async_context(broker_in_loop(tmp_path / "3", **own))
+        await made(one, create("t", 0, 0, [1, 3]))
+        epoch = one.catalog.brokers.by_id[3].epoch
+        await third.aclose()
+        place = one.catalog.topics.by_name["t"].partitions[0]
+        assert (place.isr, place.elr) == ((1,), (3,))
+
+        async def forget(node_id: int) -> int:
+            answer = cast("UnregisterBrokerResponse", await asked(two, UnregisterBrokerRequest(broker_id=node_id), 0))
+            assert bool(answer.error_message) is bool(answer.error_code)
+            return answer.error_code
+
+        assert await forget(1) == Code.INVALID_REQUEST
+        assert await forget(9) == Code.BROKER_ID_NOT_REGISTERED
+        assert await forget(3) == Code.NONE
+        assert await forget(3) == Code.BROKER_ID_NOT_REGISTERED
+        for broker in (one, two):
+            described = DescribeClusterRequest(include_fenced_brokers=True)
+            answer = cast("DescribeClusterResponse", await asked(broker, described, 2))
+            assert [row.broker_id for row in answer.brokers] == [1, 2]
+            place = broker.catalog.topics.by_name["t"].partitions[0]
+            assert (place.replicas, place.isr, place.elr) == ((1, 3), (1,), ())  # what it has does not count any more
+
+        async with broker_in_loop(tmp_path / "3", **own) as three:
+            assert one.catalog.brokers.by_id[3].epoch > epoch
+            await until("it is in sync again", lambda: 3 in one.catalog.topics.by_name["t"].partitions[0].isr)
+            assert await forget(3) == Code.NONE  # a broker that lives registers again
+            await until("it is there again", lambda: one.catalog.brokers.is_live(3))
+            await until("and knows it", lambda: three.catalog.brokers.is_live(3))
+
+
 # -- who may join, and how -----------------------------------------------------------------------
 
 
@@ -436,16 +473,23 @@ async def test_the_folder_of_a_broker_that_follows_does_not_become_a_cluster_of_
 
 
 @on_loop
-async def test_brokers_do_not_talk_by_a_listener_that_wants_sasl(tmp_path: Path) -> None:
-    options = {
+async def test_a_broker_that_cannot_prove_who_it_is_cannot_be_joined(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    options = {"sasl.plain.users": "ann:secret", "sasl.mechanism.inter.broker.protocol": "PLAIN"}
+    alone = {**options, "listeners": f"SASL_PLAINTEXT://{address}"}
+    joining = {
+        **options,
+        **QUICK,
         "node.id": 2,
-        "headrace.controller": "127.0.0.1:1",
+        "headrace.controller": address,
         "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
-        "sasl.plain.users": "ann:secret",
+        "sasl.jaas.config": 'module required username="ann" password="secret";',
     }
-    with pytest.raises(ConfigError, match="wants SASL, which brokers do not speak among themselves"):
-        async with broker_in_loop(tmp_path / "2", **options):
-            pass
+    async with broker_in_loop(tmp_path / "1", **alone) as one:
+        with pytest.raises(ConfigError, match="the controller has no user and password for other brokers"):
+            async with broker_in_loop(tmp_path / "2", **joining):
+                pass
+        assert one.cluster is None
 
 
 @on_loop

@@ -39,8 +39,8 @@ QUICK = {"broker.session.timeout.ms": 1_500, "broker.heartbeat.interval.ms": 100
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[EmbeddedCluster]:
-    """Three brokers; whoever spoils them puts them right again."""
-    with EmbeddedCluster(3, QUICK) as cluster:
+    """Three brokers, the first one the controller; whoever spoils them puts them right again."""
+    with EmbeddedCluster(3, QUICK, separate_controller=False) as cluster:
         yield cluster
 
 
@@ -215,7 +215,7 @@ def as_after_a_power_cut(data_dir: Path) -> None:
 
 
 def test_any_broker_can_be_lost_where_the_controller_is_none_of_them() -> None:
-    with EmbeddedCluster(3, QUICK, separate_controller=True) as cluster:
+    with EmbeddedCluster(3, QUICK) as cluster:
         topic = cluster.create_topic("safe", 3)
         told = AdminClient({"bootstrap.servers": cluster.controller.bootstrap}).list_topics(timeout=10)
         assert set(told.brokers) == {1, 2, 3}
@@ -235,7 +235,7 @@ def test_any_broker_can_be_lost_where_the_controller_is_none_of_them() -> None:
 @pytest.fixture(scope="module")
 def degraded() -> Iterator[EmbeddedCluster]:
     """Three brokers with bad networks between them; whoever spoils them puts them right again."""
-    with EmbeddedCluster(3, QUICK, degraded=True) as cluster:
+    with EmbeddedCluster(3, QUICK, degraded=True, separate_controller=False) as cluster:
         yield cluster
 
 
@@ -319,6 +319,12 @@ def test_java_tools_see_change_and_mend_the_cluster(cluster: EmbeddedCluster, ja
     under = java_client.tool("TopicCommand", *server, "--describe", "--under-replicated-partitions").out
     assert f"Topic: {topic}\tPartition: 0" in under
     cluster.brokers[1].start()
+    in_sync(cluster, topic, 2)
+
+    cluster.brokers[2].stop()
+    assert "is no longer registered" in java_client.tool("ClusterTool", "unregister", *server, "--id", 3).out
+    assert set(cluster.controller.known_brokers()) == {1, 2}
+    cluster.brokers[2].start()
     in_sync(cluster, topic, 2)
 
 

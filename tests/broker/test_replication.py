@@ -289,22 +289,41 @@ def test_a_follower_that_missed_what_is_deleted_begins_again_where_the_leader_do
         await cluster.stop(2)
         for number in range(3, 9):
             await produce(cluster, 1, "t", batch(b"%d" % number))
-        assert await delete_before(cluster, "t", 7) == 7
+        assert await delete_before(cluster, "t", 7) == (7, Code.NONE)
         await cluster.start(2)
         await cluster.in_sync("t", 1, 2)
         log = cluster.partition(2, "t").log
         assert (log.start_offset, log.end_offset) == (7, 9)
-        # And one that is there hears of it.
-        await delete_before(cluster, "t", 8)
-        await until("it is deleted there too", lambda: log.start_offset == 8)
 
     run(tmp_path, test, 2)
 
 
-async def delete_before(cluster, topic, offset):
+def test_records_are_deleted_when_all_replicas_that_live_have_deleted_them(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[2, 1, 3]])
+        for number in range(9):
+            await produce(cluster, 2, "t", batch(b"%d" % number))
+        assert await delete_before(cluster, "t", 4, leader=2) == (4, Code.NONE)
+        assert [cluster.partition(node, "t").log.start_offset for node in (1, 2, 3)] == [4, 4, 4]
+        cluster.hold_followers(2)
+        assert await delete_before(cluster, "t", 5, leader=2, timeout_ms=200) == (4, Code.REQUEST_TIMED_OUT)
+        await cluster.stop(3)  # it need not be waited for; but 1 is there still
+        waiting = asyncio.create_task(delete_before(cluster, "t", 6, leader=2))
+        await until("it is deleted here", lambda: cluster.partition(2, "t").log.start_offset == 6)
+        await until("and there", lambda: cluster.partition(1, "t").log.start_offset == 6)
+        assert not waiting.done()
+        await cluster.elect("t", 1)
+        assert (await waiting)[1] == Code.NOT_LEADER_OR_FOLLOWER
+        assert await delete_before(cluster, "t", -1) == (9, Code.NONE)
+
+    run(tmp_path, test)
+
+
+async def delete_before(cluster, topic, offset, *, leader=1, timeout_ms=10_000):
     row = DeleteRecordsPartition(partition_index=0, offset=offset)
-    request = DeleteRecordsRequest(timeout_ms=1000, topics=[DeleteRecordsTopic(name=topic, partitions=[row])])
-    return (await cluster.ask(1, request, 2)).topics[0].partitions[0].low_watermark
+    request = DeleteRecordsRequest(timeout_ms=timeout_ms, topics=[DeleteRecordsTopic(name=topic, partitions=[row])])
+    answer = (await cluster.ask(leader, request, 2)).topics[0].partitions[0]
+    return answer.low_watermark, answer.error_code
 
 
 def _leads(partition):

@@ -15,10 +15,10 @@ from headrace import Producer
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.group import Claim
-from headrace.broker.hashing import coordinator_partition
 from headrace.broker.transactions.states import State
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
+from headrace.wire.hashing import coordinator_partition
 from headrace.wire.records import Producer as Writer
 from log_rig import batch
 from peers.connection import Connection

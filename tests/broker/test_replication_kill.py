@@ -1,4 +1,4 @@
-"""kill -9 of any one broker of a cluster: what was acknowledged is read afterwards, once, and all replicas agree."""
+"""Brokers of a cluster are killed, and partitions moved: what was acknowledged is there once, on all replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ import pytest
 
 from headrace import HeadraceError, Producer
 from headrace.broker import EmbeddedCluster
+from headrace.wire.api.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignableTopic,
+)
 from peers import librdkafka
+from peers.connection import Connection
 from waiting import eventually
 
 PARTITIONS = 3
@@ -74,7 +81,7 @@ def log_bytes(folder: Path, index: int) -> bytes:
 @pytest.mark.behaviour("B09", "B10", "B11")
 @pytest.mark.timeout(180)
 def test_checks_1_and_2_whoever_is_killed_what_was_acknowledged_is_there_once_on_all_replicas(tmp_path):
-    with EmbeddedCluster(3, OPTIONS, data_dir=tmp_path) as cluster:
+    with EmbeddedCluster(3, OPTIONS, data_dir=tmp_path, separate_controller=False) as cluster:
         cluster.create_topic(TOPIC, PARTITIONS)
         numbers = Numbers(cluster.bootstrap_servers)
         try:
@@ -92,16 +99,70 @@ def test_checks_1_and_2_whoever_is_killed_what_was_acknowledged_is_there_once_on
             time.sleep(TRAFFIC_SECONDS)
         finally:
             numbers.stop()
-        assert numbers.errors == []
-        for index in range(PARTITIONS):
-            expected = {o: n for n, (p, o) in numbers.acknowledged.items() if p == index}
-            found = {
-                record.offset: int(record.value or b"")
-                for record in librdkafka.consume_to_end(cluster.bootstrap_servers, TOPIC, partition=index)
-            }
-            assert {offset: found.get(offset) for offset in expected} == expected
-            assert len(set(found.values())) == len(found)  # nothing twice
-            assert list(found.values()) == sorted(found.values())  # nor out of order
-        cluster.stop()
-        for index in range(PARTITIONS):
-            assert len({log_bytes(tmp_path / f"broker-{node}", index) for node in (1, 2, 3)}) == 1
+        judge(cluster, numbers, tmp_path)
+
+
+def judge(cluster: EmbeddedCluster, numbers: Numbers, folder: Path) -> None:
+    """What was acknowledged is there, where we were told, once and in order; all replicas have the same bytes."""
+    assert numbers.errors == []
+    for index in range(PARTITIONS):
+        expected = {o: n for n, (p, o) in numbers.acknowledged.items() if p == index}
+        found = {
+            record.offset: int(record.value or b"")
+            for record in librdkafka.consume_to_end(cluster.bootstrap_servers, TOPIC, partition=index)
+        }
+        assert {offset: found.get(offset) for offset in expected} == expected
+        assert len(set(found.values())) == len(found)  # nothing twice
+        assert list(found.values()) == sorted(found.values())  # nor out of order
+    replicas = [place["replicas"] for place in cluster.places(TOPIC)]
+    cluster.stop()
+    for index, nodes in enumerate(replicas):
+        assert len({log_bytes(folder / f"broker-{node}", index) for node in nodes}) == 1
+
+
+@pytest.mark.behaviour("B10", "B11")
+@pytest.mark.timeout(180)
+def test_partitions_move_while_they_are_written_to_and_a_new_replica_is_killed_on_the_way(tmp_path):
+    """Each partition from its three brokers to others, its leader too; one that comes dies in the middle of it."""
+    with EmbeddedCluster(4, OPTIONS, data_dir=tmp_path) as cluster:
+        cluster.create_topic(TOPIC, PARTITIONS)
+        numbers = Numbers(cluster.bootstrap_servers)
+        try:
+            time.sleep(TRAFFIC_SECONDS)
+            for index in range(PARTITIONS):
+                before = cluster.places(TOPIC)[index]["replicas"]
+                (new,) = {1, 2, 3, 4} - {*before}
+                after = [new, *before[:0:-1]]  # who led goes
+                if index == 1:
+                    cluster.broker(new).pause()
+                move(cluster, index, after)
+                if index == 1:
+                    cluster.broker(new).kill()
+                    assert cluster.places(TOPIC)[index]["adding"] == [new]
+                    cluster.broker(new).start()
+                eventually("it has moved", functools.partial(has_moved, cluster, index, after))
+                known = len(numbers.acknowledged)
+                eventually("writing goes on", functools.partial(numbers.has_more_than, known + 100))
+                old = tmp_path / f"broker-{before[0]}" / f"{TOPIC}-{index}"
+                eventually("the old replica is gone", functools.partial(is_gone, old))
+        finally:
+            numbers.stop()
+        judge(cluster, numbers, tmp_path)
+
+
+def move(cluster: EmbeddedCluster, index: int, replicas: list[int]) -> None:
+    row = ReassignablePartition(partition_index=index, replicas=replicas)
+    request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=TOPIC, partitions=[row])])
+    with Connection(cluster.controller.bootstrap) as connection:
+        answer = connection.call(request, 1)
+    assert isinstance(answer, AlterPartitionReassignmentsResponse)
+    assert (answer.error_code, answer.responses[0].partitions[0].error_code) == (0, 0)
+
+
+def has_moved(cluster: EmbeddedCluster, index: int, replicas: list[int]) -> bool:
+    place = cluster.places(TOPIC)[index]
+    return place["replicas"] == replicas and len(place["isr"]) == len(replicas) and not place["adding"]
+
+
+def is_gone(folder: Path) -> bool:
+    return not folder.exists()

@@ -10,6 +10,8 @@ import pytest
 
 from broker_commands import COMMAND_SECONDS_MAX, headrace, running
 from headrace import Producer
+from headrace.broker import control
+from headrace.errors import ConfigError, IllegalStateError
 from headrace.wire.api.metadata import MetadataRequest, MetadataResponse
 from peers.connection import Connection
 from waiting import eventually
@@ -59,6 +61,29 @@ def test_a_cluster_is_started_shown_joined_and_stopped_from_the_command_line(tmp
         assert process.wait(COMMAND_SECONDS_MAX) == 0
         assert all(is_gone(row["pid"]) for row in facts["brokers"])
         assert not (data_dir / "broker.json").exists()
+
+
+def test_a_broker_of_a_cluster_is_killed_and_started_again_by_the_control_socket(tmp_path):
+    options = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
+    with running("--brokers", 2, *options) as (process, line):
+        ready = json.loads(line)
+
+        def alive():
+            return {row["node_id"]: row["pid"] for row in control.call(ready["control"], "status")["brokers"]}
+
+        before = alive()
+        control.call(ready["control"], "brokers.kill", node_id=2)
+        assert is_gone(before[2])
+        assert alive() == {1: before[1], 2: None}
+        with pytest.raises(IllegalStateError, match="broker 1 runs already"):
+            control.call(ready["control"], "brokers.start", node_id=1)
+        with pytest.raises(ConfigError, match="there is no broker 7 in this cluster; there are 1, 2"):
+            control.call(ready["control"], "brokers.kill", node_id=7)
+        control.call(ready["control"], "brokers.start", node_id=2)
+        assert alive()[2] not in (None, before[2])
+        assert brokers_by(ready["bootstrap"].split(",")[1]) == {1, 2}
+        process.terminate()
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])

@@ -79,7 +79,7 @@ def test_writes_that_only_the_leader_had_when_it_died_are_found_to_be_lost(tmp_p
     """The other side of it: a cluster that may lose writes loses some, and it is noticed."""
     lost = [f"lost-{number}" for number in range(20)]
     with (
-        EmbeddedCluster(chaos.BROKERS, chaos.OPTIONS, data_dir=tmp_path / "data") as cluster,
+        EmbeddedCluster(chaos.BROKERS, chaos.OPTIONS, data_dir=tmp_path / "data", separate_controller=False) as cluster,
         HistoryFile(tmp_path / "history.jsonl") as history,
     ):
         topic = cluster.create_topic("hasty", chaos.BROKERS)

@@ -14,13 +14,13 @@ import pytest
 from headrace.client.admin import AdminClient
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.credentials import SaslSettings, TokenCache
-from headrace.client.sasl import Token
 from headrace.client.tls import TlsSettings
 from headrace.errors import AuthenticationError, TimedOutError, TlsError
 from headrace.wire.api.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     ScramCredentialUpsertion,
 )
+from headrace.wire.sasl import Token
 from peers.connection import Connection
 from peers.real_kafka import RealKafka, free_ports
 

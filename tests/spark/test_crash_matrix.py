@@ -1,5 +1,7 @@
 """The crash matrix: at every failpoint everything that can happen, on both brokers; and every row is seen once.
 
+What can happen only to several brokers happens to a cluster of our own.
+
 `make crash-matrix` runs all cells (HEADRACE_CRASH_MATRIX=all), prints a table and JSON, and shows its progress; without
 that it is a few cells of each kind. docs/exactly-once.md says why each of them holds.
 """
@@ -21,6 +23,7 @@ from crash_cells import (
     EXECUTOR,
     EXPIRY,
     FAULTS,
+    LEADER,
     NONSENSE,
     PLACES,
     RETRY,
@@ -33,10 +36,11 @@ from crash_columns import Column
 from headrace.broker import EmbeddedBroker
 from peers.broker import Broker
 from peers.embedded import OwnBroker
+from peers.embedded_cluster import OwnCluster
 from peers.real_kafka import RealKafka
 
 COLUMN_SECONDS_MAX = 1500
-OURS, APACHE = "headrace", "apache"
+OURS, APACHE, CLUSTER = "headrace", "apache", "cluster"
 IS_WHOLE = os.environ.get("HEADRACE_CRASH_MATRIX") == "all"
 CLEANUP = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
 
@@ -48,12 +52,15 @@ SHORT = {
     (OURS, TWIN): ("task.flushed", "decide.begin"),
     (OURS, ZOMBIE): ("begin.fence", "decide.begin"),
     (APACHE, DRIVER): ("task.flushed", "decide.written", "decide.done", "replay.abort"),
+    (CLUSTER, LEADER): ("task.flushed", "decide.written", "end.between"),
 }
 """What `make test-spark` does."""
-EVERY_RUN = ((APACHE, DRIVER),)
+EVERY_RUN = {(APACHE, DRIVER): SHORT[APACHE, DRIVER], (CLUSTER, LEADER): ("decide.written",)}
 """What `make test` does."""
 
-WHOLE = {(broker, fault): PLACES for broker in (OURS, APACHE) for fault in FAULTS}
+MET = {broker: [fault for fault in FAULTS if fault != LEADER] for broker in (OURS, APACHE)} | {CLUSTER: [LEADER]}
+"""What happens to whom."""
+WHOLE = {(broker, fault): PLACES for broker, faults in MET.items() for fault in faults}
 WANTED = WHOLE if IS_WHOLE else SHORT
 
 
@@ -62,7 +69,7 @@ def cells() -> Iterator[object]:
         for place in places:
             reason = NONSENSE.get((fault, place))
             marks = [pytest.mark.skip(reason=reason)] if reason else []
-            if (broker, fault) not in EVERY_RUN:
+            if place not in EVERY_RUN.get((broker, fault), ()):
                 marks.append(pytest.mark.slow)
             yield pytest.param(broker, fault, place, marks=marks, id=f"{broker}-{fault}-{place}")
 
@@ -85,10 +92,16 @@ class Matrix:
         return next((one for one in column if one.place == place), Outcome(fault, place, broker))
 
     def _run(self, broker: str, fault: str) -> list[Outcome]:
-        places = [place for place in WANTED[broker, fault] if (fault, place) not in NONSENSE]
+        places = [place for place in self._selected(broker, fault) if (fault, place) not in NONSENSE]
         folder = self._paths.mktemp(f"{broker}-{fault.replace(' ', '-')}")
         jars = self._request.getfixturevalue("kafka_jars")("4.3.0")
         return Column(fault, self._broker(broker, fault == EXPIRY), broker, folder, jars, _say).run(places)
+
+    def _selected(self, broker: str, fault: str) -> list[str]:
+        """Those places of a column that this run of the tests is about."""
+        cells = [item.callspec.params for item in self._request.session.items if hasattr(item, "callspec")]
+        chosen = {cell["place"] for cell in cells if (cell.get("broker"), cell.get("fault")) == (broker, fault)}
+        return [place for place in WANTED[broker, fault] if place in chosen]
 
     def _broker(self, name: str, is_short: bool) -> Broker:
         """Brokers of our own: they are killed, and look for expired transactions more often than others do."""
@@ -101,7 +114,9 @@ class Matrix:
             self._brokers[name, is_short] = started
         return self._brokers[name, is_short]
 
-    def _start(self, name: str, options: dict[str, str]) -> OwnBroker | RealKafka:
+    def _start(self, name: str, options: dict[str, str]) -> OwnBroker | OwnCluster | RealKafka:
+        if name == CLUSTER:
+            return OwnCluster(options)
         if name == OURS:
             own = OwnBroker(EmbeddedBroker({"transaction.state.log.num.partitions": 4, **options}))
             own.embedded.start()
@@ -149,11 +164,11 @@ def table(found: dict[tuple[str, str], list[Outcome]]) -> str:
     """For people, then for programs."""
     lines = []
     outcomes = {(one.broker, one.fault, one.place): one for column in found.values() for one in column}
-    for broker in (OURS, APACHE):
-        lines += ["", f"{broker:14}" + "".join(f"{fault:>21}" for fault in FAULTS)]
+    for broker, faults in MET.items():
+        lines += ["", f"{broker:14}" + "".join(f"{fault:>21}" for fault in faults)]
         for place in PLACES:
             texts = []
-            for fault in FAULTS:
+            for fault in faults:
                 one = outcomes.get((broker, fault, place))
                 if (fault, place) in NONSENSE:
                     texts.append("cannot be")

@@ -83,7 +83,10 @@ def run(folder: Path, seed: int, seconds: float, java_jars: Path | None) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     history_path = folder / "history.jsonl"
     with ExitStack() as stack:
-        cluster = stack.enter_context(EmbeddedCluster(BROKERS, OPTIONS, data_dir=folder / "data", degraded=True))
+        # A broker is the controller, so that this one, too, is killed and cut off.
+        cluster = stack.enter_context(
+            EmbeddedCluster(BROKERS, OPTIONS, data_dir=folder / "data", degraded=True, separate_controller=False)
+        )
         history = stack.enter_context(HistoryFile(history_path))
         cluster.create_topic(TOPIC, PARTITIONS, BROKERS)
         setting = Setting(cluster.bootstrap_servers, TOPIC, PARTITIONS, history)

@@ -21,6 +21,10 @@ from history import Outcome
 REQUEST_MS = 2_000
 DELIVERY_MS = 8_000
 """Short, so that some records are given up while a broker is away: their outcome is unknown then."""
+LIBRDKAFKA_PLAIN = {"message.timeout.ms": 120_000, "max.in.flight.requests.per.connection": 1}
+"""Without a transaction, librdkafka answers two things with a new epoch, under which it sends again what was on its
+way, written or not: a record that it gives up, and a refusal of what came behind a lost request (its issue 4953). No
+broker can know those records again. So it gives nothing up here, and sends one request at a time."""
 BLOCK_MS = 6_000
 TRANSACTION_MS = 15_000
 CLOSE_SECONDS_MAX = 3.0
@@ -132,8 +136,13 @@ class ConfluentClient:
 
     def __init__(self, bootstrap: str, topic: str, transactional_id: str | None = None) -> None:
         self._topic = topic
-        options = {} if transactional_id is None else {"transactional.id": transactional_id}
-        timeouts = {"transaction.timeout.ms": TRANSACTION_MS} if transactional_id is not None else {}
+        options: dict[str, object] = {**LIBRDKAFKA_PLAIN}
+        if transactional_id is not None:
+            options = {
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": TRANSACTION_MS,
+                "message.timeout.ms": DELIVERY_MS,
+            }
         self._producer = ConfluentProducer(
             {
                 "bootstrap.servers": bootstrap,
@@ -141,11 +150,9 @@ class ConfluentClient:
                 "linger.ms": 2,
                 "socket.timeout.ms": REQUEST_MS * 2,
                 "request.timeout.ms": REQUEST_MS,
-                "message.timeout.ms": DELIVERY_MS,
                 "reconnect.backoff.max.ms": 500,
                 "log_level": 0,
                 **options,
-                **timeouts,
             },
             logger=log,
         )

@@ -24,7 +24,8 @@ from topics import new_topic, unique
 
 EXECUTOR, DRIVER, BROKER = "executor killed", "driver killed", "broker restarted"
 EXPIRY, TWIN, RETRY, ZOMBIE = "transaction expired", "speculative twin", "stage retry", "zombie driver"
-FAULTS = (EXECUTOR, DRIVER, BROKER, EXPIRY, TWIN, RETRY, ZOMBIE)
+LEADER = "leader killed"
+FAULTS = (EXECUTOR, DRIVER, BROKER, EXPIRY, TWIN, RETRY, ZOMBIE, LEADER)
 PLACES = tuple(FAILPOINTS)
 
 NONSENSE = {
@@ -173,7 +174,7 @@ class Cell:
         self.outcome.audit = self._query.audit()
         self.outcome.left_open = self.open_partitions()
         self.outcome.java_count = java_count
-        with BlockingClient(ClientSettings([self._bootstrap])) as client:
+        with BlockingClient(ClientSettings(self._bootstrap)) as client:
             last = [*DecisionLog(client, self._decisions).read(self._sink).values()]
             self.outcome.open_ids = Transactions(client).open_ids(self._sink + SEPARATOR) or []
         self.outcome.last_run = last[0].run if last else ""

@@ -20,6 +20,7 @@ from crash_cells import (
     DRIVER,
     EXECUTOR,
     EXPIRY,
+    LEADER,
     RETRY,
     SHORT_TRANSACTION_MS,
     TWIN,
@@ -77,6 +78,7 @@ class Column:
             TWIN: self._speculative_twin,
             RETRY: self._stage_retry,
             ZOMBIE: self._zombie_driver,
+            LEADER: self._leader_killed,
         }[self._fault](cells)
         self._judge(cells)
         bad = [f"{cell.place}: {cell.outcome.verdict}" for cell in cells if cell.outcome.verdict]
@@ -178,6 +180,19 @@ class Column:
                 release()
             zombie.ends_of(runs)
             self._go_on(heir, cells)
+
+    def _leader_killed(self, cells: list[Cell]) -> None:
+        """A broker of several, that leads a partition of every topic and coordinates transactions: others take over.
+
+        It comes back when the batches are over that it has left alone.
+        """
+        with self._driver("driver") as driver:
+            self._hold(driver, cells)
+            self._broker.kill()
+            self._let_go(cells)
+            self._end(driver, cells)
+            self._broker.restart()
+            self._go_on(driver, cells)
 
     # -- steps -----------------------------------------------------------------------------------
 

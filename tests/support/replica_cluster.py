@@ -24,6 +24,7 @@ from headrace.errors import BrokerError, Code
 from headrace.wire.schema import Message
 
 STOP_SECONDS_MAX = 20
+INNER = "inter.broker.listener.name"
 QUICK: dict[str, object] = {
     "offsets.topic.num.partitions": 2,
     "transaction.state.log.num.partitions": 2,
@@ -42,6 +43,7 @@ class ReplicaCluster:
         self._folder = folder
         self._options = options
         self._ports: dict[int, int] = {}
+        self._inner_ports: dict[int, int] = {}  # of a listener that is for brokers only
         self.brokers: dict[int, Broker] = {}
 
     @property
@@ -60,9 +62,13 @@ class ReplicaCluster:
         port = self._ports.setdefault(node, free_port())
         folder = self._folder / str(node)
         folder.mkdir(parents=True, exist_ok=True)
-        own = {"node.id": node, "log.dirs": str(folder), "listeners": f"PLAINTEXT://127.0.0.1:{port}"}
+        listeners = [f"PLAINTEXT://127.0.0.1:{port}"]
+        if INNER in self._options:
+            inner = self._inner_ports.setdefault(node, free_port())
+            listeners.append(f"{self._options[INNER]}://127.0.0.1:{inner}")
+        own: dict[str, object] = {"node.id": node, "log.dirs": str(folder), "listeners": listeners}
         if node != 1:
-            own["headrace.controller"] = self.address(1)
+            own["headrace.controller"] = f"127.0.0.1:{self._inner_ports.get(1, self._ports[1])}"
         broker = Broker(resolve(("argument", {**self._options, **options, **own})))
         await broker.start()
         self.brokers[node] = broker

@@ -18,9 +18,9 @@ from headrace.broker.security.jaas import jaas_options, users_in_short, users_of
 from headrace.broker.security.mechanisms import SCRAM_SHA_256, SCRAM_SHA_512, Mechanism, Plain, check_against
 from headrace.broker.security.oauth import BearerToken, OAuthBearer, UnsecuredTokens
 from headrace.broker.security.scram import Scram, derive, from_salted
-from headrace.client import sasl as client
 from headrace.config import Secret
 from headrace.errors import AuthenticationError, ConfigError
+from headrace.wire import sasl as client
 
 SECRET = "pencil,=§"
 MECHANISMS = pytest.mark.parametrize("mechanism", [SCRAM_SHA_256, SCRAM_SHA_512])

@@ -44,7 +44,7 @@ def change(catalog: Catalog) -> None:
     catalog.record(Topics.move(topics["orders"], 0, place))
     catalog.record(Topics.deletion(topics["gone"]), Topics.creation("new", [[2]]))
     catalog.record(Topics.deletion(topics["new"]), Topics.creation("gone", [[2]]))
-    catalog.record(Brokers.change(row(2, 3), 1), Brokers.removal(1))
+    catalog.record(Brokers.change(row(2, 3), 1), Brokers.removal(1, 3))
     catalog.record(Configs.change(TOPIC, "orders", {"retention.ms": None, "segment.ms": "9"}), Acls.deletion(RULE))
     catalog.record(Users.deletion("ann", "SCRAM-SHA-256"), Users.change("bob", "SCRAM-SHA-512", CREDENTIAL))
     catalog.record(Quotas.change(entity({"user": "ann"}), {"producer_byte_rate": None}))
@@ -69,6 +69,16 @@ def test_a_copy_that_gets_a_snapshot_is_the_same_and_is_so_after_a_restart(leadi
     assert contents(copy) == contents(leading)
     copy.close()
     assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
+
+
+def test_the_epoch_of_a_broker_that_was_forgotten_is_not_given_out_again(leading: Catalog, tmp_path: Path) -> None:
+    leading.record(Brokers.change(row(3, 7), 1))
+    leading.record(Brokers.removal(3, leading.brokers.last_epoch))
+    copy = Catalog(tmp_path / "copy", follows=True)
+    copy.become(list(leading.snapshot()))
+    assert (copy.brokers.last_epoch, set(copy.brokers.by_id)) == (7, {1, 2})
+    copy.close()
+    assert Catalog(tmp_path / "copy", follows=True).brokers.last_epoch == 7
 
 
 def test_a_copy_that_is_late_hears_of_the_difference_only(leading: Catalog, tmp_path: Path) -> None:

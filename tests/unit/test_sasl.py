@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.client.credentials import SaslSettings, TokenCache, jaas_options
-from headrace.client.sasl import (
+from headrace.errors import AuthenticationError, ConfigError
+from headrace.wire.sasl import (
     ITERATIONS_MAX,
     OAUTHBEARER,
     PLAIN,
@@ -25,7 +26,6 @@ from headrace.client.sasl import (
     ScramMechanism,
     Token,
 )
-from headrace.errors import AuthenticationError, ConfigError
 
 SECRET = "pencil,=§"
 HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}

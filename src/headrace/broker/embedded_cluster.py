@@ -5,8 +5,9 @@
         cluster.brokers[0].kill()
 
 Each broker is an `EmbeddedBroker`, a process of its own, with a port and a data folder that stay the same until
-`close`. The first one is the controller: while it is down nobody is elected, nothing is changed, and what waits for a
-replica on it goes on waiting. With `separate_controller=True` it is a process that nothing else depends on.
+`close`. The controller is one process more, without partitions: any broker can be lost, whichever leads what a test is
+about, and the others go on. With `separate_controller=False` the first broker is the controller, too: while that one is
+down nobody is elected, nothing is changed, and what waits for a replica on it goes on waiting.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class EmbeddedCluster:
         ports: Sequence[int] | None = None,
         racks: Sequence[str] | None = None,
         degraded: bool = False,
-        separate_controller: bool = False,
+        separate_controller: bool = True,
         **options: object,
     ) -> None:
         """Options of all brokers by their dotted names in `config`, or as keywords.
 
         With a `data_dir`, each broker has a folder in it, and they stay. `ports` and `racks` are one for each broker.
         `degraded=True` puts a `Degrader` before each broker: clients and the other brokers come through it, and
-        `broker.isolate()` cuts the broker off. With `separate_controller=True` the controller is a process more,
-        without partitions: any broker can be lost then.
+        `broker.isolate()` cuts the broker off. With `separate_controller=False` the first broker is the controller as
+        well, and what waits for a replica on it waits until it is back.
         """
         if not 1 <= count <= BROKERS_MAX:
             raise ConfigError(f"a cluster has 1 to {BROKERS_MAX} brokers, not {count}")
@@ -128,7 +129,7 @@ class EmbeddedCluster:
 
     @property
     def controller(self) -> ClusterBroker:
-        """The broker that elects leaders and makes changes."""
+        """The process that elects leaders and makes changes: node 0, or the first broker if that is it as well."""
         return self._members[0]
 
     def broker(self, node_id: int) -> ClusterBroker:
@@ -202,12 +203,20 @@ class ClusterBroker(EmbeddedBroker):
 
     def _way_to(self, controller: ClusterBroker) -> str:
         if not self._degraded:
-            return controller.bootstrap
+            return controller.inner_address
         if self._to_controller is None:
             from headrace.broker.degrader import Degrader
 
-            self._to_controller = Degrader(controller.bootstrap).start()
+            self._to_controller = Degrader(controller.inner_address).start()
         return self._to_controller.address
+
+    @property
+    def inner_address(self) -> str:
+        """Where other brokers reach it: at the listener that is named for them, or where clients do."""
+        name = self._options.get("inter.broker.listener.name")
+        if name is None or self._ready is None:
+            return self.bootstrap
+        return self._ready.listeners[str(name).upper()]
 
     @property
     def is_alive(self) -> bool:

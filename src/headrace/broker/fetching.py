@@ -32,6 +32,7 @@ class Wanted:
     bytes_max: int
     leader_epoch: int = -1  # as the client knows it
     last_fetched_epoch: int = -1
+    start_offset: int = -1  # of the log of a follower
     partition: Partition | None = None  # set: it may be read
     preferred_replica: int = -1  # who is nearer to the reader; -1: nobody
     error: BrokerError | None = None
@@ -56,8 +57,11 @@ class Replica(NamedTuple):
 
     node_id: int
     broker_epoch: int
-    fetched: Callable[[int, int, Partition, int], None]
-    """Told (node, broker epoch, partition, offset) what it asks for before it is read: so the answer has the news."""
+    fetched: Callable[[int, int, Partition, int, int], None]
+    """Told what it asks for before it is read, so that the answer has the news.
+
+    That is its number, its broker epoch, the partition, the offset it asks for, and where its log begins.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,8 @@ def _read(wanted: Wanted, limits: Limits, left: int, *, at_least_one: bool) -> R
             there = wanted.preferred_replica
             return Read(b"", log.high_watermark, log.last_stable_offset, log.start_offset, preferred_replica=there)
         if limits.replica is not None:
-            limits.replica.fetched(limits.replica.node_id, limits.replica.broker_epoch, partition, wanted.offset)
+            node_id, broker_epoch, fetched = limits.replica
+            fetched(node_id, broker_epoch, partition, wanted.offset, wanted.start_offset)
         bytes_max = min(wanted.bytes_max, left)
         part = log.read(wanted.offset, bytes_max, end_offset=limits.end(partition), at_least_one=at_least_one)
         aborted: Sequence[AbortedTransaction] | None = None

@@ -36,10 +36,10 @@ class Rules(NamedTuple):
 class Follower:
     """What the leader knows of another replica."""
 
-    __slots__ = ("broker_epoch", "caught_up_ms", "end_offset", "fetched_ms", "leader_end")
+    __slots__ = ("broker_epoch", "caught_up_ms", "end_offset", "fetched_ms", "leader_end", "start_offset")
 
     def __init__(self, caught_up_ms: float) -> None:
-        self.end_offset = UNKNOWN_OFFSET
+        self.end_offset = self.start_offset = UNKNOWN_OFFSET
         self.caught_up_ms = caught_up_ms  # when it last had all that the leader had
         self.fetched_ms = LONG_AGO_MS
         self.leader_end = UNKNOWN_OFFSET  # of the leader's log at its last fetch
@@ -204,6 +204,11 @@ class Partition:
     def is_confirmed(self) -> bool:
         """Whether the in-sync replicas have all that was there when we began to lead."""
         return self.log.high_watermark >= self.epoch_start
+
+    def low_watermark(self, lives: Callable[[int], bool]) -> int:
+        """Below that nobody has anything any more, of those that live."""
+        starts = (follower.start_offset for node, follower in self.followers.items() if lives(node))
+        return min([self.log.start_offset, *starts])
 
     # -- followers -------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, Topic
 from headrace.broker.clock import Clock
-from headrace.broker.partition import Partition, Rules
+from headrace.broker.delayed import Deletion, Replication, not_enough
+from headrace.broker.partition import UNKNOWN_OFFSET, Partition, Rules
 from headrace.broker.purgatory import Purgatory
 from headrace.errors import BrokerError, Code
 from headrace.wire.primitives import Buffer
@@ -61,6 +62,7 @@ class ReplicaManager:
         self.delayed_fetches = Purgatory[Key](clock)
         self.delayed_follower_fetches = Purgatory[Key](clock)  # these wait for the end of the log
         self.delayed_produces = Purgatory[Key](clock)
+        self.delayed_deletes = Purgatory[Key](clock)
         self.marker_listener: Callable[[int, int, bool], None] = _nobody
         self.placed: list[Callable[[Partition], None]] = []
         """Told of partitions that came, went, or got another leader or epoch: what follows, or coordinates."""
@@ -155,6 +157,7 @@ class ReplicaManager:
             if node in partition.followers:
                 self.consider(partition, (node,))
                 self.raise_high_watermark(partition)
+                self.delayed_deletes.wake(partition.key)
 
     def consider(self, partition: Partition, nodes: Iterable[int]) -> None:
         """Whether replicas that are not in sync have become so: something has changed, but not what they have."""
@@ -175,6 +178,7 @@ class ReplicaManager:
             return
         self.raise_high_watermark(partition)
         self._wake(partition.key)  # those who wait for it have to know who leads now, and who is in sync
+        self.delayed_deletes.wake(partition.key)
         self.consider(partition, [node for node in partition.followers if node not in was_in_sync])
         if (partition.leader, partition.leader_epoch) != before:
             self._wake_followers(partition)
@@ -188,6 +192,7 @@ class ReplicaManager:
         partition.is_leader = False
         self._logs.delete(topic, index)
         self._wake(partition.key)  # to be told that it is gone
+        self.delayed_deletes.wake(partition.key)
         self._wake_followers(partition)
         self._tell(partition)
 
@@ -235,7 +240,7 @@ class ReplicaManager:
     def _check_in_sync(self, partition: Partition) -> None:
         """Before anything is written that must not be lost."""
         if len(partition.isr) < partition.min_isr:
-            raise _not_enough(partition, Code.NOT_ENOUGH_REPLICAS)
+            raise not_enough(partition, Code.NOT_ENOUGH_REPLICAS)
 
     def raise_high_watermark(self, partition: Partition) -> None:
         """As far as the in-sync replicas allow; wakes those who wait for it."""
@@ -252,21 +257,35 @@ class ReplicaManager:
         """When all in-sync replicas have `offset`: None if they have it already, else a future to wait for."""
         if partition.log.high_watermark > offset:
             return None
-        waiting = _Replication(partition, offset)
+        waiting = Replication(partition, offset)
         self.delayed_produces.watch(waiting, [partition.key], timeout_ms)
         waiting.future.add_done_callback(lambda _: self.delayed_produces.forget(waiting))
         return waiting.future
 
-    def delete_records(self, partition: Partition, before: int) -> int:
-        """Forget what is below an offset; followers do the same when they hear of it. The new start offset."""
-        start_offset = partition.log.delete_records(before)
+    def delete_records(self, partition: Partition, before: int) -> None:
+        """Forget what is below an offset; followers do the same when they hear of it."""
+        partition.log.delete_records(before)
         for session in partition.sessions:
-            session.note(partition.key)
-        return start_offset
+            session.mark(partition.key)
+
+    def low_watermark(self, partition: Partition) -> int:
+        """Below that no replica has anything any more, but on brokers that do not live."""
+        return partition.low_watermark(self._catalog.brokers.is_live)
+
+    def deleted(self, partition: Partition, before: int, timeout_ms: int) -> asyncio.Future[None] | None:
+        """When no replica has anything below an offset: None if that is so, else a future to wait for."""
+        if self.low_watermark(partition) >= before:
+            return None
+        waiting = Deletion(partition, before, self.low_watermark)
+        self.delayed_deletes.watch(waiting, [partition.key], timeout_ms)
+        waiting.future.add_done_callback(lambda _: self.delayed_deletes.forget(waiting))
+        return waiting.future
 
     # -- replicas elsewhere ----------------------------------------------------------------------
 
-    def follower_fetched(self, node: int, broker_epoch: int, partition: Partition, offset: int) -> None:
+    def follower_fetched(
+        self, node: int, broker_epoch: int, partition: Partition, offset: int, start_offset: int = UNKNOWN_OFFSET
+    ) -> None:
         """A follower asks for what is at `offset`. Raises if it is not one, or asks for what there is not."""
         log = partition.log
         if not log.start_offset <= offset <= log.end_offset:
@@ -278,6 +297,10 @@ class ReplicaManager:
         self.consider(partition, (node,))
         if has_moved:
             self.raise_high_watermark(partition)
+        follower = partition.followers[node]
+        if start_offset > follower.start_offset:
+            follower.start_offset = start_offset
+            self.delayed_deletes.wake(partition.key)
 
     def take_over(self, partition: Partition, records: Buffer, high_watermark: int, start_offset: int) -> None:
         """Append what the leader has sent to a follower, and believe it where the log may begin and be read to."""
@@ -319,54 +342,6 @@ class ReplicaManager:
             await waiting
         if topic == CONSUMER_OFFSETS:
             self.marker_listener(index, producer_id, marker.committed)
-
-
-class _Replication:
-    """A produce that waits for the in-sync replicas."""
-
-    def __init__(self, partition: Partition, offset: int) -> None:
-        self._partition = partition
-        self._leader_epoch = partition.leader_epoch
-        self._offset = offset
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def try_complete(self, key: Key) -> bool:
-        partition = self._partition
-        if not partition.is_leader or partition.leader_epoch != self._leader_epoch:
-            self._fail(
-                f"{partition.topic}-{partition.index}: offset {self._offset} was written, but broker "
-                f"{partition.leader} leads now, and may not have it",
-                Code.NOT_LEADER_OR_FOLLOWER,
-            )
-            return True
-        if partition.log.high_watermark > self._offset:
-            if not self.future.done():
-                self.future.set_result(None)
-            return True
-        if len(partition.isr) < partition.min_isr:
-            if not self.future.done():
-                self.future.set_exception(_not_enough(partition, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
-            return True
-        return False
-
-    def expire(self) -> None:
-        self._fail(
-            f"{self._partition.topic}-{self._partition.index}: offset {self._offset} was written, but not all "
-            "in-sync replicas have it in time",
-            Code.REQUEST_TIMED_OUT,
-        )
-
-    def _fail(self, why: str, code: Code) -> None:
-        if not self.future.done():
-            self.future.set_exception(BrokerError(why, code=code))
-
-
-def _not_enough(partition: Partition, code: Code) -> BrokerError:
-    return BrokerError(
-        f"{partition.topic}-{partition.index} has {len(partition.isr)} in-sync replicas of the "
-        f"{partition.min_isr} that min.insync.replicas wants",
-        code=code,
-    )
 
 
 def _nobody(index: int, producer_id: int, committed: bool) -> None:

@@ -109,6 +109,7 @@ class Service:
             "partitions": sum(len(topic.partitions) for topic in topics),
             "connections": len(self._broker.server.connections),
             "faults": len(self._broker.faults.list()),
+            **self._broker.server.counters(),
         }
 
     async def _create_topic(self, arguments: dict[str, Any]) -> str:

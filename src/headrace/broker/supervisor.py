@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from headrace import __version__
-from headrace.broker.control import ControlServer, Ready, remove_run_file, write_run_file
+from headrace.broker.control import ControlServer, Operation, Ready, remove_run_file, write_run_file
 from headrace.broker.embedded_cluster import ClusterBroker, EmbeddedCluster
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, IllegalStateError
 
 log = logging.getLogger("headrace.broker")
 
 WATCH_SECONDS = 0.5
 _SIGNALLED = 128  # what shells add to the number of the signal that ended a process
-_SUMMED = ("connections", "faults")
+_SUMMED = ("connections", "faults", "requests", "failed_requests", "received_bytes", "sent_bytes")
 
 
 class Supervisor:
@@ -49,7 +49,13 @@ class Supervisor:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"the data folder {self._folder} cannot be made: {error.strerror}") from error
-        operations = {"ping": lambda _: "pong", "status": self._status, "stop": lambda _: self._stopping.set()}
+        operations: dict[str, Operation] = {
+            "ping": lambda _: "pong",
+            "status": self._status,
+            "stop": lambda _: self._stopping.set(),
+            "brokers.kill": self._kill,
+            "brokers.start": self._start,
+        }
         try:
             await asyncio.to_thread(self._cluster.start)  # fails if others run here: they have the folders
             await self._serve(ControlServer(self._folder, operations), announce)
@@ -93,6 +99,26 @@ class Supervisor:
                     await self._stopping.wait()
             except TimeoutError:
                 continue
+
+    async def _kill(self, arguments: dict[str, Any]) -> None:
+        """End one of them as a power cut would, to see what the others do."""
+        await asyncio.to_thread(self._named(arguments).kill)
+
+    async def _start(self, arguments: dict[str, Any]) -> None:
+        """Start one that is down; it is part of the cluster again when this is answered."""
+        broker = self._named(arguments)
+        if broker.is_alive:
+            raise IllegalStateError(f"broker {broker.node_id} runs already, on {broker.bootstrap}")
+        await asyncio.to_thread(broker.start)
+        self._down.discard(broker.node_id)
+
+    def _named(self, arguments: dict[str, Any]) -> ClusterBroker:
+        node_id = arguments.get("node_id")
+        for broker in self._cluster.brokers:
+            if broker.node_id == node_id:
+                return broker
+        there = ", ".join(str(broker.node_id) for broker in self._cluster.brokers)
+        raise ConfigError(f"there is no broker {node_id!r} in this cluster; there are {there}")
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         assert self._ready is not None

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from headrace.cli.output import emit
+
+if TYPE_CHECKING:
+    from headrace.broker.control import Ready
 
 DEFAULT_PORT = 9092
 _LOOPBACK = "127.0.0.1"
 
 
 def run_cluster(
-    count: int, options: Mapping[str, object], folder: Path, listen: str | None, output_format: str
+    count: int,
+    options: Mapping[str, object],
+    folder: Path,
+    listen: str | None,
+    output_format: str,
+    on_ready: Callable[[Ready], None],
 ) -> None:
     """Run several brokers, on neighbouring ports of the loopback, until they are told to stop."""
-    from headrace.broker.control import Ready
     from headrace.broker.embedded_cluster import EmbeddedCluster
     from headrace.broker.supervisor import Supervisor
 
-    cluster = EmbeddedCluster(count, options, data_dir=folder, ports=_ports(count, listen))
+    cluster = EmbeddedCluster(count, options, data_dir=folder, ports=_ports(count, listen), separate_controller=False)
 
     def announce(ready: Ready) -> None:
         text = (
@@ -30,6 +38,7 @@ def run_cluster(
             f"(data in {folder}, pid {ready.pid})"
         )
         emit(output_format, ready.to_json(), text)
+        on_ready(ready)
 
     async def run() -> None:
         await Supervisor(cluster, folder).run(announce)

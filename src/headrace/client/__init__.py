@@ -2,7 +2,6 @@
 
 addresses.py   bootstrap.servers → host and port → the addresses that DNS gives
 tls.py         certificates → context; handshake and gather writes on a non-blocking socket
-sasl.py        who we are: PLAIN, SCRAM, OAUTHBEARER as state machines without I/O
 credentials.py sasl.* options → a mechanism for each connection
 connection.py  one socket: set-up, outgoing bytes, requests in flight
 network.py     the selector loop over all connections
@@ -12,4 +11,5 @@ offsets.py     the first offset, the last, the one of a time
 fetch_data.py  what a fetch brought, and what of it a reader may see
 fetcher.py     reading partitions, as records or in columns
 admin/         topics, configurations, groups, transactions
+facts/         what several answers come to, for the command line and the live view
 """

@@ -25,7 +25,6 @@ from headrace.client import tls
 from headrace.client.addresses import Address, Endpoint
 from headrace.client.prompt_socket import PromptSocket
 from headrace.client.requests import InFlight, Request
-from headrace.client.sasl import Mechanism
 from headrace.errors import (
     AuthenticationError,
     ConnectionFailedError,
@@ -41,6 +40,7 @@ from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest, SaslAut
 from headrace.wire.api.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from headrace.wire.framing import CHUNK_BYTES, FrameReader
 from headrace.wire.primitives import Buffer
+from headrace.wire.sasl import Mechanism
 from headrace.wire.schema import Message
 
 RECEIVES_MAX = 16  # in one turn: other connections want theirs too

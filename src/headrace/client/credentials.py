@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headrace.client.sasl import (
+from headrace.errors import ConfigError
+from headrace.wire.sasl import (
     MECHANISMS,
     OAUTHBEARER,
     PLAIN,
@@ -23,7 +24,6 @@ from headrace.client.sasl import (
     Token,
     TokenProvider,
 )
-from headrace.errors import ConfigError
 
 REFRESH_WINDOW_FACTOR = 0.8
 """The part of a token's life after which a new one is fetched (Kafka's sasl.login.refresh.window.factor)."""

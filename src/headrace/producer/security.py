@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.credentials import SaslSettings, TokenCache, jaas_options
-from headrace.client.sasl import OAUTHBEARER, TokenProvider
 from headrace.client.tls import TlsSettings
 from headrace.config import Config, Secret
 from headrace.errors import ConfigError
 from headrace.producer.plugins import PluginKind, PluginLoader
+from headrace.wire.sasl import OAUTHBEARER, TokenProvider
 
 
 class _TokenPlugin:

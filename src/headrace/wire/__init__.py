@@ -9,5 +9,6 @@ Nothing in here knows a socket, a thread or a clock.
     records.py     record batch v2: appended one by one, from Arrow, to records, to Arrow
     legacy.py      message sets, magic 0 and 1
     compression.py the four codecs, as Kafka frames them
+    sasl.py        who we are: PLAIN, SCRAM, OAUTHBEARER as state machines
     kernel.py      picks the compiled kernel or the Python reference
 """

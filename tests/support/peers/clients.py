@@ -6,11 +6,13 @@ Each does it by its own means; a test then looks at the broker by another client
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from headrace.wire.layout import Record
 from peers.program import Program
 
+RIDE_SECONDS_MAX = 120
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 FACTS = (
     *("partitions", "retention", "altered", "grown", "listed", "gone", "offsets", "nodes", "controller"),
@@ -25,6 +27,32 @@ class Rebalance(NamedTuple):
     shared: list[list[int]]  # of both
     again: list[int]  # of the first, after the second left
     values: list[str]
+
+
+class Noted(NamedTuple):
+    """A number that was written or read, and where."""
+
+    number: int
+    partition: int
+    offset: int  # negative if the client was not told
+
+
+class Ride(NamedTuple):
+    """What a client wrote and read while brokers came and went."""
+
+    acknowledged: list[Noted]
+    errors: list[str]
+    consumed: list[Noted]
+
+
+class Rider(Protocol):
+    """A client of other people's that can be watched while it goes on."""
+
+    def ride(self, bootstrap: str, topic: str, group: str, partitions: int, stop: Path) -> Ride:
+        """Write numbers from 0 on, idempotently and with acks=all, each to the partition it falls to, and read them.
+
+        It goes on until the file `stop` is there, and until its reader, in a group, has all that was acknowledged.
+        """
 
 
 class Client(Protocol):
@@ -109,6 +137,19 @@ class ProgramClient:
         )
         offset = answer["after_abort"]
         return None if offset is None else int(offset)
+
+    def ride(self, bootstrap: str, topic: str, group: str, partitions: int, stop: Path) -> Ride:
+        answer = self._program(
+            "ride",
+            seconds_max=RIDE_SECONDS_MAX,
+            bootstrap=bootstrap,
+            topic=topic,
+            group=group,
+            partitions=partitions,
+            stop=str(stop),
+        )
+        acknowledged, consumed = ([Noted(*row) for row in answer[name]] for name in ("acknowledged", "consumed"))
+        return Ride(acknowledged, answer["errors"], consumed)
 
     def administer(self, bootstrap: str, topic: str, filled: str, group: str) -> Mapping[str, Any]:
         answer = self._program("administer", bootstrap=bootstrap, topic=topic, filled=filled, group=group)

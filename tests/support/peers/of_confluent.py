@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -18,11 +20,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from headrace.wire.layout import Record
 from peers import librdkafka
-from peers.clients import CODECS, FACTS, Rebalance
+from peers.clients import CODECS, FACTS, RIDE_SECONDS_MAX, Noted, Rebalance, Ride
 from waiting import eventually
 
 SECONDS_MAX = 30
 POLL_SECONDS = 0.05
+PAUSE_SECONDS = 0.004
 
 
 class Confluent:
@@ -118,6 +121,38 @@ class Confluent:
             consumer.close()
         return None if found.offset < 0 else found.offset
 
+    def ride(self, bootstrap: str, topic: str, group: str, partitions: int, stop: Path) -> Ride:
+        ride = Ride([], [], [])
+        producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
+        consumer = _member(bootstrap, group)
+
+        def told(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                ride.errors.append(str(error))
+            else:
+                ride.acknowledged.append(_noted(message))
+
+        def read() -> int:
+            ride.consumed.extend(_noted(message) for message in consumer.consume(100, PAUSE_SECONDS))
+            return len({row.number for row in ride.consumed})
+
+        def write() -> bool:
+            number = next(numbers)
+            producer.produce(topic, str(number), partition=number % partitions, on_delivery=told)
+            producer.poll(0)
+            read()
+            return stop.exists()
+
+        numbers = itertools.count()
+        try:
+            consumer.subscribe([topic])
+            eventually("the end of writing", write, RIDE_SECONDS_MAX)
+            assert producer.flush(SECONDS_MAX) == 0
+            eventually("all that was written", lambda: read() == len(ride.acknowledged))
+        finally:
+            consumer.close()
+        return ride
+
     def administer(self, bootstrap: str, topic: str, filled: str, group: str) -> Mapping[str, Any]:
         admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -187,6 +222,12 @@ def _member(bootstrap: str, group: str, **options: Any) -> Consumer:
             **options,
         }
     )
+
+
+def _noted(message: Message) -> Noted:
+    number, partition, offset = int(_text(message)), message.partition(), message.offset()
+    assert partition is not None
+    return Noted(number, partition, -1 if offset is None else offset)
 
 
 def _text(message: Message) -> str:

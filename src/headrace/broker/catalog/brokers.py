@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from headrace.broker.catalog.journal import Event
 
+NOBODY = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Registration:
@@ -50,9 +52,9 @@ class Brokers:
         }
 
     @staticmethod
-    def removal(node_id: int) -> Event:
-        """The event that forgets a broker."""
-        return {"kind": "broker-removed", "id": node_id}
+    def removal(node_id: int, last_epoch: int) -> Event:
+        """The event that forgets a broker, but not which epochs there were: none is given out twice."""
+        return {"kind": "broker-removed", "id": node_id, "epoch": last_epoch}
 
     def is_live(self, node_id: int) -> bool:
         """Whether it is registered, and heard of."""
@@ -65,11 +67,11 @@ class Brokers:
 
     def apply(self, event: Event) -> None:
         node_id = event["id"]
+        self.last_epoch = max(self.last_epoch, event["epoch"])
         if event["kind"] == "broker-removed":
             self.by_id.pop(node_id, None)
             return
         self.controller_id = event["controller"]
-        self.last_epoch = max(self.last_epoch, event["epoch"])
         self.by_id[node_id] = Registration(
             node_id,
             event["incarnation"],
@@ -83,11 +85,19 @@ class Brokers:
     def snapshot(self) -> Iterator[Event]:
         for row in self.by_id.values():
             yield self.change(row, self.controller_id)
+        if self._is_of_nobody(self.last_epoch):
+            yield self.removal(NOBODY, self.last_epoch)
 
     def changes_to(self, target: Brokers) -> Iterator[Event]:
         """Events that make this section what `target` is."""
         for node_id in self.by_id.keys() - target.by_id.keys():
-            yield self.removal(node_id)
+            yield self.removal(node_id, target.last_epoch)
         for node_id, row in target.by_id.items():
             if self.by_id.get(node_id) != row or self.controller_id != target.controller_id:
                 yield self.change(row, target.controller_id)
+        if target.last_epoch > self.last_epoch and target._is_of_nobody(target.last_epoch):
+            yield self.removal(NOBODY, target.last_epoch)
+
+    def _is_of_nobody(self, epoch: int) -> bool:
+        """Whether an epoch is that of nobody who is here."""
+        return epoch > max((row.epoch for row in self.by_id.values()), default=0)

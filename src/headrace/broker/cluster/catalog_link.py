@@ -15,7 +15,7 @@ import logging
 
 from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.topics import Topics
-from headrace.broker.cluster.link import Peer
+from headrace.broker.cluster.link import Peer, RefusedError
 from headrace.errors import BrokerError, ClosedError, ConfigError, ConnectionFailedError
 from headrace.wire.api.catalog_fetch import CatalogFetchRequest, CatalogFetchResponse
 
@@ -49,13 +49,18 @@ class CatalogLink:
         return self._next_number if self._generation != _NO_GENERATION else -1
 
     async def catch_up(self, timeout_ms: float) -> None:
-        """Ask once, for all of it. ConnectionFailedError if nobody answers, ConfigError if it is another cluster."""
+        """Ask once, for all of it. ConnectionFailedError if nobody answers, ConfigError if it is another cluster.
+
+        RefusedError, at once, if we are not who we say: that will not get better.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         while True:
             try:
                 self._take(await self._fetch(0))
                 return
+            except RefusedError:
+                raise
             except ConnectionFailedError:
                 if loop.time() >= deadline:
                     raise

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.catalog.topics import PartitionPlace
 from headrace.broker.cluster.link import Peers
+from headrace.broker.cluster.login import login_of
 from headrace.broker.server.listener import Listener
-from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -28,8 +28,13 @@ class Cluster(ABC):
         self.node_id = broker.node_id
         self.listener = inter_broker_listener(broker)
         self.tls = _client_context(broker, self.listener)
+        self.login = login_of(broker.config, self.listener.name) if self.listener.wants_sasl else None
         self.peers = Peers(
-            broker.catalog.brokers, self.listener.name, client_id=f"broker-{broker.node_id}", tls=self.tls
+            broker.catalog.brokers,
+            self.listener.name,
+            client_id=f"broker-{broker.node_id}",
+            tls=self.tls,
+            login=self.login,
         )
 
     @abstractmethod
@@ -73,17 +78,9 @@ def inter_broker_listener(broker: Broker) -> Listener:
     name = config.optional(str, "inter.broker.listener.name")
     protocol = config.of(str, "security.inter.broker.protocol")
     if name is not None:
-        found = broker.listener(name.upper())
-    else:
-        matching = [one for one in broker.listeners if one.security_protocol == protocol]
-        found = (matching or broker.listeners)[0]
-    if found.wants_sasl:
-        raise ConfigError(
-            f"listener {found.name} wants SASL, which brokers do not speak among themselves: give them a listener of "
-            "their own (PLAINTEXT or SSL, on an address that only they can reach) and name it in "
-            "inter.broker.listener.name"
-        )
-    return found
+        return broker.listener(name.upper())
+    matching = [one for one in broker.listeners if one.security_protocol == protocol]
+    return (matching or broker.listeners)[0]
 
 
 def advertised(listeners: list[Listener]) -> dict[str, tuple[str, int]]:

@@ -181,6 +181,15 @@ class Controller(Cluster):
         self._record([*events, self._row(replace(row, fenced=True))])
         self.feed.forget(node_id)
 
+    def unregister(self, node_id: int) -> None:
+        """Forget a broker. If it comes back it is a new one, also if it is in the replicas of a partition."""
+        if node_id not in self._catalog.brokers.by_id:
+            raise BrokerError(f"there is no broker {node_id}", code=Code.BROKER_ID_NOT_REGISTERED)
+        self._fence(node_id, "it is to be forgotten")
+        self._record([*self.changes.distrusting(node_id), Brokers.removal(node_id, self._catalog.brokers.last_epoch)])
+        self.sessions.forget(node_id)
+        self._registered_at.pop(node_id, None)
+
     # -- partitions ------------------------------------------------------------------------------
 
     async def alter_partition(

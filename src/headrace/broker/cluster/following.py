@@ -13,10 +13,10 @@ from headrace.broker.cluster.catalog_link import CatalogLink
 from headrace.broker.cluster.cluster import NO_EPOCH, Cluster, advertised
 from headrace.broker.cluster.forwarding import FORWARDED, Forwarding
 from headrace.broker.cluster.in_sync_requests import InSyncRequests
-from headrace.broker.cluster.link import Address, Peer
+from headrace.broker.cluster.link import Address, Peer, RefusedError
 from headrace.broker.cluster.registration import Card, Membership
 from headrace.broker.handlers import Handler, handler
-from headrace.errors import BrokerError, ConfigError, ConnectionFailedError
+from headrace.errors import BrokerError, ConfigError, ConnectionFailedError, HeadraceError
 from headrace.wire.api.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Following(Cluster):
         self._is_cut_off = False
 
     def _peer(self, purpose: str) -> Peer:
-        return Peer(lambda: self._address, client_id=f"broker-{self.node_id}-{purpose}", tls=self.tls)
+        return Peer(lambda: self._address, client_id=f"broker-{self.node_id}-{purpose}", tls=self.tls, login=self.login)
 
     # -- coming and going ------------------------------------------------------------------------
 
@@ -67,6 +67,8 @@ class Following(Cluster):
         knows_it = bool(self._catalog.identity.cluster_id)
         try:
             await self._link.catch_up(WITHOUT_CONTROLLER_MS if knows_it else self._join_ms_max)
+        except RefusedError as error:
+            raise self._not_taken_in(error) from error
         except ConnectionFailedError as error:
             if not knows_it:
                 raise ConfigError(
@@ -78,9 +80,12 @@ class Following(Cluster):
             # Our copy may be old: others may lead by now what it says that we do.
             self._catalog.assume([Topics.not_led_by(self.node_id, event) for event in self._catalog.snapshot()])
         except BrokerError as error:
-            raise ConfigError(
-                f"headrace.controller: the broker at {self._shown} does not take this one in: {error.args[0]}"
-            ) from error
+            raise self._not_taken_in(error) from error
+
+    def _not_taken_in(self, error: HeadraceError) -> ConfigError:
+        return ConfigError(
+            f"headrace.controller: the broker at {self._shown} does not take this one in: {error.args[0]}"
+        )
 
     def handlers(self) -> Callable[[int], Handler]:
         """What answers an API key here."""

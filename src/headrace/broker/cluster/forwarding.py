@@ -36,6 +36,7 @@ FORWARDED = frozenset(
         49,  # AlterClientQuotas
         51,  # AlterUserScramCredentials
         57,  # UpdateFeatures
+        64,  # UnregisterBroker
     }
 )
 CONNECT_MS_MAX = 5_000

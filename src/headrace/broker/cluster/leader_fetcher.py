@@ -92,6 +92,7 @@ class _Asked(NamedTuple):
     followed: _Followed
     offset: int
     last_epoch: int
+    start_offset: int
 
 
 class LeaderFetcher:
@@ -218,7 +219,7 @@ class LeaderFetcher:
         for one in due:
             partition, its_log = one.partition, one.partition.log
             place = (partition.topic_id, partition.index)
-            wanted = _Asked(one, its_log.end_offset, its_log.latest_epoch)
+            wanted = _Asked(one, its_log.end_offset, its_log.latest_epoch, its_log.start_offset)
             if asked.get(place) == wanted:
                 continue
             asked[place] = wanted
@@ -227,7 +228,7 @@ class LeaderFetcher:
                 current_leader_epoch=one.leader_epoch,
                 fetch_offset=wanted.offset,
                 last_fetched_epoch=wanted.last_epoch,
-                log_start_offset=its_log.start_offset,
+                log_start_offset=wanted.start_offset,
                 partition_max_bytes=self._settings.partition_bytes_max,
                 high_watermark=its_log.high_watermark if self._settings.is_read_from else UNINTERESTED,
             )

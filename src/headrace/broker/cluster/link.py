@@ -5,7 +5,8 @@
 A server answers one connection's requests in order, so what is asked is a queue, and a question that waits at the other
 end (a long poll) holds up those behind it. Therefore each purpose has a connection of its own: `peers.to(3, "fetch")`.
 
-All brokers of a cluster are of the same release: versions are not negotiated.
+All brokers of a cluster are of the same release: versions are not negotiated. Where the listener wants SASL, a new
+connection begins with that (login.py), and is replaced before what was proved ends.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.broker.catalog.brokers import Brokers
-from headrace.errors import ClosedError, ConnectionFailedError, MalformedError
+from headrace.broker.cluster.login import Login, log_in
+from headrace.errors import AuthenticationError, ClosedError, ConnectionFailedError, MalformedError
 from headrace.wire.api import api_name
 from headrace.wire.frames import FRAME_BYTES_MAX, decode_response, encode_request
 from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
+from headrace.wire.sasl import Mechanism
 from headrace.wire.schema import Message
 
 CONNECT_MS_MAX = 2_000
@@ -29,7 +32,14 @@ BACKOFF_MS = 50.0
 BACKOFF_MS_MAX = 1_000.0
 """After a connection that failed the next one is tried later; each time twice as much later."""
 
+RENEWED_AFTER = 0.8
+"""The part of an authentication's time after which a connection is made anew, as soon as nothing is under way on it."""
+
 Address = tuple[str, int]
+
+
+class RefusedError(ConnectionFailedError):
+    """The other broker does not let us in."""
 
 
 class _Question(NamedTuple):
@@ -44,11 +54,19 @@ class _Question(NamedTuple):
 class Peer:
     """One connection to another broker, made when first needed and again after it broke. Event loop only."""
 
-    def __init__(self, address_of: Callable[[], Address], *, client_id: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        address_of: Callable[[], Address],
+        *,
+        client_id: str,
+        tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
+    ) -> None:
         """`address_of` is asked before each attempt to connect; what it raises is what `ask` raises."""
         self._address_of = address_of
         self._client_id = client_id
         self._tls = tls
+        self._login = login
         self._line: _Line | None = None
         self._connecting: asyncio.Task[_Line] | None = None
         self._backoff_ms = 0.0
@@ -98,7 +116,9 @@ class Peer:
         if self._closed:
             raise ClosedError("this connection to another broker is closed")
         if self._line is not None and self._line.is_open:
-            return self._line
+            if not self._line.is_to_be_renewed:
+                return self._line
+            self.disconnect("its authentication is about to end")
         if self._connecting is None:  # one attempt serves all who ask meanwhile
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
             self._connecting.add_done_callback(self._connected)
@@ -112,13 +132,17 @@ class Peer:
     async def _connect(self) -> _Line:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._retry_at - loop.time())
+        host, port = self._address_of()
         try:
-            host, port = self._address_of()
             async with asyncio.timeout(CONNECT_MS_MAX / 1000):
                 _, line = await loop.create_connection(_Line, host, port, ssl=self._tls)
-        except (OSError, TimeoutError) as error:  # TLS errors are OSErrors
-            self._backoff_ms = min(max(self._backoff_ms * 2, BACKOFF_MS), BACKOFF_MS_MAX)
-            self._retry_at = loop.time() + self._backoff_ms / 1000
+                if self._login is not None:
+                    await self._authenticate(line, self._login(f"{host}:{port}"))
+        except AuthenticationError as error:
+            self._wait_longer()
+            raise RefusedError(str(error)) from error
+        except (OSError, TimeoutError, ConnectionFailedError) as error:  # TLS errors are OSErrors
+            self._wait_longer()
             raise ConnectionFailedError(f"cannot connect to the broker at {self._shown_address()}: {error}") from error
         if self._closed:
             line.hang_up("we have closed it")
@@ -126,6 +150,20 @@ class Peer:
         self._backoff_ms = 0.0
         self._line = line
         return line
+
+    async def _authenticate(self, line: _Line, mechanism: Mechanism) -> None:
+        try:
+            lifetime_ms = await log_in(lambda message, version: line.ask(message, version, self._client_id), mechanism)
+        except BaseException:
+            line.hang_up("it is not authenticated")
+            raise
+        if lifetime_ms:
+            line.renew_at = asyncio.get_running_loop().time() + lifetime_ms * RENEWED_AFTER / 1000
+
+    def _wait_longer(self) -> None:
+        """Each attempt that fails lets the next one wait."""
+        self._backoff_ms = min(max(self._backoff_ms * 2, BACKOFF_MS), BACKOFF_MS_MAX)
+        self._retry_at = asyncio.get_running_loop().time() + self._backoff_ms / 1000
 
     def _shown_address(self) -> str:
         try:
@@ -145,10 +183,16 @@ class _Line(asyncio.BufferedProtocol):
         self._questions: deque[_Question] = deque()
         self._asked = 0
         self._ended = ""
+        self.renew_at: float | None = None  # by the loop's clock
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_to_be_renewed(self) -> bool:
+        """Whether its authentication ends soon, and nobody waits for an answer."""
+        return self.renew_at is not None and not self._questions and asyncio.get_running_loop().time() >= self.renew_at
 
     async def ask(self, message: Message, version: int, client_id: str) -> Message:
         if self._transport is None or self._transport.is_closing():
@@ -212,12 +256,21 @@ class _Line(asyncio.BufferedProtocol):
 class Peers:
     """The other brokers of the cluster, by node id and purpose; their addresses are those of the catalog."""
 
-    def __init__(self, brokers: Brokers, listener: str, *, client_id: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        listener: str,
+        *,
+        client_id: str,
+        tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
+    ) -> None:
         """`listener` is the name of the one that brokers use among themselves."""
         self._brokers = brokers
         self._listener = listener
         self._client_id = client_id
         self._tls = tls
+        self._login = login
         self._by_key: dict[tuple[int, str], Peer] = {}
 
     def to(self, node_id: int, purpose: str) -> Peer:
@@ -226,7 +279,9 @@ class Peers:
         found = self._by_key.get(key)
         if found is None:
             client_id = f"{self._client_id}-{purpose}"
-            found = self._by_key[key] = Peer(lambda: self._address(node_id), client_id=client_id, tls=self._tls)
+            found = self._by_key[key] = Peer(
+                lambda: self._address(node_id), client_id=client_id, tls=self._tls, login=self._login
+            )
         return found
 
     async def close(self) -> None:

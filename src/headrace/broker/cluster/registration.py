@@ -38,6 +38,7 @@ LEAVE_MS_MAX = 5_000
 _FATAL: dict[int, str] = {
     Code.INCONSISTENT_CLUSTER_ID: "its data are of another cluster than the controller's",
     Code.CLUSTER_AUTHORIZATION_FAILED: "the controller does not give it the right CLUSTER_ACTION",
+    Code.INVALID_REGISTRATION: "the controller has no user and password for other brokers; its log says what to set",
 }
 
 M = TypeVar("M", bound=Message)

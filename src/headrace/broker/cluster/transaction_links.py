@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 
 from headrace.broker.catalog.topics import TRANSACTION_STATE, Topics
 from headrace.broker.cluster.link import Peers
-from headrace.broker.hashing import coordinator_partition
 from headrace.broker.replica_manager import MARKER_TIMEOUT_MS
 from headrace.broker.transactions.transaction import TopicPartition, Transaction
 from headrace.errors import BrokerError, Code
@@ -26,6 +25,7 @@ from headrace.wire.api.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from headrace.wire.hashing import coordinator_partition
 from headrace.wire.records import Marker
 
 MARKERS_VERSION = 2

@@ -21,12 +21,12 @@ from headrace.broker.groups.offsets import Place
 from headrace.broker.groups.rebalance import Rebalances, assignment
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.shard import InternalLog, Shard
-from headrace.broker.hashing import coordinator_partition
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupResponse
 from headrace.wire.api.leave_group import MemberIdentity
 from headrace.wire.api.sync_group import SyncGroupRequest, SyncGroupResponse
+from headrace.wire.hashing import coordinator_partition
 from headrace.wire.records import Producer
 
 STOP_SECONDS_MAX = 5

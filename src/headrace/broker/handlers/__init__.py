@@ -74,6 +74,7 @@ SUPPORTED: dict[int, Supported] = {
     57: Supported(0, 2),  # UpdateFeatures
     60: Supported(0, 2),  # DescribeCluster
     61: Supported(0, 0),  # DescribeProducers
+    64: Supported(0, 0),  # UnregisterBroker
     65: Supported(0, 0),  # DescribeTransactions
     66: Supported(0, 2),  # ListTransactions
     74: Supported(0, 1),  # ListConfigResources

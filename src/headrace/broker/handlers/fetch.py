@@ -170,6 +170,7 @@ def _find(broker: Broker, context: Context, message: FetchRequest, limits: Limit
                 part.partition_max_bytes,
                 part.current_leader_epoch,
                 part.last_fetched_epoch,
+                part.log_start_offset,
             )
             for part in topic.partitions
         ]

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.context import Answer, Context
-from headrace.broker.hashing import coordinator_partition
 from headrace.broker.nodes import node
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from headrace.wire.hashing import coordinator_partition
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

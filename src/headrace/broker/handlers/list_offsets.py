@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.context import Answer, Context
 from headrace.broker.partition import Partition
-from headrace.broker.security.authorizer import Operation, Resource
+from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.list_offsets import (
     ListOffsetsPartition,
@@ -44,7 +44,10 @@ def handle(broker: Broker, context: Context, message: ListOffsetsRequest) -> Ans
 def _topic(
     broker: Broker, context: Context, message: ListOffsetsRequest, topic: ListOffsetsTopic
 ) -> ListOffsetsTopicResponse:
-    allowed = broker.authorizer.allows(context.session, Operation.DESCRIBE, Resource.TOPIC, topic.name)
+    allows, session = broker.authorizer.allows, context.session
+    allowed = allows(session, Operation.DESCRIBE, Resource.TOPIC, topic.name) or (
+        message.replica_id != CONSUMER and allows(session, Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME)
+    )
     times = Counter(part.partition_index for part in topic.partitions)
     answers = []
     for part in topic.partitions:

@@ -62,7 +62,8 @@ SASL = (
         "sasl.jaas.config",
         "password",
         None,
-        'The users of PLAIN, as Java has it: a login module, then user_alice="secret" for each of them. With '
+        'The users of PLAIN, as Java has it: a login module, then user_alice="secret" for each of them, and '
+        'username="…" password="…" for who the broker is to others of its cluster, also with SCRAM. With '
         "listener.name.<name>.<mechanism>. before it, as in Kafka, or alone for all listeners. For OAUTHBEARER the "
         "options of Kafka's unsecured tokens.",
     ),
@@ -94,8 +95,8 @@ SASL = (
         "sasl.mechanism.inter.broker.protocol",
         "str",
         "SCRAM-SHA-512",
-        "How brokers authenticate among themselves (Kafka's default is Kerberos, which is not supported).",
-        no_effect="a broker that is alone talks to no other",
+        "How brokers authenticate among themselves, where their listener has SASL: PLAIN or SCRAM (Kafka's default is "
+        "Kerberos, which is not supported). Who they are is in sasl.jaas.config.",
     ),
 )
 

@@ -141,6 +141,8 @@ class Connection(asyncio.BufferedProtocol):
         self._queued_bytes += size
         self._server.queued_requests += len(frames)
         self._server.queued_bytes += size
+        self._server.requests += len(frames)
+        self._server.received_bytes += size
         frames.clear()
         self._serve()
 
@@ -279,6 +281,7 @@ class Connection(asyncio.BufferedProtocol):
         buffers, self._out, size, self._out_bytes = self._out, [], self._out_bytes, 0
         if self.transport is not None and self._sender is not None and not self.transport.is_closing():
             self._sender.send(buffers, size)
+            self._server.sent_bytes += size
             self._count_unsent()
 
     def _drained(self) -> None:

@@ -169,6 +169,7 @@ class Dispatcher:
         if isinstance(error, CloseConnection):
             call.connection.close(str(error))
             return None
+        self._broker.server.failed_requests += 1
         if isinstance(error, BrokerError):
             code = error.code
         else:

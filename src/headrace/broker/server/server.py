@@ -57,6 +57,8 @@ class Server:
         self._per_host_max = config.of(int, "max.connections.per.ip")
         self._per_host_overrides = _overrides(config.of(str, "max.connections.per.ip.overrides"))
         self._creations_a_second_max = config.of(int, "max.connection.creation.rate")
+        # Since the start: what the live view shows.
+        self.requests = self.failed_requests = self.received_bytes = self.sent_bytes = 0
         self._next_creation = 0.0  # when the next connection may be served, by the loop's clock
         self._per_host = Counter[str]()
         self._servers: list[asyncio.Server] = []
@@ -73,6 +75,15 @@ class Server:
     def answer_bytes_max(self) -> int:
         """How much may be read for an answer: little if others let theirs lie, for we hold all of it in memory."""
         return max(UNSENT_BYTES_MAX - self.unsent_bytes, ANSWER_BYTES_MIN)
+
+    def counters(self) -> dict[str, int]:
+        """What went through since the start."""
+        return {
+            "requests": self.requests,
+            "failed_requests": self.failed_requests,
+            "received_bytes": self.received_bytes,
+            "sent_bytes": self.sent_bytes,
+        }
 
     async def start(self) -> None:
         """Listen everywhere; ports that were 0 are known afterwards."""

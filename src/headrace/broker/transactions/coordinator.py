@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.clock import Clock
-from headrace.broker.hashing import coordinator_partition
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.ending import Verdict, check_producer, judge
 from headrace.broker.transactions.expiry import Expiry
@@ -38,6 +37,7 @@ from headrace.broker.transactions.transaction import (
 )
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, HeadraceError
+from headrace.wire.hashing import coordinator_partition
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import TRANSACTION_STATE
 from headrace.broker.clock import Clock
-from headrace.broker.hashing import coordinator_partition
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.states import State
 from headrace.broker.transactions.transaction import Transaction
 from headrace.errors import BrokerError, Code, WireError
+from headrace.wire.hashing import coordinator_partition
 from headrace.wire.layout import Record
 from headrace.wire.records import RecordBatch
 

@@ -7,13 +7,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
 const (
-	commandWait  = 40 * time.Second
+	commandShare = 0.8 // of the time that the test gives a command, so that it hears why there was no answer
 	eventualWait = 30 * time.Second
 	pollWait     = 50 * time.Millisecond
 	lineBytesMax = 16 << 20
@@ -22,6 +23,7 @@ const (
 // Command has the fields of all commands; each uses its own.
 type Command struct {
 	Do              string   `json:"do"`
+	SecondsMax      float64  `json:"seconds_max"`
 	Bootstrap       string   `json:"bootstrap"`
 	Topic           string   `json:"topic"`
 	Codec           string   `json:"codec"`
@@ -34,6 +36,7 @@ type Command struct {
 	Target          string   `json:"target"`
 	TransactionalID string   `json:"transactional_id"`
 	Filled          string   `json:"filled"`
+	Stop            string   `json:"stop"`
 }
 
 // Record is a record as the tests write it.
@@ -53,6 +56,7 @@ var commands = map[string]func(context.Context, Command) (Facts, error){
 	"consume":    consume,
 	"rebalance":  rebalance,
 	"transform":  transform,
+	"ride":       ride,
 	"administer": administer,
 }
 
@@ -72,7 +76,8 @@ func answer(line []byte) Facts {
 	if err := json.Unmarshal(line, &command); err != nil {
 		return Facts{"error": err.Error()}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), commandWait)
+	wait := time.Duration(command.SecondsMax * commandShare * float64(time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	facts, err := commands[command.Do](ctx, command)
 	if err != nil {
@@ -82,7 +87,8 @@ func answer(line []byte) Facts {
 }
 
 func newClient(command Command, options ...kgo.Opt) (*kgo.Client, error) {
-	options = append(options, kgo.SeedBrokers(command.Bootstrap), kgo.MetadataMinAge(pollWait))
+	seeds := strings.Split(command.Bootstrap, ",")
+	options = append(options, kgo.SeedBrokers(seeds...), kgo.MetadataMinAge(pollWait))
 	return kgo.NewClient(options...)
 }
 

@@ -26,6 +26,7 @@ public class Driver {
         Map.entry("look", Clients::look),
         Map.entry("rebalance", Groups::rebalance),
         Map.entry("transform", Groups::transform),
+        Map.entry("ride", Ride::ride),
         Map.entry("administer", Administration::administer),
         Map.entry("admin", Administration::area),
         Map.entry("tool", Tools::run));

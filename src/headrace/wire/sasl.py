@@ -1,6 +1,6 @@
 """SASL: who we are, proved in a few messages. Nothing in here knows a socket.
 
-    credentials.SaslSettings.mechanism(host) → Mechanism, one for each authentication
+    client.credentials.SaslSettings.mechanism(host) → Mechanism, one for each authentication
 
     mechanism.first()          → bytes of the first SaslAuthenticate request
     mechanism.step(challenge)  → bytes of the next one, or None: the broker has accepted us, and we the broker
