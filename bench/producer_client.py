@@ -12,6 +12,7 @@ import resource
 import socket
 import statistics
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -39,8 +40,9 @@ def timed(records: int, run: Callable[[], None]) -> dict[str, float]:
 def headrace(options: argparse.Namespace, kind: str) -> dict[str, float]:
     from headrace.producer.producer import Producer
 
+    told = {} if options.view is None else {"metric.reporters": "view", "view.url": options.view}
     producer = Producer(
-        bootstrap_servers=options.bootstrap, batch_size=options.batch_bytes, linger_ms=LINGER_MS, acks="all"
+        told, bootstrap_servers=options.bootstrap, batch_size=options.batch_bytes, linger_ms=LINGER_MS, acks="all"
     )
     topic, count = options.topic, options.records
     for _ in range(1000):
@@ -75,8 +77,19 @@ def headrace(options: argparse.Namespace, kind: str) -> dict[str, float]:
         result = timed(count, _arrow_run(producer, topic, count))
     else:
         result = timed(count, {"send": plain, "keyed": keyed, "delivery": delivery}[kind])
+    result["view_share"] = _view_cpu_seconds() / result["seconds"]
     producer.close()
     return result
+
+
+def _view_cpu_seconds() -> float:
+    """Of the thread that reports to a live view, if there is one."""
+    clocks = (
+        time.pthread_getcpuclockid(thread.ident)
+        for thread in threading.enumerate()
+        if thread.name == "headrace-view" and thread.ident is not None
+    )
+    return sum(map(time.clock_gettime, clocks))
 
 
 def _arrow_run(producer: Any, topic: str, count: int) -> Callable[[], None]:
@@ -303,6 +316,7 @@ def main() -> int:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--batch-bytes", type=int, default=BATCH_BYTES)
     parser.add_argument("--rate", type=int, default=5000)
+    parser.add_argument("--view", help="the address of a live view to report to")
     options = parser.parse_args()
     print(json.dumps(CLIENTS[options.client](options, options.kind)))
     return 0

@@ -36,6 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "kafka_jars": has_jars,
         "either": has_jars,
         "client": kafkajs.is_installed() and franz_go.is_built(),
+        "rider": has_jars and franz_go.is_built(),
         "spark_connector": spark_connector.is_installed(),
     }
     missing = {fixture for fixture, ready in is_ready.items() if not ready}

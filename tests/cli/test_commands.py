@@ -43,6 +43,7 @@ def test_the_commands_are_those_that_are_documented():
         *((("topic", name)) for name in ("list", "create", "describe", "alter", "delete", "config")),
         *((("group", name)) for name in ("list", "describe", "reset", "delete")),
         *((("txn", name)) for name in ("list", "describe", "abort", "find-hanging")),
+        ("ui",),
         ("demo",),
         ("pipeline", "run"),
         ("pipeline", "check"),

@@ -51,7 +51,7 @@ def test_the_whole_house_as_designed_is_allowed(tmp_path):
         "spark": "import headrace.producer",
         "broker": "import headrace.wire, headrace.config",
         "demo": "import headrace.spark, headrace.broker",
-        "cli": "import headrace.spark, headrace.broker, headrace.demo",
+        "cli": "import headrace.spark, headrace.broker, headrace.demo, headrace.ui",
         "ui": "import headrace.producer",
     }
     done = lint(plant(tmp_path, imports), tmp_path)
@@ -73,7 +73,9 @@ def test_the_whole_house_as_designed_is_allowed(tmp_path):
         ("spark", "headrace.demo"),
         ("demo", "headrace.cli"),
         ("broker", "headrace.client"),
-        ("cli", "headrace.ui"),
+        ("ui", "headrace.cli"),
+        ("ui", "headrace.broker"),
+        ("demo", "headrace.ui"),
     ],
 )
 def test_an_import_against_the_current_is_caught(tmp_path, layer, imported):

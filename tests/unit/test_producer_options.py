@@ -104,7 +104,7 @@ def build(config: Config) -> ProducerSettings:
 def test_every_producer_option_of_kafka_2_4_and_4_3_is_declared():
     wanted = set(KAFKA_OPTIONS.split()) - {"+"}
     assert len(wanted) == 113
-    own = {"sasl.username", "sasl.password", "ssl.key.location"}
+    own = {"sasl.username", "sasl.password", "ssl.key.location", "view.url", "view.token"}
     assert set(PRODUCER_OPTIONS) == wanted | own | {"auto.include.jmx.reporter"}  # the last is Kafka 3's
 
 

@@ -103,7 +103,7 @@ def test_unknown_names_are_told_with_the_nearest_and_the_line():
     found = problems(text)
     assert found == [
         "p.toml, line 31: there is no 'triger' in a pipeline; did you mean 'trigger'? "
-        "(it has pipeline, source, steps, sink, trigger, spark)",
+        "(it has pipeline, source, steps, sink, trigger, spark, view)",
         "p.toml, line 3: there is no 'formt' in [source]; did you mean 'format'? "
         "(it has format, path, schema, options)",
         "p.toml, line 2: [source] format is not set; it may be anything but empty "

@@ -9,6 +9,7 @@ topic.py         headrace topic …; what is known of topics in topic_facts.py
 group.py         headrace group …; lag in group_lag.py, resetting offsets in group_reset.py
 txn.py           headrace txn …; those that hang in txn_hanging.py, what is known of them in txn_facts.py
 broker.py        headrace broker …; its faults in broker_faults.py
+ui.py            headrace ui: the live view; beside a broker or the demo by ui_option.py and view_process.py
 demo.py          headrace demo; its table and bars in demo_output.py
 pipeline.py      headrace pipeline …; its progress in pipeline_output.py
 audit.py         headrace audit

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from headrace.cli.broker_faults import faults
 from headrace.cli.output import CommandError, command_errors, debug_option, emit, format_option
 from headrace.cli.running import call, data_dir_option, default_data_dir, is_alive
 from headrace.cli.settings import key_value
+from headrace.cli.ui_option import ui_option
 
 if TYPE_CHECKING:
     from headrace.broker.control import Ready
@@ -49,6 +51,7 @@ def broker() -> None:
 )
 @click.option("--join", metavar="HOST:PORT", help="Join the cluster of the broker that listens there: its controller.")
 @click.option("--node-id", type=click.IntRange(0), help="The number of this broker in the cluster.")
+@ui_option
 @format_option
 @debug_option
 @command_errors
@@ -60,6 +63,7 @@ def start(
     brokers: int,
     join: str | None,
     node_id: int | None,
+    ui_listen: str | None,
     output_format: str,
     debug: bool,
 ) -> None:
@@ -88,9 +92,15 @@ def start(
         if join is not None or node_id is not None:
             raise click.UsageError("--brokers starts a cluster of its own: --join and --node-id are for one broker")
         folder = (data_dir or default_data_dir().with_name("cluster")).absolute()
-        run_cluster(
-            brokers, {**given, **arguments}, folder, None if listen is None else _address(listen), output_format
-        )
+        with _view_beside(ui_listen, output_format) as open_view:
+            run_cluster(
+                brokers,
+                {**given, **arguments},
+                folder,
+                None if listen is None else _address(listen),
+                output_format,
+                open_view,
+            )
         return
     if join is not None:
         arguments = joining(join, node_id, arguments)
@@ -107,10 +117,28 @@ def start(
         config.warn_of_unused()  # by now all that read options of their own have done so
         text = f"headrace broker ready: bootstrap.servers={ready.bootstrap} (data in {folder}, pid {ready.pid})"
         emit(output_format, ready.to_json(), text)
+        open_view(ready)
 
     from headrace.broker.main import run
 
-    run(config, announce)
+    with _view_beside(ui_listen, output_format) as open_view:
+        run(config, announce)
+
+
+@contextmanager
+def _view_beside(listen: str | None, output_format: str) -> Iterator[Callable[[Ready], None]]:
+    """What opens the live view of a broker that is ready, if it was asked for; it is closed at the end."""
+    with ExitStack() as stack:
+
+        def open_view(ready: Ready) -> None:
+            if listen is None:
+                return
+            from headrace.cli.view_process import ViewProcess
+
+            view = stack.enter_context(ViewProcess(listen, ready.bootstrap, Path(ready.data_dir)))
+            view.tell_later(lambda url: emit(output_format, {"ui": url}, f"headrace ui ready: {url}"))
+
+        yield open_view
 
 
 @broker.command()

@@ -31,6 +31,7 @@ _PLACES = {
     "group": Place("group", "Look at groups and their lag, reset their offsets, delete them.", _CLUSTER),
     "txn": Place("txn", "Look at transactions, find those that hang, and end them.", _CLUSTER),
     "broker": Place("broker", "Run a Kafka broker on this machine, and let it fail on demand.", _CLUSTER),
+    "ui": Place("ui", "Show a cluster in the browser, live: messages, producers, commits.", _CLUSTER),
     "demo": Place("demo", "Deliver a million orders exactly once while things are killed.", _SPARK),
     "pipeline": Place("pipeline", "Run a pipeline: a source, SQL, a topic that gets every row once.", _SPARK),
     "audit": Place("audit", "Compare a source with a topic: lost, duplicated, out of order.", _SPARK),

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from headrace.cli.connection import BOOTSTRAP, Connection, assignments_option, config_file_option
-from headrace.cli.output import command_errors, debug_option, emit, format_option
-from headrace.cli.settings import merged
+from headrace.cli.output import WrongUsageError, command_errors, debug_option, emit, format_option
+from headrace.cli.settings import merged, variable_of
 from headrace.cli.stopping import StopSignals, show_cursor
+from headrace.cli.ui_option import LOOPBACK, ui_option
 from headrace.demo.orders import ROWS_DEFAULT, ROWS_MAX, ROWS_MIN
 from headrace.producer.options import PRODUCER_OPTIONS
+from headrace.producer.view_link import check_url
+
+if TYPE_CHECKING:
+    from headrace.demo.cluster import Cluster
 
 EXIT_DIFFERENT = 1
 EXIT_STOPPED = 130
@@ -37,6 +45,8 @@ REPORT = Path("headrace-demo.html")
     show_default=True,
     help="Where the report goes, an HTML page.",
 )
+@click.option("--view", metavar="URL", help="A live view to tell of the stream: the address that `headrace ui` prints.")
+@ui_option
 @click.option("--keep", is_flag=True, help="Keep the folder with source, checkpoint and logs, and a cluster's topics.")
 @format_option
 @debug_option
@@ -47,6 +57,8 @@ def demo(
     assignments: tuple[str, ...],
     config_file: Path | None,
     report: Path,
+    view: str | None,
+    ui_listen: str | None,
     keep: bool,
     output_format: str,
     debug: bool,
@@ -71,9 +83,18 @@ def demo(
     from headrace.demo.run import Demo, DemoSettings
     from headrace.demo.stage import StoppedError
 
+    if view is not None:
+        check_url(view)
+    if view is not None and ui_listen is not None:
+        raise WrongUsageError("--view and --ui exclude each other: the one names a view, the other opens one")
+    if ui_listen is not None and not ui_listen.startswith(LOOPBACK):
+        raise WrongUsageError(
+            f"--ui: the view of the demo is for this machine only, at 127.0.0.1:PORT, not {ui_listen}"
+        )
     options = _client_options(bootstrap, assignments, config_file)
-    with teller_for(output_format) as teller:
-        made = Demo(DemoSettings(rows, options, keep), teller)
+    with teller_for(output_format) as teller, ExitStack() as stack:
+        open_view = None if ui_listen is None else partial(_open_view, stack, ui_listen)
+        made = Demo(DemoSettings(rows, options, keep, view, open_view), teller)
 
         def abandon() -> None:
             made.abandon()
@@ -93,6 +114,15 @@ def demo(
     emit(output_format, facts, outcome_text(outcome, report.absolute(), made.folder if keep else None))
     if not outcome.is_equal:
         raise click.exceptions.Exit(EXIT_DIFFERENT)
+
+
+def _open_view(stack: ExitStack, listen: str, cluster: Cluster) -> str:
+    """A live view of the demo's cluster, for as long as the demo runs."""
+    from headrace.cli.view_process import ViewProcess
+
+    options = {variable_of(PRODUCER_OPTIONS[name]): value for name, value in cluster.options.items()}
+    folder = None if cluster.broker is None else cluster.broker.data_dir
+    return stack.enter_context(ViewProcess(listen, cluster.options[BOOTSTRAP], folder, options)).url()
 
 
 def _client_options(bootstrap: str | None, assignments: tuple[str, ...], config_file: Path | None) -> dict[str, str]:

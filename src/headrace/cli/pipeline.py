@@ -29,10 +29,13 @@ def pipeline() -> None:
 @file_argument
 @override_option
 @master_option
+@click.option("--view", metavar="URL", help="A live view to tell of the run: the address that `headrace ui` prints.")
 @format_option
 @debug_option
 @command_errors
-def run(file: Path, overrides: tuple[str, ...], master: str | None, output_format: str, debug: bool) -> None:
+def run(
+    file: Path, overrides: tuple[str, ...], master: str | None, view: str | None, output_format: str, debug: bool
+) -> None:
     """Run the pipeline in FILE, a TOML file, until its end or Ctrl-C.
 
     A stream goes on from its checkpoint. Ctrl-C (or SIGTERM) lets the batch at hand finish; a second one ends
@@ -47,7 +50,7 @@ def run(file: Path, overrides: tuple[str, ...], master: str | None, output_forma
     """
     from headrace.spark.pipeline import Pipeline
 
-    made = Pipeline.from_file(file, _overrides(overrides, master))
+    made = Pipeline.from_file(file, _overrides(overrides, master, view))
     spec, reporter = made.spec, reporter_for(output_format)
     live = reporter if isinstance(reporter, LiveLine) else None
     said = "stopping after this batch; once more ends it at once" if spec.is_stream else "giving the batch up"
@@ -92,8 +95,9 @@ def check(file: Path, overrides: tuple[str, ...], master: str | None, output_for
     emit(output_format, {**facts, "columns": columns}, "\n".join(_described(facts, list(map(str, views)))))
 
 
-def _overrides(overrides: tuple[str, ...], master: str | None) -> tuple[str, ...]:
-    return overrides if master is None else (*overrides, f"spark.master={master}")
+def _overrides(overrides: tuple[str, ...], master: str | None, view: str | None = None) -> tuple[str, ...]:
+    given = {"spark.master": master, "view.url": view}
+    return (*overrides, *(f"{name}={value}" for name, value in given.items() if value is not None))
 
 
 def _described(facts: dict[str, Any], views: list[str]) -> list[str]:

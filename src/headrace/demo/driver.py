@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.demo import orders
 from headrace.errors import HeadraceError
-from headrace.spark.pipeline_spec import Named, SparkSettings
+from headrace.spark.pipeline_spec import LiveView, Named, SparkSettings
 from headrace.spark.progress import BatchProgress, Silence, Started, Totals
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def main() -> int:
             settings["options"],
             settings["topic"],
             SparkSettings(settings["master"], Named(settings["config"])),
+            LiveView(settings["view_url"]),
         )
         spark = made.session(log_level="WARN")
         emit("session", spark=spark.version, java=_java_version(spark))

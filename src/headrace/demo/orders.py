@@ -19,7 +19,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.spark.pipeline import Pipeline
-from headrace.spark.pipeline_spec import FORMAT, Named, PipelineSpec, Sink, Source, SparkSettings, Step, Trigger
+from headrace.spark.pipeline_spec import (
+    FORMAT,
+    LiveView,
+    Named,
+    PipelineSpec,
+    Sink,
+    Source,
+    SparkSettings,
+    Step,
+    Trigger,
+)
 
 ROWS_DEFAULT = 1_000_000
 ROWS_MIN, ROWS_MAX = 1_000, 50_000_000
@@ -86,6 +96,7 @@ def pipeline(
     client_options: Mapping[str, str],
     topic: str,
     settings: SparkSettings,
+    view: LiveView | None = None,
 ) -> Pipeline:
     """Orders in, records out, a few files at a time."""
     options = {
@@ -103,6 +114,7 @@ def pipeline(
             (RECORDS,),
             Trigger(),
             settings,
+            view or LiveView(),
         )
     )
 

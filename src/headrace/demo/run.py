@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,10 @@ class DemoSettings:
     """For clients, by Kafka's names. With bootstrap.servers, that cluster is used; else a broker is started."""
     keep: bool = False
     """Leave the folder, and the topics of a cluster, when it is over."""
+    view_url: str | None = None
+    """A live view to be told of the stream."""
+    open_view: Callable[[Cluster], str] | None = None
+    """Opens one for the cluster when it is there, and returns its address."""
 
 
 class Demo:
@@ -103,7 +107,11 @@ class Demo:
         cluster = stack.enter_context(Cluster(self.folder / "broker", options, keep=self._settings.keep))
         outcome.cluster = cluster.name
         self._seen = stack.enter_context(VisibleRows(cluster.client_settings(ASK_MS_MAX), cluster.partitions))
-        stage = Stage(self.folder, cluster, self._seen, outcome, teller, stop)
+        view_url = self._settings.view_url
+        if self._settings.open_view is not None:
+            view_url = self._settings.open_view(cluster)
+            teller.note(f"the live view is at {view_url}")
+        stage = Stage(self.folder, cluster, self._seen, outcome, teller, stop, view_url)
         stack.callback(stage.close)
         teller.step("starting Spark")
         stage.start_driver()

@@ -57,6 +57,7 @@ class Stage:
         outcome: Outcome,
         teller: Teller,
         stop: threading.Event,
+        view_url: str | None = None,
     ) -> None:
         self.cluster = cluster
         self.seen = seen
@@ -65,6 +66,7 @@ class Stage:
         self.open_records = OpenRecords(cluster.client_settings(ASK_MS_MAX), cluster.partitions)
         self._folder = folder
         self._stop = stop
+        self._view_url = view_url
         self._driver: DriverHandle | None = None
         self._driver_count = 0
         self._zero_s = time.monotonic()
@@ -124,6 +126,7 @@ class Stage:
             "topic": self.cluster.topic,
             "master": f"local[{FILES_PER_BATCH},{TASK_FAILURES_MAX}]",
             "config": config,
+            "view_url": self._view_url,
         }
 
     # -- waiting ---------------------------------------------------------------------------------

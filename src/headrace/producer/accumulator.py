@@ -474,6 +474,10 @@ class Accumulator:
                 queue.batches.clear()
         return found
 
+    def busy_queues(self) -> list[PartitionQueue]:
+        """Those that may hold batches. Any thread: they change while one looks."""
+        return list(self._active)
+
     def incomplete(self) -> list[ProducerBatch]:
         return list(self._incomplete)
 

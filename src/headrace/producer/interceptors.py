@@ -52,6 +52,9 @@ class Interceptors:
     def __bool__(self) -> bool:
         return bool(self._chain)
 
+    def names(self) -> list[str]:
+        return [_name(interceptor) for interceptor in self._chain]
+
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         """The record as the interceptors leave it; one that fails is passed over."""
         for interceptor in self._chain:

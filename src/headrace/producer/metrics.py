@@ -9,17 +9,21 @@ Every name of metric_tables.py is there from the start; means and maxima of noth
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headrace import __version__
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.producer.metric_tables import GAUGES, NODE, NODE_ROWS, PRODUCER, PRODUCER_ROWS, TOPIC, TOPIC_ROWS, Row
 from headrace.producer.sampling import Samples
+
+if TYPE_CHECKING:
+    from headrace.producer.inside import Inside
 
 Value: TypeAlias = float | str
 Tags: TypeAlias = tuple[tuple[str, str], ...]
@@ -68,6 +72,9 @@ class MetricsReporter:
 
     def metric_removal(self, metric: Metric) -> None:
         """A metric is gone."""
+
+    def look_inside(self, inside: Inside) -> None:
+        """The producer is made: for reporters that show more of it than numbers."""
 
     def close(self) -> None:
         """The producer is closed."""
@@ -118,6 +125,25 @@ class ProducerMetrics:
         if name not in GAUGES:
             raise ValueError(f"{name!r} is none of the gauges: {', '.join(GAUGES)}")
         self._gauges[name] = read
+
+    def totals(self) -> dict[str, float]:
+        """What was recorded since the start, by the names of `PRODUCER_ROWS`; cheaper than a snapshot. Any thread."""
+        return {name: samples.total for name, samples in self._producer.items()}
+
+    def largest_topics(self, count_max: int) -> list[tuple[str, float, float]]:
+        """(topic, records, bytes) of those that got the most. Any thread."""
+        with self._lock:
+            topics = list(self._topics.items())
+        rows = ((topic, samples["records"].total, samples["bytes"].total) for topic, samples in topics)
+        return heapq.nlargest(count_max, rows, key=lambda row: row[2])
+
+    def node_traffic(self) -> dict[int, float]:
+        """Bytes sent to each broker. Any thread."""
+        return {node: samples["request-size"].total for node, samples in list(self._nodes.items())}
+
+    def show_inside(self, inside: Inside) -> None:
+        """Tell the reporters that the producer is made."""
+        self._tell(lambda reporter: reporter.look_inside(inside))
 
     def close(self) -> None:
         """Take the metrics back from the reporters. Who made the reporters closes them."""

@@ -5,6 +5,7 @@ Names, types, defaults and ranges are those of Kafka 4.3. Where Python differs i
     key.serializer, value.serializer   default to bytes, instead of being required
     ssl.*store.type                    is PEM, the one format that OpenSSL reads here
     sasl.username, sasl.password, ssl.key.location   are ours, for what Java hides in JAAS texts and key stores
+    view.url, view.token               are ours: where the live view is
     `no_effect`                        marks what only means something in Java; setting it is warned of, once
 """
 
@@ -160,6 +161,15 @@ _COMMON = (
         "low",
     ),
     Option("metric.reporters", "classes", (), "Plug-ins that are told of every metric.", None, "low"),
+    Option(
+        "view.url",
+        "str",
+        "http://127.0.0.1:9080",
+        "Where metric.reporters=view reports to: the address that `headrace ui` prints.",
+        None,
+        "low",
+    ),
+    Option("view.token", "password", None, "The token of that view, if it asks for one.", None, "low"),
     Option(
         "enable.metrics.push",
         "bool",

@@ -31,11 +31,13 @@ from headrace.producer.accumulator import Accumulator
 from headrace.producer.arrow import ArrowDelivery, ArrowSender
 from headrace.producer.batch import Delivery
 from headrace.producer.buffer_pool import BufferPool
+from headrace.producer.inside import Inside
 from headrace.producer.interceptors import Ending
 from headrace.producer.metrics import MetricName, ProducerMetrics, Transaction, Value
 from headrace.producer.observers import MetricsObserver
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.queues import TopicQueues
+from headrace.producer.recent import Recent
 from headrace.producer.records import ProducerRecord, checked_headers
 from headrace.producer.sender import Sender
 from headrace.producer.settings import ProducerSettings, resolve
@@ -95,7 +97,9 @@ class Producer(SendPath, TransactionScope):
             ],
         )
         opened.callback(self._metrics.close)
-        observer = MetricsObserver(self._metrics, authenticates=settings.sasl is not None or settings.tls is not None)
+        self._recent = Recent(clock)
+        authenticates = settings.sasl is not None or settings.tls is not None
+        observer = MetricsObserver(self._metrics, self._recent, authenticates=authenticates)
         self._transactions = None
         if settings.enable_idempotence:
             self._transactions = TransactionManager(
@@ -169,6 +173,20 @@ class Producer(SendPath, TransactionScope):
         self._thread = threading.Thread(target=self._run, name=f"headrace-{settings.client_id}", daemon=True)
         self._thread.start()
         process.opened(self)
+        self._metrics.show_inside(self._inside())
+
+    def _inside(self) -> Inside:
+        return Inside(
+            self.settings,
+            self._clock,
+            self._steps,
+            self._metrics,
+            self._accumulator,
+            self._client,
+            self._metadata,
+            self._transactions,
+            self._recent,
+        )
 
     def _register_gauges(self) -> None:
         gauge = self._metrics.gauge
@@ -263,6 +281,7 @@ class Producer(SendPath, TransactionScope):
     def _refuse(self, on_delivery: Delivery | None, error: Exception) -> None:
         """A record was not queued."""
         self._metrics.record_failed(None)
+        self._recent.failed("send", error)
         if isinstance(on_delivery, Ending):
             on_delivery.refused(error)
 

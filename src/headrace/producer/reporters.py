@@ -1,9 +1,9 @@
-"""Metrics reporters that come with the package: for Prometheus, and for the log.
+"""Metrics reporters that come with the package: for Prometheus, for the log, and for the live view.
 
     ProducerMetrics → init, metric_change, metric_removal → the reporter's list of metrics
     a scrape, or the reporter's own thread → values
 
-Both are plug-ins for `metric.reporters`: "prometheus", "log", or an object made by hand.
+They are plug-ins for `metric.reporters`: "prometheus", "log", "view" (in view_reporter.py), or an object made by hand.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from headrace.errors import ConfigError
 from headrace.producer.metrics import Metric, MetricName, MetricsReporter
 from headrace.producer.plugins import PluginKind
+from headrace.producer.view_reporter import ViewReporter
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -186,13 +187,16 @@ class _Adapted(MetricsReporter):
                 setattr(self, method, getattr(target, method))
 
 
-_METHODS = ("configure", "init", "metric_change", "metric_removal", "close")
+_METHODS = ("configure", "init", "metric_change", "metric_removal", "look_inside", "close")
 
 
 def _adapt(value: object) -> MetricsReporter | None:
-    return _Adapted(value) if any(hasattr(value, method) for method in _METHODS[1:4]) else None
+    return _Adapted(value) if any(hasattr(value, method) for method in _METHODS[1:5]) else None
 
 
 KIND = PluginKind(
-    "metrics reporter", MetricsReporter, {"prometheus": PrometheusReporter, "log": LoggingReporter}, _adapt
+    "metrics reporter",
+    MetricsReporter,
+    {"prometheus": PrometheusReporter, "log": LoggingReporter, "view": ViewReporter},
+    _adapt,
 )

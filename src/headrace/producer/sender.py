@@ -64,8 +64,8 @@ class SenderObserver(Protocol):
 
     def batch_drained(self, batch: ProducerBatch, now: float) -> None: ...
     def produce_request(self, records: int) -> None: ...
-    def produce_response(self, node_id: int, latency_ms: float, throttle_ms: float) -> None: ...
-    def batch_retried(self, batch: ProducerBatch) -> None: ...
+    def produce_response(self, node_id: int, latency_ms: float, throttle_ms: float, delivery_ms: float) -> None: ...
+    def batch_retried(self, batch: ProducerBatch, error: Exception) -> None: ...
     def batch_failed(self, batch: ProducerBatch) -> None: ...
     def batch_split(self, batch: ProducerBatch) -> None: ...
 
@@ -333,7 +333,8 @@ class Sender:
                 self._settle(batch, self._complete, -1, -1)
             return
         if self._observer is not None:
-            self._observer.produce_response(response.node_id, response.latency_ms, response.throttle_ms)
+            delivery_ms = now - call.batches[0].created_ms  # of one of them: which one that is changes by itself
+            self._observer.produce_response(response.node_id, response.latency_ms, response.throttle_ms, delivery_ms)
         for batch, answer in call.answers(response.message):
             if answer is None:
                 left_out = ConnectionFailedError("the broker's answer left out the partition")
@@ -360,7 +361,7 @@ class Sender:
             return
         self._metadata.request_update()
         if self._may_retry(batch, now) and isinstance(error, ConnectionFailedError):
-            self._retry(batch, now)
+            self._retry(batch, error, now)
         else:
             self._give_up(batch, error, now)
 
@@ -399,7 +400,7 @@ class Sender:
             self._fail(batch, error, adjust=is_first, record_errors=record_errors)
         elif self._may_retry(batch, now):
             self._log.debug("retrying %s-%d: %s", batch.topic, batch.partition, error)
-            self._retry(batch, now)
+            self._retry(batch, error, now)
         else:
             self._give_up(batch, error, now)
 
@@ -412,9 +413,9 @@ class Sender:
             and not self._forced
         )
 
-    def _retry(self, batch: ProducerBatch, now: float) -> None:
+    def _retry(self, batch: ProducerBatch, error: Exception, now: float) -> None:
         if self._observer is not None:
-            self._observer.batch_retried(batch)
+            self._observer.batch_retried(batch, error)
         self._accumulator.reenqueue(batch, now)
 
     def _split(self, batch: ProducerBatch, now: float) -> None:

@@ -37,6 +37,7 @@ from headrace.spark.progress import (
     running_tasks,
 )
 from headrace.spark.spark_errors import SparkError, explain
+from headrace.spark.view_progress import shown, sink_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -139,11 +140,12 @@ class Pipeline:
     ) -> Totals:
         """Run it to its end, or until `stop` is set: a stream then finishes the batch at hand, a batch is given up."""
         spark, reporter, stop = spark or self.session(), reporter or Silence(), stop or threading.Event()
-        self.check(spark)
-        if stop.is_set():
-            reporter.finished(totals := Totals(stopped="stopped"))
-            return totals
-        return (self._run_stream if self.spec.is_stream else self._run_batch)(spark, reporter, stop)
+        with shown(self.spec, reporter) as reporter:
+            self.check(spark)
+            if stop.is_set():
+                reporter.finished(totals := Totals(stopped="stopped"))
+                return totals
+            return (self._run_stream if self.spec.is_stream else self._run_batch)(spark, reporter, stop)
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the stream and leave it to itself."""
@@ -153,7 +155,7 @@ class Pipeline:
             )
         sink, trigger = self.spec.sink, self.spec.trigger
         writer = self.dataframe(spark).writeStream.format(sink.format).outputMode(sink.mode).queryName(self.spec.name)
-        writer = writer.options(**sink.options)
+        writer = writer.options(**{**sink_options(self.spec), **sink.options})
         if sink.checkpoint is not None:
             writer = writer.option("checkpointLocation", sink.checkpoint)
         if sink.partition_by:
@@ -221,7 +223,8 @@ class Pipeline:
         totals = Totals()
         observed = Observation()
         frame = self.dataframe(spark).observe(observed, count(lit(1)).alias("rows"))
-        writer = frame.write.format(sink.format).mode(sink.mode).options(**sink.options)
+        options = {**sink_options(self.spec), **sink.options}
+        writer = frame.write.format(sink.format).mode(sink.mode).options(**options)
         if sink.partition_by:
             writer = writer.partitionBy(*sink.partition_by)
         with _cancelled_if(stop, spark, lambda tasks: reporter.tasks(tasks, totals), reporter.wants_tasks):

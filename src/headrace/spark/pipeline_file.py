@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
-from headrace.config import Config
+from headrace.config import Config, Secret
 from headrace.errors import ConfigError
 from headrace.spark.pipeline_spec import (
     OPEN_TABLES,
     TABLES,
+    LiveView,
     Named,
     PipelineSpec,
     Sink,
@@ -241,6 +242,8 @@ class _Reader:
     def _spec(self, tables: Mapping[str, tuple[Config, Named]], steps: Sequence[Config]) -> PipelineSpec:
         (source, source_options), (sink, sink_options) = tables["source"], tables["sink"]
         trigger, (spark, spark_config) = tables["trigger"][0], tables["spark"]
+        view = tables["view"][0]
+        token = view.optional(Secret, "token")
         places: dict[str, Path] = {name: (name,) for name in TABLES}
         places |= {f"{name}.{inner}": (name, inner) for name, inner in OPEN_TABLES.items()}
         places |= {f"steps.{number}": ("steps", number, "sql") for number in range(len(steps))}
@@ -263,6 +266,7 @@ class _Reader:
             ),
             trigger=Trigger(trigger.of(str, "mode"), trigger.optional(str, "interval")),
             spark=SparkSettings(spark.of(str, "master"), spark_config),
+            view=LiveView(view.optional(str, "url") or None, None if token is None else token.reveal()),
             places={name: self._place(path) for name, path in places.items()},
         )
 

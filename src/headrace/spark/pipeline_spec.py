@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from headrace.config import NotEmpty, OneOf, Option, Options
 from headrace.errors import ConfigError
+from headrace.producer.view_link import check_url
 
 AVAILABLE_NOW, INTERVAL, ONCE, BATCH = "availableNow", "interval", "once", "batch"
 TriggerMode = Literal["availableNow", "interval", "once", "batch"]
@@ -62,6 +63,10 @@ TABLES: dict[str, Options] = {
         Option("interval", "str", None, "With mode = interval: a batch every so often, as `10 seconds`.", NotEmpty()),
     ),
     "spark": Options(Option("master", "str", "local[*]", "Anything that Spark takes for a master.", NotEmpty())),
+    "view": Options(
+        Option("url", "str", None, "A live view to be told of the run: the address that `headrace ui` prints."),
+        Option("token", "password", None, "The token of that view, if it asks for one."),
+    ),
 }
 OPEN_TABLES: dict[str, str] = {"source": "options", "sink": "options", "spark": "config"}
 """Tables that have a table with names of Spark's in them, which are not ours to know."""
@@ -126,6 +131,14 @@ class SparkSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveView:
+    """Who is told of the run; nobody without a url."""
+
+    url: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineSpec:
     """A pipeline, checked as far as it can be without Spark."""
 
@@ -135,6 +148,7 @@ class PipelineSpec:
     steps: tuple[Step, ...] = ()
     trigger: Trigger = field(default_factory=Trigger)
     spark: SparkSettings = field(default_factory=SparkSettings)
+    view: LiveView = field(default_factory=LiveView)
     places: Mapping[str, str] = field(default_factory=dict)
     """Table → where it stands, for messages: `sink` → `orders.toml, line 12`."""
 
@@ -168,6 +182,7 @@ class PipelineSpec:
             ),
             "trigger": _shown(mode=self.trigger.mode, interval=self.trigger.interval),
             "spark": {"master": self.spark.master, "config": Named(self.spark.config).masked()},
+            **({} if self.view.url is None else {"view": {"url": masked("url", self.view.url)}}),
         }
 
 
@@ -193,6 +208,11 @@ def problems_of(spec: PipelineSpec) -> list[tuple[str, str]]:
         found.append(("trigger", f'interval is set, but mode is {trigger.mode!r}: set mode = "interval", or drop it'))
     if trigger.interval is None and trigger.mode == INTERVAL:
         found.append(("trigger", 'interval is not set; it may be a time such as "10 seconds" ("0 seconds": no pause)'))
+    if spec.view.url is not None:
+        try:
+            check_url(spec.view.url)
+        except ConfigError as error:
+            found.append(("view", str(error)))
     names = [step.name for step in spec.steps]
     for number, name in enumerate(names):
         if name == SOURCE_VIEW or name in names[:number]:

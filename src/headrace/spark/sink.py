@@ -10,6 +10,7 @@ kept by this module, for each run of a query.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -21,7 +22,17 @@ from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.spark.columns import Limits, check_schema
-from headrace.spark.commit_log import show_log
+from headrace.spark.commit_log import Stopwatch, show_log
+from headrace.spark.commit_watch import (
+    ABORTED,
+    COMMITTED,
+    WRITTEN,
+    TaskTimes,
+    WatchedPlaces,
+    forget,
+    watch_of,
+    watched,
+)
 from headrace.spark.committer import Batch, Committer
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.ledger import Ledger
@@ -29,7 +40,7 @@ from headrace.spark.permissions import check_may_write, refused
 from headrace.spark.redo import Redo
 from headrace.spark.sink_errors import PlanError, SinkError
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
-from headrace.spark.task_writer import Report, TaskWriter, merged, place_of_task
+from headrace.spark.task_writer import Place, Report, TaskWriter, merged, place_of_task
 from headrace.spark.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -89,6 +100,14 @@ def _look_up(options: SinkOptions) -> Limits:
     return Limits(limit, {name: len(one.partitions) for name, one in found.items()})
 
 
+def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskTimes]:
+    """The plan, and when it was made, for whoever looks at the batch as a whole."""
+    watch, times = Stopwatch(), TaskTimes(planned_ms=time.time_ns() // 1_000_000)
+    limits = plan(options, schema)
+    times.plan_ms = watch.lap_ms()
+    return limits, times
+
+
 def _committer(options: SinkOptions, sink: str, run: str) -> Committer:
     show_log()
     client = BlockingClient(options.client_settings())
@@ -98,9 +117,13 @@ def _committer(options: SinkOptions, sink: str, run: str) -> Committer:
         Ledger(options, sink, client),
         Transactions(client),
         Redo(client),
-        Failpoints(options.failpoints),
+        WatchedPlaces(options.failpoints),
         on_close=client.close,
     )
+
+
+def _outcome(options: SinkOptions, is_commit: bool) -> str:
+    return ABORTED if not is_commit else COMMITTED if options.is_exactly_once else WRITTEN
 
 
 def _reports(messages: list[WriterCommitMessage | None]) -> list[Report]:
@@ -132,7 +155,7 @@ class BatchWriter(DataSourceArrowWriter):
         if overwrite:
             raise PlanError("a topic cannot be overwritten: use mode('append')")
         self._options = SinkOptions.parse(options, is_stream=False)
-        self._limits = plan(self._options, schema)
+        self._limits, self._times = _timed_plan(self._options, schema)
         self._run = uuid.uuid4().hex
         write_id = self._options.write_id
         self._query = f"write:{write_id or self._run}"
@@ -140,7 +163,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         place = place_of_task(self._sink, self._run, self._query)
-        return TaskWriter(self._options, place, self._limits).write(iterator)
+        return TaskWriter(self._options, place, self._limits).write(iterator, self._times)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._finish(messages, is_commit=True)
@@ -150,8 +173,15 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _finish(self, messages: list[WriterCommitMessage | None], *, is_commit: bool) -> None:
         reports = _reports(messages)
-        if not self._options.is_exactly_once:
-            return
+        watch = watch_of(self._options, self._sink, self._query, self._run)
+        try:
+            with watched(watch, 0, reports, _outcome(self._options, is_commit)):
+                if self._options.is_exactly_once:
+                    self._end(reports, is_commit=is_commit)
+        finally:
+            forget(watch)
+
+    def _end(self, reports: list[Report], *, is_commit: bool) -> None:
         is_forgotten = self._options.write_id is None
         batch = _batch(reports, 0, is_forgotten=is_forgotten) if reports else Batch(self._query, 0)
         committer = _committer(self._options, self._sink, self._run)
@@ -171,25 +201,33 @@ class _StreamWriter:
         if overwrite:
             raise PlanError("a topic cannot be overwritten: use outputMode('append')")
         self._options = SinkOptions.parse(options, is_stream=True)
-        self._limits = plan(self._options, schema)
+        self._limits, self._times = _timed_plan(self._options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         place = place_of_task(self._options.sink_id, None)
-        return TaskWriter(self._options, place, self._limits).write(iterator)
+        return TaskWriter(self._options, place, self._limits).write(iterator, self._times)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        reports = _reports(messages)
-        if reports and self._options.is_exactly_once:
-            self._session(reports).commit(_batch(reports, batchId))
+        self._finish(_reports(messages), batchId, is_commit=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        reports = _reports(messages)
-        if reports and self._options.is_exactly_once:
-            self._session(reports).abort(_batch(reports, batchId))
+        self._finish(_reports(messages), batchId, is_commit=False)
 
-    def _session(self, reports: list[Report]) -> Committer:
-        """The committer of this run. A new run of the same sink begins anew."""
+    def _finish(self, reports: list[Report], number: int, *, is_commit: bool) -> None:
+        if not reports:
+            return
         place = reports[0].place
+        watch = watch_of(self._options, place.sink, place.query, place.run)
+        with watched(watch, number, reports, _outcome(self._options, is_commit)):
+            if self._options.is_exactly_once:
+                batch, committer = _batch(reports, number), self._session(place)
+                if is_commit:
+                    committer.commit(batch)
+                else:
+                    committer.abort(batch)
+
+    def _session(self, place: Place) -> Committer:
+        """The committer of this run. A new run of the same sink begins anew."""
         key = (self._options.kafka["bootstrap.servers"], place.sink, place.run)
         found = _sessions.get(key)
         if found is None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.client.blocking import ClientSettings
-from headrace.config import Config, Option, Options
+from headrace.config import Config, Option, Options, Secret
 from headrace.config.option import Between, OneOf
 from headrace.errors import ConfigError
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.security import sasl_settings, tls_settings
 from headrace.producer.settings import resolve
+from headrace.producer.view_link import check_url
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 FAIL, DEAD_LETTER = "fail", "dead-letter"
@@ -90,6 +91,17 @@ SINK_OPTIONS = Options(
         OneOf(FAIL, DEAD_LETTER),
     ),
     Option("dead.letter.topic", "str", None, "Where bad rows go with on.bad.row=dead-letter."),
+    Option(
+        "view.url",
+        "str",
+        None,
+        "A live view to be told of every batch and of the producers of the tasks: the address that `headrace ui` "
+        "prints. Nothing waits for it.",
+        None,
+        "low",
+    ),
+    Option("view.token", "password", None, "The token of that view, if it asks for one.", None, "low"),
+    Option("view.name", "str", None, "The name under which it shows this sink; by default its sink.id.", None, "low"),
     Option("includeheaders", "bool", True, "Spark's name: whether the column `headers` is written.", None, "low"),
     Option(
         "headrace.failpoints",
@@ -117,6 +129,9 @@ class SinkOptions:
     on_bad_row: str = FAIL
     dead_letter_topic: str | None = None
     include_headers: bool = True
+    view_url: str | None = None
+    view_token: str | None = field(default=None, repr=False)
+    view_name: str | None = None
     failpoints: str = ""
 
     @classmethod
@@ -131,6 +146,7 @@ class SinkOptions:
             else:
                 _check_unknown(name)
         config = SINK_OPTIONS.resolve(("argument", ours))
+        token = config.optional(Secret, "view.token")
         options = cls(
             kafka,
             topic=_text(config, "topic"),
@@ -143,6 +159,9 @@ class SinkOptions:
             on_bad_row=config.of(str, "on.bad.row"),
             dead_letter_topic=_text(config, "dead.letter.topic"),
             include_headers=config.of(bool, "includeheaders"),
+            view_url=config.optional(str, "view.url") or None,
+            view_token=None if token is None else token.reveal(),
+            view_name=config.optional(str, "view.name") or None,
             failpoints=config.of(str, "headrace.failpoints"),
         )
         options._check(is_stream)
@@ -168,6 +187,8 @@ class SinkOptions:
             )
         if self.dead_letter_topic is not None and self.on_bad_row != DEAD_LETTER:
             raise ConfigError("dead.letter.topic is set, but on.bad.row is fail: set on.bad.row=dead-letter")
+        if self.view_url is not None:
+            check_url(self.view_url)
         self.resolved()
 
     @property
@@ -182,6 +203,10 @@ class SinkOptions:
         """What a producer of this sink is made from: the plug-ins have done their work on columns before."""
         config: dict[str, object] = {name: value for name, value in self.kafka.items() if name not in _PLUGINS}
         config.setdefault("client.id", "headrace-spark")
+        if self.view_url is not None and "metric.reporters" not in config:
+            config |= {"metric.reporters": "view", "view.url": self.view_url}
+            if self.view_token is not None:
+                config["view.token"] = self.view_token
         if self.is_exactly_once:
             config["enable.idempotence"] = config.get("enable.idempotence", "true")
             config["transactional.id"] = transactional_id or "headrace-spark"

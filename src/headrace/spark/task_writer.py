@@ -9,8 +9,9 @@ an open transaction behind, which no decision holds: it is aborted by the next c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -20,6 +21,7 @@ from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.producer import Producer
 from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending
+from headrace.spark.commit_watch import TaskTimes
 from headrace.spark.decisions import Span, TaskTransaction
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.sink_errors import SinkError
@@ -56,6 +58,7 @@ class Report(WriterCommitMessage):
     inline: list[tuple[str, bytes]] = field(default_factory=list)  # topic, Arrow IPC stream
     row_count: int = 0
     dead_count: int = 0
+    times: TaskTimes = field(default_factory=TaskTimes)
 
 
 def place_of_task(sink: str | None, batch_run: str | None, batch_query: str = "") -> Place:
@@ -91,7 +94,10 @@ class TaskWriter:
         self._plan = ColumnPlan(options, limits, place.name)
         self._report = Report(place)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Report:
+    def write(self, batches: Iterator[pa.RecordBatch], times: TaskTimes | None = None) -> Report:
+        """`times` knows of the planning already."""
+        times = self._report.times = replace(times or self._report.times)
+        times.started_ms = time.time_ns() // 1_000_000
         try:
             if not self._options.is_exactly_once:
                 self._write_plainly(batches)
@@ -100,13 +106,16 @@ class TaskWriter:
         finally:
             self._plan.close()
         self._report.dead_count = self._plan.bad_count
+        times.ended_ms = time.time_ns() // 1_000_000
         return self._report
 
     def _sendings(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sending]:
         for batch in batches:
             self._report.row_count += batch.num_rows
             if batch.num_rows:
-                yield from self._plan.prepare(batch)
+                for sending in self._plan.prepare(batch):
+                    self._report.times.sent_bytes += sending.columns.nbytes
+                    yield sending
 
     def _write_plainly(self, batches: Iterator[pa.RecordBatch]) -> None:
         """At least once: seen as soon as it is written."""

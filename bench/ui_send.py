@@ -1,0 +1,102 @@
+"""What reporting to a live view costs `send()`: part of `make bench-ui`, or `python -m bench.ui_send` by itself.
+
+The same producer, with and without `metric.reporters=view`, on one broker of ours with a view beside it: a process for
+each run, one after the other in turns, medians over rounds. The machine's noise hits both alike, so the ratio of the
+two runs of a round says more than either of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+
+from headrace.broker import EmbeddedBroker
+from headrace.client.admin import AdminClient, NewTopic
+from live_view import LiveView
+
+ROUNDS = 7
+RECORDS = 5_000_000
+PARTITIONS = 4
+RUN_SECONDS_MAX = 180
+LOSS_MAX = 0.03
+RETAINED = {"retention.bytes": str(256 << 20), "segment.bytes": str(64 << 20)}
+
+
+@dataclass(slots=True)
+class Case:
+    """A way to send, with and without reports."""
+
+    kind: str
+    silent: list[dict[str, float]] = field(default_factory=list)
+    told: list[dict[str, float]] = field(default_factory=list)
+
+    def loss(self, measure: str, *, more_is_better: bool) -> float:
+        """The share that is lost by reporting: the median of the rounds."""
+        ratios = [
+            one[measure] / other[measure] if more_is_better else other[measure] / one[measure]
+            for one, other in zip(self.told, self.silent, strict=True)
+        ]
+        return 1 - statistics.median(ratios)
+
+
+def measure(rounds: int = ROUNDS, records: int = RECORDS) -> list[Case]:
+    """Run all of it."""
+    cases = [Case("send"), Case("keyed")]
+    with EmbeddedBroker({"log.retention.check.interval.ms": 5000}) as broker, LiveView(broker.bootstrap) as view:
+        with AdminClient(broker.bootstrap) as admin:
+            admin.create_topics([NewTopic("bench-ui", partitions=PARTITIONS, configs=RETAINED)])
+        for number in range(rounds):
+            for case in cases:
+                turns = [(case.silent, None), (case.told, view.url)]
+                random.Random(number).shuffle(turns)
+                for found, url in turns:
+                    found.append(_run(broker.bootstrap, case.kind, records, url))
+    return cases
+
+
+def _run(bootstrap: str, kind: str, records: int, url: str | None) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.producer_client", "headrace", "--kind", kind, "--bootstrap", bootstrap]
+    command += ["--topic", "bench-ui", "--records", str(records), *(() if url is None else ("--view", url))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def report(cases: list[Case]) -> bool:
+    """Print it; True if the target is met."""
+    print(f"{'':8}  {'silent':>14}  {'reporting':>14}  {'loss (< 3 %)':>12}  {'CPU more':>9}  {'thread':>8}")
+    for case in cases:
+        silent, told = (statistics.median(one["records_per_s"] for one in found) for found in (case.silent, case.told))
+        loss, cpu = case.loss("records_per_s", more_is_better=True), case.loss("cpu_us", more_is_better=False)
+        share = statistics.median(one["view_share"] for one in case.told)
+        verdict = "met" if loss < LOSS_MAX else "MISSED"
+        print(
+            f"{case.kind:8}  {silent:>12,.0f}/s  {told:>12,.0f}/s  {loss:>12.2%}  {cpu:>9.2%}  {share:>8.3%}  {verdict}"
+        )
+    print("thread: the share of one core that the thread takes which reports")
+    return all(case.loss("records_per_s", more_is_better=True) < LOSS_MAX for case in cases)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    cases = measure(options.rounds, options.records)
+    if options.json:
+        print(json.dumps([{"kind": case.kind, "silent": case.silent, "told": case.told} for case in cases]))
+        return 0
+    return 0 if report(cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

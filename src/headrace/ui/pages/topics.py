@@ -1,0 +1,139 @@
+"""All topics, a page of them at a time; and a form to make one."""
+
+from __future__ import annotations
+
+from nicegui import ui
+
+from headrace.client.admin import AdminClient, NewTopic, TopicDescription
+from headrace.ui import formatting
+from headrace.ui.actions import button, run_action
+from headrace.ui.addresses import topic_address
+from headrace.ui.fields import TextField, Tick, form, whole_number
+from headrace.ui.frame import frame
+from headrace.ui.parts import Problem, Text, section
+from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
+from headrace.ui.view import View
+
+COLUMNS = (
+    Column("topic", "Topic", "link", sortable=True),
+    Column("partitions", "Partitions", "number", sortable=True),
+    Column("replicas", "Replicas", "number", sortable=True),
+    Column("records", "Written", "number", sortable=True),
+    Column("rate", "Rate", "number", sortable=True),
+    Column("size", "Stored", "number", sortable=True),
+    Column("state", "State", "state"),
+)
+_UNKNOWN_LAST = -1
+
+
+def build(view: View) -> None:
+    @ui.page("/topics")
+    def topics() -> None:
+        with frame(view, "Topics", "/topics") as page:
+            listing = _Listing(view)
+            with section("All topics"):
+                table = ServerTable(
+                    "Topics",
+                    COLUMNS,
+                    listing.rows,
+                    row_key="topic",
+                    empty="There is no topic yet. Make one with the form below, or `headrace topic create NAME`.",
+                    search="topics",
+                    sort_by="topic",
+                )
+                internal = Tick(
+                    "Show topics that brokers keep for themselves",
+                    on_change=lambda: listing.show_internal(internal.value, table),
+                )
+            if not view.read_only:
+                _creation_form(view)
+            page.live(table.refresh)
+
+
+class _Listing:
+    """The rows of the table, for one browser."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._internal = False
+
+    def show_internal(self, internal: bool, table: ServerTable) -> None:
+        self._internal = internal
+        table.refresh()
+
+    def rows(self, query: Query) -> Rows:
+        view = self._view
+        topology = view.topology.look()
+        if topology is None:
+            trouble = view.topology.trouble
+            return Rows([], 0, trouble.text if trouble else None)
+        ends, sizes = view.traffic.ends.look(), view.traffic.sizes.look()
+        written = {} if ends is None else ends.of_topic
+        rates = {} if ends is None else ends.records_per_s
+        stored = {} if sizes is None else sizes.of_topic
+        items = [topic for topic in topology.topics.values() if self._internal or not topic.internal]
+
+        def row(topic: TopicDescription) -> Row:
+            mark, tone, text = _state(topic)
+            return {
+                "topic": topic.name,
+                "topic_href": topic_address(topic.name),
+                "partitions": formatting.count(len(topic.partitions)),
+                "replicas": formatting.count(_replicas(topic)),
+                "records": formatting.count(written.get(topic.name), "records"),
+                "rate": formatting.rate(rates.get(topic.name, 0.0) if written else None),
+                "size": formatting.size(stored.get(topic.name)),
+                "state": text,
+                "state_mark": mark,
+                "state_tone": tone,
+            }
+
+        return paged(
+            query,
+            items,
+            row,
+            text=lambda topic: topic.name,
+            keys={
+                "topic": lambda topic: topic.name,
+                "partitions": lambda topic: len(topic.partitions),
+                "replicas": _replicas,
+                "records": lambda topic: written.get(topic.name, _UNKNOWN_LAST),
+                "rate": lambda topic: rates.get(topic.name, 0.0),
+                "size": lambda topic: stored.get(topic.name, _UNKNOWN_LAST),
+            },
+        )
+
+
+def _replicas(topic: TopicDescription) -> int:
+    return max((len(info.replicas) for info in topic.partitions), default=0)
+
+
+def _state(topic: TopicDescription) -> tuple[str, str, str]:
+    leaderless = sum(info.leader < 0 for info in topic.partitions)
+    if leaderless:
+        return "✖", "bad", f"{leaderless} without a leader"
+    behind = sum(len(info.isr) < len(info.replicas) for info in topic.partitions)
+    return ("▲", "warn", f"{behind} not in sync") if behind else ("✔", "good", "in sync")
+
+
+def _creation_form(view: View) -> None:
+    with section("New topic"):
+        problem = Problem()
+        with form("New topic"):
+            name = TextField("Name", placeholder="orders", wide=True)
+            partitions = TextField("Partitions", "1", kind="number")
+            replicas = TextField("Replicas", "1", kind="number")
+            button("Make the topic", lambda: create()).classes("hr-primary")
+        Text("p", "Options can be set on the page of the topic.").classes("hr-note")
+
+    async def create() -> None:
+        wanted = name.value.strip()
+
+        def do(admin: AdminClient) -> str:
+            counts = whole_number(partitions.value, "partitions"), whole_number(replicas.value, "replicas")
+            admin.create_topics([NewTopic(wanted, *counts)])
+            return wanted
+
+        made = await run_action(view, problem, do, what="Make the topic", done=f"Topic {wanted} is made")
+        if made is not None:
+            ui.navigate.to(topic_address(made))

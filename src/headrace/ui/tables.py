@@ -1,0 +1,241 @@
+"""Tables that are paged, sorted and searched on the server: the browser gets the rows it shows, and no others.
+
+    columns = [Column("topic", "Topic", kind="link"), Column("size", "Size", kind="number")]
+    table = ServerTable("Topics", columns, fetch, row_key="topic", empty="No topic yet: …")
+    page.live(table.refresh)
+
+    def fetch(query: Query) -> Rows:
+        return paged(query, rows, key=…)    # or whatever finds query.count rows from query.first on
+
+A row is a dict of texts, as they are to be read; "mono" and "fixed" are for what has a fixed width, the latter for what
+must not be broken into lines. A column of kind "link" takes its address from `<name>_href`; of kind
+"state" its mark (an icon's letter, so that nothing is said by colour alone) from `<name>_mark`, its tone from
+`<name>_tone` (good, warn, bad or nothing); of kind "action" its row has a button, labelled with the value, and a press
+calls what `on_action` was given, with the row; an empty value has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from nicegui import events, ui
+
+from headrace.ui.fields import TextField
+from headrace.ui.parts import Empty, Problem
+
+PAGE_ROWS = 25
+PAGE_ROWS_CHOICES = (10, 25, 50, 100)
+PAGE_ROWS_MAX = 100
+SEARCH_CHARS_MAX = 200
+
+Row = dict[str, Any]
+Kind = Literal["text", "number", "link", "state", "action", "mono", "fixed"]
+
+
+@dataclass(slots=True, frozen=True)
+class Column:
+    name: str
+    label: str
+    kind: Kind = "text"
+    sortable: bool = False
+    wide: bool = False
+    """Takes the room that the others leave."""
+
+
+@dataclass(slots=True)
+class Query:
+    """What the browser wants to see."""
+
+    first: int = 0
+    count: int = PAGE_ROWS
+    sort_by: str | None = None
+    descending: bool = False
+    search: str = ""
+
+
+class Rows(NamedTuple):
+    """The rows of a page, and how many there are on all pages."""
+
+    rows: list[Row]
+    total: int
+    problem: str | None = None
+    """What is wrong with them, if anything."""
+
+
+def paged(
+    query: Query,
+    items: Iterable[Any],
+    make_row: Callable[[Any], Row],
+    *,
+    keys: Mapping[str, Callable[[Any], Any]] | None = None,
+    text: Callable[[Any], str] | None = None,
+) -> Rows:
+    """A page of items: those whose `text` has what is searched for, sorted by one of `keys`, made rows at the end."""
+    found = list(items)
+    if query.search and text is not None:
+        wanted = query.search.lower()
+        found = [item for item in found if wanted in text(item).lower()]
+    if query.sort_by is not None and keys is not None and query.sort_by in keys:
+        found.sort(key=keys[query.sort_by], reverse=query.descending)
+    return Rows([make_row(item) for item in found[query.first : query.first + query.count]], len(found))
+
+
+class ServerTable:
+    """A table in a page."""
+
+    def __init__(
+        self,
+        label: str,
+        columns: Sequence[Column],
+        fetch: Callable[[Query], Rows],
+        *,
+        row_key: str,
+        empty: str,
+        search: str | None = None,
+        sort_by: str | None = None,
+        descending: bool = False,
+        page_rows: int = PAGE_ROWS,
+    ) -> None:
+        """`search` names what can be searched for; None: nothing. `empty` says what to do where there are no rows."""
+        self._fetch = fetch
+        self._empty_text = empty
+        self._query = Query(count=page_rows, sort_by=sort_by, descending=descending)
+        self._actions: dict[str, Callable[[Row], object]] = {}
+        with ui.element("div").classes("hr-table-box"):
+            self._search = self._search_field(search) if search else None
+            self._problem = Problem()
+            self._empty = Empty(empty)
+            self._table = ui.table(
+                columns=[_definition(column) for column in columns],
+                rows=[],
+                row_key=row_key,
+                pagination={
+                    "rowsPerPage": page_rows,
+                    "page": 1,
+                    "rowsNumber": 0,
+                    "sortBy": sort_by,
+                    "descending": descending,
+                },
+            ).classes("hr-table")
+        self._table.props('flat dense binary-state-sort rows-per-page-label="Rows per page"')
+        self._table.props(f':rows-per-page-options="{list(PAGE_ROWS_CHOICES)}"')
+        self._table.props(f'aria-label="{label}"')
+        self._table.add_slot("header-cell", _HEADER)
+        for column in columns:
+            self._table.add_slot(f"body-cell-{column.name}", _CELLS[column.kind].replace("NAME", column.name))
+        self._table.on("request", self._on_request, ["pagination"])
+        self._table.on("act", self._on_act)
+
+    def _search_field(self, what: str) -> TextField:
+        field = TextField(f"Search {what}", kind="search", on_change=self._on_search)
+        field.box.classes("hr-search")
+        return field
+
+    @property
+    def query(self) -> Query:
+        return self._query
+
+    def on_action(self, name: str, handler: Callable[[Row], object]) -> None:
+        """What a press on the buttons of a column of kind "action" does; it may be a coroutine function."""
+        self._actions[name] = handler
+
+    def refresh(self) -> None:
+        """Fetch the rows that are shown anew; only what has changed is sent."""
+        found = self._fetch(self._query)
+        if self._query.first >= found.total > 0:  # there are fewer than there were
+            self._query.first = (found.total - 1) // self._query.count * self._query.count
+            found = self._fetch(self._query)
+        self._problem.tell(found.problem)
+        self._empty.show(self._nothing_found())
+        self._empty.set_visibility(not found.total)
+        self._table.set_visibility(bool(found.total))
+        pagination = self._pagination(found.total)
+        props = self._table.props
+        props["hide-bottom"] = found.total <= PAGE_ROWS_CHOICES[0]
+        if props["rows"] != found.rows or props["pagination"] != pagination:
+            props["rows"], props["pagination"] = found.rows, pagination
+            self._table.update()
+
+    def _pagination(self, total: int) -> dict[str, Any]:
+        query = self._query
+        return {
+            "page": query.first // query.count + 1,
+            "rowsPerPage": query.count,
+            "rowsNumber": total,
+            "sortBy": query.sort_by,
+            "descending": query.descending,
+        }
+
+    def _nothing_found(self) -> str:
+        if self._query.search:
+            return f"Nothing here has {self._query.search!r} in it. Clear the search field to see all."
+        return self._empty_text
+
+    def _on_search(self) -> None:
+        assert self._search is not None
+        self._query.search = self._search.value[:SEARCH_CHARS_MAX].strip()
+        self._query.first = 0
+        self.refresh()
+
+    def _on_request(self, event: events.GenericEventArguments) -> None:
+        """The browser wants another page, or another order. What it says is not trusted."""
+        wanted = event.args["pagination"] if isinstance(event.args, dict) else event.args
+        count = min(max(1, _number(wanted.get("rowsPerPage"), PAGE_ROWS)), PAGE_ROWS_MAX)
+        sort_by = wanted.get("sortBy")
+        self._query.count = count
+        self._query.first = (max(1, _number(wanted.get("page"), 1)) - 1) * count
+        self._query.sort_by = sort_by if isinstance(sort_by, str) else None
+        self._query.descending = bool(wanted.get("descending"))
+        self.refresh()
+
+    async def _on_act(self, event: events.GenericEventArguments) -> None:
+        name, key = event.args
+        row_key = self._table.props["row-key"]
+        row = next((row for row in self._table.props["rows"] if row.get(row_key) == key), None)
+        handler = self._actions.get(name)
+        if row is not None and handler is not None:
+            result = handler(row)
+            if hasattr(result, "__await__"):
+                await result
+
+
+def _number(value: object, default: int) -> int:
+    return int(value) if isinstance(value, int | float) else default
+
+
+def _definition(column: Column) -> dict[str, Any]:
+    align = "right" if column.kind == "number" else "left"
+    return {
+        "name": column.name,
+        "label": column.label,
+        "field": column.name,
+        "sortable": column.sortable,
+        "align": align,
+        "headerStyle": "width: 50%" if column.wide else "",
+    }
+
+
+# The browser sorts by the click on the cell; the button in it is for the keyboard.
+_HEADER = """
+<q-th :props="props" scope="col">
+  <button v-if="props.col.sortable" type="button" class="hr-sort">{{ props.col.label }}</button>
+  <span v-else>{{ props.col.label }}</span>
+</q-th>
+"""
+_CELLS: dict[Kind, str] = {
+    "text": '<q-td :props="props">{{ props.value }}</q-td>',
+    "number": '<q-td :props="props" class="hr-number">{{ props.value }}</q-td>',
+    "mono": '<q-td :props="props" class="hr-mono">{{ props.value }}</q-td>',
+    "fixed": '<q-td :props="props" class="hr-mono hr-fixed">{{ props.value }}</q-td>',
+    "link": '<q-td :props="props"><a :href="props.row.NAME_href">{{ props.value }}</a></q-td>',
+    "state": (
+        '<q-td :props="props"><span :class="\'hr-state hr-\' + props.row.NAME_tone">'
+        '<span aria-hidden="true">{{ props.row.NAME_mark }}</span> {{ props.value }}</span></q-td>'
+    ),
+    "action": (
+        '<q-td :props="props"><button v-if="props.value" type="button" class="hr-button" '
+        "@click=\"$parent.$emit('act', 'NAME', props.key)\">{{ props.value }}</button></q-td>"
+    ),
+}

@@ -1,0 +1,63 @@
+"""What a page owes to people who use a keyboard, a screen reader, or eyes that do not see every shade."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page
+
+CONTRAST_MIN = 4.5
+"""WCAG 2, level AA; large text may do with less, but need not here."""
+
+
+def flaws(page: Page) -> list[str]:
+    """Parts without a name, text that is too pale, headings that skip a level, orders of their own for the Tab key."""
+    found: list[str] = page.evaluate(_SCRIPT, CONTRAST_MIN)
+    return found
+
+
+_SCRIPT = """contrastMin => {
+  const found = [];
+  const seen = e => e.checkVisibility({opacityProperty: true, visibilityProperty: true});
+  const named = e => {
+    const labels = [...(e.labels || [])].map(l => l.innerText).join(" ");
+    return (e.getAttribute("aria-label") || labels || e.innerText || e.title || "").trim();
+  };
+  const told = e => `<${e.tagName.toLowerCase()} class="${e.className}"> ${(e.innerText || "").trim().slice(0, 40)}`;
+  for (const e of document.querySelectorAll("a, button, input, select, textarea, [role=img], [role=dialog]"))
+    if (seen(e) && !named(e)) found.push(`no name: ${told(e)}`);
+  for (const e of document.querySelectorAll("[tabindex]"))
+    if (e.tabIndex > 0) found.push(`an order of its own for Tab: ${told(e)}`);
+  let level = 0;
+  for (const e of document.querySelectorAll("h1, h2, h3, h4")) {
+    const now = Number(e.tagName[1]);
+    if (now > level + 1) found.push(`a heading that skips a level: ${told(e)}`);
+    level = now;
+  }
+  if (!document.documentElement.lang) found.push("the page does not say its language");
+  if (document.querySelectorAll("main h1").length !== 1) found.push("not one heading of the page");
+
+  const rgba = text => {
+    const numbers = text.match(/[\\d.]+/g).map(Number);
+    return text.startsWith("color(srgb") ? [...numbers.slice(0, 3).map(n => n * 255), numbers[3] ?? 1]
+                                         : [...numbers.slice(0, 3), numbers[3] ?? 1];
+  };
+  const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+  const ground = e => {
+    const layers = [];
+    for (let at = e; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
+  };
+  const light = colour => {
+    const [r, g, b] = colour.map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const e = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || !seen(e) || e.closest("svg, [disabled], .q-notification")) continue;
+    const below = ground(e);
+    const lights = [light(over(rgba(getComputedStyle(e).color), below)), light(below)].sort((a, b) => b - a);
+    const contrast = (lights[0] + 0.05) / (lights[1] + 0.05);
+    if (contrast < contrastMin) found.push(`pale text, ${contrast.toFixed(2)}: ${told(e)}`);
+  }
+  return [...new Set(found)].slice(0, 20);
+}"""

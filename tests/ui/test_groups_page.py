@@ -1,0 +1,151 @@
+"""The pages of groups: lag in records and in time, members, resetting offsets; the protocol says whether they are."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from group_members import member
+from headrace.client.admin import TopicPartition
+from headrace.producer.producer import Producer
+from live_view import LiveView, open_tab
+from topics import new_topic, unique
+from waiting import eventually
+
+SECONDS_MAX = 20
+AGE_MS = 3 * 3_600_000
+COUNT = 10
+
+
+@pytest.fixture
+def topic(broker):
+    """Two partitions with ten records each, written three hours ago."""
+    name = broker.create_topic(unique("group"), 2)
+    then_ms = int(time.time() * 1000) - AGE_MS
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        sent = [producer.send(name, b"x", partition=n % 2, timestamp_ms=then_ms) for n in range(2 * COUNT)]
+        for one in sent:
+            one.result(SECONDS_MAX)
+    return name
+
+
+@pytest.fixture
+def group(admin, topic):
+    """A group without members, six records behind in partition 0. Its name needs care in addresses and in pages."""
+    name = unique('billing/ä&?"<b>{{7*7}}')
+    admin.alter_group_offsets(name, {TopicPartition(topic, 0): 4, TopicPartition(topic, 1): COUNT})
+    return name
+
+
+def answer(page, button, said):
+    """Press a button of the page, and then one of the dialog that asks."""
+    page.get_by_role("main").get_by_role("button", name=button).click()
+    page.get_by_role("alertdialog").get_by_role("button", name=said).click()
+    expect(page.get_by_role("alertdialog")).to_have_count(0)
+
+
+def committed(admin, group):
+    return [one.offset for _, one in sorted(admin.list_group_offsets(group).items())]
+
+
+def open_group(page, name):
+    page.goto("/groups")
+    page.get_by_label("Search groups").fill(name)
+    page.get_by_role("link", name=name).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Group {name}")
+
+
+def test_offsets_are_reset_to_what_the_preview_showed_and_only_after_a_confirmation(
+    page: Page, admin, topic, group, shot
+):
+    page.goto("/groups")
+    row = page.get_by_role("row").filter(has_text=group)
+    expect(row).to_contain_text("6 records")
+    expect(row).to_contain_text("3 h 0 m")
+    expect(row).to_contain_text("Empty")
+    shot(page, "groups")
+    open_group(page, group)
+    expect(page.locator('[data-tile="Lag"]')).to_contain_text("6 records")
+    expect(page.locator('[data-tile="Late by"]')).to_contain_text("3 h 0 m")
+
+    page.get_by_label("Set to", exact=True).select_option("shift")
+    page.get_by_label("Number of offsets").fill("-3")
+    page.get_by_role("button", name="Preview").click()
+    changes = page.locator("section").filter(has_text="Reset offsets").get_by_role("table")
+    expect(changes.get_by_role("row").nth(1)).to_contain_text(re.compile(r"0\s*4\s*1\s*-3"))
+    expect(changes.get_by_role("row").nth(2)).to_contain_text(re.compile(r"1\s*10\s*7\s*-3"))
+    shot(page, "group")
+    assert committed(admin, group) == [4, COUNT]
+
+    answer(page, "Set these offsets", "Cancel")
+    assert committed(admin, group) == [4, COUNT]
+    answer(page, "Set these offsets", "Set these offsets")
+    expect(page.locator('[data-tile="Lag"]')).to_contain_text("12 records")
+    assert committed(admin, group) == [1, 7]
+
+    page.get_by_label("Set to", exact=True).select_option("latest")
+    page.get_by_label("Topic", exact=True).fill(topic)
+    page.get_by_role("textbox", name="Partitions", exact=True).fill("0")
+    page.get_by_role("button", name="Preview").click()
+    answer(page, "Set these offsets", "Set these offsets")
+    eventually("the new offsets", lambda: committed(admin, group) == [COUNT, 7])
+
+
+def test_what_makes_no_sense_is_said_beside_the_form(page: Page, group):
+    open_group(page, group)
+    for where, label, value, said in (
+        ("time", "Time", "noon", "'noon' is no time"),
+        ("shift", "Number of offsets", "ten", "'ten' is no whole number"),
+        ("earliest", "Topic", "not-there", "there is no topic 'not-there'"),
+    ):
+        page.get_by_label("Set to", exact=True).select_option(where)
+        page.get_by_role("textbox", name=label).fill(value)
+        page.get_by_role("button", name="Preview").click()
+        expect(page.get_by_role("alert").filter(has_text=said)).to_be_visible()
+
+
+def test_a_group_with_members_shows_them_and_is_not_reset(page: Page, broker, admin, topic, group):
+    with member(broker.bootstrap, group, topic):
+        open_group(page, group)
+        members = page.locator("section").filter(has_text="Members").get_by_role("table").first
+        expect(members).to_contain_text("billing-1")
+        expect(members).to_contain_text("127.0.0.1")
+        expect(page.locator('[data-tile="State"]')).to_contain_text("Stable")
+        page.get_by_role("button", name="Preview").click()
+        expect(page.get_by_role("alert").filter(has_text="has 1 member (billing-1 at")).to_be_visible()
+        assert committed(admin, group) == [4, COUNT]
+
+
+def test_a_group_is_deleted_when_its_name_was_typed(page: Page, admin, group):
+    open_group(page, group)
+    page.get_by_role("button", name="Delete this group").click()
+    dialog = page.get_by_role("alertdialog")
+    sure = dialog.get_by_role("button", name="Delete this group")
+    expect(sure).to_be_disabled()
+    dialog.get_by_label("to confirm").fill(group)
+    sure.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Groups")
+    assert group not in [one.group_id for one in admin.list_groups()]
+
+
+@pytest.mark.slow
+def test_a_group_of_the_newer_protocol_on_apache_kafka_shows_its_members(browser, kafka):
+    topic, group = new_topic(kafka, "newer", partitions=2), unique("newer")
+    with (
+        member(kafka.bootstrap, group, topic, "consumer"),
+        LiveView(kafka.bootstrap) as view,
+        open_tab(browser, view.url) as (page, watch),
+    ):
+        open_group(page, group)
+        expect(page.locator('[data-tile="State"]')).to_contain_text("consumer protocol, uniform")
+        members = page.locator("section").filter(has_text="Members").get_by_role("table").first
+        expect(members).to_contain_text("billing-1")
+        expect(members).to_contain_text(f"{topic}-0, {topic}-1")
+        page.goto("/faults")
+        expect(page.get_by_text("Faults can be switched on in brokers of headrace only")).to_be_visible()
+        page.goto("/transactions")
+        expect(page.get_by_text("No transaction is open")).to_be_visible()
+        watch.check()

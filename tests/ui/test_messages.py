@@ -1,0 +1,135 @@
+"""The message browser: from anywhere, filtered, following; and it says where it stopped."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from headrace.client.admin import NewTopic
+from headrace.producer.producer import Producer
+
+RECORDS = 1000
+BASE_MS = 1_760_000_000_000
+
+
+@pytest.fixture(scope="module")
+def topic(broker) -> str:
+    """A topic of two partitions: even numbers in one, odd ones in the other, a millisecond apart."""
+    from headrace.client.admin import AdminClient
+
+    with AdminClient(broker.bootstrap) as admin:
+        admin.create_topics([NewTopic("browsed", 2, 1)])
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        for n in range(RECORDS):
+            value = b"\x00\xff" if n == 998 else b'{"n": %d}' % n
+            headers = [("odd", b"yes")] if n % 2 else []
+            key = b"k%d" % (n % 10)
+            producer.send("browsed", value, key=key, partition=n % 2, headers=headers, timestamp_ms=BASE_MS + n)
+        producer.flush()
+    return "browsed"
+
+
+def rows(page: Page):
+    return page.locator("tbody tr")
+
+
+def test_the_newest_come_first_and_going_on_goes_back(page: Page, topic, shot):
+    page.goto(f"/topics/{topic}/messages")
+    expect(rows(page).first).to_contain_text('{"n": 999}')
+    expect(rows(page).first).to_contain_text("UTC")
+    expect(rows(page).nth(1)).to_contain_text("00 ff")
+    expect(page.get_by_role("status")).to_contain_text("There are more")
+    shot(page, "messages")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_text("1-25 of 100")).to_be_visible()
+
+
+def test_from_an_offset_a_time_and_the_beginning(page: Page, topic):
+    page.goto(f"/topics/{topic}/messages?begin=offset&at=490&partition=1")
+    expect(rows(page)).to_have_count(10)
+    expect(rows(page).first).to_contain_text('{"n": 981}')
+    expect(page.get_by_role("status")).to_contain_text("This is the end for now")
+    page.get_by_label("From").select_option("a time")
+    page.get_by_role("textbox", name="Time").fill(str(BASE_MS + 995))
+    page.get_by_label("Partition (empty: all)").fill("")
+    page.get_by_role("button", name="Read").click()
+    expect(rows(page)).to_have_count(5)
+    page.get_by_label("From").select_option("the oldest")
+    page.get_by_label("Partition (empty: all)").fill("0")
+    page.get_by_role("button", name="Read").click()
+    expect(rows(page).first).to_contain_text('{"n": 0}')
+
+
+def test_filters_of_key_value_and_header(page: Page, topic):
+    page.goto(f"/topics/{topic}/messages")
+    expect(rows(page).first).to_be_visible()
+    page.get_by_label("Key", exact=True).fill("k3")
+    page.get_by_label("Value", exact=True).fill("77")
+    page.get_by_role("button", name="Read").click()
+    expect(rows(page)).to_have_count(1)
+    expect(rows(page).first).to_contain_text('{"n": 773}')
+    expect(page.get_by_role("status")).to_contain_text("This is the beginning")
+    page.get_by_label("Filters that").select_option("match a regex")
+    page.get_by_label("Key", exact=True).fill("")
+    page.get_by_label("Value", exact=True).fill(r": 99\d\}")
+    page.get_by_label("Header", exact=True).fill("odd=yes")
+    page.get_by_role("button", name="Read").click()
+    expect(rows(page)).to_have_count(5)
+    page.get_by_label("Header", exact=True).fill("even")
+    page.get_by_role("button", name="Read").click()
+    expect(page.get_by_role("status")).to_contain_text("Looked at 1,000 records")
+    expect(page.get_by_text("No message was found here")).to_be_visible()
+    page.get_by_label("Value", exact=True).fill("(")
+    page.get_by_role("button", name="Read").click()
+    expect(page.get_by_role("alert").filter(has_text="no regular expression")).to_be_visible()
+
+
+def test_what_is_typed_stays_while_the_page_changes(page: Page, broker, topic):
+    page.goto(f"/topics/{topic}/messages?partition=0")
+    expect(rows(page).first).to_be_visible()
+    page.get_by_role("button", name="Follow").click()
+    page.get_by_label("Key", exact=True).fill("typed")
+    page.get_by_label("Show as").select_option("hex")
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        producer.send(topic, b"changes", partition=0, key=b"typed").result(20)
+    expect(rows(page).first).to_contain_text("63 68 61")
+    expect(page.get_by_label("Key", exact=True)).to_have_value("typed")
+    expect(page.get_by_label("Show as")).to_have_value("hex")
+
+
+def test_all_of_a_message_as_text_json_or_hex(page: Page, topic):
+    page.goto(f"/topics/{topic}/messages?begin=offset&at=499&partition=1")
+    page.get_by_role("button", name="Show").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text('{\n  "n": 999\n}')
+    expect(dialog).to_contain_text("odd = yes")
+    dialog.get_by_label("Show as").select_option("hex")
+    expect(dialog).to_contain_text("00000000  7b 22 6e 22")
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+
+
+def test_following_shows_what_comes_and_nothing_else(page: Page, broker, topic):
+    page.goto(f"/topics/{topic}/messages?partition=0")
+    expect(rows(page).first).to_be_visible()
+    page.get_by_role("button", name="Follow").click()
+    expect(page.get_by_role("button", name="Follow")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("status")).to_contain_text("Following")
+    expect(rows(page)).to_have_count(0)
+    began = time.monotonic()
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        producer.send(topic, b"just-come", partition=0).result(20)
+    expect(rows(page).first).to_contain_text("just-come")
+    assert time.monotonic() - began < 5
+    page.get_by_role("button", name="Follow").click()
+    expect(page.get_by_role("button", name="Follow")).to_have_attribute("aria-pressed", re.compile("false"))
+
+
+def test_an_empty_topic_says_what_to_do(page: Page, admin):
+    admin.create_topics([NewTopic("browsed-empty", 1, 1)])
+    page.goto("/topics/browsed-empty/messages")
+    expect(page.get_by_text("send one on the page “Produce”")).to_be_visible()
+    expect(page.get_by_role("status")).to_contain_text("This is the beginning")
