@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.producer import view_link
 from headrace.spark.failpoints import Failpoints
+from headrace.spark.per_run import PerRun
 from headrace.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class CommitWatch:
 
 
 # Of this process, in which one thread commits.
-_watches: dict[tuple[str, str, str], CommitWatch] = {}
+_watches: PerRun[CommitWatch] = PerRun(WATCHES_MAX)
 _current: CommitWatch | None = None
 
 
@@ -202,27 +203,15 @@ def watch_of(options: SinkOptions, sink: str, query: str, run: str) -> CommitWat
     """The watch of this run of a sink, made when first asked for; None if no view is to be told, or none can be."""
     if options.view_url is not None:
         with _unheard():
-            return _found_or_made(options, options.view_url, sink, query, run)
+            return _watches.get(options.view_url, sink, run, lambda: CommitWatch(options, sink, query, run))
     return None
-
-
-def _found_or_made(options: SinkOptions, url: str, sink: str, query: str, run: str) -> CommitWatch:
-    key = (url, sink, run)
-    found = _watches.get(key)
-    if found is None:
-        for old in [old for old in _watches if old[:2] == key[:2]]:
-            _watches.pop(old).close()
-        while len(_watches) >= WATCHES_MAX:
-            _watches.pop(next(iter(_watches))).close()
-        found = _watches[key] = CommitWatch(options, sink, query, run)
-    return found
 
 
 def forget(watch: CommitWatch | None) -> None:
     """Nothing more will come from it, nor from this process perhaps."""
     with _unheard():
-        for key in [key for key, found in _watches.items() if found is watch]:
-            _watches.pop(key).close_in_person()
+        if watch is not None and _watches.discard(watch):
+            watch.close_in_person()
 
 
 class WatchedPlaces(Failpoints):

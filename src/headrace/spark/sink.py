@@ -36,6 +36,7 @@ from headrace.spark.commit_watch import (
 from headrace.spark.committer import Batch, Committer
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.ledger import Ledger
+from headrace.spark.per_run import PerRun
 from headrace.spark.permissions import check_may_write, refused
 from headrace.spark.redo import Redo
 from headrace.spark.sink_errors import PlanError, SinkError
@@ -54,7 +55,7 @@ except ImportError:  # Spark 4.0 hands a stream's rows over one by one
 SESSIONS_MAX = 8
 """Runs of queries that one committing process looks after; Spark gives each query a process of its own."""
 CHECKED_MAX = 64
-_sessions: dict[tuple[str, ...], Committer] = {}
+_sessions: PerRun[Committer] = PerRun(SESSIONS_MAX)
 _limits: dict[str, Limits] = {}
 
 
@@ -228,15 +229,12 @@ class _StreamWriter:
 
     def _session(self, place: Place) -> Committer:
         """The committer of this run. A new run of the same sink begins anew."""
-        key = (self._options.kafka["bootstrap.servers"], place.sink, place.run)
-        found = _sessions.get(key)
-        if found is None:
-            for old in [old for old in _sessions if old[:2] == key[:2]]:
-                _sessions.pop(old).close()
-            while len(_sessions) >= SESSIONS_MAX:
-                _sessions.pop(next(iter(_sessions))).close()
-            found = _sessions[key] = _committer(self._options, place.sink, place.run)
-        return found
+        return _sessions.get(
+            self._options.kafka["bootstrap.servers"],
+            place.sink,
+            place.run,
+            lambda: _committer(self._options, place.sink, place.run),
+        )
 
 
 if DataSourceStreamArrowWriter is not None:
