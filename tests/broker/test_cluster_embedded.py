@@ -132,8 +132,8 @@ def test_a_paused_broker_counts_as_gone_and_comes_back_when_it_goes_on(cluster: 
     assert all(place["leader"] in (1, 3) and 2 not in place["isr"] for place in cluster.places(topic))
     paused.resume()
     in_sync(cluster, topic)
+    eventually("it has heard of it too", lambda: paused.places(topic) == cluster.places(topic))
     assert not paused.known_brokers()[2]["fenced"]
-    assert paused.places(topic) == cluster.places(topic)
 
 
 def test_data_flow_without_the_controller_and_it_takes_up_where_it_was(cluster: EmbeddedCluster) -> None:
@@ -249,7 +249,7 @@ def test_a_broker_that_is_cut_off_is_replaced_and_takes_over_what_it_has_missed(
     assert (place["leader"], sorted(place["isr"])) == (3, [1, 3])
     degraded.brokers[1].heal()
     in_sync(degraded, topic)
-    assert degraded.brokers[1].places(topic) == degraded.places(topic)
+    eventually("it has heard of it too", lambda: degraded.brokers[1].places(topic) == degraded.places(topic))
     assert consumed(degraded, topic, 2) == ["before", "meanwhile"]
 
 

@@ -144,10 +144,13 @@ def test_nothing_is_logged_unless_somebody_wants_it(caplog):
 
 
 def test_a_process_is_found_with_its_parent_and_not_once_it_has_ended():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    program = [sys.executable, "-c", "input(print(flush=True))"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it runs: just after exec a process has no command line yet
         found = find(child.pid)
         assert found is not None
-        assert (found.parent, "input()" in found.command) == (os.getpid(), True)
+        assert (found.parent, "input(" in found.command) == (os.getpid(), True)
         assert child.pid in [process.pid for process in descendants(os.getpid())]
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still to be fetched
