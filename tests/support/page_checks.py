@@ -14,7 +14,9 @@ def flaws(page: Page) -> list[str]:
     return found
 
 
-_SCRIPT = """contrastMin => {
+_SCRIPT = """async contrastMin => {
+  const still = Promise.allSettled(document.getAnimations().map(each => each.finished));
+  await Promise.race([still, new Promise(done => setTimeout(done, 2000))]);  // colours on their way say nothing yet
   const found = [];
   const seen = e => e.checkVisibility({opacityProperty: true, visibilityProperty: true});
   const named = e => {
@@ -24,6 +26,8 @@ _SCRIPT = """contrastMin => {
   const told = e => `<${e.tagName.toLowerCase()} class="${e.className}"> ${(e.innerText || "").trim().slice(0, 40)}`;
   for (const e of document.querySelectorAll("a, button, input, select, textarea, [role=img], [role=dialog]"))
     if (seen(e) && !named(e)) found.push(`no name: ${told(e)}`);
+  for (const e of document.querySelectorAll("table"))
+    if (seen(e) && !e.closest("[role=group][aria-label]")) found.push(`no name: ${told(e)}`);
   for (const e of document.querySelectorAll("[tabindex]"))
     if (e.tabIndex > 0) found.push(`an order of its own for Tab: ${told(e)}`);
   let level = 0;

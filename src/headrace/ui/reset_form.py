@@ -57,7 +57,7 @@ class ResetForm:
             self._values = {
                 name: TextField(label, placeholder=f"as {example}") for name, (label, example) in _VALUES.items()
             }
-            self._topic = TextField("Topic", placeholder="all that the group has committed", on_change=self._outdated)
+            self._topic = TextField("Topic", placeholder="all", on_change=self._outdated)
             self._partitions = TextField("Partitions", placeholder="all, or as 0,2", on_change=self._outdated)
             button("Preview", self._preview).classes("hr-primary")
         self._problem = Problem()

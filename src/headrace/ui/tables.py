@@ -121,7 +121,7 @@ class ServerTable:
             ).classes("hr-table")
         self._table.props('flat dense binary-state-sort rows-per-page-label="Rows per page"')
         self._table.props(f':rows-per-page-options="{list(PAGE_ROWS_CHOICES)}"')
-        self._table.props(f'aria-label="{label}"')
+        self._table.props(f'role="group" aria-label="{label}"')
         self._table.add_slot("header-cell", _HEADER)
         for column in columns:
             self._table.add_slot(f"body-cell-{column.name}", _CELLS[column.kind].replace("NAME", column.name))
