@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
@@ -81,16 +83,27 @@ def test_a_stream_is_told_what_is_wrong_before_anything_is_written(
         (["CAST(id AS STRING) value", "IF(id = 2, NULL, '{topic}') topic"], {}, "row 2: its topic is null"),
         (["repeat('x', CAST(id AS INT) * 3000) value", "'{topic}' topic"], {"kafka.max.request.size": "4000"}, "row 2"),
         (["CAST(id AS STRING) value", "CAST(id + 7 AS INT) partition"], {"topic": "{topic}"}, "its partition is 9"),
+        ([*TEXTS, "CAST(id + 7 AS INT) partition", "'{topic}' topic"], {}, "'{topic}': its partition is 9; the topic"),
     ],
-    ids=["null topic", "too large", "wrong partition"],
+    ids=["null topic", "too large", "wrong partition", "wrong partition of a topic that rows name"],
 )
 def test_a_bad_row_of_a_stream_is_named_with_its_batch(spark, headrace_broker, tmp_path, columns, options, fact, mode):
     topic = new_topic(headrace_broker, "rows")
     columns = [column.format(topic=topic) for column in columns]
     given = {name: value.format(topic=topic) for name, value in options.items()} | {"commit.mode": mode}
     said = failure_of_stream(spark, tmp_path, columns, headrace_broker, None, given)
-    assert fact in said
+    assert fact.format(topic=topic) in said
     assert "batch 0 of query " in said
+    assert_nothing_is_seen(headrace_broker, topic)
+
+
+@pytest.mark.behaviour("S06")
+@pytest.mark.parametrize("mode", ["inline", "parallel"])
+def test_a_topic_that_rows_name_and_that_cannot_be_is_named_with_its_batch(spark, headrace_broker, tmp_path, mode):
+    topic = new_topic(headrace_broker, "named")
+    columns = [*TEXTS, f"IF(id = 1, 'not a name!', '{topic}') topic"]
+    said = failure_of_stream(spark, tmp_path, columns, headrace_broker, None, {"commit.mode": mode})
+    assert re.search(r"batch 0.*, rows to topic 'not a name!' cannot be sent: .*INVALID_TOPIC_EXCEPTION", said), said
     assert_nothing_is_seen(headrace_broker, topic)
 
 

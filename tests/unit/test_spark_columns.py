@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 
@@ -40,8 +42,19 @@ def schema(**columns: object) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])  # type: ignore[arg-type]
 
 
-def prepare(given: SinkOptions, *, limit: int = 1_048_576, counts: dict[str, int] | None = None, **columns: object):
-    plan = ColumnPlan(given, Limits(limit, counts or {}), "batch 3, task 1")
+def unasked(topic: str) -> int:
+    raise AssertionError(f"the partitions of {topic} are of no interest")
+
+
+def prepare(
+    given: SinkOptions,
+    *,
+    limit: int = 1_048_576,
+    counts: dict[str, int] | None = None,
+    count_partitions: Callable[[str], int] = unasked,
+    **columns: object,
+):
+    plan = ColumnPlan(given, Limits(limit, counts or {}), "batch 3, task 1", count_partitions)
     batch = pa.RecordBatch.from_pydict(columns)
     return [(sending.topic, sending.columns.to_pydict()) for sending in plan.prepare(batch)]
 
@@ -192,8 +205,8 @@ class Shouting(ProducerInterceptor):
         return ProducerRecord(record.topic, record.value.upper(), record.key, record.partition, record.timestamp_ms)
 
 
-def with_plugin(name: str, value: object, **given: str) -> SinkOptions:
-    made = options(topic="t", **given)
+def with_plugin(name: str, value: object, topic: str | None = "t", **given: str) -> SinkOptions:
+    made = options(**({} if topic is None else {"topic": topic}), **given)
     made.kafka[name] = value  # type: ignore[assignment]
     return made
 
@@ -214,6 +227,27 @@ def test_a_row_that_its_serializer_refuses_is_a_bad_row():
 
 
 @pytest.mark.behaviour("S04")
+def test_partitions_of_topics_that_rows_name_are_asked_for_once_and_when_needed():
+    asked = []
+
+    def count(topic):
+        asked.append(topic)
+        return {"x": 2, "y": 7}[topic]
+
+    def partitions(given, **columns):
+        found = prepare(given, count_partitions=count, value=["a", "b", "c"], topic=["x", "y", "x"], **columns)
+        return {topic: columns["partition"] for topic, columns in found}
+
+    assert partitions(with_plugin("partitioner.class", Fixed(), topic=None)) == {"x": [1, 1], "y": [6]}
+    assert partitions(options(), partition=[0, 6, 1]) == {"x": [0, 1], "y": [6]}
+    assert asked == ["x", "y", "x", "y"]
+    with pytest.raises(BadRowError, match="row 2 to topic 'x': its partition is 2; the topic has 0 to 1"):
+        partitions(options(), partition=[None, 6, 2])
+    asked.clear()
+    assert partitions(options(), partition=pa.array([None, None, None], pa.int32())) == {"x": [None, None], "y": [None]}
+    assert asked == [], "of no interest"
+
+
 def test_a_serializer_interceptor_and_partitioner_over_columns():
     assert prepare(with_plugin("value.serializer", Columnar()), value=[1, 2]) == [("t", {"value": [b"1", b"2"]})]
     ((_, columns),) = prepare(with_plugin("partitioner.class", Fixed()), counts={"t": 5}, value=["a", "b"])

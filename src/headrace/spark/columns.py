@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -101,10 +102,14 @@ class Limits:
 class ColumnPlan:
     """Prepares the batches of one task."""
 
-    def __init__(self, options: SinkOptions, limits: Limits, where: str) -> None:
+    def __init__(
+        self, options: SinkOptions, limits: Limits, where: str, count_partitions: Callable[[str], int]
+    ) -> None:
         self._options = options
         self._limits = limits
         self._where = where  # for errors: which batch and which task
+        self._count_partitions = count_partitions
+        self._counts = dict(limits.partition_counts)
         self._first_row = 0
         self._plugins = None
         if any(name in options.kafka for name in PLUGIN_OPTIONS):
@@ -155,11 +160,17 @@ class ColumnPlan:
     ) -> Iterator[pa.RecordBatch]:
         if self._plugins is not None:
             columns, numbers = self._plugins.apply(
-                topic, columns, numbers, self._limits.partition_counts.get(topic), self._refuser(topic, dead)
+                topic, columns, numbers, partial(self._count, topic), self._refuser(topic, dead)
             )
         columns, numbers = self._without_bad(topic, columns, numbers, dead)
         if len(columns["value"]):
             yield pa.RecordBatch.from_pydict(columns)
+
+    def _count(self, topic: str) -> int:
+        """How many partitions a topic has. One that only the rows name is looked up when that is of interest."""
+        if topic not in self._counts:
+            self._counts[topic] = self._count_partitions(topic)
+        return self._counts[topic]
 
     def _refuser(self, topic: str, dead: list[pa.RecordBatch]) -> Refuse:
         def refuse(numbers: pa.Array, reason: str, columns: dict[str, pa.Array]) -> None:
@@ -170,8 +181,11 @@ class ColumnPlan:
     def _without_bad(
         self, topic: str, columns: dict[str, pa.Array], numbers: pa.Array | None, dead: list[pa.RecordBatch]
     ) -> tuple[dict[str, pa.Array], pa.Array | None]:
-        for find in (_too_large, _wrong_partition):
-            found = find(topic, columns, self._limits)
+        for find in (
+            partial(_too_large, bytes_max=self._limits.record_bytes_max),
+            partial(_wrong_partition, count=partial(self._count, topic)),
+        ):
+            found = find(columns)
             if found is None:
                 continue
             mask, reason = found
@@ -192,7 +206,8 @@ class ColumnPlan:
         examples = ", ".join(str(self._first_row + n) for n in bad.rows.slice(0, EXAMPLES_MAX).to_pylist())
         raise BadRowError(
             f"{self._where}, row {examples}{', …' if len(bad.rows) > EXAMPLES_MAX else ''}"
-            f"{'' if bad.topic is None else f' to topic {bad.topic!r}'}: {bad.reason}. Nothing of the batch is seen. "
+            f"{'' if bad.topic is None else f' to topic {bad.topic!r}'}: {bad.reason}. "
+            f"{'Nothing of the batch is seen. ' if self._options.is_exactly_once else ''}"
             "Mend or filter such rows, or set on.bad.row=dead-letter and dead.letter.topic"
         )
 
@@ -213,8 +228,8 @@ def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> dict[str, pa.Array]
     return found
 
 
-def _too_large(topic: str, columns: dict[str, pa.Array], limits: Limits) -> tuple[pa.Array, str] | None:
-    limit = limits.record_bytes_max - HEADER_BYTES - RECORD_OVERHEAD_BYTES_MAX
+def _too_large(columns: dict[str, pa.Array], bytes_max: int) -> tuple[pa.Array, str] | None:
+    limit = bytes_max - HEADER_BYTES - RECORD_OVERHEAD_BYTES_MAX
     parts = [columns[role] for role in ("key", "value", "headers") if role in columns]
     if sum(part.nbytes for part in parts) <= limit:
         return None
@@ -229,7 +244,7 @@ def _too_large(topic: str, columns: dict[str, pa.Array], limits: Limits) -> tupl
         return None
     return mask, (
         f"it has {largest} bytes of key, value and headers, and kafka.max.request.size allows "
-        f"{limits.record_bytes_max} with all that belongs to a request"
+        f"{bytes_max} with all that belongs to a request"
     )
 
 
@@ -252,20 +267,16 @@ def _header_sizes(column: pa.Array) -> pa.Array:
     )
 
 
-def _wrong_partition(topic: str, columns: dict[str, pa.Array], limits: Limits) -> tuple[pa.Array, str] | None:
+def _wrong_partition(columns: dict[str, pa.Array], count: Callable[[], int]) -> tuple[pa.Array, str] | None:
     column = columns.get("partition")
-    if column is None or pa.types.is_null(column.type) or not len(column):
+    if column is None or pa.types.is_null(column.type):
         return None
     ends = pc.min_max(column).as_py()
-    count = limits.partition_counts.get(topic)
-    if ends["min"] is None or (ends["min"] >= 0 and (count is None or ends["max"] < count)):
+    if ends["min"] is None or (ends["min"] >= 0 and ends["max"] < count()):
         return None
-    mask = pc.less(column, 0)
-    if count is not None:
-        mask = pc.or_(mask, pc.greater_equal(column, count))
-    has = f"0 to {count - 1}" if count is not None else "0 or more"
+    mask = pc.or_(pc.less(column, 0), pc.greater_equal(column, count()))
     wrong = ends["min"] if ends["min"] < 0 else ends["max"]
-    return pc.fill_null(mask, False), f"its partition is {wrong}; the topic has {has}"
+    return pc.fill_null(mask, False), f"its partition is {wrong}; the topic has 0 to {count() - 1}"
 
 
 def _dead_letters(

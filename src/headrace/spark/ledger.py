@@ -23,10 +23,11 @@ from headrace.errors import (
     FatalTransactionError,
     HeadraceError,
     TimedOutError,
+    TransactionError,
 )
 from headrace.producer.producer import Producer
 from headrace.spark.decisions import Decision, DecisionLog
-from headrace.spark.sink_errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError
+from headrace.spark.sink_errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
 
 TRANSACTION_MS = 60_000
@@ -133,7 +134,7 @@ class Ledger:
         try:
             producer.begin_transaction()
             for topic, columns in rows:
-                producer.send_arrow(topic, columns)
+                _send(producer, topic, columns, decision.batch)
             on_rows()
             producer.send(self._options.decision_topic, None if is_erased else decision.encode(), decision.key)
             on_written()
@@ -185,6 +186,17 @@ class Ledger:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close(CLOSE_SECONDS_MAX)
+
+
+def _send(producer: Producer, topic: str, columns: pa.RecordBatch, batch: int) -> None:
+    try:
+        producer.send_arrow(topic, columns)
+    except TransactionError:
+        raise
+    except HeadraceError as error:
+        raise NotDecidedError(
+            f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is seen; it can be run again"
+        ) from error
 
 
 def _has_code(error: BaseException, codes: Iterable[int]) -> bool:

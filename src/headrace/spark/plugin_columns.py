@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.errors import ConfigError
 from headrace.producer import interceptors, partitioners, serializers
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.records import ProducerRecord, checked_headers
@@ -50,7 +49,7 @@ class PluginColumns:
         self._loader.close()
 
     def apply(
-        self, topic: str, columns: Columns, numbers: pa.Array | None, partition_count: int | None, refuse: Refuse
+        self, topic: str, columns: Columns, numbers: pa.Array | None, count: Callable[[], int], refuse: Refuse
     ) -> tuple[Columns, pa.Array | None]:
         """The columns to send, and which rows of the batch they are; rows that a serializer refuses go to `refuse`."""
         for one in self._interceptors:
@@ -58,12 +57,7 @@ class PluginColumns:
         before = columns  # partitioners see the values, too
         columns, numbers, before = self._serialize(topic, columns, numbers, before, refuse)
         if self._partitioner is not None and len(columns["value"]):
-            if partition_count is None:
-                raise ConfigError(
-                    "kafka.partitioner.class needs to know the topic when the batch is planned: set the option "
-                    "'topic', or give rows a column 'partition'"
-                )
-            columns = self._partition(topic, columns, before, partition_count)
+            columns = self._partition(topic, columns, before, count())
         return columns, numbers
 
     # -- serializers -----------------------------------------------------------------------------

@@ -43,3 +43,8 @@ class InDoubtError(SinkError):
 
 class LostError(SinkError):
     """A decided batch whose records are gone."""
+
+
+def not_sent(topic: str, error: HeadraceError) -> str:
+    """Of rows that no broker was asked to take: their topic is unknown, or forbidden, or nobody answers."""
+    return f"rows to topic {topic!r} cannot be sent: {error}"

@@ -9,6 +9,7 @@ an open transaction behind, which no decision holds: it is aborted by the next c
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from headrace.errors import HeadraceError
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.producer import Producer
 from headrace.spark import worker
@@ -24,7 +26,7 @@ from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_watch import TaskTimes
 from headrace.spark.decisions import Span, TaskTransaction
 from headrace.spark.failpoints import Failpoints
-from headrace.spark.sink_errors import SinkError
+from headrace.spark.sink_errors import SinkError, not_sent
 from headrace.spark.sink_options import SinkOptions
 
 UNANSWERED_MAX = 64
@@ -91,8 +93,9 @@ class TaskWriter:
         self._options = options
         self._place = place
         self._failpoints = Failpoints(options.failpoints)
-        self._plan = ColumnPlan(options, limits, place.name)
+        self._plan = ColumnPlan(options, limits, place.name, self._count_partitions)
         self._report = Report(place)
+        self._sender: _Sender | None = None  # while there is something to send
 
     def write(self, batches: Iterator[pa.RecordBatch], times: TaskTimes | None = None) -> Report:
         """`times` knows of the planning already."""
@@ -117,25 +120,38 @@ class TaskWriter:
                     self._report.times.sent_bytes += sending.columns.nbytes
                     yield sending
 
+    def _count_partitions(self, topic: str) -> int:
+        """Of a topic that only the rows name."""
+        if self._sender is not None:
+            return self._sender.count_partitions(topic)
+        with worker.producer_of(self._options) as producer:
+            return _Sender(producer, self._place).count_partitions(topic)
+
+    @contextlib.contextmanager
+    def _sending(self) -> Iterator[_Sender]:
+        with worker.producer_of(self._options) as producer:
+            self._sender = _Sender(producer, self._place)
+            try:
+                yield self._sender
+            finally:
+                self._sender = None
+
     def _write_plainly(self, batches: Iterator[pa.RecordBatch]) -> None:
         """At least once: seen as soon as it is written."""
-        with worker.producer_of(self._options) as producer:
-            written = _Written()
+        with self._sending() as sender:
             for sending in self._sendings(batches):
-                written.add(sending.topic, producer.send_arrow(sending.topic, sending.columns))
-            written.finish()
+                sender.send(sending)
+            sender.finish()
 
     # -- exactly once ----------------------------------------------------------------------------
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         sendings = self._sendings(batches)
         kept: list[Sending] = []
-        size = 0
         if self._options.commit_mode != "parallel":
             for sending in sendings:
                 kept.append(sending)
-                size += sending.columns.nbytes
-                if size > self._options.inline_bytes_max:
+                if self._report.times.sent_bytes > self._options.inline_bytes_max:
                     break
             else:
                 self._report.inline = [(one.topic, _to_ipc(one.columns)) for one in kept]
@@ -152,25 +168,25 @@ class TaskWriter:
     def _write_in_transaction(self, first: list[Sending], rest: Iterator[Sending]) -> None:
         self._failpoints.reach("task.begin")
         place = self._place
-        with worker.producer_of(self._options) as producer:
+        with self._sending() as sender:
             identifier = worker.transactional_id(place.sink, place.run, place.batch)
-            worker.begin(producer, identifier)
+            worker.begin(sender.producer, identifier)
             try:
-                written = _Written()
                 for sending in first:
-                    written.add(sending.topic, producer.send_arrow(sending.topic, sending.columns))
+                    sender.send(sending)
                 self._failpoints.reach("task.sent")
                 for sending in rest:
-                    written.add(sending.topic, producer.send_arrow(sending.topic, sending.columns))
-                self._leave_open(producer, identifier, written)
+                    sender.send(sending)
+                self._leave_open(sender, identifier)
             except BaseException:
-                worker.abort(producer)
+                worker.abort(sender.producer)
                 raise
         self._failpoints.reach("task.flushed")
 
-    def _leave_open(self, producer: Producer, identifier: str, written: _Written) -> None:
+    def _leave_open(self, sender: _Sender, identifier: str) -> None:
+        producer = sender.producer
         producer.flush(FLUSH_SECONDS_MAX)
-        spans = written.finish()
+        spans = sender.finish()
         if not spans:
             worker.abort(producer)
             return
@@ -179,18 +195,32 @@ class TaskWriter:
         worker.leave_open(producer)
 
 
-class _Written:
-    """What was sent, and where brokers have put it."""
+class _Sender:
+    """Sends the rows of one task, and knows where brokers have put them."""
 
-    def __init__(self) -> None:
+    def __init__(self, producer: Producer, place: Place) -> None:
+        self.producer = producer
+        self._place = place
         self._open: list[tuple[str, ArrowDelivery]] = []
         self._spans: dict[tuple[str, int], list[int]] = {}  # first, last, count
 
-    def add(self, topic: str, delivery: ArrowDelivery) -> None:
-        self._open.append((topic, delivery))
+    def count_partitions(self, topic: str) -> int:
+        with self._explained(topic):
+            return len(self.producer.partitions_for(topic))
+
+    def send(self, sending: Sending) -> None:
+        with self._explained(sending.topic):
+            self._open.append((sending.topic, self.producer.send_arrow(sending.topic, sending.columns)))
         if len(self._open) > UNANSWERED_MAX:
             while self._open and self._open[0][1].done():
                 self._take(*self._open.pop(0))
+
+    @contextlib.contextmanager
+    def _explained(self, topic: str) -> Iterator[None]:
+        try:
+            yield
+        except HeadraceError as error:
+            raise SinkError(f"{self._place.name}, {not_sent(topic, error)}") from error
 
     def finish(self) -> tuple[Span, ...]:
         """Waits for all answers; raises the first error there is."""
