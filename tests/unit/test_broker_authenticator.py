@@ -193,8 +193,14 @@ def test_protocols_and_suites_are_limited(pems) -> None:
         ({"ssl_keystore_location": "{}/nowhere.pem"}, "cannot read"),
         ({"ssl_keystore_location": "{}/store.jks"}, "expected PEM"),
         ({"ssl_keystore_location": "{}/one.pem"}, "cannot be used"),
-        ({"ssl_keystore_location": "{}/one.pem", "ssl_key_location": "{}/two.key"}, "key values mismatch"),
-        ({"ssl_keystore_location": "{}/one.pem", "ssl_key_location": "{}/locked.key"}, "set ssl.key.password"),
+        (
+            {"ssl_keystore_location": "{}/one.pem", "ssl_key_location": "{}/two.key"},
+            "its key belongs to another",
+        ),
+        (
+            {"ssl_keystore_location": "{}/one.pem", "ssl_key_location": "{}/locked.key"},
+            "needs ssl.key.password",
+        ),
         ({"ssl_keystore_location": "{}/both.pem", "ssl_enabled_protocols": "SSLv3"}, "choose from TLSv1.2, TLSv1.3"),
         ({"ssl_keystore_location": "{}/both.pem", "ssl_cipher_suites": "NO_WITH_SUCH"}, "OpenSSL knows none"),
         (

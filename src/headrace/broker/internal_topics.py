@@ -28,6 +28,23 @@ CONFIRM_PAUSE_MS = 50.0
 APPEND_TIMEOUT_MS = 5_000
 """How long a change of state may take to reach the in-sync replicas: offsets.commit.timeout.ms in Kafka."""
 
+_FOR_CLIENTS: dict[int, Code] = {
+    Code.UNKNOWN_TOPIC_OR_PARTITION: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_ENOUGH_REPLICAS: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.REQUEST_TIMED_OUT: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,
+    Code.KAFKA_STORAGE_ERROR: Code.NOT_COORDINATOR,
+    Code.MESSAGE_TOO_LARGE: Code.UNKNOWN_SERVER_ERROR,
+    Code.RECORD_LIST_TOO_LARGE: Code.UNKNOWN_SERVER_ERROR,
+    Code.INVALID_FETCH_SIZE: Code.UNKNOWN_SERVER_ERROR,
+}
+
+
+def code_for_clients(error: BrokerError) -> int:
+    """What went wrong with our own topic means nothing to a client, but for where to go, or to come again."""
+    return _FOR_CLIENTS.get(error.code, error.code)
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:

@@ -11,16 +11,13 @@ What cannot get better by itself is a TlsError; a connection that just ended is 
 
 from __future__ import annotations
 
-import os
 import ssl
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from headrace.config.cipher_names import openssl_name
+from headrace.config.pem import Pem, load_authorities, load_certificate, openssl_reason
 from headrace.errors import ConfigError, TlsError
 from headrace.wire.primitives import Buffer
 
@@ -33,9 +30,6 @@ PROTOCOLS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion
 
 Outcome = Literal["done", "want_read", "want_write"]
 
-_PEM_MARK = b"-----BEGIN "
-_STORES = {b"\xfe\xed\xfe\xed": "a Java keystore (JKS)", b"\xce\xce\xce\xce": "a Java keystore (JCEKS)"}
-_DER_SEQUENCE = b"\x30"
 _HOSTNAME_MISMATCH = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRESS_MISMATCH
 # What OpenSSL says of bytes that are not TLS; newer releases tell less and less.
 _NOT_TLS = (
@@ -69,7 +63,9 @@ class TlsSettings:
     @property
     def ca(self) -> str:
         """Whom we trust, for messages."""
-        return self.ca_file or ("the given PEM text" if self.ca_pem else "the system's certificate authorities")
+        return self.ca_file or (
+            "ssl.truststore.certificates" if self.ca_pem else "the system's certificate authorities"
+        )
 
 
 class TlsContext(ssl.SSLContext):
@@ -120,75 +116,19 @@ def _limit_ciphers(made: TlsContext, names: tuple[str, ...]) -> None:
 
 
 def _load_authorities(made: TlsContext, settings: TlsSettings) -> None:
-    if settings.ca_file is None and settings.ca_pem is None:
+    authorities = Pem(settings.ca_file, settings.ca_pem)
+    if authorities:
+        load_authorities(made, authorities)
+    else:
         made.load_default_certs()
-        return
-    if settings.ca_file is not None:
-        _check_pem(settings.ca_file, "ssl.truststore.location")
-    try:
-        made.load_verify_locations(cafile=settings.ca_file, cadata=settings.ca_pem)
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"no certificate authority could be read from {settings.ca}: {_reason(error)}") from None
 
 
 def _load_own_certificate(made: TlsContext, settings: TlsSettings) -> None:
-    if settings.cert_file is None and settings.cert_pem is None:
-        if settings.key_file is not None or settings.key_pem is not None:
-            raise ConfigError("a client key without a certificate: set ssl.keystore.certificate.chain as well")
-        return
-    for option, file in (("ssl.keystore.location", settings.cert_file), ("ssl.key.location", settings.key_file)):
-        if file is not None:
-            _check_pem(file, option)
-    with _as_file(settings.cert_file, settings.cert_pem) as cert, _as_file(settings.key_file, settings.key_pem) as key:
-        assert cert is not None
-        asked = False
-
-        def password() -> str:
-            nonlocal asked
-            asked = True
-            return settings.key_password or ""
-
-        try:
-            # Without a function to ask, OpenSSL would ask the terminal.
-            made.load_cert_chain(cert, key, password)
-        except ssl.SSLError as error:
-            if asked:
-                problem = "ssl.key.password is wrong" if settings.key_password else "its key needs ssl.key.password"
-            elif error.reason == "KEY_VALUES_MISMATCH":
-                problem = "its key belongs to another certificate"
-            else:
-                problem = f"{_reason(error)}; expected a PEM certificate chain and its private key"
-            raise ConfigError(f"the client certificate cannot be used: {problem}") from None
-
-
-def _check_pem(file: str, option: str) -> None:
-    """PEM is all Python's TLS can read: say so before OpenSSL says something stranger."""
-    try:
-        content = Path(file).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option}: cannot read {file}: {error.strerror}") from None
-    if _PEM_MARK in content:
-        return
-    found = _STORES.get(content[:4], "a PKCS12 keystore or DER" if content[:1] == _DER_SEQUENCE else "something else")
-    raise ConfigError(
-        f"{option}: expected PEM in {file}, found {found}; convert it: keytool -importkeystore -srckeystore {file} "
-        f"-destkeystore store.p12 -deststoretype PKCS12 && openssl pkcs12 -in store.p12 -nodes -out store.pem"
-    )
-
-
-@contextmanager
-def _as_file(file: str | None, text: str | None) -> Iterator[str | None]:
-    """A file with the text for as long as it takes to load it: OpenSSL's loader takes no text."""
-    if file is not None or text is None:
-        yield file
-        return
-    handle, path = tempfile.mkstemp(suffix=".pem")  # nobody else may read it
-    try:
-        with os.fdopen(handle, "w") as out:
-            out.write(text)
-        yield path
-    finally:
-        os.unlink(path)
+    chain, key = Pem(settings.cert_file, settings.cert_pem), Pem(settings.key_file, settings.key_pem)
+    if chain:
+        load_certificate(made, chain, key, settings.key_password, "the client certificate")
+    elif key:
+        raise ConfigError("a client key without a certificate: set ssl.keystore.certificate.chain as well")
 
 
 def wrap(sock: socket.socket, tls_context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
@@ -248,16 +188,16 @@ def receive(sock: ssl.SSLSocket, bytes_max: int) -> bytes | None:
 
 def explain(error: OSError, sock: ssl.SSLSocket) -> TlsError | ConnectionError:
     """What an error of the socket means, and what to do about it."""
-    host = sock.server_hostname
+    host, said = sock.server_hostname, openssl_reason(error)
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     # In TLS 1.3 a broker looks at our certificate when the handshake is over for us.
     if "ALERT" in reason and reason.endswith(_OURS_REFUSED):
         return TlsError(
-            f"{host} did not accept our certificate ({_reason(error)}); set ssl.keystore.* to a certificate that the "
+            f"{host} did not accept our certificate ({said}); set ssl.keystore.* to a certificate that the "
             f"broker's truststore knows"
         )
     if sock.version() is not None:
-        return ConnectionError(f"TLS connection to {host} broke: {_reason(error)}")
+        return ConnectionError(f"TLS connection to {host} broke: {said}")
     if not isinstance(error, ssl.SSLError) or isinstance(error, _ENDED):
         return ConnectionError(
             f"{host} ended the connection in the TLS handshake: does it speak TLS on this port (security.protocol), "
@@ -267,11 +207,11 @@ def explain(error: OSError, sock: ssl.SSLSocket) -> TlsError | ConnectionError:
         return TlsError(_verification_problem(error, host, getattr(sock.context, "ca", "")))
     if reason in _NOT_TLS:
         return TlsError(
-            f"{host} does not speak TLS on this port ({_reason(error)}); use the port of its TLS listener, or "
+            f"{host} does not speak TLS on this port ({said}); use the port of its TLS listener, or "
             f"security.protocol=PLAINTEXT (SASL_PLAINTEXT) for this one"
         )
     return TlsError(
-        f"TLS with {host} failed: {_reason(error)}; compare ssl.enabled.protocols and ssl.cipher.suites with its own, "
+        f"TLS with {host} failed: {said}; compare ssl.enabled.protocols and ssl.cipher.suites with its own, "
         f"and see whether it wants a client certificate"
     )
 
@@ -286,10 +226,3 @@ def _verification_problem(error: ssl.SSLCertVerificationError, host: str | None,
         f"the certificate of {host} is not trusted: {error.verify_message}; trusted are {ca}: set "
         f"ssl.truststore.location to a PEM file with the authority that signed it"
     )
-
-
-def _reason(error: OSError | ValueError) -> str:
-    """OpenSSL's words without its source lines."""
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.lower().replace("_", " ")
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)

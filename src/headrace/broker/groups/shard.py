@@ -21,6 +21,7 @@ from headrace.broker.groups.group import Group, State
 from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.records import Entry, GroupChange, OffsetChange, decode
 from headrace.broker.groups.timers import Timers
+from headrace.broker.internal_topics import code_for_clients
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.layout import NO_PRODUCER_ID, Record
 from headrace.wire.records import NO_PRODUCER, Producer, RecordBatch, decode_marker
@@ -29,19 +30,6 @@ log = logging.getLogger("headrace.broker.groups")
 
 LOAD_SLICE_BATCHES = 1000
 """So many are loaded before others get a turn of the event loop."""
-
-_COORDINATOR_ERRORS: dict[int, Code] = {
-    # What went wrong with our own topic means nothing to a client, but for where to go, or to come again.
-    Code.UNKNOWN_TOPIC_OR_PARTITION: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_ENOUGH_REPLICAS: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.REQUEST_TIMED_OUT: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,
-    Code.KAFKA_STORAGE_ERROR: Code.NOT_COORDINATOR,
-    Code.MESSAGE_TOO_LARGE: Code.UNKNOWN_SERVER_ERROR,
-    Code.RECORD_LIST_TOO_LARGE: Code.UNKNOWN_SERVER_ERROR,
-    Code.INVALID_FETCH_SIZE: Code.UNKNOWN_SERVER_ERROR,
-}
 
 
 class InternalLog(Protocol):
@@ -120,7 +108,7 @@ class Shard:
                 await before
             apply(first_offset)
         except BrokerError as error:
-            code = _COORDINATOR_ERRORS.get(error.code, error.code)
+            code = code_for_clients(error)
             raise BrokerError(f"partition {self.index} of {CONSUMER_OFFSETS}: {error}", code=code) from error
         finally:
             if before is None or before.done():

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import ssl
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, cast
 
 from headrace.broker.broker_options import for_listener
 from headrace.config import Config, Secret
 from headrace.config.cipher_names import openssl_name
+from headrace.config.pem import Pem, load_authorities, load_certificate
 from headrace.errors import ConfigError
 
 PROTOCOLS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -20,7 +16,6 @@ Certificate = dict[str, Any]
 """As `SSLObject.getpeercert()` gives it; empty or None if the client has shown none."""
 
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-_PEM_MARK = b"-----BEGIN "
 
 
 def server_context(config: Config, listener: str) -> ssl.SSLContext:
@@ -104,67 +99,22 @@ def _limit_ciphers(made: ssl.SSLContext, suites: tuple[str, ...]) -> None:
 
 
 def _load_authorities(made: ssl.SSLContext, options: _ListenerOptions) -> None:
-    file, text = options.text("ssl.truststore.location"), options.text("ssl.truststore.certificates")
-    if file is None and text is None:
+    authorities = Pem(options.text("ssl.truststore.location"), options.text("ssl.truststore.certificates"))
+    if authorities:
+        load_authorities(made, authorities)
+    else:
         made.load_default_certs(ssl.Purpose.CLIENT_AUTH)
-        return
-    if file is not None:
-        _check_pem(file, "ssl.truststore.location")
-    try:
-        made.load_verify_locations(cafile=file, cadata=text)
-    except (ssl.SSLError, ValueError) as error:
-        source = file or "ssl.truststore.certificates"
-        raise ConfigError(f"no certificate authority could be read from {source}: {error}") from None
 
 
 def _load_certificate(made: ssl.SSLContext, options: _ListenerOptions) -> None:
-    chain_file, key_file = options.text("ssl.keystore.location"), options.text("ssl.key.location")
-    chain, key = options.text("ssl.keystore.certificate.chain"), options.text("ssl.keystore.key")
-    if chain_file is None and chain is None:
+    chain = Pem(options.text("ssl.keystore.location"), options.text("ssl.keystore.certificate.chain"))
+    if not chain:
         raise ConfigError(
             f"listener {options.listener} has TLS, which needs a certificate: set ssl.keystore.location to a PEM file "
             "with the chain and the key"
         )
-    for option, file in (("ssl.keystore.location", chain_file), ("ssl.key.location", key_file)):
-        if file is not None:
-            _check_pem(file, option)
-    password = options.text("ssl.key.password")
-    with _as_file(chain_file, chain) as chain_path, _as_file(key_file, key) as key_path:
-        assert chain_path is not None
-        try:
-            # Without a function to ask, OpenSSL would ask the terminal.
-            made.load_cert_chain(chain_path, key_path, lambda: password or "")
-        except ssl.SSLError as error:
-            hint = "; is ssl.key.password right?" if password else "; if the key is encrypted, set ssl.key.password"
-            reason = (error.reason or "expected a PEM certificate chain and its private key").lower().replace("_", " ")
-            raise ConfigError(
-                f"the certificate of listener {options.listener} cannot be used: {reason}{hint}"
-            ) from None
-
-
-def _check_pem(file: str, option: str) -> None:
-    """PEM is all Python's TLS can read: say so before OpenSSL says something stranger."""
-    try:
-        content = Path(file).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option}: cannot read {file}: {error.strerror}") from None
-    if _PEM_MARK not in content:
-        raise ConfigError(
-            f"{option}: expected PEM in {file}, found something else; a Java key store is converted by keytool "
-            "-importkeystore to PKCS12, and from there by openssl pkcs12 -nodes to PEM"
-        )
-
-
-@contextmanager
-def _as_file(file: str | None, text: str | None) -> Iterator[str | None]:
-    """A file with the text for as long as it takes to load it: OpenSSL's loader takes no text."""
-    if file is not None or text is None:
-        yield file
-        return
-    handle, path = tempfile.mkstemp(suffix=".pem")  # nobody else may read it
-    try:
-        with os.fdopen(handle, "w") as out:
-            out.write(text)
-        yield path
-    finally:
-        os.unlink(path)
+    key, password = (
+        Pem(options.text("ssl.key.location"), options.text("ssl.keystore.key")),
+        options.text("ssl.key.password"),
+    )
+    load_certificate(made, chain, key, password, f"the certificate of listener {options.listener}")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import TRANSACTION_STATE
 from headrace.broker.clock import Clock
+from headrace.broker.internal_topics import code_for_clients
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.states import State
 from headrace.broker.transactions.transaction import Transaction
@@ -36,18 +37,6 @@ log = logging.getLogger("headrace.broker.transactions")
 
 BATCHES_A_TURN_MAX = 2_000
 """Of a log that is being loaded, before the event loop sees to other things."""
-
-_APPEND_ERRORS = {
-    Code.UNKNOWN_TOPIC_OR_PARTITION: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_ENOUGH_REPLICAS: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.REQUEST_TIMED_OUT: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,
-    Code.KAFKA_STORAGE_ERROR: Code.NOT_COORDINATOR,
-    Code.MESSAGE_TOO_LARGE: Code.UNKNOWN_SERVER_ERROR,
-    Code.RECORD_LIST_TOO_LARGE: Code.UNKNOWN_SERVER_ERROR,
-}
-"""What a failed append means to a client, who knows nothing of our log."""
 
 
 class Entry:
@@ -154,7 +143,7 @@ class TransactionStore:
         try:
             await self._internal.append(TRANSACTION_STATE, partition.index, records)
         except BrokerError as error:
-            code = _APPEND_ERRORS.get(Code(error.code), error.code)
+            code = code_for_clients(error)
             raise BrokerError(f"the transaction log could not be written: {error}", code=code) from error
         except OSError as error:
             raise BrokerError(

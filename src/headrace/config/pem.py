@@ -1,0 +1,106 @@
+"""Certificates and keys in PEM, from the files or texts that `ssl.*` options name, into a TLS context.
+
+PEM is all that Python's TLS can read. What is wrong with it is a ConfigError that says so before OpenSSL says something
+stranger.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.errors import ConfigError
+
+_MARK = b"-----BEGIN "
+_STORES = {b"\xfe\xed\xfe\xed": "a Java keystore (JKS)", b"\xce\xce\xce\xce": "a Java keystore (JCEKS)"}
+_DER_SEQUENCE = b"\x30"
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """A file or a text, or neither."""
+
+    file: str | None
+    text: str | None = field(repr=False)
+
+    def __bool__(self) -> bool:
+        return self.file is not None or self.text is not None
+
+    def check(self, option: str) -> None:
+        """`option` names the file."""
+        if self.file is None:
+            return
+        try:
+            content = Path(self.file).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{option}: cannot read {self.file}: {error.strerror}") from None
+        if _MARK in content:
+            return
+        other = "a PKCS12 keystore or DER" if content[:1] == _DER_SEQUENCE else "something else"
+        raise ConfigError(
+            f"{option}: expected PEM in {self.file}, found {_STORES.get(content[:4], other)}; convert it: keytool "
+            f"-importkeystore -srckeystore {self.file} -destkeystore store.p12 -deststoretype PKCS12 && openssl pkcs12 "
+            "-in store.p12 -nodes -out store.pem"
+        )
+
+    @contextmanager
+    def as_file(self) -> Iterator[str | None]:
+        """For as long as it takes to load it: OpenSSL's loader takes no text."""
+        if self.file is not None or self.text is None:
+            yield self.file
+            return
+        handle, path = tempfile.mkstemp(suffix=".pem")  # nobody else may read it
+        try:
+            with os.fdopen(handle, "w") as out:
+                out.write(self.text)
+            yield path
+        finally:
+            os.unlink(path)
+
+
+def load_authorities(made: ssl.SSLContext, authorities: Pem) -> None:
+    """Trust these."""
+    authorities.check("ssl.truststore.location")
+    try:
+        made.load_verify_locations(cafile=authorities.file, cadata=authorities.text)
+    except (ssl.SSLError, ValueError) as error:
+        source = authorities.file or "ssl.truststore.certificates"
+        raise ConfigError(f"no certificate authority could be read from {source}: {openssl_reason(error)}") from None
+
+
+def load_certificate(made: ssl.SSLContext, chain: Pem, key: Pem, password: str | None, whose: str) -> None:
+    """Show this chain, and prove it by the key, which may be in the same file."""
+    chain.check("ssl.keystore.location")
+    key.check("ssl.key.location")
+    asked = False
+
+    def asked_password() -> str:
+        nonlocal asked
+        asked = True
+        return password or ""
+
+    with chain.as_file() as chain_path, key.as_file() as key_path:
+        assert chain_path is not None
+        try:
+            # Without a function to ask, OpenSSL would ask the terminal.
+            made.load_cert_chain(chain_path, key_path, asked_password)
+        except ssl.SSLError as error:
+            if asked:
+                problem = "ssl.key.password is wrong" if password else "its key needs ssl.key.password"
+            elif error.reason == "KEY_VALUES_MISMATCH":
+                problem = "its key belongs to another certificate"
+            else:
+                problem = f"{openssl_reason(error)}; expected a PEM certificate chain and its private key"
+            raise ConfigError(f"{whose} cannot be used: {problem}") from None
+
+
+def openssl_reason(error: OSError | ValueError) -> str:
+    """OpenSSL's words without its source lines."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.lower().replace("_", " ")
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
