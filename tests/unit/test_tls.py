@@ -333,13 +333,16 @@ def test_a_connection_that_breaks_later_is_a_connection_error(certificates):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
+    def read_and_write(wrapped):
+        assert read_all(wrapped) == b""  # until Python 3.12 a reset between two records is taken for the end
+        tls.send(wrapped, [b"more"])
+
     with peer(tls_server(certificates, talk=talk)) as sock:
         wrapped = tls.wrap(sock, tls.context(trusting(certificates)), "broker.test")
         with wrapped:
             shake_hands(wrapped)
-            assert read_all(wrapped) == b""  # OpenSSL takes a reset between two records for the end
             with pytest.raises(ConnectionError, match=r"TLS connection to broker.test broke"):
-                tls.send(wrapped, [b"more"])
+                read_and_write(wrapped)
 
 
 # -- settings ----------------------------------------------------------------------------------
