@@ -63,7 +63,7 @@ def test_records_are_deleted_up_to_an_offset_or_to_the_high_watermark(broker, co
     assert delete(connection, topic, -2) == (Code.OFFSET_OUT_OF_RANGE, -1)
     assert delete(connection, topic, -1) == (Code.NONE, 10)
     assert delete(connection, topic, 0, partition=1) == (Code.UNKNOWN_TOPIC_OR_PARTITION, -1)
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     where = TopicPartition(topic, 0)
     earliest = admin.list_offsets({where: OffsetSpec.earliest()})[where].result(SECONDS)
     assert earliest.offset == 10
@@ -88,7 +88,7 @@ def grow(connection, topic, count, assignments=None, *, validate_only=False, tim
 
 
 def test_topics_get_more_partitions(broker, connection, topic):
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(SECONDS)
     assert grow(connection, topic, 4, validate_only=True) == Code.NONE
     assert len(admin.list_topics(topic, timeout=SECONDS).topics[topic].partitions) == 3

@@ -143,7 +143,7 @@ def test_data_flow_without_the_controller_and_it_takes_up_where_it_was(cluster: 
     generation = cluster.controller.known_brokers()
     cluster.controller.kill()
     # Nobody takes it out of the in-sync set meanwhile, so nothing more is acknowledged by all; but by the leader it is.
-    one = Producer({"bootstrap.servers": cluster.brokers[1].bootstrap, "acks": "1"})
+    one = Producer({"bootstrap.servers": cluster.brokers[1].bootstrap, "acks": "1", "log_level": 0})
     one.produce(topic, "meanwhile", partition=0)
     assert one.flush(20) == 0
     cluster.controller.start()
@@ -217,7 +217,7 @@ def as_after_a_power_cut(data_dir: Path) -> None:
 def test_any_broker_can_be_lost_where_the_controller_is_none_of_them() -> None:
     with EmbeddedCluster(3, QUICK) as cluster:
         topic = cluster.create_topic("safe", 3)
-        told = AdminClient({"bootstrap.servers": cluster.controller.bootstrap}).list_topics(timeout=10)
+        told = AdminClient({"bootstrap.servers": cluster.controller.bootstrap, "log_level": 0}).list_topics(timeout=10)
         assert set(told.brokers) == {1, 2, 3}
         assert told.controller_id in told.brokers
         assert {node for place in cluster.places(topic) for node in place["replicas"]} == {1, 2, 3}
@@ -329,7 +329,10 @@ def test_java_tools_see_change_and_mend_the_cluster(cluster: EmbeddedCluster, ja
 
 
 def test_librdkafka_finds_all_brokers_by_any_of_them(cluster: EmbeddedCluster) -> None:
-    seen = [AdminClient({"bootstrap.servers": one.bootstrap}).list_topics(timeout=10) for one in cluster.brokers]
+    seen = [
+        AdminClient({"bootstrap.servers": one.bootstrap, "log_level": 0}).list_topics(timeout=10)
+        for one in cluster.brokers
+    ]
     for told in seen:
         assert {node.id: f"{node.host}:{node.port}" for node in told.brokers.values()} == {
             one.node_id: one.bootstrap for one in cluster.brokers

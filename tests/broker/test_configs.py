@@ -31,7 +31,7 @@ DYNAMIC_TOPIC, DYNAMIC_BROKER, STATIC_BROKER, DEFAULT = 1, 2, 4, 5
 
 @pytest.fixture(scope="module")
 def admin(broker):
-    return AdminClient({"bootstrap.servers": broker.bootstrap})
+    return AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
 
 
 def described(connection, kind, name, *keys, version=4):
@@ -115,7 +115,7 @@ def test_our_client_describes_and_changes_them(broker, topic):
 def test_an_option_of_the_broker_reaches_the_topics_that_do_not_set_it():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("inherits")
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
         change(admin, ConfigResource.Type.BROKER, "1", ("message.max.bytes", SET, "2000"))
         with pytest.raises(BrokerError) as caught:
             send(broker, topic, 5_000)

@@ -83,7 +83,7 @@ def test_a_user_is_changed_once_in_a_request(connection):
 
 
 def test_librdkafka_manages_users(broker):
-    admin: Any = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin: Any = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     name = unique("ann")
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 5000)
     admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, info, b"secret")])[name].result(SECONDS)
