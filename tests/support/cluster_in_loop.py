@@ -6,11 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from broker_in_loop import broker_in_loop
 from headrace.broker.broker import Broker
 from headrace.broker.cluster.link import Peer
+from headrace.wire.api.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from headrace.wire.schema import Message
 
 SECONDS_MAX = 10.0
@@ -58,3 +65,23 @@ async def asked(broker: Broker, message: Message, version: int) -> Message:
         return await peer.ask(message, version, ANSWER_MS_MAX)
     finally:
         await peer.close()
+
+
+def create(name: str, partitions: int = 1, replicas: int = 1, *assignment: list[int]) -> CreateTopicsRequest:
+    rows = [CreatableReplicaAssignment(partition_index=n, broker_ids=nodes) for n, nodes in enumerate(assignment)]
+    if rows:
+        partitions = replicas = -1
+    topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=replicas, assignments=rows)
+    return CreateTopicsRequest(topics=[topic], timeout_ms=5000)
+
+
+async def made(broker: Broker, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    response = cast("CreateTopicsResponse", await asked(broker, request, 7))
+    assert [row.error_code for row in response.topics] == [0]
+    return response
+
+
+async def metadata(broker: Broker, *names: str, auto: bool = False) -> MetadataResponse:
+    topics = [MetadataRequestTopic(name=name) for name in names]
+    request = MetadataRequest(topics=topics, allow_auto_topic_creation=auto)
+    return cast("MetadataResponse", await asked(broker, request, 12))

@@ -1,0 +1,154 @@
+"""Who may join a cluster, and how."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_in_loop import broker_in_loop
+from cluster_in_loop import asked, cluster_in_loop, create, made, metadata, until
+from group_rig import on_loop
+from headrace.broker.cluster.controller import Controller
+from headrace.broker.ports import free_port
+from headrace.errors import Code, ConfigError
+from headrace.wire.api.allocate_producer_ids import AllocateProducerIdsRequest
+from headrace.wire.api.alter_partition import (
+    AlterPartitionRequest,
+)
+from headrace.wire.api.broker_heartbeat import BrokerHeartbeatRequest
+from headrace.wire.api.broker_registration import BrokerRegistrationRequest, BrokerRegistrationResponse
+from headrace.wire.api.catalog_fetch import CatalogFetchRequest
+from headrace.wire.api.ensure_topic import EnsureTopicRequest
+from headrace.wire.api.forward import ForwardRequest
+from secure_broker import OPENSSL, make_certificates
+
+QUICK = {"initial.broker.registration.timeout.ms": 400}
+
+
+@on_loop
+async def test_a_number_that_another_broker_has_is_refused(tmp_path: Path) -> None:
+    async with cluster_in_loop(tmp_path, 2) as brokers:
+        cluster_id = brokers[0].catalog.identity.cluster_id
+        request = BrokerRegistrationRequest(cluster_id=cluster_id, incarnation_id=b"i" * 16, rack=None)
+        for node_id in (1, 2):
+            answer: Any = await asked(brokers[0], request.replace(broker_id=node_id), 4)
+            assert answer.error_code == Code.DUPLICATE_BROKER_REGISTRATION
+        answer = await asked(brokers[0], request.replace(broker_id=3, cluster_id="other"), 4)
+        assert answer.error_code == Code.INCONSISTENT_CLUSTER_ID
+        answer = await asked(brokers[1], request.replace(broker_id=3), 4)
+        assert answer.error_code == Code.NOT_CONTROLLER
+        assert isinstance(answer, BrokerRegistrationResponse)
+        assert set(brokers[0].catalog.brokers.by_id) == {1, 2}
+
+
+@on_loop
+async def test_a_broker_says_why_it_cannot_join(tmp_path: Path) -> None:
+    nobody = {"node.id": 2, "headrace.controller": "127.0.0.1:1", **QUICK}
+    with pytest.raises(ConfigError, match=r"headrace.controller: no broker answers at 127\.0\.0\.1:1: start that"):
+        async with broker_in_loop(tmp_path / "2", **nobody):
+            pass
+    with pytest.raises(ConfigError, match=r"headrace\.controller is HOST:PORT"):
+        async with broker_in_loop(tmp_path / "2", **{**nobody, "headrace.controller": "there"}):
+            pass
+    async with broker_in_loop(tmp_path / "1") as one, broker_in_loop(tmp_path / "other", **{"node.id": 2}):
+        pass
+    async with broker_in_loop(tmp_path / "1") as one:
+        with pytest.raises(ConfigError, match="this broker's data are of the cluster"):
+            async with broker_in_loop(
+                tmp_path / "other", **{"node.id": 2, "headrace.controller": one.listeners[0].address}
+            ):
+                pass
+
+
+@on_loop
+async def test_the_folder_of_a_broker_that_follows_does_not_become_a_cluster_of_its_own(tmp_path: Path) -> None:
+    async with cluster_in_loop(tmp_path, 2):
+        pass
+    with pytest.raises(ConfigError, match=r"follows the controller 1, this is broker 2: set headrace\.controller"):
+        async with broker_in_loop(tmp_path / "2", **{"node.id": 2}):
+            pass
+
+
+@on_loop
+async def test_a_broker_that_cannot_prove_who_it_is_cannot_be_joined(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    options = {"sasl.plain.users": "ann:secret", "sasl.mechanism.inter.broker.protocol": "PLAIN"}
+    alone = {**options, "listeners": f"SASL_PLAINTEXT://{address}"}
+    joining = {
+        **options,
+        **QUICK,
+        "node.id": 2,
+        "headrace.controller": address,
+        "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+        "sasl.jaas.config": 'module required username="ann" password="secret";',
+    }
+    async with broker_in_loop(tmp_path / "1", **alone) as one:
+        with pytest.raises(ConfigError, match="the controller has no user and password for other brokers"):
+            async with broker_in_loop(tmp_path / "2", **joining):
+                pass
+        assert one.cluster is None
+
+
+@on_loop
+async def test_only_who_has_the_right_of_a_broker_is_answered_as_one(tmp_path: Path) -> None:
+    authorizer = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:nobody",
+    }
+    async with broker_in_loop(tmp_path / "1", **authorizer) as one:
+        cluster_id = one.catalog.identity.cluster_id
+        for request, version in (
+            (CatalogFetchRequest(broker_id=2), 0),
+            (BrokerRegistrationRequest(broker_id=2, cluster_id=cluster_id, rack=None), 4),
+            (BrokerHeartbeatRequest(broker_id=2), 1),
+            (AlterPartitionRequest(broker_id=2), 3),
+            (AllocateProducerIdsRequest(broker_id=2), 0),
+            (ForwardRequest(broker_id=2, request_key=19, principal="User:nobody"), 0),
+            (EnsureTopicRequest(broker_id=2, name="t"), 0),
+        ):
+            answer: Any = await asked(one, request, version)
+            assert answer.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
+        assert one.cluster is None
+        with pytest.raises(ConfigError, match="does not take this one in"):
+            async with broker_in_loop(
+                tmp_path / "2", **{"node.id": 2, "headrace.controller": one.listeners[0].address}
+            ):
+                pass
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="openssl makes the certificates")
+def test_brokers_talk_by_tls_where_the_listener_has_it(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    options = {
+        "ssl.keystore.location": str(tmp_path / "server-both.pem"),
+        "ssl.truststore.location": str(tmp_path / "ca.pem"),
+        "ssl.client.auth": "required",
+        "security.inter.broker.protocol": "SSL",
+    }
+
+    async def run() -> None:
+        address = f"127.0.0.1:{free_port()}"
+        first = {**options, "listeners": f"SSL://{address}"}
+        second = {**options, "node.id": 2, "listeners": "SSL://127.0.0.1:0", "headrace.controller": address}
+        async with broker_in_loop(tmp_path / "1", **first) as one, broker_in_loop(tmp_path / "2", **second) as two:
+            one.topic_admin.create("t", 1, 2)
+            await until("2 knows it", lambda: two.catalog.topics.by_name.get("t"))
+
+    asyncio.run(run())
+
+
+@on_loop
+async def test_a_broker_that_was_alone_keeps_its_topics_when_others_join(tmp_path: Path) -> None:
+    async with broker_in_loop(tmp_path / "1", **{"node.id": 1}) as one:
+        alone = one.cluster
+        assert alone is None
+        await made(one, create("before", 2, 1))
+        async with broker_in_loop(
+            tmp_path / "2", **{"node.id": 2, "headrace.controller": one.listeners[0].address}
+        ) as two:
+            assert isinstance(one.cluster, Controller)
+            (topic,) = (await metadata(two, "before")).topics
+            assert [row.leader_id for row in topic.partitions] == [1, 1]
