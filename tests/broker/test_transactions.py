@@ -31,9 +31,10 @@ def state_of(broker, name):
 
 
 @pytest.mark.parametrize("client", ["ours", "librdkafka"])
-def test_what_is_committed_is_seen_and_what_is_aborted_is_not(connection, broker, topic, client):
+def test_what_is_committed_is_seen_and_what_is_aborted_is_not(connection, broker, topic, client, request):
     if client == "ours":
         ours = Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("txn"))
+        request.addfinalizer(ours.close)
         ours.init_transactions()
         begin, commit, abort = ours.begin_transaction, ours.commit_transaction, ours.abort_transaction
 
