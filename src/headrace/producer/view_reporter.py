@@ -7,11 +7,11 @@ The producer does not notice: a look takes about a tenth of a millisecond, in a 
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from headrace.client.clock import SYSTEM_CLOCK
 from headrace.config import Secret
 from headrace.producer.metrics import MetricsReporter
 from headrace.producer.view_link import Report, ViewLink, check_url, identity
@@ -54,12 +54,12 @@ class _Told:
             "kind": "producer",
             "id": uuid.uuid4().hex,
             **identity(),
-            "started_ms": time.time_ns() // 1_000_000,
+            "started_ms": SYSTEM_CLOCK.time_ms(),
             "interval_ms": int(INTERVAL_SECONDS * 1000),
         }
 
     def report(self, *, is_last: bool) -> Report:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = SYSTEM_CLOCK.time_ms()
         return {**self._about, "time_ms": now_ms, "is_closed": is_last, **self._inside.look()}
 
     def delivered(self, report: Report) -> None:

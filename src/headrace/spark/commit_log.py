@@ -12,8 +12,9 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 log = logging.getLogger("headrace.spark")
 
@@ -58,7 +59,7 @@ class CommitTimes:
     def tell(self, sink: str) -> None:
         """Log it."""
         if log.isEnabledFor(logging.INFO):
-            text = json.dumps({name: _rounded(value) for name, value in asdict(self).items()})
+            text = json.dumps(rounded(asdict(self)))
             log.info("sink %s: batch %d%s%s", sink, self.batch, _MARK[:-1], text)
 
 
@@ -86,5 +87,6 @@ def show_log() -> None:
         ours.setLevel(level)
 
 
-def _rounded(value: float | int | bool) -> float | int | bool:
-    return round(value, 2) if isinstance(value, float) else value
+def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Times to a hundredth of a millisecond."""
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}

@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from headrace.client.clock import SYSTEM_CLOCK
 from headrace.producer import view_link
+from headrace.spark.commit_log import rounded
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.per_run import PerRun
 from headrace.spark.sink_options import SinkOptions
@@ -78,7 +80,7 @@ class WatchedBatch:
 
     @classmethod
     def of(cls, number: int, reports: Sequence[Report]) -> WatchedBatch:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = SYSTEM_CLOCK.time_ms()
         made = cls(
             number,
             tasks=len(reports),
@@ -104,7 +106,7 @@ class _Now:
 
     batch: WatchedBatch
     place: str = ""
-    since_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    since_ms: int = field(default_factory=SYSTEM_CLOCK.time_ms)
     marks: dict[str, float] = field(default_factory=dict)  # place → when, by the monotonic clock
 
 
@@ -123,7 +125,7 @@ class CommitWatch:
             "topic": options.topic,
             "delivery": options.delivery,
             **view_link.identity(),
-            "started_ms": time.time_ns() // 1_000_000,
+            "started_ms": SYSTEM_CLOCK.time_ms(),
             "interval_ms": int(INTERVAL_SECONDS * 1000),
         }
         self._count = 0
@@ -143,7 +145,7 @@ class CommitWatch:
         now = self._now
         if now is not None:
             now.marks[place] = time.monotonic()
-            now.place, now.since_ms = place, time.time_ns() // 1_000_000
+            now.place, now.since_ms = place, SYSTEM_CLOCK.time_ms()
             now.batch.redone += place == "redo.done"
             self._link.wake()
 
@@ -179,13 +181,13 @@ class CommitWatch:
         now = self._now
         at_hand = None
         if now is not None:
-            at_hand = {**_rounded(asdict(now.batch)), "place": now.place, "since_ms": now.since_ms}
+            at_hand = {**rounded(asdict(now.batch)), "place": now.place, "since_ms": now.since_ms}
         return {
             **self._about,
-            "time_ms": time.time_ns() // 1_000_000,
+            "time_ms": SYSTEM_CLOCK.time_ms(),
             "is_closed": is_last,
             "now": at_hand,
-            "batches": [_rounded(asdict(batch)) for batch in list(self._told)],
+            "batches": [rounded(asdict(batch)) for batch in list(self._told)],
         }
 
     def delivered(self, report: view_link.Report) -> None:
@@ -256,7 +258,3 @@ def _unheard() -> Iterator[None]:
         yield
     except Exception:
         log.debug("the live view could not be told", exc_info=True)
-
-
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}

@@ -10,13 +10,13 @@ What a crash leaves is mended by the next `begin`, whoever calls it: docs/exactl
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
+from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import HeadraceError
 from headrace.spark.commit_log import CommitTimes, Stopwatch
 from headrace.spark.decisions import Decision, TaskTransaction
@@ -95,7 +95,7 @@ class Committer:
         transactions: TransactionsPort,
         redo: RedoPort,
         failpoints: Failpoints = NO_FAILPOINTS,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = SYSTEM_CLOCK.time_ms,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._sink = sink

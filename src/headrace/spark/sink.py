@@ -10,7 +10,6 @@ kept by this module, for each run of a query.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
+from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.spark.columns import Limits, check_schema
 from headrace.spark.commit_log import Stopwatch, show_log
@@ -103,7 +103,7 @@ def _look_up(options: SinkOptions) -> Limits:
 
 def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskTimes]:
     """The plan, and when it was made, for whoever looks at the batch as a whole."""
-    watch, times = Stopwatch(), TaskTimes(planned_ms=time.time_ns() // 1_000_000)
+    watch, times = Stopwatch(), TaskTimes(planned_ms=SYSTEM_CLOCK.time_ms())
     limits = plan(options, schema)
     times.plan_ms = watch.lap_ms()
     return limits, times

@@ -10,7 +10,6 @@ an open transaction behind, which no decision holds: it is aborted by the next c
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import HeadraceError
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.producer import Producer
@@ -100,7 +100,7 @@ class TaskWriter:
     def write(self, batches: Iterator[pa.RecordBatch], times: TaskTimes | None = None) -> Report:
         """`times` knows of the planning already."""
         times = self._report.times = replace(times or self._report.times)
-        times.started_ms = time.time_ns() // 1_000_000
+        times.started_ms = SYSTEM_CLOCK.time_ms()
         try:
             if not self._options.is_exactly_once:
                 self._write_plainly(batches)
@@ -109,7 +109,7 @@ class TaskWriter:
         finally:
             self._plan.close()
         self._report.dead_count = self._plan.bad_count
-        times.ended_ms = time.time_ns() // 1_000_000
+        times.ended_ms = SYSTEM_CLOCK.time_ms()
         return self._report
 
     def _sendings(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sending]:

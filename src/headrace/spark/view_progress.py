@@ -9,13 +9,13 @@ The view puts it together, by name, with what the sink tells of its commits (com
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import HeadraceError
 from headrace.producer import view_link
 from headrace.spark.pipeline_spec import FORMAT, PipelineSpec
@@ -64,7 +64,7 @@ class ViewProgress:
             "id": uuid.uuid4().hex,
             "name": name,
             **view_link.identity(),
-            "started_ms": time.time_ns() // 1_000_000,
+            "started_ms": SYSTEM_CLOCK.time_ms(),
             "interval_ms": int(INTERVAL_SECONDS * 1000),
             "state": "starting",
         }
@@ -82,7 +82,7 @@ class ViewProgress:
 
     def batch(self, batch: BatchProgress, totals: Totals) -> None:
         with self._lock:
-            self._batches.append({**batch.to_json(), "time_ms": time.time_ns() // 1_000_000})
+            self._batches.append({**batch.to_json(), "time_ms": SYSTEM_CLOCK.time_ms()})
         self._note(totals=totals.to_json())
         self._reporter.batch(batch, totals)
 
@@ -108,7 +108,7 @@ class ViewProgress:
         with self._lock:
             batches = list(self._batches)
             state = dict(self._state)
-        return {**state, "time_ms": time.time_ns() // 1_000_000, "is_closed": is_last, "batches": batches}
+        return {**state, "time_ms": SYSTEM_CLOCK.time_ms(), "is_closed": is_last, "batches": batches}
 
     def delivered(self, report: view_link.Report) -> None:
         told = {batch["batch"] for batch in report["batches"]}
