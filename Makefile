@@ -15,13 +15,13 @@ NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
 .PHONY: help setup demo test test-units test-brokers test-quick test-spark test-ui lint bench bench-wire \
 	bench-producer bench-broker bench-legacy bench-cluster bench-spark bench-spark-long bench-ui faults-producer \
-	model-broker crash-matrix fuzz-wire fuzz-broker chaos docs dist test-wheel clean
+	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-quick | test-spark | test-ui | test-wheel | lint | docs | dist | clean"
 	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-spark |" \
 		"bench-spark-long | bench-ui"
-	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker"
+	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 
 setup: .venv/.ready .venv/.kernel
 	@echo "setup: ready (.venv)"
@@ -118,6 +118,10 @@ fuzz-wire: .venv/.ready .venv/.kernel
 
 fuzz-broker: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.fuzz_broker
+
+# Each change of tests/mutants.md to a copy of the tree must make its test fail. ONLY=word: those with it in the title.
+mutants: .venv/.ready .venv/.kernel
+	@$(BIN)/python tools/mutants.py $(ONLY)
 
 # What `make test` does in 10,000 steps, in a million.
 model-broker: .venv/.ready .venv/.kernel
