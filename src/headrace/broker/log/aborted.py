@@ -2,7 +2,8 @@
 
 An entry says: producer, first offset, offset of the marker, and the last stable offset when the marker was written.
 No transaction whose marker comes later can have begun before that last stable offset, so a search may end there.
-On disk each segment has the entries whose markers it holds, in Kafka's `.txnindex`.
+On disk each segment has the entries whose markers it holds, in Kafka's `.txnindex`. That has no checksum: it is in
+`segment-checkpoint`, and an index that differs from it, or is lost, is made anew from the log (recovery.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.broker.log.files import TRANSACTION_INDEX, offset_name, replace_file
+from headrace.broker.log.segment_checkpoint import crc_of_data
 
 _VERSION = 0
 _entry = struct.Struct(">hqqqq")
@@ -83,32 +85,31 @@ class AbortedIndex:
     def _keep(self, part: slice) -> None:
         self._producers, self._firsts, self._markers, self._stable = (column[part] for column in self._columns)
 
-    def write(self, folder: Path, base_offset: int, end_offset: int) -> None:
-        """Write the file of the segment with these offsets; none if there is nothing to say."""
+    def write(self, folder: Path, base_offset: int, end_offset: int) -> int:
+        """Write the file of the segment with these offsets, none if there is nothing to say; its checksum."""
         place, after = bisect_left(self._markers, base_offset), bisect_left(self._markers, end_offset)
         rows = zip(*(column[place:after] for column in self._columns), strict=True)
-        write_rows(folder / offset_name(base_offset, TRANSACTION_INDEX), rows)
+        return write_rows(folder / offset_name(base_offset, TRANSACTION_INDEX), rows)
 
-    def read(self, folder: Path, base_offset: int) -> None:
-        """Add what the file of a segment says. Segments are read in their order."""
-        for row in read_rows(folder / offset_name(base_offset, TRANSACTION_INDEX)):
+    def read(self, folder: Path, base_offset: int, crc: int) -> bool:
+        """Add what the file of a segment says; False if it is not the one that was written. Segments come in order."""
+        path = folder / offset_name(base_offset, TRANSACTION_INDEX)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        if crc_of_data(data) != crc:
+            return False
+        for _, *row in _entry.iter_unpack(data):
             self.append(*row)
+        return True
 
 
-def write_rows(path: Path, rows: Iterable[tuple[int, ...]]) -> None:
-    """Write a `.txnindex`, or remove it if there are no rows."""
+def write_rows(path: Path, rows: Iterable[tuple[int, ...]]) -> int:
+    """Write a `.txnindex`, or remove it if there are no rows; its checksum."""
     data = b"".join(_entry.pack(_VERSION, *row) for row in rows)
     if data:
         replace_file(path, data, sync=False)
     else:
         path.unlink(missing_ok=True)
-
-
-def read_rows(path: Path) -> list[tuple[int, int, int, int]]:
-    """Producer, first offset, marker and last stable offset of each entry of a `.txnindex`."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    whole = len(data) - len(data) % _entry.size
-    return [row[1:] for row in _entry.iter_unpack(data[:whole])]
+    return crc_of_data(data)

@@ -40,6 +40,7 @@ from headrace.broker.log.files import (
 from headrace.broker.log.log import Log
 from headrace.broker.log.retention import retire
 from headrace.broker.log.segment import OFFSETS_MAX, Segment
+from headrace.broker.log.segment_checkpoint import SegmentRow
 from headrace.broker.log.transactions_seen import AbortedRow, TransactionsSeen
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import CONTROL, BatchHeader
@@ -86,7 +87,8 @@ class Result(NamedTuple):
 
 def by_need(logs: list[Log], now_ms: int) -> list[Log]:
     """Logs that are worth compacting now, the dirtiest first."""
-    needs = [(dirty_ratio(each, now_ms), each) for each in logs if each.config.compact]
+    # What is damaged is left as it is: a copy of it would look whole.
+    needs = [(dirty_ratio(each, now_ms), each) for each in logs if each.config.compact and not each.damaged]
     worth = [(ratio, each) for ratio, each in needs if ratio > 0 and _is_worth(each, ratio, now_ms)]
     return [each for _, each in sorted(worth, key=lambda pair: -pair[0])]
 
@@ -206,6 +208,7 @@ def _copy(
     fresh = Segment(work.folder, base_offset, work.files, created_ms=group[-1].created_ms)
     path = work.folder / f"{offset_name(base_offset, LOG)}{CLEANED}"
     seen.kept_aborted = []
+    records_end = base_offset
     with open(path, "wb") as out:
         for segment in group:
             for batch in read_segment(segment):
@@ -214,20 +217,25 @@ def _copy(
                     out.write(kept.data)
                     fresh.note(fresh.size_bytes, kept.header, kept.header.base_offset, work.config.index_interval_bytes)
                     fresh.size_bytes += kept.header.size
+                    records_end = kept.header.last_offset + 1
         out.flush()
         os.fsync(out.fileno())
     os.utime(path, (fresh.created_ms / 1000, fresh.created_ms / 1000))
-    _write_beside(work.folder, fresh, seen.kept_aborted)
+    _write_beside(work.folder, fresh, seen.kept_aborted, records_end)
     return Copied(group, fresh, seen.kept_aborted)
 
 
-def _write_beside(folder: Path, fresh: Segment, aborted: list[AbortedRow]) -> None:
+def _write_beside(folder: Path, fresh: Segment, aborted: list[AbortedRow], records_end: int) -> None:
     """The indexes of a copy, and all of it to disk."""
     fresh.end_times()
     name = offset_name(fresh.base_offset, "")
-    replace_file(folder / f"{name}{INDEX}{CLEANED}", fresh.index.to_bytes(), sync=False)
-    replace_file(folder / f"{name}{TIME_INDEX}{CLEANED}", fresh.times.to_bytes(), sync=False)
-    write_rows(folder / f"{name}{TRANSACTION_INDEX}{CLEANED}", aborted)
+    index, times = fresh.index.to_bytes(), fresh.times.to_bytes()
+    replace_file(folder / f"{name}{INDEX}{CLEANED}", index, sync=False)
+    replace_file(folder / f"{name}{TIME_INDEX}{CLEANED}", times, sync=False)
+    aborted_crc = write_rows(folder / f"{name}{TRANSACTION_INDEX}{CLEANED}", aborted)
+    fresh.row = SegmentRow(
+        fresh.base_offset, records_end, fresh.size_bytes, kernel.crc32c(index), kernel.crc32c(times), aborted_crc
+    )
     for suffix in (INDEX, TIME_INDEX, TRANSACTION_INDEX):
         if (path := folder / f"{name}{suffix}{CLEANED}").exists():
             sync_path(path)
@@ -269,6 +277,9 @@ def swap_in(of: Log, work: Plan, result: Result) -> list[Path]:
             path.unlink(missing_ok=True)
         return []
     before = of.size_bytes
+    for segment in (segment for copied in result.copies for segment in copied.old):
+        segment.row = None  # a crash from here on leaves segments that have to be read again, but none that is missed
+    of.save_segment_rows()
     retired = []
     for old, fresh, aborted in result.copies:
         _rename(of.directory, fresh.base_offset, CLEANED, SWAP)
@@ -279,6 +290,7 @@ def swap_in(of: Log, work: Plan, result: Result) -> list[Path]:
         of.aborted.replace(fresh.base_offset, end_offset, aborted)
         for gone in old[1:]:
             of.drop_snapshots(gone.base_offset, gone.base_offset + 1)
+    of.save_segment_rows()
     of.first_dirty_offset = max(of.first_dirty_offset, result.end_offset)
     log.info("%s: compacted up to offset %d, %d of %d bytes left", of.name, result.end_offset, of.size_bytes, before)
     return retired

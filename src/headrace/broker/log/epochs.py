@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from headrace.broker.log.checkpoints import read_rows, write_rows
+
+log = logging.getLogger("headrace.broker.log")
 
 UNKNOWN = (-1, -1)
 
@@ -18,11 +23,12 @@ class EpochCache:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._epochs: list[int] = []
-        self._starts: list[int] = []
-        for row in read_rows(path):
-            if len(row) == 2:
-                self._insert(int(row[0]), int(row[1]))
+        rows = read_rows(path, "leader epochs are read again from the log", _row)
+        if any(epoch >= later or start >= after for (epoch, start), (later, after) in pairwise(rows)):
+            log.warning("%s is damaged and not used: epochs or offsets go back; they are read from the log", path)
+            rows = []
+        self._epochs = [epoch for epoch, _ in rows]
+        self._starts = [start for _, start in rows]
 
     @property
     def latest(self) -> int:
@@ -98,3 +104,10 @@ class EpochCache:
 
     def _write(self) -> None:
         write_rows(self._path, (f"{epoch} {start}" for epoch, start in self.rows), sync=False)
+
+
+def _row(words: Sequence[str]) -> tuple[int, int]:
+    epoch, start = (int(word) for word in words)
+    if epoch < 0 or start < 0:
+        raise ValueError(f"epoch {epoch} from offset {start}, expected 0 or more")
+    return epoch, start

@@ -7,6 +7,7 @@
         00000000000000000000.txnindex     aborted transactions that end in this segment; none: no file
         00000000000000000007.snapshot     producers, as they were at that offset
         leader-epoch-checkpoint           where each leader's records begin
+        segment-checkpoint                the closed segments (ours: segment_checkpoint.py)
         partition.metadata                the id of the topic
 
 Names and formats are Apache Kafka's. Suffixes of a `.log` and its indexes: `.cleaned` is being compacted and worth
@@ -15,6 +16,7 @@ nothing yet, `.swap` is compacted and takes the place of the segments it was mad
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 from collections import OrderedDict
@@ -25,12 +27,16 @@ from headrace.broker.log.windows import Windows
 LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT = ".log", ".index", ".timeindex", ".txnindex", ".snapshot"
 CLEANED, SWAP, DELETED, UNFINISHED = ".cleaned", ".swap", ".deleted", ".tmp"
 SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)
+DAMAGED = ".damaged"
+"""What a recovery cut off or took out of a log. It is kept for people to look at, never read and never deleted."""
 LEADER_EPOCHS = "leader-epoch-checkpoint"
+SEGMENTS = "segment-checkpoint"
 METADATA = "partition.metadata"
 
 FILES_OPEN_MAX = 400
 """Of segments, at once; fewer where the process may not open as many. The rest of what it may is for connections."""
 _FILES_SHARE = 0.4
+_writes = itertools.count()
 
 
 def offset_name(offset: int, suffix: str) -> str:
@@ -40,7 +46,7 @@ def offset_name(offset: int, suffix: str) -> str:
 
 def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Write a small file so that there is always the old one or the new one, whole."""
-    fresh = path.with_name(path.name + UNFINISHED)
+    fresh = path.with_name(f"{path.name}.{next(_writes)}{UNFINISHED}")  # of its own: two threads never share one
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         view = memoryview(data)

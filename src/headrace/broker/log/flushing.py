@@ -14,6 +14,7 @@ from headrace.broker.log.files import (
     INDEX,
     LEADER_EPOCHS,
     LOG,
+    SEGMENTS,
     SNAPSHOT,
     TIME_INDEX,
     TRANSACTION_INDEX,
@@ -40,6 +41,7 @@ def flush(of: Log, *, closed_only: bool = False) -> None:
         _sync_segments(of, end_offset, with_names=names_changed)
         if names_changed:
             _sync_if_there(of.directory / LEADER_EPOCHS)
+            _sync_if_there(of.directory / SEGMENTS)
             sync_path(of.directory)
     except OSError as error:
         if not of.directory.exists():

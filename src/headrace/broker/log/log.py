@@ -15,7 +15,7 @@ import bisect
 import logging
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,15 +24,17 @@ from headrace.broker.log import lookup
 from headrace.broker.log.aborted import AbortedIndex, AbortedTransaction
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.epochs import EpochCache
-from headrace.broker.log.files import SNAPSHOT, FileCache, offset_name
+from headrace.broker.log.files import SEGMENTS, SNAPSHOT, FileCache, offset_name
 from headrace.broker.log.flushing import flush
 from headrace.broker.log.lookup import FoundOffset
 from headrace.broker.log.producer_state import ProducerState, ProducerView
 from headrace.broker.log.replaying import last_sequence, marker_of, note_producer
 from headrace.broker.log.segment import Segment, Slice
+from headrace.broker.log.segment_checkpoint import SegmentRow, write_segment_rows
 from headrace.broker.log.snapshots import snapshot_offsets, write_snapshot
 from headrace.broker.log.truncation import truncate, truncate_fully
 from headrace.broker.log.validation import Origin, check_batch, prepare, refusal
+from headrace.broker.log.verification import Damage
 from headrace.errors import BrokerError, Code
 from headrace.wire.layout import NO_PRODUCER_ID, NO_TIMESTAMP, TRANSACTIONAL, BatchHeader
 from headrace.wire.primitives import Buffer
@@ -77,6 +79,10 @@ class Contents(NamedTuple):
     end_offset: int
     high_watermark: int
     recovery_point: int  # below it everything is on disk
+    rows: list[SegmentRow]  # of segments, as they are noted on disk
+    lost: list[SegmentRow]  # of those whose files are gone
+    damaged: list[Damage]
+    unverified: list[Segment]
 
 
 class Log:
@@ -106,6 +112,10 @@ class Log:
         self.failed = ""  # why nothing more is written: the disk is not to be trusted
         self.closed = False
         self.host = host
+        self.lost = has.lost
+        self.damaged = has.damaged  # sorted, mostly empty; put in by `add_damage`
+        self.unverified = has.unverified  # segments that may be damaged: LogManager looks
+        self._rows_on_disk = has.rows
         self._active = has.segments[-1]
 
     def __repr__(self) -> str:
@@ -273,14 +283,41 @@ class Log:
             return old
         base_offset = self.end_offset if base_offset is None else base_offset
         try:
-            old.write_indexes()
-            self.aborted.write(self.directory, old.base_offset, base_offset)
+            self._close_segment(old, base_offset)
             write_snapshot(self.directory, base_offset, self.producers)
             self.begin_segment(base_offset)
+            self.save_segment_rows()
         except OSError as error:
             raise self._storage_error(error) from error
         self.host.rolled(self)
         return self._active
+
+    def _close_segment(self, segment: Segment, end_offset: int) -> None:
+        """Write what is beside the records of the last segment, and note it."""
+        index_crc, times_crc = segment.write_indexes()
+        aborted_crc = self.aborted.write(self.directory, segment.base_offset, end_offset)
+        segment.row = SegmentRow(
+            segment.base_offset, self.end_offset, segment.size_bytes, index_crc, times_crc, aborted_crc
+        )
+
+    def save_segment_rows(self) -> None:
+        """Write what is known of the segments, if that has changed. To be called before files of segments go."""
+        segments = self.segments[:-1] if self.unclean else self.segments  # of one that is written to nothing is known
+        rows = sorted([*self.lost, *(segment.row for segment in segments if segment.row is not None)])
+        if len(self.segments) == 1 and not self.lost and not any(row.has_files for row in rows):
+            rows = []  # the last batch says all that there is to say
+        if rows == self._rows_on_disk:
+            return
+        try:
+            if rows:
+                write_segment_rows(self.directory, rows)
+        except OSError as error:  # a full disk must not keep retention from making room
+            log.warning("%s: %s is not written: %s; the next start reads all segments", self.directory, SEGMENTS, error)
+            rows = []
+        if not rows:
+            (self.directory / SEGMENTS).unlink(missing_ok=True)
+        self._rows_on_disk = rows
+        self.names_changed = True
 
     def begin_segment(self, base_offset: int) -> None:
         """Add an empty segment, the one that is written to from now on."""
@@ -306,6 +343,8 @@ class Log:
             self.roll()
         gone, self.segments = self.segments[:count], self.segments[count:]
         self._move_start(max(self.start_offset, self.segments[0].base_offset))
+        self.lost = [row for row in self.lost if row.records_end > self.start_offset]
+        self.save_segment_rows()
         return gone
 
     def put_in(self, old: list[Segment], fresh: Segment) -> None:
@@ -327,6 +366,11 @@ class Log:
             )
         if offset >= end_offset or offset >= self.end_offset:
             return Slice(b"", offset, offset)
+        if self.damaged:
+            return self._read_around_damage(offset, bytes_max, end_offset, at_least_one)
+        return self._read(offset, bytes_max, end_offset, at_least_one)
+
+    def _read(self, offset: int, bytes_max: int, end_offset: int, at_least_one: bool) -> Slice:
         active = self._active
         if offset >= active.base_offset:
             return active.read(offset, bytes_max, end_offset, at_least_one) or Slice(b"", offset, offset)
@@ -335,6 +379,27 @@ class Log:
             if found is not None:
                 return found
         return Slice(b"", offset, offset)
+
+    def _read_around_damage(self, offset: int, bytes_max: int, end_offset: int, at_least_one: bool) -> Slice:
+        """Up to what is damaged. To pass over that would lose records that were acknowledged, without a word."""
+        damage = next((each for each in self.damaged if each.end_offset > offset), None)
+        if damage is None or damage.first_offset >= end_offset:
+            return self._read(offset, bytes_max, end_offset, at_least_one)
+        found = Slice(b"", offset, offset)
+        if offset < damage.first_offset:
+            found = self._read(offset, bytes_max, damage.first_offset, at_least_one)
+        if not found.data and (at_least_one or offset >= damage.first_offset):
+            raise BrokerError(
+                f"{self.name}: offsets {damage.first_offset} to {damage.end_offset - 1} are damaged: {damage.reason}",
+                code=Code.CORRUPT_MESSAGE,
+            )
+        return found
+
+    def add_damage(self, damages: Iterable[Damage]) -> None:
+        """Keep readers from what is damaged."""
+        for damage in damages:
+            report_damage(self.name, damage)
+            bisect.insort(self.damaged, damage)
 
     def batches(self, offset: int | None = None) -> Iterator[RecordBatch]:
         """All batches from an offset on, or from the start."""
@@ -398,6 +463,7 @@ class Log:
 
     def _move_start(self, offset: int) -> None:
         self.start_offset = offset
+        self.damaged = [damage for damage in self.damaged if damage.end_offset > offset]
         self.high_watermark = max(self.high_watermark, offset)
         self.first_dirty_offset = max(self.first_dirty_offset, offset)
         self.epochs.truncate_start(offset)
@@ -453,13 +519,12 @@ class Log:
 
     def leave_clean(self) -> None:
         """Write what is only in memory beside the records, so that after the next flush nothing has to be recovered."""
-        if not self.unclean:
-            return
-        self.unclean = False
-        self._active.write_indexes()
-        self.aborted.write(self.directory, self._active.base_offset, self.end_offset)
-        write_snapshot(self.directory, self.end_offset, self.producers)
-        self.names_changed = True
+        if self.unclean:
+            self.unclean = False
+            self._close_segment(self._active, self.end_offset)
+            write_snapshot(self.directory, self.end_offset, self.producers)
+            self.names_changed = True
+        self.save_segment_rows()
 
     def close(self, clean: bool = True) -> None:
         """Let go of the files. `clean` leaves nothing to be recovered."""
@@ -477,6 +542,18 @@ class Log:
         for offset in snapshot_offsets(self.directory):
             if first_offset <= offset < end_offset:
                 (self.directory / offset_name(offset, SNAPSHOT)).unlink(missing_ok=True)
+
+
+def report_damage(name: str, damage: Damage) -> None:
+    """Say what cannot be read, and what follows from it."""
+    log.error(
+        "%s: offsets %d to %d are lost or damaged: %s; fetches of them fail with CORRUPT_MESSAGE, the others can be "
+        "read (docs/operations.md, Damaged log files)",
+        name,
+        damage.first_offset,
+        damage.end_offset - 1,
+        damage.reason,
+    )
 
 
 def _base_offset(segment: Segment) -> int:

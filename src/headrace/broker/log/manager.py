@@ -30,12 +30,20 @@ from typing import Any
 from headrace.broker.catalog.topics import NAME_CHARACTERS_MAX, check_name
 from headrace.broker.clock import Clock, Timer
 from headrace.broker.log import checkpoints, compaction
-from headrace.broker.log.checkpoints import NO_TOPIC_ID, Partition
+from headrace.broker.log.checkpoints import NO_TOPIC_ID, OffsetCheckpoint, Partition
 from headrace.broker.log.config import LogConfig
-from headrace.broker.log.files import METADATA, FileCache, replace_file
+from headrace.broker.log.files import METADATA, UNFINISHED, FileCache, replace_file
 from headrace.broker.log.log import Host, Log
 from headrace.broker.log.recovery import Known, open_log
 from headrace.broker.log.retention import delete_old_segments, remove_files
+from headrace.broker.log.segment import Segment
+from headrace.broker.log.verification import (
+    CHUNK_BYTES,
+    VERIFY_AT_START_BYTES,
+    VERIFY_BYTES_A_SECOND,
+    SegmentVerifier,
+)
+from headrace.broker.tasks import start_task
 from headrace.errors import BrokerError, Code, IllegalStateError, WireError
 
 log = logging.getLogger("headrace.broker.log")
@@ -76,7 +84,8 @@ class LogManager:
         self._flushing: dict[Log, asyncio.Task[None]] = {}
         self._timers: dict[str, Timer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watermarks: dict[Partition, int] = {}  # as they were last written by `write_watermarks`
+        self._is_stopping = False
+        self._noted_watermarks: dict[Partition, int] = {}  # as they were last written by `write_watermarks`
         self._doomed: list[Path] = []  # files and folders that are to be removed after their delay
         self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
         self._host = Host(
@@ -86,6 +95,10 @@ class LogManager:
             lambda _: self._write_start_offsets(),
             lambda _: self._write_ends(),
         )
+        self._points = OffsetCheckpoint(root / RECOVERY_POINTS, "after a crash all logs are read from their start")
+        self._watermarks = OffsetCheckpoint(root / HIGH_WATERMARKS, "high watermarks begin at the start of the logs")
+        self._starts = OffsetCheckpoint(root / START_OFFSETS, "records that DeleteRecords deleted may be there again")
+        self._cleaned = OffsetCheckpoint(root / CLEANER_OFFSETS, "compaction begins at the start of the logs")
         root.mkdir(parents=True, exist_ok=True)
         self._lock_fd = _lock(root / LOCK)
 
@@ -137,18 +150,22 @@ class LogManager:
         """Return when everything that is in the log now is on disk. Who waits at the same time shares the work."""
         target = of.end_offset
         # A few times at most: a flush that began before we came may have missed what we wait for.
-        while not of.closed and (of.recovery_point < target or of.names_changed):
+        # What a truncation takes away meanwhile will never be on disk.
+        while not of.closed and (of.recovery_point < min(target, of.end_offset) or of.names_changed):
             task = self._flushing.get(of)
             if task is None:
-                task = self._flushing[of] = asyncio.create_task(self._flush(of, of.flush))
+                task = self._flushing[of] = self._start_flush(of, of.flush)
             await asyncio.shield(task)
 
     async def _closed_flushed(self, of: Log) -> None:
         """Return when all segments but the last are on disk."""
         while (other := self._flushing.get(of)) is not None:  # it may have begun before the last one was closed
             await asyncio.shield(other)
-        task = self._flushing[of] = asyncio.create_task(self._flush(of, of.flush_closed))
+        task = self._flushing[of] = self._start_flush(of, of.flush_closed)
         await asyncio.shield(task)
+
+    def _start_flush(self, of: Log, work: Callable[[], None]) -> asyncio.Task[None]:
+        return start_task(self._flush(of, work), "flush", outcomes=(BrokerError,))
 
     async def _flush(self, of: Log, work: Callable[[], None]) -> None:
         try:
@@ -164,17 +181,22 @@ class LogManager:
         """Open every log in the root folder. What was not closed cleanly is recovered."""
         clean = (self.root / CLEAN_STOP).exists()
         (self.root / CLEAN_STOP).unlink(missing_ok=True)
-        points = checkpoints.read_offsets(self.root / RECOVERY_POINTS)
-        starts = checkpoints.read_offsets(self.root / START_OFFSETS)
-        watermarks = checkpoints.read_offsets(self.root / HIGH_WATERMARKS)
-        cleaned = checkpoints.read_offsets(self.root / CLEANER_OFFSETS)
+        points, starts = self._points.read(), self._starts.read()
+        watermarks, cleaned = self._watermarks.read(), self._cleaned.read()
         config = LogConfig.resolve({}, self._defaults)
+        for path in self.root.glob(f"*-checkpoint.*{UNFINISHED}"):
+            path.unlink()
         folders = self._folders()
+        verify_bytes_max = VERIFY_AT_START_BYTES
         reported = begun = time.monotonic()
         for number, (key, folder) in enumerate(folders.items()):
-            known = Known(clean, points.get(key, 0), starts.get(key, 0), watermarks.get(key, 0))
+            known = Known(clean, points.get(key, 0), starts.get(key, 0), watermarks.get(key, 0), verify_bytes_max)
             topic_id = checkpoints.read_metadata(folder / METADATA)
-            found = open_log(self._host, folder, *key, topic_id, config, known)
+            try:
+                found = open_log(self._host, folder, *key, topic_id, config, known)
+            except Exception as error:
+                raise IllegalStateError(f"the log in {folder} cannot be opened: {error}") from error
+            verify_bytes_max = max(0, verify_bytes_max - found.size_bytes)
             if found.end_offset < known.high_watermark:
                 self.lost_tails.append(key)
                 log.error(
@@ -215,6 +237,7 @@ class LogManager:
         for option, job in work.items():
             self._every(option, self._setting(option, _INTERVALS_MS[option]), job)
         self._every("flush", FLUSH_CHECK_MS, self.flush_due)
+        self._spawn(self.verify_segments())
 
     def note_watermarks(self, interval_ms: int) -> None:
         """Note high watermarks more often, from now on: there are other replicas that may be ahead."""
@@ -240,7 +263,7 @@ class LogManager:
         self._timers[name] = self._clock.call_later(interval_ms, begin)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        task = start_task(work, "log manager")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -249,6 +272,7 @@ class LogManager:
         for timer in self._timers.values():
             timer.cancel()
         self._timers = {}
+        self._is_stopping = True
         await asyncio.gather(*self._tasks, *self._flushing.values(), return_exceptions=True)
         for timer in self._timers.values():  # of jobs that were running when we came
             timer.cancel()
@@ -257,8 +281,13 @@ class LogManager:
         await self.write_checkpoints()
         if not failed:
             replace_file(self.root / CLEAN_STOP, b'{"version":0,"brokerEpoch":-1}')
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+        self.release()
+
+    def release(self) -> None:
+        """Let another broker use the folder. May be called again."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     async def _close_all(self) -> bool:
         """Whether one of them could not be brought to disk."""
@@ -289,6 +318,31 @@ class LogManager:
         self._rolled.clear()
         await self._flush_all(due, self.flushed)
         await self._flush_all(rolled, self._closed_flushed)
+
+    async def verify_segments(self) -> None:
+        """Look for damage in segments that the start has not read, slowly."""
+        for each in self.all:
+            while each.unverified and not each.closed and not self._is_stopping:
+                await self._verify_segment(each, each.unverified.pop())
+
+    async def _verify_segment(self, of: Log, segment: Segment) -> None:
+        if segment not in of.segments:
+            return
+        truncations = of.truncations
+        ends = [each.base_offset for each in of.segments[1:]] + [of.end_offset]
+        end_offset = ends[of.segments.index(segment)]
+        is_active = segment is of.segments[-1]  # of its end nothing is known: it may have been written to
+        records_end = None if is_active or segment.row is None else segment.row.records_end
+        verifier = SegmentVerifier(segment, end_offset, of.epochs.rows, records_end)
+        try:
+            while not await asyncio.to_thread(verifier.step) and not self._is_stopping:
+                await asyncio.sleep(CHUNK_BYTES / VERIFY_BYTES_A_SECOND)
+        except FileNotFoundError:
+            return
+        if verifier.damages and segment in of.segments and of.truncations == truncations:
+            of.add_damage(verifier.damages)
+            if segment is of.segments[-1]:
+                of.roll()  # a recovery would end the log where it is damaged
 
     async def delete_old(self) -> None:
         """Retention."""
@@ -325,35 +379,37 @@ class LogManager:
 
     async def write_checkpoints(self) -> None:
         """What saves work after a crash."""
-        logs = self._logs.items()
-        points = self._recovery_points()
-        watermarks = {key: each.high_watermark for key, each in logs}
-        cleaned = {key: each.first_dirty_offset for key, each in logs if each.config.compact}
-        starts = self._start_offsets()
+        cleaned = {key: each.first_dirty_offset for key, each in self._logs.items() if each.config.compact}
+        writes = [
+            self._points.prepare(self._recovery_points()),
+            self._watermarks.prepare(self._high_watermarks()),
+            self._cleaned.prepare(cleaned),
+            self._starts.prepare(self._start_offsets()),
+        ]
 
         def write() -> None:
-            checkpoints.write_offsets(self.root / RECOVERY_POINTS, points)
-            checkpoints.write_offsets(self.root / HIGH_WATERMARKS, watermarks)
-            checkpoints.write_offsets(self.root / CLEANER_OFFSETS, cleaned)
-            checkpoints.write_offsets(self.root / START_OFFSETS, starts)
+            for each in writes:
+                each()
 
         await asyncio.to_thread(write)
 
     async def write_watermarks(self) -> None:
         """High watermarks alone: where there are several replicas, a new leader begins with the last that it noted."""
-        watermarks = {key: each.high_watermark for key, each in self._logs.items()}
-        if watermarks != self._watermarks:
-            self._watermarks = watermarks
-            await asyncio.to_thread(checkpoints.write_offsets, self.root / HIGH_WATERMARKS, watermarks)
+        watermarks = self._high_watermarks()
+        if watermarks != self._noted_watermarks:
+            self._noted_watermarks = watermarks
+            await asyncio.to_thread(self._watermarks.prepare(watermarks))
+
+    def _high_watermarks(self) -> dict[Partition, int]:
+        return {key: each.high_watermark for key, each in self._logs.items()}
 
     def _recovery_points(self) -> dict[Partition, int]:
         return {key: min(each.recovery_point, each.end_offset) for key, each in self._logs.items()}
 
     def _write_ends(self) -> None:
         """A log was cut: neither what is on disk nor the high watermark may be believed to reach further."""
-        checkpoints.write_offsets(self.root / RECOVERY_POINTS, self._recovery_points())
-        watermarks = {key: each.high_watermark for key, each in self._logs.items()}
-        checkpoints.write_offsets(self.root / HIGH_WATERMARKS, watermarks)
+        self._points.prepare(self._recovery_points())()
+        self._watermarks.prepare(self._high_watermarks())()
 
     def _start_offsets(self) -> dict[Partition, int]:
         """Of the logs that begin in the middle of a segment: the others begin where their first one does."""
@@ -361,7 +417,7 @@ class LogManager:
         return {key: each.start_offset for key, each in logs if each.start_offset > each.segments[0].base_offset}
 
     def _write_start_offsets(self) -> None:
-        checkpoints.write_offsets(self.root / START_OFFSETS, self._start_offsets())
+        self._starts.prepare(self._start_offsets())()
 
     def _remove_later(self, paths: list[Path], delay_ms: int) -> None:
         if not paths:

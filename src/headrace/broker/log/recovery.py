@@ -2,10 +2,12 @@
 
     left-overs        .cleaned is thrown away, .swap takes its place, .deleted goes
     after a crash     segments from the recovery point on are read batch by batch; the log ends before the first one
-                      that is torn or damaged
+                      that is torn or damaged, and what comes after it is kept in files named .damaged
+    other segments    are compared with segment-checkpoint: those that are lost, cut or altered stay in the log as
+                      damaged ranges (verification.py); a transaction index that was altered is made anew
     producers         from the newest snapshot, and the batches after it
 
-After a clean stop the last snapshot is that of the end, and nothing is read but the last few batches.
+After a clean stop the last snapshot is that of the end, and nothing has to be read but the last few batches.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import shutil
 import time
 from bisect import bisect_right
 from pathlib import Path
@@ -23,21 +26,24 @@ from headrace.broker.log.config import LogConfig
 from headrace.broker.log.epochs import EpochCache
 from headrace.broker.log.files import (
     CLEANED,
+    DAMAGED,
     DELETED,
     LEADER_EPOCHS,
     LOG,
     SEGMENT_SUFFIXES,
     SNAPSHOT,
     SWAP,
+    TRANSACTION_INDEX,
     UNFINISHED,
     offset_name,
 )
-from headrace.broker.log.log import Contents, Host, Log
+from headrace.broker.log.log import Contents, Host, Log, report_damage
 from headrace.broker.log.producer_state import ProducerState
-from headrace.broker.log.replaying import replay_batch, replay_producers
+from headrace.broker.log.replaying import replay_aborted, replay_batch, replay_producers
 from headrace.broker.log.segment import RESERVE_FROM_BYTES, SCAN_BATCHES_MAX, Segment
+from headrace.broker.log.segment_checkpoint import SegmentRow, crc_of_file, read_segment_rows
 from headrace.broker.log.snapshots import load_newest, snapshot_offsets
-from headrace.errors import BrokerError
+from headrace.broker.log.verification import Damage, SegmentVerifier
 from headrace.wire.kernel import kernel
 
 log = logging.getLogger("headrace.broker.log")
@@ -54,6 +60,7 @@ class Known(NamedTuple):
     recovery_point: int = 0
     start_offset: int = 0
     high_watermark: int = 0
+    verify_bytes_max: int = 0  # of segments that would not have to be read
 
 
 NOTHING = Known()
@@ -82,13 +89,20 @@ class _Opening:
         self._producers = ProducerState(f"{topic}-{index}")
         self._epochs = EpochCache(directory / LEADER_EPOCHS)
         self._aborted = AbortedIndex()
+        self._rows = read_segment_rows(directory)
+        self._lost: list[SegmentRow] = []
+        self._damaged: list[Damage] = []
+        self._unverified: list[Segment] = []
+        self._suspect: Segment | None = None
         self._end_offset = 0
 
     def open(self) -> Log:
         begun = time.monotonic()
         _tidy(self._directory)
         self._segments = self._find_segments()
-        start_offset = max(self._known.start_offset, self._segments[0].base_offset)
+        self._find_lost()
+        first_offset = min([self._segments[0].base_offset, *(row.base_offset for row in self._lost)])
+        start_offset = max(self._known.start_offset, first_offset)
         recovery_point = self._known.recovery_point
         unsure = self._first_unsure()
         scanned_bytes = sum(segment.size_bytes for segment in self._segments[unsure:])
@@ -99,6 +113,7 @@ class _Opening:
         self._aborted.truncate_start(start_offset)
         high_watermark = min(max(self._known.high_watermark, start_offset), self._end_offset)
         self._producers.high_watermark_moved(high_watermark)
+        self._verify(self._segments[:unsure])
         took = time.monotonic() - begun
         if took > SLOW_SECONDS:
             log.info("%s: opened in %.1f s, %.0f MB of it read", self._directory, took, scanned_bytes / 1e6)
@@ -111,9 +126,16 @@ class _Opening:
             self._end_offset,
             high_watermark,
             min(recovery_point, self._end_offset),
+            sorted(self._rows.values()),
+            self._lost,
+            sorted(damage for damage in self._damaged if damage.end_offset > start_offset),
+            self._unverified,
         )
         opened = Log(self._host, self._directory, *self._identity, self._config, contents)
+        for damage in opened.damaged:
+            report_damage(opened.name, damage)
         opened.unclean = opened.names_changed = not self._known.clean
+        opened.save_segment_rows()
         return opened
 
     def _find_segments(self) -> list[Segment]:
@@ -126,8 +148,25 @@ class _Opening:
                 created_ms = int(status.st_mtime * 1000)
                 found.append(self._segment(int(name[: -len(LOG)]), created_ms, status.st_size))
         if not found:
-            found.append(self._segment(self._known.start_offset, self._now_ms, 0))
+            ends = [row.records_end for row in self._rows.values()]
+            found.append(self._segment(max([self._known.start_offset, *ends]), self._now_ms, 0))
         return found
+
+    def _find_lost(self) -> None:
+        """Segments that were noted and are not there. Without the last ones the log ends earlier."""
+        bases = [segment.base_offset for segment in self._segments]
+        for base_offset, row in sorted(self._rows.items()):
+            if base_offset in bases or row.records_end <= self._known.start_offset:
+                continue
+            path = self._directory / offset_name(base_offset, LOG)
+            place = bisect_right(bases, base_offset)
+            if place < len(bases):
+                self._lost.append(row)
+                self._damaged.append(Damage(base_offset, bases[place], f"{path} is missing"))
+            else:
+                log.error("%s is missing: offsets %d to %d are lost", path, base_offset, row.records_end - 1)
+        for segment in self._segments:
+            segment.row = self._rows.get(segment.base_offset)
 
     def _segment(self, base_offset: int, created_ms: int, size_bytes: int) -> Segment:
         return Segment(self._directory, base_offset, self._host.files, created_ms=created_ms, size_bytes=size_bytes)
@@ -138,15 +177,112 @@ class _Opening:
         if self._known.clean:
             try:
                 self._end_offset = self._segments[-1].load_tail()
+                self._check_clean(self._segments[-1])
                 return last + 1
-            except BrokerError as error:
-                log.warning("%s: not closed as cleanly as it says: %s", self._directory, error)
+            except ValueError as error:
+                if self._is_complete(self._segments[-1]):
+                    self._suspect = self._segments[-1]
+                    return last + 1
+                log.warning("%s: not closed as cleanly as it says: %s", self._segments[-1].file.path, error)
                 self._end_offset = self._segments[-1].base_offset
                 return last
+        self._segments[-1].row = None  # it may have been written to since it was noted
         bases = [segment.base_offset for segment in self._segments]
         place = min(max(0, bisect_right(bases, self._known.recovery_point) - 1), last)
         self._end_offset = bases[place]
         return place
+
+    def _check_clean(self, last: Segment) -> None:
+        """Raise ValueError if the last segment is not as a clean stop has noted it."""
+        row = last.row
+        if row is not None and (row.size_bytes, row.records_end) != (last.size_bytes, self._end_offset):
+            raise ValueError(
+                f"{last.size_bytes} bytes up to offset {self._end_offset}, expected {row.size_bytes} bytes up to "
+                f"{row.records_end}"
+            )
+
+    def _is_complete(self, last: Segment) -> bool:
+        """Whether batches of a log that was closed cleanly are damaged, but none is missing: then none is cut off."""
+        if last.row is not None:
+            self._end_offset = last.row.records_end
+            return last.row.size_bytes == last.size_bytes
+        self._end_offset = self._known.recovery_point  # everything was on disk
+        verifier = SegmentVerifier(last, self._end_offset, [])
+        verifier.run()
+        return verifier.good_bytes == last.size_bytes and verifier.next_offset == self._end_offset
+
+    # --- what is not recovered ---
+
+    def _read_aborted(self, sure: list[Segment]) -> None:
+        """Aborted transactions: from their files, and from the log where those are not what was noted."""
+        stale = []
+        for segment in sure:
+            row = segment.row
+            path = self._directory / offset_name(segment.base_offset, TRANSACTION_INDEX)
+            if row is None:
+                if len(sure) > 1 or path.exists():
+                    stale.append(segment)
+            elif not self._aborted.read(self._directory, segment.base_offset, row.aborted_crc):
+                log.warning("%s is damaged or lost, and made anew from the log", path)
+                stale.append(segment)
+        if not stale:
+            return
+        first_offset = stale[0].base_offset
+        replayed = replay_aborted(self._directory, sure, first_offset, self._identity[0], self._now_ms)
+        self._aborted.replace(first_offset, 2**63 - 1, replayed.rows(first_offset, 2**63 - 1))
+        ends = [segment.base_offset for segment in sure[1:]] + [self._end_offset]
+        for segment, end_offset in zip(sure, ends, strict=True):
+            if segment in stale:
+                aborted_crc = self._aborted.write(self._directory, segment.base_offset, end_offset)
+                segment.row = self._row(segment, aborted_crc)
+
+    def _row(self, segment: Segment, aborted_crc: int) -> SegmentRow:
+        """What is to be noted of a segment: as it was, or, if that is not known, as it is now."""
+        if segment.row is not None:
+            return segment.row._replace(aborted_crc=aborted_crc)
+        records_end = segment.base_offset
+        for placed, problem in segment.scan(verify=False):
+            records_end = placed[-1][1].last_offset + 1 if placed else records_end
+            if problem:
+                log.error("%s is damaged after offset %d: %s", segment.file.path, records_end, problem)
+        segment.forget_indexes()
+        for placed, _ in segment.scan(verify=False):
+            for position, header in placed:
+                segment.note(position, header, header.base_offset, self._config.index_interval_bytes)
+        index_crc, times_crc = segment.write_indexes()
+        return SegmentRow(segment.base_offset, records_end, segment.size_bytes, index_crc, times_crc, aborted_crc)
+
+    def _verify(self, sure: list[Segment]) -> None:
+        """Look for damage: in what is not as it was noted always, in the rest as far as a start may take."""
+        left = self._known.verify_bytes_max
+        ends = [segment.base_offset for segment in self._segments[1:]] + [self._end_offset]
+        for segment, end_offset in reversed([*zip(sure, ends, strict=False)]):
+            row = segment.row
+            is_cut = row is not None and row.size_bytes != segment.size_bytes
+            if not is_cut and segment.size_bytes > left and segment is not self._suspect:
+                self._unverified.append(segment)
+                continue
+            left -= segment.size_bytes
+            verifier = SegmentVerifier(segment, end_offset, self._epochs.rows, row.records_end if row else None)
+            damages = verifier.run()
+            self._damaged += damages
+            if is_cut and verifier.good_bytes < segment.size_bytes:
+                segment.index.truncate(verifier.good_bytes)
+                segment.size_bytes = verifier.good_bytes
+            if damages and segment is self._segments[-1]:
+                self._close_damaged(segment)
+
+    def _close_damaged(self, last: Segment) -> None:
+        """Write behind it no more: a recovery would end the log where it is damaged."""
+        if last.row is None:
+            index_crc, times_crc = last.write_indexes()
+            aborted_crc = crc_of_file(self._directory / offset_name(last.base_offset, TRANSACTION_INDEX))
+            last.row = SegmentRow(
+                last.base_offset, self._end_offset, last.size_bytes, index_crc, times_crc, aborted_crc
+            )
+        fresh = self._segment(self._end_offset, self._now_ms, 0)
+        fresh.file.fd()  # an empty file: the segment is there after a restart
+        self._segments.append(fresh)
 
     # --- reading again ---
 
@@ -156,14 +292,13 @@ class _Opening:
         known_epochs = self._epochs.rows
         if not known_epochs:
             self._find_epochs(sure)
-        for segment in sure:
-            self._aborted.read(self._directory, segment.base_offset)
+        self._read_aborted(sure)
         first = self._load_producers(start_offset)
         if first < self._end_offset:
             replay_producers(sure, self._producers, first, self._end_offset, self._now_ms)
         for place in range(unsure, len(self._segments)):
             if not self._check(place, replay_from=first):
-                self._throw_away_after(place)
+                self._take_out_after(place)
                 break
         self._drop_stray_snapshots()
         if self._epochs.rows != known_epochs:
@@ -192,6 +327,7 @@ class _Opening:
         if segment.base_offset > self._end_offset:
             # Compaction leaves gaps, even between segments.
             self._end_offset = segment.base_offset
+        row = segment.row
         good_bytes, problem = 0, ""
         for placed, found in segment.scan(verify=True):
             problem = found
@@ -202,29 +338,50 @@ class _Opening:
                     replay_batch(segment, position, header, self._producers, self._aborted, self._now_ms)
                 good_bytes = position + header.size
                 self._end_offset = header.last_offset + 1
+        if not problem and row is not None and place + 1 < len(self._segments) and self._end_offset < row.records_end:
+            problem = f"it ends here, expected offset {row.records_end}"
         if problem:
-            log.warning(
-                "%s: %d of %d bytes cut off at offset %d: %s",
-                segment.file.path,
-                segment.size_bytes - good_bytes,
-                segment.size_bytes,
-                self._end_offset,
-                problem,
-            )
-            segment.truncate(good_bytes, self._end_offset)
+            self._cut(segment, good_bytes, problem)
         if place + 1 < len(self._segments):
-            segment.write_indexes()
-            self._aborted.write(self._directory, segment.base_offset, self._end_offset)
+            index_crc, times_crc = segment.write_indexes()
+            aborted_crc = self._aborted.write(self._directory, segment.base_offset, self._end_offset)
+            segment.row = SegmentRow(
+                segment.base_offset, self._end_offset, segment.size_bytes, index_crc, times_crc, aborted_crc
+            )
         return not problem
 
-    def _throw_away_after(self, place: int) -> None:
-        """What comes after a damaged batch does not follow from what is before it."""
+    def _cut(self, segment: Segment, good_bytes: int, problem: str) -> None:
+        """End a segment before a batch that is torn or damaged. What is behind it may be whole: it is kept."""
+        kept = self._directory / offset_name(self._end_offset, f"{LOG}{DAMAGED}")
+        with open(segment.file.path, "rb") as source:
+            source.seek(good_bytes)
+            if is_worth_keeping := good_bytes < segment.size_bytes:
+                with open(kept, "wb") as target:
+                    shutil.copyfileobj(source, target)
+                    target.flush()
+                    os.fsync(target.fileno())
+        log.warning(
+            "%s: %d of %d bytes cut off at offset %d%s: %s",
+            segment.file.path,
+            segment.size_bytes - good_bytes,
+            segment.size_bytes,
+            self._end_offset,
+            f" and kept in {kept.name}" if is_worth_keeping else "",
+            problem,
+        )
+        segment.truncate(good_bytes, self._end_offset)
+
+    def _take_out_after(self, place: int) -> None:
+        """What comes after a damaged batch does not follow from what is before it, but it is kept."""
         for segment in self._segments[place + 1 :]:
-            log.warning("%s: thrown away, for the log ends before it", segment.file.path)
+            kept = Path(f"{segment.file.path}{DAMAGED}")
+            log.error("%s: the log ends before it; it is kept as %s", segment.file.path, kept.name)
             segment.close()
+            os.replace(segment.file.path, kept)
             for suffix in SEGMENT_SUFFIXES:
                 (self._directory / offset_name(segment.base_offset, suffix)).unlink(missing_ok=True)
         del self._segments[place + 1 :]
+        self._segments[-1].row = None
 
     def _drop_stray_snapshots(self) -> None:
         """Keep those of the beginnings of segments, and the newest one."""

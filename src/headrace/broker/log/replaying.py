@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from headrace.broker.log.aborted import AbortedIndex
 from headrace.broker.log.producer_state import SEQUENCE_MAX, ProducerState, WrittenBatch
 from headrace.broker.log.segment import Segment
+from headrace.broker.log.snapshots import load_newest
 from headrace.wire.layout import CONTROL, NO_PRODUCER_ID, NO_SEQUENCE, TRANSACTIONAL, BatchHeader
 from headrace.wire.records import Marker, RecordBatch, decode_marker
 
@@ -78,3 +80,21 @@ def replay_producers(
             for position, header in placed:
                 if first_offset <= header.base_offset < end_offset:
                     replay_batch(segment, position, header, producers, ignored, now_ms)
+
+
+def replay_aborted(
+    folder: Path, segments: Iterable[Segment], first_offset: int, name: str, now_ms: int
+) -> AbortedIndex:
+    """The aborted transactions whose markers are at `first_offset` or after it, from the batches themselves."""
+    producers, aborted, offset = ProducerState(name), AbortedIndex(), 0
+    found = load_newest(folder, first_offset)
+    if found is not None:
+        offset, entries, unreplicated = found
+        producers.restore(entries, unreplicated)
+    for segment in segments:
+        for placed, _ in segment.scan(verify=False):
+            for position, header in placed:
+                if header.base_offset >= offset:
+                    replay_batch(segment, position, header, producers, aborted, now_ms)
+    aborted.truncate_start(first_offset)
+    return aborted

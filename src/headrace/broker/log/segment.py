@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from headrace.broker.log.files import INDEX, LOG, TIME_INDEX, UNFINISHED, File, FileCache, offset_name, replace_file
 from headrace.broker.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
+from headrace.broker.log.segment_checkpoint import SegmentRow, crc_of_data, crc_of_file
 from headrace.broker.log.windows import WINDOW_BYTES
 from headrace.errors import BrokerError, Code, CorruptBatchError
 from headrace.wire.kernel import kernel
@@ -63,6 +64,7 @@ class Segment:
         self.size_bytes = size_bytes
         self.created_ms = created_ms
         self.jitter_ms = 0  # comes off segment.ms
+        self.row: SegmentRow | None = None  # as it was last noted; None: not yet, or not any more
         self._windows = cache.windows
         self.file = File(str(folder / offset_name(base_offset, LOG)), cache)
         self._index = None if size_bytes else OffsetIndex(base_offset)
@@ -72,6 +74,7 @@ class Segment:
         self._unindexed_bytes = 0
         self._tail: tuple[int, int] | None = None  # base offset and position of the last batch, if known
         self._reserved_end = max(RESERVE_FROM_BYTES, size_bytes)  # up to here a write needs no more room
+        self._damage_is_logged = False
 
     def __repr__(self) -> str:
         return f"Segment({self.base_offset}, {self.size_bytes} bytes)"
@@ -201,26 +204,29 @@ class Segment:
         self._windows.forget(self)
         self.file.close()
 
-    def write_indexes(self) -> None:
-        """Put the indexes on disk: the segment is complete, or the log is being closed.
+    def write_indexes(self) -> tuple[int, int]:
+        """Put the indexes on disk, and return their checksums: the segment is complete, or the log is being closed.
 
         A segment with nothing in its index needs no files: it is read faster than they are. Many logs are that small.
         """
         self._release()
         self.end_times()
-        self._write_index(INDEX, self.index.to_bytes())
-        self._write_index(TIME_INDEX, self.times.to_bytes() if len(self.index) else b"")
+        return (
+            self._write_index(INDEX, self.index.to_bytes()),
+            self._write_index(TIME_INDEX, self.times.to_bytes() if len(self.index) else b""),
+        )
 
     def end_times(self) -> None:
         """The last entry of the time index says the highest timestamp of all."""
         self.times.append(*self.max_timestamp_entry)
 
-    def _write_index(self, suffix: str, data: bytes) -> None:
+    def _write_index(self, suffix: str, data: bytes) -> int:
         path = self.folder / offset_name(self.base_offset, suffix)
         if data:
             replace_file(path, data, sync=False)
         else:
             path.unlink(missing_ok=True)
+        return crc_of_data(data)
 
     # --- reading ---
 
@@ -267,7 +273,10 @@ class Segment:
         if self._tail is not None and offset >= self._tail[0]:
             return self._tail[1]
         low, near = self.index.around(offset)
-        if near >= 0 and _base_offset.unpack(os.pread(self.file.fd(), 8, near))[0] <= offset:
+        if (
+            0 <= near <= self.size_bytes - HEADER_BYTES
+            and _base_offset.unpack(os.pread(self.file.fd(), 8, near))[0] <= offset
+        ):
             return near
         return low
 
@@ -291,14 +300,19 @@ class Segment:
         return data
 
     def _damaged(self, position: int, what: str) -> BrokerError:
-        return BrokerError(f"{self.file.path} is damaged at byte {position}: {what}", code=Code.KAFKA_STORAGE_ERROR)
+        """An error that clients give to their users: KAFKA_STORAGE_ERROR they would retry for ever, without a word."""
+        text = f"{self.file.path} is damaged at byte {position}: {what}"
+        if not self._damage_is_logged:
+            self._damage_is_logged = True
+            log.error("%s; fetches of it fail with CORRUPT_MESSAGE", text)
+        return BrokerError(text, code=Code.CORRUPT_MESSAGE)
 
     # --- from disk ---
 
     def load_tail(self) -> int:
         """Learn what the indexes do not say from the last batches, and return the offset after them.
 
-        Raises KAFKA_STORAGE_ERROR if they are torn or damaged.
+        Raises ValueError if they are torn or damaged.
         """
         index = self.index
         position = index.positions[-1] if len(index) else 0
@@ -313,29 +327,33 @@ class Segment:
                 if header.max_timestamp > self.max_timestamp_entry[0]:
                     self._max_timestamp = (header.max_timestamp, header.last_offset)
             if problem:
-                raise self._damaged(position, problem)
+                raise ValueError(f"after byte {position}: {problem}")
         return next_offset
 
     def _load_indexes(self) -> None:
         """Both from their files, or both from the records."""
-        index = OffsetIndex.read(self.folder / offset_name(self.base_offset, INDEX), self.base_offset, self.size_bytes)
-        times = TimeIndex.read(self.folder / offset_name(self.base_offset, TIME_INDEX), self.base_offset)
-        if index is None or times is None or not self._fits(index):
-            if self.size_bytes > SMALL_BYTES:
-                log.warning("%s: its indexes are missing or damaged, and made anew", self.file.path)
-            self._make_indexes()
-            self.write_indexes()
-        else:
+        index_path = self.folder / offset_name(self.base_offset, INDEX)
+        times_path = self.folder / offset_name(self.base_offset, TIME_INDEX)
+        index = OffsetIndex.read(index_path, self.base_offset, self.size_bytes)
+        times = TimeIndex.read(times_path, self.base_offset)
+        row = self.row
+        is_noted = row is None or (crc_of_file(index_path), crc_of_file(times_path)) == row[3:5]
+        if index is not None and times is not None and is_noted and self._fits(index):
             self._index, self._times = index, times
+            return
+        if self.size_bytes > SMALL_BYTES or not is_noted:
+            log.warning("%s: its indexes are missing or damaged, and made anew", self.file.path)
+        self._make_indexes()
+        index_crc, times_crc = self.write_indexes()
+        if row is not None:
+            self.row = row._replace(index_crc=index_crc, times_crc=times_crc)
 
     def _make_indexes(self) -> None:
+        """From the records, up to what is damaged: nothing behind that can be found."""
         self.forget_indexes()
-        position = 0
-        for placed, problem in self.scan(verify=False):
+        for placed, _ in self.scan(verify=False):
             for position, header in placed:
                 self.note(position, header, header.base_offset, LOST_INDEX_INTERVAL_BYTES)
-            if problem:
-                raise self._damaged(position, problem)
 
     def _fits(self, index: OffsetIndex) -> bool:
         """Whether some entries of an index are right: the first, one in the middle, the last."""

@@ -2,7 +2,8 @@
 
 The file is Kafka's ProducerSnapshot (version 1), so Kafka's tools read it. That keeps only the last batch of a
 producer; the four before it, and transactions that ended above the high watermark, follow in a part of our own, which
-Kafka skips. A snapshot whose checksum is wrong is as good as none.
+Kafka skips, and which begins with the offset. A snapshot whose checksum is wrong, or that is of another offset than its
+name says, is as good as none: the one before it, and the batches since, give the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _VERSION = 1
 _head = struct.Struct(">hIi")  # version, checksum, producers
 _CHECKED_FROM = 6  # after version and checksum
 _producer = struct.Struct(">qhiqiqiq")
-_OURS = b"headrace1"
+_OURS = b"headrace2"
+_OURS_WITHOUT_OFFSET = b"headrace1"
+_offset = struct.Struct(">q")
 _extra = struct.Struct(">qb")  # last use by our clock, batches beside the last one
 _batch = struct.Struct(">iqiq")
 _count = struct.Struct(">i")
@@ -34,7 +37,7 @@ def write_snapshot(folder: Path, offset: int, state: ProducerState) -> None:
     """Write what `state` is at `offset`. It is forced to disk when the log is."""
     entries = list(state.entries.values())
     body = bytearray(_count.pack(len(entries)))
-    ours = bytearray(_OURS)
+    ours = bytearray(_OURS) + _offset.pack(offset)
     for entry in entries:
         last = entry.batches[-1] if entry.batches else None
         body += _producer.pack(
@@ -71,11 +74,17 @@ def read_snapshot(path: Path) -> tuple[list[ProducerEntry], dict[int, int]] | No
         for _ in range(count):
             entries.append(_read_producer(data, position))
             position += _producer.size
-        if not data.startswith(_OURS, position):
-            return entries, {}  # written by Kafka
-        return entries, _read_ours(data, position + len(_OURS), entries)
+        if data.startswith(_OURS, position):
+            position += len(_OURS)
+            (offset,) = _offset.unpack_from(data, position)
+            if offset != int(path.stem):
+                raise ValueError(f"it is of offset {offset}")
+            return entries, _read_ours(data, position + _offset.size, entries)
+        if data.startswith(_OURS_WITHOUT_OFFSET, position):
+            return entries, _read_ours(data, position + len(_OURS_WITHOUT_OFFSET), entries)
+        return entries, {}  # written by Kafka
     except (OSError, ValueError, struct.error) as error:
-        log.warning("%s is not used, for it is damaged: %s", path, error)
+        log.warning("%s is damaged and not used: %s", path, error)
         return None
 
 

@@ -25,9 +25,12 @@ def truncate(of: Log, offset: int) -> None:
     of.truncations += 1
     of.unclean = of.names_changed = True
     place = of.segment_of(offset)
-    _remove(of, of.segments[place + 1 :])
+    gone = of.segments[place + 1 :]
     of.set_segments(of.segments[: place + 1])
     last = of.segments[-1]
+    last.row = None
+    _forget_rows(of, offset)
+    _remove(of, gone)
     end_offset = offset
     for position, header in last.headers(last.position_of(offset)):
         if header.last_offset >= offset:
@@ -50,6 +53,9 @@ def truncate_fully(of: Log, offset: int) -> None:
     """Delete everything; the log begins and ends at `offset`."""
     of.truncations += 1
     of.unclean = of.names_changed = True
+    for segment in of.segments:
+        segment.row = None
+    _forget_rows(of, 0)
     _remove(of, of.segments)
     of.drop_snapshots(0, 2**63)
     of.segments = []
@@ -59,6 +65,13 @@ def truncate_fully(of: Log, offset: int) -> None:
     of.aborted.truncate_end(0)
     of.producers.restore((), {})
     of.host.truncated(of)
+
+
+def _forget_rows(of: Log, end_offset: int) -> None:
+    """Before files go: a segment that is noted and not there counts as lost."""
+    of.lost = [row for row in of.lost if row.base_offset < end_offset]
+    of.damaged = [damage for damage in of.damaged if damage.first_offset < end_offset]
+    of.save_segment_rows()
 
 
 def _remove(of: Log, segments: list[Segment]) -> None:

@@ -1,0 +1,136 @@
+"""Looking for damage in segments that are not recovered: after a clean stop, and below the recovery point.
+
+A batch carries a checksum, but not of its base offset, length and leader epoch, and nothing tells that the batches at
+the end of a file are missing. So batches are compared with their neighbours, and with what was noted when the segment
+was closed (segment_checkpoint.py). To read everything costs too much for a start, so that is done for
+VERIFY_AT_START_BYTES, the newest of each log first. The rest follows in the background, VERIFY_BYTES_A_SECOND.
+
+A damaged range stays in the log: fetches of it get CORRUPT_MESSAGE, and what is before and after it can be read.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from typing import NamedTuple
+
+from headrace.broker.log.segment import SCAN_BATCHES_MAX, Segment
+from headrace.wire.kernel import kernel
+from headrace.wire.layout import HEADER_BYTES, BatchHeader, header_layout
+
+VERIFY_AT_START_BYTES = 32 * 1024 * 1024
+"""Of all segments of a broker, before it is ready: some 10 ms from memory, some 200 ms from a disk."""
+VERIFY_BYTES_A_SECOND = 32 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+
+CHECKSUM_PROBLEM = "a checksum is wrong"
+
+
+class Damage(NamedTuple):
+    """Offsets that cannot be read."""
+
+    first_offset: int
+    end_offset: int
+    reason: str
+
+
+class SegmentVerifier:
+    """Reads a segment that nobody writes to, a chunk at a time, from any thread: through a handle of its own."""
+
+    def __init__(
+        self, segment: Segment, end_offset: int, epochs: list[tuple[int, int]], records_end: int | None = None
+    ) -> None:
+        """`end_offset` is where the next segment begins, `epochs` those of the log with their first offsets.
+
+        `records_end` is the offset after the last batch, if that is known.
+        """
+        self.segment = segment
+        self.damages: list[Damage] = []
+        self.good_bytes = 0  # up to the first batch that cannot be told from its neighbours
+        self._path = segment.file.path
+        self._size_bytes = segment.size_bytes
+        self._records_end = records_end
+        self._end_offset = end_offset
+        self._epochs = [epoch for epoch, _ in epochs]
+        self._starts = [start for _, start in epochs]
+        self.next_offset = segment.base_offset  # after the last batch that was read
+        self._doubtful_offset = segment.base_offset  # where that batch should have begun
+        self._is_over = False
+
+    def run(self) -> list[Damage]:
+        """Read all of it; what is damaged."""
+        while not self.step():
+            pass
+        return self.damages
+
+    def step(self) -> bool:
+        """Read the next chunk; whether that was the last one."""
+        if not self._is_over and self.good_bytes < self._size_bytes:
+            self._check(self._read())
+        if not self._is_over and self.good_bytes >= self._size_bytes:
+            self._is_over = True
+            if self._records_end is not None and self.next_offset != self._records_end:
+                first = min(self.next_offset, self._doubtful_offset if self.next_offset > self._records_end else 2**63)
+                self._note(first, self._end_offset, f"it ends at offset {self.next_offset}")
+        return self._is_over
+
+    def _read(self) -> bytes:
+        """From the next batch on: a chunk, or that batch if it is larger."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            left = self._size_bytes - self.good_bytes
+            data = os.pread(fd, min(CHUNK_BYTES, left), self.good_bytes)
+            if len(data) >= HEADER_BYTES:
+                size = BatchHeader._make(header_layout.unpack_from(data)).size
+                if len(data) < size <= left:
+                    data = os.pread(fd, size, self.good_bytes)
+            return data
+        finally:
+            os.close(fd)
+
+    def _check(self, data: bytes) -> None:
+        at, is_last = 0, self.good_bytes + len(data) >= self._size_bytes
+        while at < len(data) and not self._is_over:
+            headers, after, problem = kernel.scan_batches(data, at, self.next_offset, SCAN_BATCHES_MAX, True)
+            for header in headers:
+                self._pass(header)
+                at += header.size
+            if not problem:
+                continue
+            if problem == CHECKSUM_PROBLEM:
+                at = self._pass_damaged(data, after)
+            elif is_last or after == 0:
+                first = self._doubtful_offset if "goes back" in problem else self.next_offset
+                self._note(first, self._end_offset, f"at byte {self.good_bytes + after}: {problem}")
+                self._is_over = True
+            else:
+                break  # the rest of it is in the next chunk
+        self.good_bytes += at
+
+    def _pass(self, header: BatchHeader) -> None:
+        self._doubtful_offset, self.next_offset = self.next_offset, header.last_offset + 1
+        place = bisect_right(self._starts, header.base_offset) - 1
+        if place >= 0 and self._epochs[place] != header.leader_epoch >= 0:
+            reason = f"a batch has leader epoch {header.leader_epoch}, expected {self._epochs[place]}"
+            self._note(header.base_offset, self.next_offset, reason)
+
+    def _pass_damaged(self, data: bytes, at: int) -> int:
+        """A batch with a wrong checksum: what is behind it can be read if its length and offsets are right."""
+        header = BatchHeader._make(header_layout.unpack_from(data, at))
+        after = at + header.size
+        end_offset = header.last_offset + 1
+        follows = end_offset
+        if after + HEADER_BYTES <= len(data):
+            follows = BatchHeader._make(header_layout.unpack_from(data, after)).base_offset
+        elif self.good_bytes + after >= self._size_bytes and self._records_end is not None:
+            follows = self._records_end
+        if follows != end_offset:
+            end_offset = self._end_offset
+            self._is_over = True
+        self._note(self.next_offset, end_offset, f"at byte {self.good_bytes + at}: {CHECKSUM_PROBLEM}")
+        self._doubtful_offset, self.next_offset = self.next_offset, end_offset
+        return at if self._is_over else after
+
+    def _note(self, first_offset: int, end_offset: int, reason: str) -> None:
+        if first_offset < end_offset:
+            self.damages.append(Damage(first_offset, end_offset, f"{self._path}: {reason}"))

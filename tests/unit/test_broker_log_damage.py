@@ -1,0 +1,411 @@
+"""Damaged, cut and lost files of a log: named at the start, never silent, and the rest of the log can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.log import manager as manager_module
+from headrace.broker.log.files import replace_file
+from headrace.errors import BrokerError, Code, IllegalStateError
+from headrace.wire.records import Producer, read_batches
+from log_rig import LogRig, batch, committed_values, read_all, state_of, values_of
+
+SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return LogRig(tmp_path / "logs")
+
+
+def fill(rig: LogRig, rounds: int = 24):
+    """Several segments, with transactions that commit and abort."""
+    log = rig.log(**SMALL)
+    for n in range(rounds):
+        rig.append(log, b"plain %d" % n, b"second")
+        rig.append(log, b"in a transaction %d" % n, producer=Producer(2, 0, n, transactional=True))
+        if n % 2:
+            rig.mark(log, 2, 0, committed=n % 4 == 1)
+    assert len(log.segments) > 5
+    return log
+
+
+def files(rig: LogRig, suffix: str) -> list[Path]:
+    return sorted(path for path in (rig.root / "t-0").iterdir() if path.name.endswith(suffix))
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def stop_and(rig: LogRig, damage: Callable[[], object], *, clean: bool = True) -> LogRig:
+    """Stop, or crash after all is on disk; damage the files; start again."""
+
+    async def run() -> LogRig:
+        if clean:
+            await rig.manager.stop()
+            damage()
+            return LogRig(rig.root, rig.clock, rig.defaults)
+        for log in rig.manager.all:
+            log.flush()
+        await rig.manager.write_checkpoints()
+        damage()
+        return rig.crash()
+
+    return asyncio.run(run())
+
+
+def read_code(log, offset):
+    with pytest.raises(BrokerError) as caught:
+        log.read(offset, 1 << 20, end_offset=log.end_offset, at_least_one=True)
+    return caught.value.code
+
+
+def readable(log):
+    """All records that can be read, by their offsets, from every offset on."""
+    found, refusals = {}, set()
+    for offset in range(log.start_offset, log.end_offset):
+        try:
+            part = log.read(offset, 1 << 20, end_offset=log.end_offset, at_least_one=True)
+        except BrokerError as error:
+            refusals.add(error.code)
+            continue
+        assert part.data, f"offset {offset}: neither records nor an error"
+        for each in read_batches(part.data):
+            for record in each.records():
+                found[record.offset] = record.value
+    assert refusals <= {Code.CORRUPT_MESSAGE}
+    return found
+
+
+def last_value(log):
+    part = log.read(log.end_offset - 1, 1 << 20, end_offset=log.end_offset, at_least_one=True)
+    return next(iter(read_batches(part.data))).records()[-1].value
+
+
+# --- the transaction index ---
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("how", ["flipped", "cut", "an entry less", "lost", "emptied", "swapped", "garbage"])
+def test_a_transaction_index_that_was_altered_is_made_anew(rig, how, clean, caplog):
+    log = fill(rig)
+    visible, state = committed_values(log), state_of(log)
+    path = files(rig, ".txnindex")[1]
+
+    def damage() -> None:
+        match how:
+            case "flipped":
+                flip(path, 2 + 8 + 7)  # the first offset, by one: an aborted record would be visible
+            case "cut":
+                os.truncate(path, path.stat().st_size - 1)
+            case "an entry less":
+                os.truncate(path, path.stat().st_size - 34)
+            case "lost":
+                path.unlink()
+            case "emptied":
+                path.write_bytes(b"")
+            case "swapped":
+                shutil.copyfile(files(rig, ".txnindex")[2], path)
+            case "garbage":
+                path.write_bytes(b"\xff" * 68)
+
+    again = stop_and(rig, damage, clean=clean)
+    found = again.log(**SMALL)
+    assert committed_values(found) == visible
+    assert state_of(found)["aborted"] == state["aborted"]
+    assert path.name in caplog.text
+    assert all(record.levelno >= logging.WARNING for record in caplog.records if path.name in record.message)
+    caplog.clear()
+    assert committed_values(stop_and(again, lambda: None).log(**SMALL)) == visible
+    assert not caplog.records
+
+
+def test_a_flipped_bit_anywhere_in_a_transaction_index_is_found(rig):
+    log = fill(rig)
+    visible = committed_values(log)
+    path = files(rig, ".txnindex")[1]
+    asyncio.run(rig.manager.stop())
+    for at in range(0, path.stat().st_size, 3):
+        copy = rig.root.with_name(f"copy-{at}")
+        shutil.copytree(rig.root, copy)
+        flip(copy / "t-0" / path.name, at, at % 8)
+        assert committed_values(LogRig(copy, rig.clock).log(**SMALL)) == visible
+
+
+def test_without_its_checkpoint_a_log_is_read_again_and_is_the_same(rig):
+    log = fill(rig)
+    state = state_of(log)
+
+    def damage() -> None:
+        (rig.root / "t-0" / "segment-checkpoint").unlink()
+        flip(files(rig, ".txnindex")[1], 17)
+
+    assert state_of(stop_and(rig, damage).log(**SMALL)) == state
+
+
+# --- closed segments ---
+
+
+@pytest.mark.behaviour("B14")
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("how", ["a byte less", "a batch less", "emptied", "lost"])
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_closed_segment_that_is_cut_or_lost_is_named_and_the_rest_can_be_read(rig, which, how, clean, caplog):
+    log = fill(rig)
+    records = readable(log)
+    path = files(rig, ".log")[which]
+    segment = log.segments[which]
+    end = log.segments[which + 1].base_offset
+    positions, headers = zip(*segment.headers(0), strict=True)
+
+    def damage() -> None:
+        if how == "lost":
+            path.unlink()
+        else:
+            kept = {"a byte less": segment.size_bytes - 1, "a batch less": positions[-1], "emptied": 0}[how]
+            os.truncate(path, kept)
+
+    again = stop_and(rig, damage, clean=clean)
+    found = again.log(**SMALL)
+    message = next(record.message for record in caplog.records if record.levelno == logging.ERROR)
+    assert path.name in message
+    assert f"to {end - 1} " in message
+    first = segment.base_offset if how in ("lost", "emptied") else headers[-1].base_offset
+    assert f"offsets {first} to" in message
+    assert (found.start_offset, found.end_offset) == (log.start_offset, log.end_offset)
+    assert read_code(found, first) == read_code(found, end - 1) == Code.CORRUPT_MESSAGE
+    assert readable(found) == {offset: v for offset, v in records.items() if not first <= offset < end}
+    # The damage is not forgotten, and what is written from now on is as safe as ever.
+    again.append(found, b"next")
+    caplog.clear()
+    third = stop_and(again, lambda: None, clean=clean).log(**SMALL)
+    assert path.name in caplog.text
+    assert read_code(third, first) == Code.CORRUPT_MESSAGE
+    assert last_value(third) == b"next"
+
+
+def test_retention_and_truncation_leave_nothing_to_be_missed(rig, caplog):
+    log = fill(rig)
+    log.delete_records(log.segments[2].base_offset)
+    asyncio.run(rig.manager.delete_old())
+    log.truncate(log.segments[-2].base_offset + 1)
+    for clean in (False, True):
+        found = stop_and(rig, lambda: None, clean=clean).log(**SMALL)
+        assert read_all(found) == read_all(log)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("which", [1, -1])
+@pytest.mark.parametrize("where", ["base offset", "length", "epoch", "magic", "crc", "attributes", "delta", "value"])
+def test_a_flipped_bit_in_a_batch_is_named_at_the_start_and_its_records_are_not_served(rig, which, where, caplog):
+    log = fill(rig)
+    records = readable(log)
+    path = files(rig, ".log")[which]
+    segment = log.segments[which]
+    position, header = [*segment.headers(0)][0 if which == -1 else 1]
+    at = {"base offset": 7, "length": 10, "epoch": 15, "magic": 16, "crc": 20, "attributes": 22, "delta": 26}
+    again = stop_and(rig, lambda: flip(path, position + at.get(where, header.size - 3), bit=1))
+    found = again.log(**SMALL)
+    assert path.name in caplog.text
+    assert found.end_offset == log.end_offset
+    got = readable(found)
+    assert got.items() <= records.items(), "a record was changed without a word"
+    assert header.base_offset not in got
+    ends = [*(each.base_offset for each in log.segments[1:]), log.end_offset]
+    end = ends[log.segments.index(segment)]
+    outside = {offset for offset in records if not segment.base_offset <= offset < end}
+    assert outside <= got.keys()
+
+
+def test_what_the_start_does_not_read_is_looked_at_in_the_background(rig, caplog, monkeypatch):
+    log = fill(rig)
+    path = files(rig, ".log")[1]
+    at = [*log.segments[1].headers(0)][1][1]
+    monkeypatch.setattr(manager_module, "VERIFY_AT_START_BYTES", 0)
+    again = stop_and(rig, lambda: flip(path, path.stat().st_size - 3))
+    found = again.log(**SMALL)
+    assert not caplog.records
+    assert not found.damaged
+    asyncio.run(again.manager.verify_segments())
+    assert path.name in caplog.text
+    assert at.base_offset < found.damaged[0].first_offset < found.damaged[0].end_offset == log.segments[2].base_offset
+
+
+def test_a_recovery_keeps_what_it_cuts_off(rig, caplog):
+    log = fill(rig)
+    path = files(rig, ".log")[1]
+    whole = path.read_bytes()
+    later = [each.read_bytes() for each in files(rig, ".log")[2:]]
+    flip(path, 61 + 8)
+    found = rig.crash().log(**SMALL)
+    end = found.end_offset
+    kept = sorted(found.directory.glob("*.damaged"))
+    assert kept[0].name == f"{end:020d}.log.damaged"
+    assert (found.directory / path.name).read_bytes() + kept[0].read_bytes() == path.read_bytes() != whole
+    assert [each.read_bytes() for each in kept[1:]] == later
+    assert all(each.name in caplog.text for each in kept)
+    assert log.end_offset > end
+
+
+# --- indexes, snapshots, epochs, checkpoints ---
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_a_flipped_bit_anywhere_in_an_index_is_found_when_it_is_used(rig, suffix, caplog):
+    log = rig.log(**{"internal_segment_bytes": "4000", "index_interval_bytes": "100"})
+    for n in range(80):
+        rig.append(log, b"value %d" % n, time_ms=rig.clock.time_ms() + n)
+    data, times = read_all(log), [each.timestamp for each in rows(log)]
+    path = files(rig, suffix)[0]
+    asyncio.run(rig.manager.stop())
+    for at in range(0, path.stat().st_size, 7):
+        copy = rig.root.with_name(f"copy-{at}")
+        shutil.copytree(rig.root, copy)
+        flip(copy / "t-0" / path.name, at, at % 8)
+        caplog.clear()
+        found = LogRig(copy, rig.clock).log()
+        assert read_all(found, bytes_max=100) == data
+        by_time = [found.offset_for_time(time, end_offset=99) for time in times]
+        assert [each and each.offset for each in by_time] == [*range(80)]
+        assert path.stem in caplog.text
+
+
+def rows(log):
+    return [row for each in log.batches() for row in each.records()]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("how", ["flipped", "swapped"])
+def test_a_damaged_snapshot_gives_way_to_the_one_before(rig, how, clean, caplog):
+    log = fill(rig)
+    state = state_of(log)
+
+    def damage() -> None:
+        older, newest = files(rig, ".snapshot")[-2:]
+        if how == "flipped":
+            flip(newest, newest.stat().st_size // 2)
+        else:
+            shutil.copyfile(older, newest)
+
+    found = stop_and(rig, damage, clean=clean).log(**SMALL)
+    found.advance_high_watermark(found.end_offset)
+    assert state_of(found) == state
+    assert ".snapshot is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    "garbage", [b"\0" * 20, b"0\n1\n\0 7\n", b"0\n1\n3 -1\n", b"0\n2\n5 9\n4 3\n", b"\xff\xfe", "flip"]
+)
+def test_a_leader_epoch_checkpoint_with_garbage_is_made_from_the_log(rig, garbage, clean, caplog):
+    log = fill(rig)
+    log.append(batch(b"of the next leader"), leader_epoch=4)
+    log.append(batch(b"of the one after it"), leader_epoch=6)
+    log.advance_high_watermark(log.end_offset)
+    epochs = log.epochs.rows
+    path = rig.root / "t-0" / "leader-epoch-checkpoint"
+
+    def damage() -> None:
+        if garbage == "flip":
+            flip(path, 6)  # 4 becomes 5
+        else:
+            path.write_bytes(garbage)
+
+    found = stop_and(rig, damage, clean=clean).log(**SMALL)
+    assert found.epochs.rows == epochs
+    assert "leader-epoch-checkpoint is damaged" in caplog.text
+    assert values_of(found) == values_of(log)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    "name", ["recovery-point-offset-checkpoint", "replication-offset-checkpoint", "log-start-offset-checkpoint"]
+)
+def test_a_flipped_digit_in_a_checkpoint_hides_no_record(rig, name, clean, caplog):
+    log = fill(rig)
+    log.delete_records(3)
+    values = values_of(log)
+
+    def damage() -> None:
+        data = (rig.root / name).read_bytes()
+        flip(rig.root / name, data.index(b"t 0 ") + 4, bit=2)
+
+    found = stop_and(rig, damage, clean=clean).log(**SMALL)
+    assert values_of(found)[-len(values) :] == values
+    assert f"{name} is damaged and not used" in caplog.text
+
+
+def test_a_log_that_cannot_be_opened_is_named(rig):
+    fill(rig)
+    asyncio.run(rig.manager.stop())
+    path = files(rig, ".log")[1]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IllegalStateError, match=r"the log in .*t-0 cannot be opened"):
+        LogRig(rig.root, rig.clock)
+
+
+# --- who writes checkpoints ---
+
+
+def test_offsets_noted_before_a_truncation_do_not_land_after_it(rig, monkeypatch):
+    log = fill(rig)
+    log.flush()
+
+    async def run() -> None:
+        held, in_thread = asyncio.Event(), asyncio.to_thread
+
+        async def late(work, *arguments):
+            await held.wait()
+            return await in_thread(work, *arguments)
+
+        monkeypatch.setattr(asyncio, "to_thread", late)
+        writing = asyncio.ensure_future(rig.manager.write_checkpoints())
+        await asyncio.sleep(0)  # it has taken the offsets, and its thread has not begun
+        log.truncate(5)
+        held.set()
+        await writing
+
+    asyncio.run(run())
+    for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
+        assert f"t 0 {log.end_offset}\n" in (rig.root / name).read_text()
+
+
+def test_two_threads_that_replace_a_file_do_not_share_a_temporary_one(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint"
+    first_has_written, second_is_done = threading.Event(), threading.Event()
+    replace, errors = os.replace, []
+
+    def slow(source, target):
+        if threading.current_thread() is first:
+            first_has_written.set()
+            assert second_is_done.wait(10)
+        replace(source, target)
+
+    def write() -> None:
+        try:
+            replace_file(path, b"first")
+        except OSError as error:
+            errors.append(error)
+
+    first = threading.Thread(target=write)
+    monkeypatch.setattr(os, "replace", slow)
+    first.start()
+    assert first_has_written.wait(10)
+    replace_file(path, b"second")
+    second_is_done.set()
+    first.join(10)
+    assert not errors
+    assert path.read_bytes() == b"first"
+    assert [*tmp_path.iterdir()] == [path]
