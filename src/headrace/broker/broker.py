@@ -8,6 +8,7 @@ Nothing is imported or opened before `start`, so a `Broker` costs nothing until 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from headrace.broker.security.authenticator import Authenticator
 from headrace.broker.security.authorizer import Authorizer
 from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
+from headrace.broker.tasks import on_loop_error
 from headrace.broker.topic_admin import TopicAdmin
 from headrace.broker.transactions.coordinator import TransactionCoordinator
 from headrace.errors import BrokerError, Code, ConfigError
@@ -86,7 +88,9 @@ class Broker:
     async def _start(self) -> None:
         config, clock = self.config, self.clock
         root = data_folder(config)
+        asyncio.get_running_loop().set_exception_handler(on_loop_error)
         self.logs = LogManager(root, clock, config)  # locks the folder: before anything in it is read
+        self._started.callback(self.logs.release)
         controller = config.optional(str, "headrace.controller")
         self.catalog = Catalog(root / JOURNAL_NAME, follows=controller is not None)
         self._started.callback(self.catalog.close)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from headrace.broker.tasks import start_loop, start_task
 from headrace.errors import ClosedError, ConfigError, TimedOutError
 
 CHUNK_BYTES_MAX = 64 * 1024
@@ -144,7 +145,7 @@ class Degrader:
     # -- on the event loop -----------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._accepting = self._loop.create_task(self._accept())
+        self._accepting = start_loop(self._accept, "degrader")
 
     async def _accept(self) -> None:
         self._listener.setblocking(False)
@@ -221,7 +222,7 @@ class _Link:
         self.tasks: list[asyncio.Task[None]] = []
 
     def start(self, loop: asyncio.AbstractEventLoop, target: str) -> None:
-        self.tasks.append(loop.create_task(self._run(loop, target)))
+        self.tasks.append(start_task(self._run(loop, target), "degraded connection"))
 
     async def _run(self, loop: asyncio.AbstractEventLoop, target: str) -> None:
         host, _, port = target.rpartition(":")

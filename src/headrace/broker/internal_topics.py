@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from headrace.broker.tasks import start_task
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.wire import records as batches_
@@ -114,7 +115,7 @@ class InternalTopics:
             log.warning("%s could not be made: %s", topic, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = start_task(work, "internal topics")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

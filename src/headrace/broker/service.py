@@ -20,6 +20,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.broker_options import data_folder
 from headrace.broker.control import ControlServer, Operation, Ready, remove_run_file, write_run_file
 from headrace.broker.ports import holder_of
+from headrace.broker.tasks import failures
 from headrace.config import Config
 from headrace.errors import ConfigError, IllegalStateError
 
@@ -109,6 +110,12 @@ class Service:
             "partitions": sum(len(topic.partitions) for topic in topics),
             "connections": len(self._broker.server.connections),
             "faults": len(self._broker.faults.list()),
+            "task_failures": failures(),
+            "damaged": [
+                f"{log.name}: offsets {d.first_offset} to {d.end_offset - 1}: {d.reason}"
+                for log in self._broker.logs.all
+                for d in log.damaged
+            ],
             **self._broker.server.counters(),
         }
 

@@ -16,6 +16,7 @@ import logging
 from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.topics import Topics
 from headrace.broker.cluster.link import Peer, RefusedError
+from headrace.broker.tasks import start_loop
 from headrace.errors import BrokerError, ClosedError, ConfigError, ConnectionFailedError
 from headrace.wire.api.catalog_fetch import CatalogFetchRequest, CatalogFetchResponse
 
@@ -71,7 +72,7 @@ class CatalogLink:
         self._is_registered = True
         self._generation = _NO_GENERATION
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._follow())
+            self._task = start_loop(self._follow, "catalog link")
         else:
             self._peer.disconnect("this broker has registered again")  # an answer may be on its way from before
 

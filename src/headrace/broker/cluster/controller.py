@@ -234,8 +234,8 @@ class Controller(Cluster):
 
     def _rebalance(self) -> None:
         """Give leadership back to the first replicas, from time to time."""
-        self._record(self.changes.rebalanced(REBALANCED_MAX))
         self._timer = self._broker.clock.call_later(self._rebalance_ms, self._rebalance)
+        self._record(self.changes.rebalanced(REBALANCED_MAX))
 
     # -- what else only the controller does ------------------------------------------------------
 

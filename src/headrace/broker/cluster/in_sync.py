@@ -16,6 +16,7 @@ from headrace.broker.clock import Clock, Timer
 from headrace.broker.cluster.cluster import Cluster
 from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import ReplicaManager
+from headrace.broker.tasks import start_loop
 from headrace.errors import BrokerError, ClosedError, Code, HeadraceError
 
 log = logging.getLogger("headrace.broker.replication")
@@ -79,7 +80,7 @@ class InSyncSets:
 
     def _ask_for(self, partition: Partition, isr: tuple[int, ...]) -> None:
         partition.propose(isr)
-        task = asyncio.get_running_loop().create_task(self._ask(partition, isr))
+        task = start_loop(lambda: self._ask(partition, isr), "in-sync set")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from headrace.broker.cluster.link import Peer
-from headrace.errors import BrokerError, ClosedError, HeadraceError
+from headrace.broker.tasks import start_task
+from headrace.errors import BrokerError, ClosedError, Code, HeadraceError
 from headrace.wire.api.alter_partition import (
     AlterPartitionRequest,
     AlterPartitionResponse,
@@ -48,11 +49,10 @@ class InSyncRequests:
             partition_epoch=partition_epoch,
             new_isr_with_epochs=[BrokerState(broker_id=node, broker_epoch=epoch) for node, epoch in new_isr.items()],
         )
-        loop = asyncio.get_running_loop()
-        wish = _Wish(topic_id, row, loop.create_future())
+        wish = _Wish(topic_id, row, asyncio.get_running_loop().create_future())
         self._wishes.append(wish)
         if self._task is None:
-            self._task = loop.create_task(self._send_all())
+            self._task = start_task(self._send_all(), "AlterPartition")
         return await wish.answer
 
     async def close(self) -> None:
@@ -72,6 +72,9 @@ class InSyncRequests:
                     await self._send(now)
                 except HeadraceError as error:
                     _fail(now, error)
+                except Exception as error:  # who asked tries again
+                    _fail(now, BrokerError(f"AlterPartition failed: {error!r}", code=Code.UNKNOWN_SERVER_ERROR))
+                    raise
                 finally:
                     _fail(now, ClosedError("the broker stops"))  # those that have no answer because we were cancelled
         finally:

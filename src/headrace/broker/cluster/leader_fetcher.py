@@ -19,6 +19,7 @@ from headrace.broker.cluster.link import Peer
 from headrace.broker.log import Log
 from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import Key, ReplicaManager
+from headrace.broker.tasks import start_loop
 from headrace.config import Config
 from headrace.errors import BrokerError, ClosedError, Code, HeadraceError
 from headrace.wire.api.fetch import (
@@ -120,7 +121,7 @@ class LeaderFetcher:
         self._session_id = self._session_epoch = 0
         self._session_broker_epoch = -1
         self._asked: dict[tuple[bytes, int], _Asked] = {}  # what the leader knows that we want
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = start_loop(self._run, "replica fetcher")
 
     def add(self, partition: Partition) -> None:
         self.followed[partition.key] = _Followed(partition)

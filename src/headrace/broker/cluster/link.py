@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from headrace.broker.catalog.brokers import Brokers
 from headrace.broker.cluster.login import Login, log_in
-from headrace.errors import AuthenticationError, ClosedError, ConnectionFailedError, MalformedError
+from headrace.broker.tasks import start_task
+from headrace.errors import AuthenticationError, ClosedError, ConnectionFailedError, HeadraceError, MalformedError
 from headrace.wire.api import api_name
 from headrace.wire.frames import FRAME_BYTES_MAX, decode_response, encode_request
 from headrace.wire.framing import FrameReader
@@ -120,14 +121,12 @@ class Peer:
                 return self._line
             self.disconnect("its authentication is about to end")
         if self._connecting is None:  # one attempt serves all who ask meanwhile
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting = start_task(self._connect(), "connection to a broker", outcomes=(HeadraceError,))
             self._connecting.add_done_callback(self._connected)
         return await asyncio.shield(self._connecting)
 
     def _connected(self, task: asyncio.Task[_Line]) -> None:
         self._connecting = None
-        if not task.cancelled():
-            task.exception()  # whoever still waits has it; it is no news if nobody does
 
     async def _connect(self) -> _Line:
         loop = asyncio.get_running_loop()

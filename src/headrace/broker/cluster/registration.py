@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from headrace.broker.cluster.cluster import NO_EPOCH
 from headrace.broker.cluster.link import Peer
+from headrace.broker.tasks import start_loop
 from headrace.errors import BrokerError, ClosedError, Code, ConfigError, ConnectionFailedError
 from headrace.wire.api.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from headrace.wire.api.broker_registration import (
@@ -76,7 +77,7 @@ class Membership:
     def start(self, card: Card, previous_epoch: int) -> None:
         """Join as who we are. `previous_epoch` is that of the last run if nothing was lost since."""
         self._card, self._previous_epoch = card, previous_epoch
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = start_loop(self._run, "heartbeats")
 
     async def lives(self, timeout_ms: float) -> None:
         """Wait until we count as living. Raises ConfigError if that will not be, ConnectionFailedError in the end."""

@@ -319,5 +319,4 @@ def _for_client(code: Code, version: int) -> Code:
 
 async def _shielded(shard: Shard, operation: Coroutine[Any, Any, T]) -> T:
     task: asyncio.Task[T] = shard.spawn(operation)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # read, though nobody may be waiting
     return await asyncio.shield(task)

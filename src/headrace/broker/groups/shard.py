@@ -22,6 +22,7 @@ from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.records import Entry, GroupChange, OffsetChange, decode
 from headrace.broker.groups.timers import Timers
 from headrace.broker.internal_topics import code_for_clients
+from headrace.broker.tasks import start_task
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.layout import NO_PRODUCER_ID, Record
 from headrace.wire.records import NO_PRODUCER, Producer, RecordBatch, decode_marker
@@ -89,7 +90,7 @@ class Shard:
 
     def spawn(self, operation: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run what must come to its end even if the connection that asked for it is gone."""
-        task = asyncio.get_running_loop().create_task(operation)
+        task = start_task(operation, "group coordinator", outcomes=(BrokerError,))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -130,21 +131,28 @@ class Shard:
     def load(self, loaded: Callable[[], object]) -> None:
         """Replay the partition: a short one at once, the rest of a long one in the background."""
         batches = self._internal.batches(CONSUMER_OFFSETS, self.index)
-        if self._replay_slice(batches):
+        is_last = self._try_replay_slice(batches)
+        if is_last:
             self._confirm(loaded)
-        else:
+        elif is_last is not None:
             self.spawn(self._go_on_loading(batches, loaded))
 
     async def _go_on_loading(self, batches: Iterator[RecordBatch], loaded: Callable[[], object]) -> None:
+        is_last: bool | None = False
+        while is_last is False and not self._is_closed:
+            await asyncio.sleep(0)
+            is_last = self._try_replay_slice(batches)
+        if is_last and not self._is_closed:
+            self._confirm(loaded)
+
+    def _try_replay_slice(self, batches: Iterator[RecordBatch]) -> bool | None:
+        """Whether that was the last one; None if it cannot be read."""
         try:
-            while not self._is_closed and not self._replay_slice(batches):
-                await asyncio.sleep(0)
-        except (WireError, BrokerError):
+            return self._replay_slice(batches)
+        except (WireError, BrokerError, OSError):
             # Groups of which half is missing would be worse than groups that cannot be used.
             log.exception("%s-%d cannot be loaded: its groups stay unavailable", CONSUMER_OFFSETS, self.index)
-            return
-        if not self._is_closed:
-            self._confirm(loaded)
+            return None
 
     def _confirm(self, loaded: Callable[[], object]) -> None:
         """Nobody is to hear of what might still be lost."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.context import Session
 from headrace.broker.security.sessions import gate_of
 from headrace.broker.server.sending import Sender, SocketSender, TlsSender
+from headrace.broker.tasks import start_task
 from headrace.errors import MalformedError
 from headrace.wire.frames import FRAME_BYTES_MAX
 from headrace.wire.framing import FrameReader
@@ -204,7 +205,7 @@ class Connection(asyncio.BufferedProtocol):
         self._serve()
 
     def _wait_for(self, later: Later) -> None:
-        self._task = self._server.loop.create_task(later.answer)
+        self._task = start_task(later.answer, "request")
         self._server.track(self._task, abandonable=later.abandonable)
         self._task.add_done_callback(self._answered)
 
@@ -213,9 +214,8 @@ class Connection(asyncio.BufferedProtocol):
         if task.cancelled():
             self.close("")
             return
-        if (error := task.exception()) is not None:
-            log.error("a request of %s failed", self.session.host, exc_info=error)
-            self.close("there is no answer to give")
+        if task.exception() is not None:  # logged and counted where tasks are started
+            self.close("internal error while handling the request")
             return
         answer = task.result()
         if answer is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.clock import Clock
+from headrace.broker.tasks import start_task
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.ending import Verdict, check_producer, judge
 from headrace.broker.transactions.expiry import Expiry
@@ -338,20 +339,10 @@ class TransactionCoordinator:
     # Tasks.
 
     def _start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = start_task(work, "transaction coordinator", outcomes=(BrokerError,))
         self._tasks.add(task)
-        task.add_done_callback(self._task_is_over)
+        task.add_done_callback(self._tasks.discard)
         return task
-
-    def _task_is_over(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if isinstance(error, BrokerError):
-            log.debug("a step was not taken: %s", error)
-        elif error is not None:
-            log.error("a step failed", exc_info=error)
 
     async def _to_the_end(self, entry: Entry, work: Coroutine[Any, Any, T]) -> T:
         """Take a step on an entry, in a task of its own. The task begins later, but the entry is taken now."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from headrace.broker.catalog import Catalog
+from headrace.broker.tasks import start_task
 from headrace.errors import BrokerError, Code, HeadraceError
 
 log = logging.getLogger("headrace.broker")
@@ -42,7 +43,7 @@ class ProducerIds:
     def ask_ahead(self) -> None:
         """Have the next block sent, if blocks come from elsewhere and it is not here or on its way."""
         if self._source is not None and self._coming is None and self._asking is None:
-            self._asking = asyncio.get_running_loop().create_task(self._ask(self._source))
+            self._asking = start_task(self._ask(self._source), "producer ids")
 
     async def close(self) -> None:
         if self._asking is not None:
