@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from headrace.wire.api.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.wire.frames import encode_request
 from headrace.wire.records import Producer as Writer
 from log_rig import batch
 from peers.connection import Connection
@@ -91,6 +94,84 @@ def test_check_20_who_waits_when_the_in_sync_set_shrinks_is_told_that_it_was_wri
         await until("it is appended", lambda: cluster.partition(1, "t").log.end_offset == 3)
         await cluster.stop(2)
         assert (await waiting).error_code == Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+    run(tmp_path, test, 2)
+
+
+@pytest.mark.behaviour("B08", "B09")
+def test_a_duplicate_is_acknowledged_when_the_original_is_replicated(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2]])
+        once = batch(b"a", producer=Writer(7, 0, 0))
+        release = cluster.hold_followers(1)
+        first = await produce(cluster, 1, "t", once, timeout_ms=200)
+        assert first.error_code == Code.REQUEST_TIMED_OUT
+        again = await produce(cluster, 1, "t", once, timeout_ms=200)
+        assert again.error_code == Code.REQUEST_TIMED_OUT, "it was not replicated when it was acknowledged"
+        waiting = asyncio.create_task(produce(cluster, 1, "t", once))
+        purgatory = cluster.brokers[1].replicas.delayed_produces
+        await until("the retry waits", lambda: len(purgatory) == 1)
+        release()
+        answer = await waiting
+        assert (answer.error_code, answer.base_offset) == (Code.NONE, 0)
+        assert cluster.partition(1, "t").log.high_watermark == cluster.partition(1, "t").log.end_offset == 1
+
+    run(tmp_path, test, 2)
+
+
+@pytest.mark.behaviour("B15")
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_produce_that_waits_for_replicas_keeps_no_record_bytes(tmp_path, transactional):
+    """With verification of a transaction, which waits before the append as well, and without."""
+    batches, batch_bytes = 8, 900_000
+
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2]])
+        if transactional:
+            cluster.brokers[1].transactions.ensure_partitions = in_transaction
+        await produce(cluster, 1, "t", batch(b"first"))
+        cluster.hold_followers(1, refusing=True)
+        purgatory = cluster.brokers[1].replicas.delayed_produces
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            writers = [await send(cluster, number) for number in range(batches)]
+            await until("all wait", lambda: len(purgatory) == batches)
+            gc.collect()
+            held = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        for writer in writers:
+            writer.close()
+        assert cluster.partition(1, "t").log.end_offset == batches + 1
+        assert held < batch_bytes, f"{held} bytes are held for {batches} batches of {batch_bytes}"
+
+    async def send(cluster, number):
+        """Without a client of ours, which would keep the bytes itself."""
+        writer = Writer(number, 0, 0, transactional)
+        request = ProduceRequest(
+            transactional_id="x" if transactional else None,
+            acks=-1,
+            timeout_ms=20_000,
+            topic_data=[
+                TopicProduceData(
+                    name="t",
+                    partition_data=[
+                        PartitionProduceData(partition_index=0, records=batch(bytes(batch_bytes), producer=writer))
+                    ],
+                )
+            ],
+        )
+        _, stream = await asyncio.open_connection(*cluster.address(1).split(":"))
+        stream.write(b"".join(encode_request(request, 9, 1, None)))
+        stream.transport.set_write_buffer_limits(0)
+        await stream.drain()
+        return stream
+
+    async def in_transaction(*_, **__):
+        await asyncio.sleep(0)
+        return {}
 
     run(tmp_path, test, 2)
 

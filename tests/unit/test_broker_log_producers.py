@@ -259,11 +259,33 @@ def test_a_marker_with_a_later_epoch_fences_the_producer(rig):
 
 def test_within_an_epoch_sequences_go_on_after_a_marker(rig):
     log = rig.log()
-    first = send(log, 0, transactional=True)
+    send(log, 0, transactional=True)
     rig.mark(log, 7, 0, committed=True)
-    assert send(log, 0, transactional=True)[:4] == (*first[:3], True)
     assert code_of(send, log, 0, 2, transactional=True) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     send(log, 1, transactional=True)
+
+
+@pytest.mark.behaviour("B08")
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_duplicate_of_a_transaction_that_has_ended_is_refused(rig, committed):
+    log = rig.log()
+    for sequence in (0, 1):
+        send(log, sequence, transactional=True)
+    rig.mark(log, 7, 0, committed=committed)
+    end = log.end_offset
+    for sequence in (0, 1):
+        with pytest.raises(BrokerError, match="in a transaction that has ended: expected 2") as caught:
+            send(log, sequence, transactional=True)
+        assert caught.value.code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.end_offset == end
+    # In the next transaction too; and of that one a retry is a duplicate again.
+    second = send(log, 2, transactional=True)
+    assert code_of(send, log, 1, transactional=True) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(log, 2, transactional=True)[:4] == (*second[:3], True)
+    # After a restart the same.
+    again = rig.crash().log()
+    assert code_of(send, again, 1, transactional=True) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(again, 2, transactional=True)[:4] == (*second[:3], True)
 
 
 def test_with_transactions_v2_a_late_marker_cannot_end_the_next_transaction(rig):

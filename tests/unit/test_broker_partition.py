@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from fake_internal import HandClock
 from headrace.broker.catalog.topics import PartitionPlace
+from headrace.broker.delayed import Replication
 from headrace.broker.partition import Partition, Rules
 from headrace.errors import BrokerError, Code
 from log_rig import LogRig, batch, let_go
@@ -89,6 +91,36 @@ def test_who_joins_must_have_all_that_is_committed_and_that_was_there_when_we_be
     rig.place(isr=(1,), leader_epoch=6)
     assert rig.partition.epoch_start == 4
     assert not rig.partition.may_join(2)  # of this epoch it has not fetched yet
+
+
+@pytest.mark.behaviour("B10")
+def test_who_has_the_high_watermark_but_not_what_a_new_leader_began_with_may_not_join(tmp_path):
+    rig = PartitionRig(tmp_path, isr=(1,))
+    rig.write(4)  # the high watermark is not known to be beyond 0: an earlier leader may have committed more
+    rig.place(isr=(1,), leader_epoch=6)
+    rig.partition.follower_fetched(2, 3, 1)
+    assert not rig.partition.may_join(2)
+    rig.partition.follower_fetched(2, 4, 1)
+    assert rig.partition.may_join(2)
+
+
+@pytest.mark.behaviour("B09")
+def test_a_produce_that_waits_fails_when_another_epoch_begins_though_this_broker_leads_again(tmp_path):
+    async def test():
+        rig = PartitionRig(tmp_path, isr=(1, 2, 3))
+        rig.write(1)
+        waiting = Replication(rig.partition, 0)
+        assert not waiting.try_complete(("t", 0))
+        # It followed another leader between the two: what is at the offset now may be of that one.
+        rig.place(isr=(1,), leader_epoch=7)
+        rig.partition.advance_high_watermark()
+        assert rig.log.high_watermark == 1
+        assert waiting.try_complete(("t", 0))
+        with pytest.raises(BrokerError, match="may not have it") as caught:
+            await waiting.future
+        assert caught.value.code == Code.NOT_LEADER_OR_FOLLOWER
+
+    asyncio.run(test())
 
 
 @pytest.mark.behaviour("B10")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.catalog.topics import INTERNAL
 from headrace.broker.context import Answer, Context
@@ -84,7 +84,15 @@ class _Part:
         return producer_id, epoch
 
 
-_Split = list[tuple[TopicProduceData, list[_Part]]]
+class _Topic(NamedTuple):
+    """A topic of a request, without the records."""
+
+    name: str
+    id: bytes
+    parts: list[_Part]
+
+
+_Split = list[_Topic]
 
 
 def handle(broker: Broker, context: Context, message: ProduceRequest) -> Answer:
@@ -92,7 +100,7 @@ def handle(broker: Broker, context: Context, message: ProduceRequest) -> Answer:
         return failure(context, message, Code.INVALID_REQUIRED_ACKS)
     split = _split(broker, context, message)
     if context.api_version >= BATCHES_SINCE:
-        transactional = [part for _, parts in split for part in parts if part.is_transactional]
+        transactional = [part for topic in split for part in topic.parts if part.is_transactional]
         if transactional:
             if not _may_write_transactions(broker, context, message.transactional_id):
                 return failure(context, message, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
@@ -102,8 +110,8 @@ def handle(broker: Broker, context: Context, message: ProduceRequest) -> Answer:
     _append(broker, context, message, split)
     waits = _waits(broker, message, split)
     if waits:
-        return _answer_later(context, message, split, waits)
-    return _answer(context, message, split)
+        return _answer_later(context, message.acks, split, waits)
+    return _answer(context, message.acks, split)
 
 
 def failure(context: Context, message: ProduceRequest, code: int) -> ProduceResponse:
@@ -113,10 +121,20 @@ def failure(context: Context, message: ProduceRequest, code: int) -> ProduceResp
         parts = [_Part(part.partition_index, None) for part in topic.partition_data]
         for part in parts:
             part.error = BrokerError(code=code)
-        split.append((topic, parts))
-    answer = _answer(context, message, split)
+        split.append(_Topic(topic.name, topic.topic_id, parts))
+    answer = _answer(context, message.acks, split)
     assert answer is not None
     return answer
+
+
+def without_records(message: ProduceRequest) -> ProduceRequest:
+    """What is kept of a request while its answer waits for replicas: the records are in the log, and need no memory."""
+    return message.replace(
+        topic_data=[
+            topic.replace(partition_data=[part.replace(records=None) for part in topic.partition_data])
+            for topic in message.topic_data
+        ]
+    )
 
 
 # -- authorise, split ----------------------------------------------------------------------------
@@ -127,7 +145,7 @@ def _split(broker: Broker, context: Context, message: ProduceRequest) -> _Split:
     split: _Split = []
     for topic in message.topic_data:
         parts = [_Part(part[0], part[1]) for part in topic.partition_data]
-        split.append((topic, parts))
+        split.append(_Topic(topic.name, topic.topic_id, parts))
         try:
             name = _writable(broker, context, topic)
         except BrokerError as error:
@@ -201,8 +219,9 @@ async def _verify_first(
                 text = f"the coordinator says of the transaction: {code.name}"
                 part.error = BrokerError(text, code=_known_code(code, context.api_version))
     _append(broker, context, message, split)
-    waits = _waits(broker, message, split)
-    return await _answer_later(context, message, split, waits) if waits else _answer(context, message, split)
+    waits, acks = _waits(broker, message, split), message.acks
+    del message  # and with it the records, while the answer waits
+    return await _answer_later(context, acks, split, waits) if waits else _answer(context, acks, split)
 
 
 def _known_code(code: Code, version: int) -> Code:
@@ -220,13 +239,14 @@ def _known_code(code: Code, version: int) -> Code:
 def _append(broker: Broker, context: Context, message: ProduceRequest, split: _Split) -> None:
     replicas, acks = broker.replicas, message.acks
     magic = 2 if context.api_version >= BATCHES_SINCE else min(context.api_version // 2, 1)
-    for _, parts in split:
-        for part in parts:
+    for topic in split:
+        for part in topic.parts:
+            records, part.records = part.records, b""
             if part.error is not None or part.partition is None:
                 continue
             try:
                 part.info = replicas.append(
-                    part.partition, part.records, origin=Origin.CLIENT, acks=acks, magic_allowed=magic
+                    part.partition, records, origin=Origin.CLIENT, acks=acks, magic_allowed=magic
                 )
             except BrokerError as error:
                 part.error = error
@@ -237,12 +257,12 @@ def _waits(broker: Broker, message: ProduceRequest, split: _Split) -> list[Await
     waits: list[Awaitable[None]] = []
     if message.acks == 0:
         return waits
-    for _, parts in split:
-        for part in parts:
+    for topic in split:
+        for part in topic.parts:
             if part.info is None:
                 continue
             assert part.partition is not None
-            if message.acks == -1:
+            if message.acks == -1:  # of a duplicate too: the original may not be replicated yet
                 replicated = broker.replicas.replicated(part.partition, part.info.last_offset, message.timeout_ms)
                 if replicated is not None:
                     waits.append(_noting(part, replicated))
@@ -260,28 +280,28 @@ async def _noting(part: _Part, wait: Awaitable[None]) -> None:
 
 
 async def _answer_later(
-    context: Context, message: ProduceRequest, split: _Split, waits: list[Awaitable[None]]
+    context: Context, acks: int, split: _Split, waits: list[Awaitable[None]]
 ) -> ProduceResponse | None:
     await asyncio.gather(*waits)
-    return _answer(context, message, split)
+    return _answer(context, acks, split)
 
 
-def _answer(context: Context, message: ProduceRequest, split: _Split) -> ProduceResponse | None:
-    if message.acks == 0:
-        for topic, parts in split:
-            for part in parts:
+def _answer(context: Context, acks: int, split: _Split) -> ProduceResponse | None:
+    if acks == 0:
+        for topic in split:
+            for part in topic.parts:
                 if part.error is not None:
-                    raise CloseConnection(f"acks=0, so this is how to say it: {topic.name}-{part.index}: {part.error}")
+                    raise CloseConnection(f"acks=0 produce failed: {topic.name}-{part.index}: {part.error}")
         return None
     return ProduceResponse(
         responses=tuple(
             [
                 TopicProduceResponse(
                     name=topic.name,
-                    topic_id=topic.topic_id,
-                    partition_responses=tuple([_outcome(part, context.api_version) for part in parts]),
+                    topic_id=topic.id,
+                    partition_responses=tuple([_outcome(part, context.api_version) for part in topic.parts]),
                 )
-                for topic, parts in split
+                for topic in split
             ]
         )
     )

@@ -118,6 +118,8 @@ class ProducerState:
         if epoch == entry.epoch and client:
             for written in entry.batches:
                 if written.first_sequence == first_sequence and written.last_sequence == last_sequence:
+                    if transactional:
+                        self._check_not_ended(entry, written)
                     return written
         self._check_epoch(entry, epoch)
         if client:
@@ -130,6 +132,22 @@ class ProducerState:
             )
         return None
 
+    def _check_not_ended(self, entry: ProducerEntry, written: WrittenBatch) -> None:
+        """Refuse a sequence number that was used in a transaction that has ended.
+
+        Kafka acknowledges it as a duplicate. But a producer that waits for its batches does not repeat one after the
+        end of their transaction: this is a new batch, from a client that took back its sequence numbers when it
+        aborted (librdkafka with the classic protocol), and to acknowledge it without writing it tears the transaction.
+        OUT_OF_ORDER_SEQUENCE_NUMBER makes clients abort and go on with a new epoch.
+        """
+        if not 0 <= entry.transaction_start <= written.first_offset:
+            raise BrokerError(
+                f"{self._name}: producer {entry.producer_id}, epoch {entry.epoch}, used sequences "
+                f"{written.first_sequence} to {written.last_sequence} in a transaction that has ended: expected "
+                f"{self._next_sequence(entry, entry.epoch)}",
+                code=Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            )
+
     def _check_epoch(self, entry: ProducerEntry, epoch: int) -> None:
         if epoch < entry.epoch:
             raise BrokerError(
@@ -139,16 +157,17 @@ class ProducerState:
             )
 
     def _check_sequence(self, entry: ProducerEntry, epoch: int, first_sequence: int) -> None:
-        expected = 0
-        if epoch == entry.epoch:
-            last = entry.last_sequence
-            expected = 0 if last == SEQUENCE_MAX else last + 1
+        expected = self._next_sequence(entry, epoch)
         if first_sequence != expected:
             raise BrokerError(
                 f"{self._name}: producer {entry.producer_id}, epoch {epoch}, wrote up to sequence "
                 f"{expected - 1}: expected {expected}, got {first_sequence}",
                 code=Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
             )
+
+    def _next_sequence(self, entry: ProducerEntry, epoch: int) -> int:
+        """What the next batch of a producer has to begin with."""
+        return 0 if epoch != entry.epoch or entry.last_sequence == SEQUENCE_MAX else entry.last_sequence + 1
 
     def note_batch(self, producer_id: int, epoch: int, batch: WrittenBatch, transactional: bool, now_ms: int) -> None:
         """Remember a batch that was written."""

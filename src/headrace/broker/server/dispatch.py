@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.broker")
 
 _int32 = struct.Struct(">i")
-_FETCH = 1
+_PRODUCE, _FETCH = 0, 1
 _CATALOG_FETCH = 30_000
 _ABANDONABLE = frozenset({_FETCH, _CATALOG_FETCH})
 """What nobody needs to be finished when the connection is gone: it changes nothing."""
@@ -109,6 +109,8 @@ class Dispatcher:
         call = _Call(connection, context, message, len(frame), began)
         if isinstance(answer, Message):
             return self._finish(call, answer, perf_counter())
+        if header[0] == _PRODUCE:
+            call = call._replace(message=_without_records(message))
         return Later(self._await(call, answer, perf_counter()), header[0] in _ABANDONABLE)
 
     async def _bare_token(self, connection: Connection, gate: Gate, frame: Buffer) -> list[Buffer] | None:
@@ -180,6 +182,14 @@ class Dispatcher:
             call.connection.close(f"{call.name} failed, and its answer has no place to say so")
             return None
         return self._finish(call, response, perf_counter())
+
+
+def _without_records(message: Message) -> Message:
+    from headrace.broker.handlers.produce import without_records
+    from headrace.wire.api.produce import ProduceRequest
+
+    assert isinstance(message, ProduceRequest)
+    return without_records(message)
 
 
 def failure(context: Context, message: Message, code: int, text: str) -> Message | None:
