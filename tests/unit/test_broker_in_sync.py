@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from cluster_in_loop import until
 from fake_internal import HandClock
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.brokers import Brokers, Registration
@@ -140,6 +141,19 @@ def test_a_controller_that_cannot_be_asked_is_asked_again_and_nothing_changes_be
         assert rig.partition.isr == (1, 2)
 
     run(tmp_path, test)
+
+
+@pytest.mark.behaviour("B18")
+def test_an_unexpected_exception_does_not_end_a_proposal(tmp_path, caplog):
+    async def test(rig):
+        rig.controller.answers = [KeyError("a bug")]
+        rig.write()
+        rig.fetch(3, 1)
+        await until("it is asked again", lambda: set(rig.partition.isr) == {1, 2, 3})
+        assert len(rig.controller.asked) == 2
+
+    run(tmp_path, test, isr=(1, 2))
+    assert "KeyError: 'a bug'" in caplog.text
 
 
 @pytest.mark.parametrize(("code", "kept"), [(Code.INELIGIBLE_REPLICA, False), (Code.INVALID_UPDATE_VERSION, True)])

@@ -111,11 +111,7 @@ class Service:
             "connections": len(self._broker.server.connections),
             "faults": len(self._broker.faults.list()),
             "task_failures": failures(),
-            "damaged": [
-                f"{log.name}: offsets {d.first_offset} to {d.end_offset - 1}: {d.reason}"
-                for log in self._broker.logs.all
-                for d in log.damaged
-            ],
+            "damaged": self._broker.logs.damages(),
             **self._broker.server.counters(),
         }
 

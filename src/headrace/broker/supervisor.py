@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,8 @@ class Supervisor:
             "uptime_ms": int((time.monotonic() - self._started) * 1000),
             **{name: first.get(name) for name in ("cluster_id", "topics", "partitions")},
             **{name: sum(row.get(name, 0) for row in rows) for name in _SUMMED},
+            "task_failures": sum((Counter(row.get("task_failures", {})) for row in rows), Counter()),
+            "damaged": [f"broker {row['node_id']}: {text}" for row in rows for text in row.get("damaged", ())],
             "brokers": [
                 {name: row.get(name) for name in ("node_id", "alive", "bootstrap", "pid", "data_dir")} for row in rows
             ],

@@ -164,6 +164,10 @@ def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
     for row in facts.get("brokers", ()):
         state = f"pid {row['pid']}" if row["alive"] else "down"
         lines.append(f"broker {row['node_id']}: {row['bootstrap']}, {state}, data in {row['data_dir']}")
+    for name, count in facts.get("task_failures", {}).items():
+        lines.append(f"background task {name} failed {count} times: see the log, and report it")
+    for text in facts.get("damaged", ()):
+        lines.append(f"damaged: {text}")
     emit(output_format, facts, "\n".join(lines))
 
 

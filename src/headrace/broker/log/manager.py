@@ -107,6 +107,14 @@ class LogManager:
         """Every log."""
         return list(self._logs.values())
 
+    def damages(self) -> list[str]:
+        """What cannot be read, for the status."""
+        return [
+            f"{each.name}: offsets {damage.first_offset} to {damage.end_offset - 1}: {damage.reason}"
+            for each in self._logs.values()
+            for damage in each.damaged
+        ]
+
     # --- one log ---
 
     def get(self, topic: str, index: int) -> Log | None:
