@@ -19,6 +19,9 @@ from headrace.wire.api.alter_client_quotas import (
 from headrace.wire.api.api_versions import ApiVersionsRequest
 from headrace.wire.api.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from log_rig import batch
 from peers.connection import Connection
 from topics import unique
 
@@ -149,6 +152,38 @@ def test_a_consumer_above_its_rate_is_told_so_and_not_served_for_that_time():
         assert answer.throttle_time_ms == pytest.approx(3_000, abs=100), "130,000 bytes where 100,000 are granted"
         ask(connection, ApiVersionsRequest(), 0)
         assert time.monotonic() - began > answer.throttle_time_ms / 1000 - 0.1, "what comes next has to wait"
+
+
+@pytest.mark.behaviour("B06")
+def test_a_produce_above_its_rate_is_answered_at_once_and_the_connection_muted():
+    with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
+        topic = broker.create_topic("written")
+        assert alter(connection, entry({"client_id": None}, producer_byte_rate=10_000.0)) == [0]
+        data = PartitionProduceData(partition_index=0, records=batch(bytes(110_000)))
+        request = ProduceRequest(
+            acks=1, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=[data])]
+        )
+        began = time.monotonic()
+        answer = ask(connection, request, 9)
+        assert time.monotonic() - began < 1, "the response does not wait"
+        assert answer.responses[0].partition_responses[0].error_code == Code.NONE
+        assert answer.throttle_time_ms == pytest.approx(1_000, abs=100), "110,000 bytes where 100,000 are granted"
+        ask(connection, ApiVersionsRequest(), 0)
+        assert time.monotonic() - began > answer.throttle_time_ms / 1000 - 0.1, "the next request waits"
+
+
+@pytest.mark.behaviour("B06")
+def test_a_client_above_its_request_time_is_told_so_and_muted():
+    with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
+        assert alter(connection, entry({"client_id": None}, request_percentage=0.001)) == [0]
+        for _ in range(100):  # a tenth of a millisecond is granted for ten seconds
+            throttle_ms = ask(connection, MetadataRequest(topics=[]), 9).throttle_time_ms
+            if throttle_ms:
+                break
+        assert 0 < throttle_ms <= 1_000
+        began = time.monotonic()
+        ask(connection, ApiVersionsRequest(), 0)
+        assert time.monotonic() - began > throttle_ms / 1000 - 0.1
 
 
 def test_quotas_survive_a_restart():

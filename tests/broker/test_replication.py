@@ -98,6 +98,36 @@ def test_check_20_who_waits_when_the_in_sync_set_shrinks_is_told_that_it_was_wri
     run(tmp_path, test, 2)
 
 
+@pytest.mark.behaviour("B09")
+def test_acks_all_is_answered_when_every_in_sync_replica_has_it_and_acks_1_at_once(tmp_path):
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2, 3]])
+        replicas = cluster.brokers[1].replicas
+        held, fetched = {2, 3}, replicas.follower_fetched
+
+        def hear(node, *arguments):
+            if node not in held:
+                fetched(node, *arguments)
+
+        replicas.follower_fetched = hear
+        assert (await produce(cluster, 1, "t", batch(b"a"), acks=1)).error_code == Code.NONE
+        waiting = asyncio.create_task(produce(cluster, 1, "t", batch(b"b")))
+        await until("it waits", lambda: len(replicas.delayed_produces) == 1)
+        held.discard(2)
+        replicas.follower_sessions.close()  # what was not heard is said again in the next one
+        followers = cluster.partition(1, "t").followers
+        await until("2 is known to have it", lambda: followers[2].end_offset == 2)
+        assert not waiting.done(), "3 is in sync, and does not have it"
+        assert cluster.partition(1, "t").log.high_watermark == 0
+        held.clear()
+        replicas.follower_sessions.close()
+        answer = await waiting
+        assert (answer.error_code, answer.base_offset) == (Code.NONE, 1)
+        assert cluster.partition(1, "t").log.high_watermark == 2
+
+    run(tmp_path, test)
+
+
 @pytest.mark.behaviour("B08", "B09")
 def test_a_duplicate_is_acknowledged_when_the_original_is_replicated(tmp_path):
     async def test(cluster):
@@ -270,6 +300,7 @@ def test_check_21_clients_never_see_the_high_watermark_go_back(tmp_path):
     run(tmp_path, test)
 
 
+@pytest.mark.behaviour("B10")
 def test_check_22_an_old_leader_cuts_what_nobody_else_has(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[2, 3, 1]])

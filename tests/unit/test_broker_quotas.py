@@ -82,6 +82,7 @@ def test_produce_counts_what_comes_and_fetch_what_goes(rig) -> None:
     assert rig.throttle(METADATA, request=10**9, response=10**9) == 0
 
 
+@pytest.mark.behaviour("B06")
 def test_work_is_a_percentage_of_a_second_and_its_wait_no_longer_than_a_window(rig) -> None:
     rig.set({"client-id": "app"}, request_percentage=10.0)
     assert rig.throttle(METADATA, handler_ms=1_000) == 0  # ten per cent of ten seconds
