@@ -208,7 +208,7 @@ def _copy(
     fresh = Segment(work.folder, base_offset, work.files, created_ms=group[-1].created_ms)
     path = work.folder / f"{offset_name(base_offset, LOG)}{CLEANED}"
     seen.kept_aborted = []
-    records_end = base_offset
+    last: BatchHeader | None = None
     with open(path, "wb") as out:
         for segment in group:
             for batch in read_segment(segment):
@@ -217,16 +217,16 @@ def _copy(
                     out.write(kept.data)
                     fresh.note(fresh.size_bytes, kept.header, kept.header.base_offset, work.config.index_interval_bytes)
                     fresh.size_bytes += kept.header.size
-                    records_end = kept.header.last_offset + 1
+                    last = kept.header
         out.flush()
         os.fsync(out.fileno())
     os.utime(path, (fresh.created_ms / 1000, fresh.created_ms / 1000))
-    _write_beside(work.folder, fresh, seen.kept_aborted, records_end)
+    _write_beside(work.folder, fresh, seen.kept_aborted, last)
     return Copied(group, fresh, seen.kept_aborted)
 
 
-def _write_beside(folder: Path, fresh: Segment, aborted: list[AbortedRow], records_end: int) -> None:
-    """The indexes of a copy, and all of it to disk."""
+def _write_beside(folder: Path, fresh: Segment, aborted: list[AbortedRow], last: BatchHeader | None) -> None:
+    """The indexes of a copy that ends with the batch `last`, and all of it to disk."""
     fresh.end_times()
     name = offset_name(fresh.base_offset, "")
     index, times = fresh.index.to_bytes(), fresh.times.to_bytes()
@@ -234,7 +234,13 @@ def _write_beside(folder: Path, fresh: Segment, aborted: list[AbortedRow], recor
     replace_file(folder / f"{name}{TIME_INDEX}{CLEANED}", times, sync=False)
     aborted_crc = write_rows(folder / f"{name}{TRANSACTION_INDEX}{CLEANED}", aborted)
     fresh.row = SegmentRow(
-        fresh.base_offset, records_end, fresh.size_bytes, kernel.crc32c(index), kernel.crc32c(times), aborted_crc
+        fresh.base_offset,
+        fresh.base_offset if last is None else last.last_offset + 1,
+        fresh.size_bytes,
+        0 if last is None else last.crc,
+        kernel.crc32c(index),
+        kernel.crc32c(times),
+        aborted_crc,
     )
     for suffix in (INDEX, TIME_INDEX, TRANSACTION_INDEX):
         if (path := folder / f"{name}{suffix}{CLEANED}").exists():

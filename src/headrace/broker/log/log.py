@@ -294,18 +294,14 @@ class Log:
 
     def _close_segment(self, segment: Segment, end_offset: int) -> None:
         """Write what is beside the records of the last segment, and note it."""
-        index_crc, times_crc = segment.write_indexes()
-        aborted_crc = self.aborted.write(self.directory, segment.base_offset, end_offset)
-        segment.row = SegmentRow(
-            segment.base_offset, self.end_offset, segment.size_bytes, index_crc, times_crc, aborted_crc
-        )
+        segment.close_with(self.end_offset, self.aborted.write(self.directory, segment.base_offset, end_offset))
 
     def save_segment_rows(self) -> None:
         """Write what is known of the segments, if that has changed. To be called before files of segments go."""
         segments = self.segments[:-1] if self.unclean else self.segments  # of one that is written to nothing is known
         rows = sorted([*self.lost, *(segment.row for segment in segments if segment.row is not None)])
-        if len(self.segments) == 1 and not self.lost and not any(row.has_files for row in rows):
-            rows = []  # the last batch says all that there is to say
+        if not any(row.size_bytes for row in rows):
+            rows = []
         if rows == self._rows_on_disk:
             return
         try:

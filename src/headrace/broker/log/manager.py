@@ -88,6 +88,7 @@ class LogManager:
         self._noted_watermarks: dict[Partition, int] = {}  # as they were last written by `write_watermarks`
         self._doomed: list[Path] = []  # files and folders that are to be removed after their delay
         self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
+        self._missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
         self._host = Host(
             clock,
             FileCache(),
@@ -133,6 +134,9 @@ class LogManager:
             existing.reconfigure(config)
             return existing
         folder = self.root / f"{topic}-{index}"
+        if lost := self._missing.pop((topic, index), 0):
+            self.lost_tails.append((topic, index))
+            log.error("%s is missing: the log was committed up to offset %d, and begins anew", folder, lost)
         try:
             folder.mkdir(exist_ok=True)
             checkpoints.write_metadata(folder / METADATA, topic_id)
@@ -196,6 +200,7 @@ class LogManager:
             path.unlink()
         folders = self._folders()
         verify_bytes_max = VERIFY_AT_START_BYTES
+        self._missing = {key: offset for key, offset in watermarks.items() if offset}
         reported = begun = time.monotonic()
         for number, (key, folder) in enumerate(folders.items()):
             known = Known(clean, points.get(key, 0), starts.get(key, 0), watermarks.get(key, 0), verify_bytes_max)
@@ -208,10 +213,16 @@ class LogManager:
             if found.end_offset < known.high_watermark:
                 self.lost_tails.append(key)
                 log.error(
-                    "%s ends at %d, but was committed up to %d", found.name, found.end_offset, known.high_watermark
+                    "%s ends at offset %d, but was committed up to %d: %s is cut or missing, or %s wrong",
+                    folder,
+                    found.end_offset,
+                    known.high_watermark,
+                    Path(found.segments[-1].file.path).name,
+                    HIGH_WATERMARKS,
                 )
             found.first_dirty_offset = min(max(cleaned.get(key, 0), found.start_offset), found.end_offset)
             self._logs[key] = found
+            self._missing.pop(key, None)
             if time.monotonic() - reported > LOAD_REPORT_SECONDS:
                 reported = time.monotonic()
                 log.info("%d of %d logs opened", number + 1, len(folders))
@@ -236,6 +247,7 @@ class LogManager:
 
     def start(self) -> None:
         """Begin with the work in the background."""
+        self._missing = {}
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "log.retention.check.interval.ms": self.delete_old,
             "log.cleaner.backoff.ms": self.compact,
@@ -340,8 +352,7 @@ class LogManager:
         ends = [each.base_offset for each in of.segments[1:]] + [of.end_offset]
         end_offset = ends[of.segments.index(segment)]
         is_active = segment is of.segments[-1]  # of its end nothing is known: it may have been written to
-        records_end = None if is_active or segment.row is None else segment.row.records_end
-        verifier = SegmentVerifier(segment, end_offset, of.epochs.rows, records_end)
+        verifier = SegmentVerifier(segment, end_offset, of.epochs.rows, None if is_active else segment.row)
         try:
             while not await asyncio.to_thread(verifier.step) and not self._is_stopping:
                 await asyncio.sleep(CHUNK_BYTES / VERIFY_BYTES_A_SECOND)

@@ -234,23 +234,20 @@ class _Opening:
         for segment, end_offset in zip(sure, ends, strict=True):
             if segment in stale:
                 aborted_crc = self._aborted.write(self._directory, segment.base_offset, end_offset)
-                segment.row = self._row(segment, aborted_crc)
+                self._note(segment, aborted_crc)
 
-    def _row(self, segment: Segment, aborted_crc: int) -> SegmentRow:
-        """What is to be noted of a segment: as it was, or, if that is not known, as it is now."""
+    def _note(self, segment: Segment, aborted_crc: int) -> None:
+        """Note a segment: as it was, with its new transaction index, or, if that is not known, as it is now."""
         if segment.row is not None:
-            return segment.row._replace(aborted_crc=aborted_crc)
-        records_end = segment.base_offset
-        for placed, problem in segment.scan(verify=False):
-            records_end = placed[-1][1].last_offset + 1 if placed else records_end
-            if problem:
-                log.error("%s is damaged after offset %d: %s", segment.file.path, records_end, problem)
+            segment.row = segment.row._replace(aborted_crc=aborted_crc)
+            return
         segment.forget_indexes()
+        records_end = segment.base_offset
         for placed, _ in segment.scan(verify=False):
             for position, header in placed:
                 segment.note(position, header, header.base_offset, self._config.index_interval_bytes)
-        index_crc, times_crc = segment.write_indexes()
-        return SegmentRow(segment.base_offset, records_end, segment.size_bytes, index_crc, times_crc, aborted_crc)
+                records_end = header.last_offset + 1
+        segment.close_with(records_end, aborted_crc)
 
     def _verify(self, sure: list[Segment]) -> None:
         """Look for damage: in what is not as it was noted always, in the rest as far as a start may take."""
@@ -263,7 +260,7 @@ class _Opening:
                 self._unverified.append(segment)
                 continue
             left -= segment.size_bytes
-            verifier = SegmentVerifier(segment, end_offset, self._epochs.rows, row.records_end if row else None)
+            verifier = SegmentVerifier(segment, end_offset, self._epochs.rows, row)
             damages = verifier.run()
             self._damaged += damages
             if is_cut and verifier.good_bytes < segment.size_bytes:
@@ -275,11 +272,8 @@ class _Opening:
     def _close_damaged(self, last: Segment) -> None:
         """Write behind it no more: a recovery would end the log where it is damaged."""
         if last.row is None:
-            index_crc, times_crc = last.write_indexes()
-            aborted_crc = crc_of_file(self._directory / offset_name(last.base_offset, TRANSACTION_INDEX))
-            last.row = SegmentRow(
-                last.base_offset, self._end_offset, last.size_bytes, index_crc, times_crc, aborted_crc
-            )
+            path = self._directory / offset_name(last.base_offset, TRANSACTION_INDEX)
+            last.close_with(self._end_offset, crc_of_file(path))
         fresh = self._segment(self._end_offset, self._now_ms, 0)
         fresh.file.fd()  # an empty file: the segment is there after a restart
         self._segments.append(fresh)
@@ -343,11 +337,8 @@ class _Opening:
         if problem:
             self._cut(segment, good_bytes, problem)
         if place + 1 < len(self._segments):
-            index_crc, times_crc = segment.write_indexes()
             aborted_crc = self._aborted.write(self._directory, segment.base_offset, self._end_offset)
-            segment.row = SegmentRow(
-                segment.base_offset, self._end_offset, segment.size_bytes, index_crc, times_crc, aborted_crc
-            )
+            segment.close_with(self._end_offset, aborted_crc)
         return not problem
 
     def _cut(self, segment: Segment, good_bytes: int, problem: str) -> None:

@@ -20,7 +20,7 @@ from headrace.broker.log.segment_checkpoint import SegmentRow, crc_of_data, crc_
 from headrace.broker.log.windows import WINDOW_BYTES
 from headrace.errors import BrokerError, Code, CorruptBatchError
 from headrace.wire.kernel import kernel
-from headrace.wire.layout import HEADER_BYTES, NO_TIMESTAMP, BatchHeader, header_layout
+from headrace.wire.layout import CRC_OFFSET, HEADER_BYTES, NO_TIMESTAMP, BatchHeader, header_layout
 from headrace.wire.primitives import Buffer
 
 RESERVE_FROM_BYTES = 1024 * 1024
@@ -43,6 +43,7 @@ OFFSETS_MAX = 2**31 - 1
 log = logging.getLogger("headrace.broker.log")
 
 _base_offset = struct.Struct(">q")
+_crc = struct.Struct(">I")
 
 
 class Slice(NamedTuple):
@@ -216,6 +217,16 @@ class Segment:
             self._write_index(TIME_INDEX, self.times.to_bytes() if len(self.index) else b""),
         )
 
+    def close_with(self, records_end: int, aborted_crc: int) -> None:
+        """Write the indexes, and note what the segment is now. `aborted_crc` is of its transaction index."""
+        last_crc = 0
+        if self._tail is not None:
+            last_crc = _crc.unpack(os.pread(self.file.fd(), _crc.size, self._tail[1] + CRC_OFFSET))[0]
+        index_crc, times_crc = self.write_indexes()
+        self.row = SegmentRow(
+            self.base_offset, records_end, self.size_bytes, last_crc, index_crc, times_crc, aborted_crc
+        )
+
     def end_times(self) -> None:
         """The last entry of the time index says the highest timestamp of all."""
         self.times.append(*self.max_timestamp_entry)
@@ -337,7 +348,7 @@ class Segment:
         index = OffsetIndex.read(index_path, self.base_offset, self.size_bytes)
         times = TimeIndex.read(times_path, self.base_offset)
         row = self.row
-        is_noted = row is None or (crc_of_file(index_path), crc_of_file(times_path)) == row[3:5]
+        is_noted = row is None or (crc_of_file(index_path), crc_of_file(times_path)) == (row.index_crc, row.times_crc)
         if index is not None and times is not None and is_noted and self._fits(index):
             self._index, self._times = index, times
             return

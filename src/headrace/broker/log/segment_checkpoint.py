@@ -2,7 +2,8 @@
 
 The file `segment-checkpoint` of a partition has a row for each closed segment, after a clean stop also for the last::
 
-    base offset, end of the records, bytes, checksums of .index, .timeindex and .txnindex ("-": there is no file)
+    base offset, end of the records, bytes, the last batch's checksum, and those of .index, .timeindex and .txnindex
+    ("-": there is no file)
 
 Kafka has no such file and ignores it. Without it a segment that is cut at the end of a batch, a lost segment and a lost
 or altered transaction index could not be told from what compaction, retention and commits leave. A segment without a
@@ -29,14 +30,10 @@ class SegmentRow(NamedTuple):
     base_offset: int
     records_end: int  # the offset after its last batch
     size_bytes: int
-    index_crc: int = NO_FILE
-    times_crc: int = NO_FILE
-    aborted_crc: int = NO_FILE
-
-    @property
-    def has_files(self) -> bool:
-        """Whether there is more than the records."""
-        return any(crc != NO_FILE for crc in self[3:])
+    last_crc: int  # of its last batch, by which it is told from a segment of another partition
+    index_crc: int
+    times_crc: int
+    aborted_crc: int
 
 
 def read_segment_rows(folder: Path) -> dict[int, SegmentRow]:
@@ -68,6 +65,6 @@ def crc_of_file(path: Path) -> int:
 
 
 def _row(words: Sequence[str]) -> SegmentRow:
-    base_offset, records_end, size_bytes, *crcs = (NO_FILE if word == _NO_FILE_WORD else int(word) for word in words)
-    index_crc, times_crc, aborted_crc = crcs
-    return SegmentRow(base_offset, records_end, size_bytes, index_crc, times_crc, aborted_crc)
+    if len(words) != len(SegmentRow._fields):
+        raise ValueError(f"{len(words)} words in a row, expected {len(SegmentRow._fields)}")
+    return SegmentRow._make(NO_FILE if word == _NO_FILE_WORD else int(word) for word in words)

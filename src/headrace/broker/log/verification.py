@@ -15,6 +15,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from headrace.broker.log.segment import SCAN_BATCHES_MAX, Segment
+from headrace.broker.log.segment_checkpoint import SegmentRow
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, BatchHeader, header_layout
 
@@ -38,18 +39,19 @@ class SegmentVerifier:
     """Reads a segment that nobody writes to, a chunk at a time, from any thread: through a handle of its own."""
 
     def __init__(
-        self, segment: Segment, end_offset: int, epochs: list[tuple[int, int]], records_end: int | None = None
+        self, segment: Segment, end_offset: int, epochs: list[tuple[int, int]], row: SegmentRow | None = None
     ) -> None:
         """`end_offset` is where the next segment begins, `epochs` those of the log with their first offsets.
 
-        `records_end` is the offset after the last batch, if that is known.
+        `row` is what was noted of the segment, if it has not been written to since.
         """
         self.segment = segment
         self.damages: list[Damage] = []
         self.good_bytes = 0  # up to the first batch that cannot be told from its neighbours
         self._path = segment.file.path
         self._size_bytes = segment.size_bytes
-        self._records_end = records_end
+        self._row = row
+        self._last_crc = 0
         self._end_offset = end_offset
         self._epochs = [epoch for epoch, _ in epochs]
         self._starts = [start for _, start in epochs]
@@ -69,10 +71,21 @@ class SegmentVerifier:
             self._check(self._read())
         if not self._is_over and self.good_bytes >= self._size_bytes:
             self._is_over = True
-            if self._records_end is not None and self.next_offset != self._records_end:
-                first = min(self.next_offset, self._doubtful_offset if self.next_offset > self._records_end else 2**63)
-                self._note(first, self._end_offset, f"it ends at offset {self.next_offset}")
+            if self._row is not None:
+                self._check_end(self._row)
         return self._is_over
+
+    def _check_end(self, row: SegmentRow) -> None:
+        """Whether it ends as it did. The last batch's base offset may be wrong, or this may be another file."""
+        if self.next_offset == row.records_end and (self._last_crc == row.last_crc or self.damages):
+            return
+        first = self.next_offset
+        if first > row.records_end:
+            first = self._doubtful_offset if self._doubtful_offset < row.records_end else self.segment.base_offset
+        elif first == row.records_end:
+            first = self.segment.base_offset
+        what = f"ends at offset {self.next_offset}, with a batch of checksum {self._last_crc:08x}"
+        self._note(first, self._end_offset, f"it {what}, expected {row.records_end} and {row.last_crc:08x}")
 
     def _read(self) -> bytes:
         """From the next batch on: a chunk, or that batch if it is larger."""
@@ -109,6 +122,7 @@ class SegmentVerifier:
 
     def _pass(self, header: BatchHeader) -> None:
         self._doubtful_offset, self.next_offset = self.next_offset, header.last_offset + 1
+        self._last_crc = header.crc
         place = bisect_right(self._starts, header.base_offset) - 1
         if place >= 0 and self._epochs[place] != header.leader_epoch >= 0:
             reason = f"a batch has leader epoch {header.leader_epoch}, expected {self._epochs[place]}"
@@ -122,8 +136,8 @@ class SegmentVerifier:
         follows = end_offset
         if after + HEADER_BYTES <= len(data):
             follows = BatchHeader._make(header_layout.unpack_from(data, after)).base_offset
-        elif self.good_bytes + after >= self._size_bytes and self._records_end is not None:
-            follows = self._records_end
+        elif self.good_bytes + after >= self._size_bytes and self._row is not None:
+            follows = self._row.records_end
         if follows != end_offset:
             end_offset = self._end_offset
             self._is_over = True
