@@ -346,6 +346,37 @@ def test_a_flipped_digit_in_a_checkpoint_hides_no_record(rig, name, clean, caplo
     assert f"{name} is damaged and not used" in caplog.text
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_missing_folder_is_named_and_offsets_are_given_out_once(rig, alone, caplog):
+    log = fill(rig)
+    again = stop_and(rig, lambda: shutil.rmtree(rig.root / "t-0"))
+    again.manager.is_alone = alone
+    found = again.log(**SMALL)
+    assert f"{rig.root / 't-0'} is missing: its records up to offset {log.end_offset} are lost" in caplog.text
+    assert found.end_offset == (log.end_offset if alone else 0), "a replica is fetched again from its leader"
+    caplog.clear()
+    again.log("u")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_segment_of_another_partition_is_not_taken_for_its_own(rig, clean, caplog):
+    log = fill(rig)
+    other = rig.log("u", **SMALL)
+    for n in range(12):
+        rig.append(other, b"other %d" % n, b"second")
+        rig.append(other, b"in a transaction %d" % n, producer=Producer(2, 0, n, transactional=True))
+        if n % 2:
+            rig.mark(other, 2, 0, committed=n % 4 == 1)
+    records = readable(log)
+    path = files(rig, ".log")[0]
+    again = stop_and(rig, lambda: shutil.copyfile(rig.root / "u-0" / path.name, path), clean=clean)
+    found = again.log(**SMALL)
+    assert path.name in caplog.text
+    assert readable(found).items() <= records.items()
+    assert min(readable(found)) == log.segments[1].base_offset
+
+
 def test_a_log_that_cannot_be_opened_is_named(rig):
     fill(rig)
     asyncio.run(rig.manager.stop())

@@ -112,6 +112,7 @@ class Broker:
         self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)
         self.replicas.marker_listener = self.groups.complete_transaction
         await self._enter_cluster(controller, previous_epoch)
+        self.logs.is_alone = self.cluster is None
         self.replicas.start()
         self.logs.start()
         self.replicas.placed.append(self._coordinate)

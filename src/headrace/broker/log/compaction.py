@@ -208,7 +208,7 @@ def _copy(
     fresh = Segment(work.folder, base_offset, work.files, created_ms=group[-1].created_ms)
     path = work.folder / f"{offset_name(base_offset, LOG)}{CLEANED}"
     seen.kept_aborted = []
-    last: BatchHeader | None = None
+    headers: list[BatchHeader] = []  # of the first batch and the last one
     with open(path, "wb") as out:
         for segment in group:
             for batch in read_segment(segment):
@@ -217,16 +217,16 @@ def _copy(
                     out.write(kept.data)
                     fresh.note(fresh.size_bytes, kept.header, kept.header.base_offset, work.config.index_interval_bytes)
                     fresh.size_bytes += kept.header.size
-                    last = kept.header
+                    headers = [*headers[:1], kept.header]
         out.flush()
         os.fsync(out.fileno())
     os.utime(path, (fresh.created_ms / 1000, fresh.created_ms / 1000))
-    _write_beside(work.folder, fresh, seen.kept_aborted, last)
+    _write_beside(work.folder, fresh, seen.kept_aborted, headers)
     return Copied(group, fresh, seen.kept_aborted)
 
 
-def _write_beside(folder: Path, fresh: Segment, aborted: list[AbortedRow], last: BatchHeader | None) -> None:
-    """The indexes of a copy that ends with the batch `last`, and all of it to disk."""
+def _write_beside(folder: Path, fresh: Segment, aborted: list[AbortedRow], headers: list[BatchHeader]) -> None:
+    """The indexes of a copy, and all of it to disk; `headers` are those of its first batch and its last one."""
     fresh.end_times()
     name = offset_name(fresh.base_offset, "")
     index, times = fresh.index.to_bytes(), fresh.times.to_bytes()
@@ -235,9 +235,10 @@ def _write_beside(folder: Path, fresh: Segment, aborted: list[AbortedRow], last:
     aborted_crc = write_rows(folder / f"{name}{TRANSACTION_INDEX}{CLEANED}", aborted)
     fresh.row = SegmentRow(
         fresh.base_offset,
-        fresh.base_offset if last is None else last.last_offset + 1,
+        headers[-1].last_offset + 1 if headers else fresh.base_offset,
         fresh.size_bytes,
-        0 if last is None else last.crc,
+        headers[0].crc if headers else 0,
+        headers[-1].crc if headers else 0,
         kernel.crc32c(index),
         kernel.crc32c(times),
         aborted_crc,

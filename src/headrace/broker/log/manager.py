@@ -32,7 +32,7 @@ from headrace.broker.clock import Clock, Timer
 from headrace.broker.log import checkpoints, compaction
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, OffsetCheckpoint, Partition
 from headrace.broker.log.config import LogConfig
-from headrace.broker.log.files import METADATA, UNFINISHED, FileCache, replace_file
+from headrace.broker.log.files import LOG, METADATA, UNFINISHED, FileCache, offset_name, replace_file
 from headrace.broker.log.log import Host, Log
 from headrace.broker.log.recovery import Known, open_log
 from headrace.broker.log.retention import delete_old_segments, remove_files
@@ -88,6 +88,7 @@ class LogManager:
         self._noted_watermarks: dict[Partition, int] = {}  # as they were last written by `write_watermarks`
         self._doomed: list[Path] = []  # files and folders that are to be removed after their delay
         self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
+        self.is_alone = True  # there are no other brokers, from which a replica could be fetched again
         self._missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
         self._host = Host(
             clock,
@@ -134,13 +135,15 @@ class LogManager:
             existing.reconfigure(config)
             return existing
         folder = self.root / f"{topic}-{index}"
+        known = Known()
         if lost := self._missing.pop((topic, index), 0):
-            self.lost_tails.append((topic, index))
-            log.error("%s is missing: the log was committed up to offset %d, and begins anew", folder, lost)
+            # Without other replicas offsets go on: one that was given out must not be another record's.
+            known = Known(start_offset=lost if self.is_alone else 0)
+            log.error("%s is missing: its records up to offset %d are lost here", folder, lost)
         try:
             folder.mkdir(exist_ok=True)
             checkpoints.write_metadata(folder / METADATA, topic_id)
-            fresh = open_log(self._host, folder, topic, index, topic_id, config)
+            fresh = open_log(self._host, folder, topic, index, topic_id, config, known)
         except OSError as error:
             raise BrokerError(f"{folder}: cannot be made: {error}", code=Code.KAFKA_STORAGE_ERROR) from error
         self._logs[topic, index] = fresh
@@ -213,11 +216,12 @@ class LogManager:
             if found.end_offset < known.high_watermark:
                 self.lost_tails.append(key)
                 log.error(
-                    "%s ends at offset %d, but was committed up to %d: %s is cut or missing, or %s wrong",
+                    "%s ends at offset %d, but was committed up to %d: %s is cut, %s is missing, or %s is wrong",
                     folder,
                     found.end_offset,
                     known.high_watermark,
-                    Path(found.segments[-1].file.path).name,
+                    offset_name(found.segments[-1].base_offset, LOG),
+                    offset_name(found.end_offset, LOG),
                     HIGH_WATERMARKS,
                 )
             found.first_dirty_offset = min(max(cleaned.get(key, 0), found.start_offset), found.end_offset)

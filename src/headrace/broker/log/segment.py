@@ -43,7 +43,7 @@ OFFSETS_MAX = 2**31 - 1
 log = logging.getLogger("headrace.broker.log")
 
 _base_offset = struct.Struct(">q")
-_crc = struct.Struct(">I")
+CRC_BYTES = 4
 
 
 class Slice(NamedTuple):
@@ -219,13 +219,15 @@ class Segment:
 
     def close_with(self, records_end: int, aborted_crc: int) -> None:
         """Write the indexes, and note what the segment is now. `aborted_crc` is of its transaction index."""
-        last_crc = 0
-        if self._tail is not None:
-            last_crc = _crc.unpack(os.pread(self.file.fd(), _crc.size, self._tail[1] + CRC_OFFSET))[0]
+        first_crc = self._batch_crc(0) if self.size_bytes else 0
+        last_crc = self._batch_crc(self._tail[1]) if self._tail is not None else 0
         index_crc, times_crc = self.write_indexes()
         self.row = SegmentRow(
-            self.base_offset, records_end, self.size_bytes, last_crc, index_crc, times_crc, aborted_crc
+            self.base_offset, records_end, self.size_bytes, first_crc, last_crc, index_crc, times_crc, aborted_crc
         )
+
+    def _batch_crc(self, position: int) -> int:
+        return int.from_bytes(os.pread(self.file.fd(), CRC_BYTES, position + CRC_OFFSET), "big")
 
     def end_times(self) -> None:
         """The last entry of the time index says the highest timestamp of all."""

@@ -2,7 +2,7 @@
 
 The file `segment-checkpoint` of a partition has a row for each closed segment, after a clean stop also for the last::
 
-    base offset, end of the records, bytes, the last batch's checksum, and those of .index, .timeindex and .txnindex
+    base offset, end of the records, bytes; checksums of first and last batch, of .index, .timeindex and .txnindex
     ("-": there is no file)
 
 Kafka has no such file and ignores it. Without it a segment that is cut at the end of a batch, a lost segment and a lost
@@ -30,7 +30,8 @@ class SegmentRow(NamedTuple):
     base_offset: int
     records_end: int  # the offset after its last batch
     size_bytes: int
-    last_crc: int  # of its last batch, by which it is told from a segment of another partition
+    first_crc: int  # of its first batch: by it and the last one it is told from a segment of another partition
+    last_crc: int
     index_crc: int
     times_crc: int
     aborted_crc: int
