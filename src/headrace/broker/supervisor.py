@@ -130,8 +130,11 @@ class Supervisor:
             **{name: first.get(name) for name in ("cluster_id", "topics", "partitions")},
             **{name: sum(row.get(name, 0) for row in rows) for name in _SUMMED},
             "brokers": [
-                {name: row.get(name) for name in ("node_id", "alive", "bootstrap", "pid", "data_dir")} for row in rows
+                {name: row.get(name) for name in ("node_id", "alive", "bootstrap", "pid", "data_dir")}
+                | {"catalog_problem": row.get("catalog", {}).get("problem")}
+                for row in rows
             ],
+            "strays": [stray for row in rows for stray in row.get("strays", [])],
         }
 
 

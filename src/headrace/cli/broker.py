@@ -1,4 +1,4 @@
-"""headrace broker: start, stop, status, faults."""
+"""headrace broker: start, stop, status, repair, faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from headrace.cli.broker_cluster import joining, run_cluster
 from headrace.cli.broker_faults import faults
-from headrace.cli.output import CommandError, command_errors, debug_option, emit, format_option
+from headrace.cli.output import EXIT_FAILED, CommandError, command_errors, debug_option, emit, format_option
 from headrace.cli.running import call, data_dir_option, default_data_dir, is_alive
 from headrace.cli.settings import key_value
 from headrace.cli.ui_option import ui_option
@@ -161,10 +161,80 @@ def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
         f"{facts['topics']} topics, {facts['partitions']} partitions, {facts['connections']} connections, "
         f"{facts['faults']} faults",
     ]
+    problem = (facts.get("catalog") or {}).get("problem")
+    if problem:
+        lines.append(f"the controller's catalog is refused: {problem}")
     for row in facts.get("brokers", ()):
         state = f"pid {row['pid']}" if row["alive"] else "down"
         lines.append(f"broker {row['node_id']}: {row['bootstrap']}, {state}, data in {row['data_dir']}")
+        if row.get("catalog_problem"):
+            lines.append(f"broker {row['node_id']}: the controller's catalog is refused: {row['catalog_problem']}")
+    lines += [f"stray folder, kept: {stray['folder']}: {stray['reason']}" for stray in facts["strays"]]
     emit(output_format, facts, "\n".join(lines))
+
+
+@broker.command()
+@data_dir_option
+@click.option(
+    "--from",
+    "sources",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="The data folder of another broker of the cluster (or its catalog.journal), to take the catalog from. May be "
+    "repeated: the newest one is taken.",
+)
+@click.option(
+    "--accept",
+    metavar="TOPIC-PARTITION",
+    multiple=True,
+    help="A folder whose records are of the topic of its name, whatever its partition.metadata says. May be repeated.",
+)
+@click.option("--yes", "apply", is_flag=True, help="Do it. Without, say what would be done.")
+@format_option
+@debug_option
+@command_errors
+def repair(
+    data_dir: Path | None,
+    sources: tuple[Path, ...],
+    accept: tuple[str, ...],
+    apply: bool,
+    output_format: str,
+    debug: bool,
+) -> None:
+    """Put right a data folder whose catalog is damaged or lost, while no broker runs on it.
+
+    Says what is wrong, what is lost and what would be done; --yes does it, and keeps a copy of catalog.journal as it
+    was. No records are deleted. Topics that the catalog has lost are added again from their folders if the broker is
+    alone; in a cluster, --from takes the catalog from another broker.
+
+    \b
+    Exit codes: 0 nothing to do, or it is done; 1 it would be done with --yes, or it failed; 2 wrong usage.
+    """
+    from headrace.broker.repair import repair as repair_folder
+
+    folder = (data_dir or default_data_dir()).absolute()
+    plan, copy = repair_folder(folder, [source.absolute() for source in sources], accept, apply=apply)
+    facts = {
+        "data_dir": str(folder),
+        "problems": plan.problems,
+        "lost": plan.lost,
+        "actions": plan.actions,
+        "applied": apply and bool(plan.actions),
+        "copy": None if copy is None else str(copy),
+    }
+    lines = [f"problem: {text}" for text in plan.problems]
+    lines += [f"lost: {text}" for text in plan.lost]
+    lines += [f"{'done' if apply else 'to do'}: {text}" for text in plan.actions]
+    if copy is not None:
+        lines.append(f"the journal as it was: {copy}")
+    if not plan.actions:
+        lines.append(f"{folder}: there is nothing to do")
+    elif not apply:
+        lines.append("nothing was changed: --yes does it")
+    emit(output_format, facts, "\n".join(lines))
+    if plan.actions and not apply:
+        raise SystemExit(EXIT_FAILED)
 
 
 @broker.command()

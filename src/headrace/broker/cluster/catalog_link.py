@@ -1,7 +1,10 @@
 """A copy of the controller's catalog, kept up to date: one question at a time that waits for the next change.
 
     CatalogFetch (generation, number) ─► changes ─► Catalog.follow     from where we are
-                                      └► snapshot ─► Catalog.become    if the controller was restarted, or we are late
+                                      └► snapshot ─► Catalog.load_snapshot    if it was restarted, or we are late
+
+A snapshot that lacks changes which our copy has is refused (StaleCatalogError): the controller was started with an
+older or a damaged catalog. We keep our copy, say so, and ask again.
 
 Until this broker has registered, the copy says that it leads nothing: the controller may not know yet that it was
 restarted, nor what it has lost, and what it led goes on in a new epoch.
@@ -14,6 +17,7 @@ import json
 import logging
 
 from headrace.broker.catalog import Catalog, Event
+from headrace.broker.catalog.epochs import StaleCatalogError
 from headrace.broker.catalog.topics import Topics
 from headrace.broker.cluster.link import Peer, RefusedError
 from headrace.errors import BrokerError, ClosedError, ConfigError, ConnectionFailedError
@@ -41,6 +45,8 @@ class CatalogLink:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_registered = False
+        self.problem: str | None = None
+        """Why the controller's catalog is not followed; None: it is, as far as is known."""
         self.controller_id = catalog.brokers.controller_id
 
     @property
@@ -51,7 +57,8 @@ class CatalogLink:
     async def catch_up(self, timeout_ms: float) -> None:
         """Ask once, for all of it. ConnectionFailedError if nobody answers, ConfigError if it is another cluster.
 
-        RefusedError, at once, if we are not who we say: that will not get better.
+        RefusedError, at once, if we are not who we say: that will not get better. StaleCatalogError if the controller's
+        catalog lacks changes that ours has.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
@@ -61,10 +68,28 @@ class CatalogLink:
                 return
             except RefusedError:
                 raise
+            except StaleCatalogError as error:
+                self._refuse(error)
+                raise
             except ConnectionFailedError:
                 if loop.time() >= deadline:
                     raise
             await asyncio.sleep(RETRY_MS / 1000)
+
+    async def verify(self) -> None:
+        """Ask, before we register, whether the controller has what our copy has.
+
+        StaleCatalogError if it has not, ConfigError if it is another cluster's, ConnectionFailedError, BrokerError.
+        """
+        response = await self._fetch(0)
+        if response.is_snapshot:
+            try:
+                events = _events(response)
+                self._check_cluster(events)
+                self._catalog.check_snapshot(events, response.next_number)
+            except (StaleCatalogError, ConfigError) as error:
+                self._refuse(error)
+                raise
 
     def follow(self) -> None:
         """The controller knows of this run of the broker: take over what it says from now on, first all of it."""
@@ -100,7 +125,10 @@ class CatalogLink:
                 return
             except ConnectionFailedError as error:
                 log.debug("the catalog cannot be followed: %s", error)
-            except (BrokerError, ConfigError) as error:
+            except (StaleCatalogError, ConfigError) as error:
+                self._refuse(error)
+                pause_ms = REFUSED_MS
+            except BrokerError as error:
                 log.warning("the catalog cannot be followed: %s", error)
                 pause_ms = REFUSED_MS
             except Exception:  # whatever it is, to stop following would leave this broker behind for ever
@@ -123,18 +151,25 @@ class CatalogLink:
         return response
 
     def _take(self, response: CatalogFetchResponse) -> None:
-        events: list[Event] = [event for change in response.changes for event in json.loads(change)]
-        if not self._is_registered:
-            events = [Topics.not_led_by(self._node_id, event) for event in events]
+        events = _events(response)
         if response.is_snapshot:
             self._check_cluster(events)
-            self._catalog.become(events)
+            self._catalog.load_snapshot(events, response.next_number)
         elif events:
-            self._catalog.follow(events)
+            self._catalog.follow(events, response.next_number)
+        if not self._is_registered:
+            self._catalog.assume([Topics.not_led_by(self._node_id, event) for event in self._catalog.topics.snapshot()])
+        self.problem = None
         self._generation, self._next_number = response.generation, response.next_number
         self.controller_id = response.controller_id
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _refuse(self, error: StaleCatalogError | ConfigError) -> None:
+        text = str(error.args[0])
+        if text != self.problem:  # once: it is asked for again and again
+            log.error("the controller's catalog is refused: %s", text)
+        self.problem = text
 
     def _check_cluster(self, events: list[Event]) -> None:
         ours = self._catalog.identity.cluster_id
@@ -142,5 +177,11 @@ class CatalogLink:
         if ours not in ("", theirs):
             raise ConfigError(
                 f"this broker's data are of the cluster {ours}, but headrace.controller leads to the cluster {theirs}: "
-                "name the right controller, or give this broker an empty data folder",
+                "name the right controller, or give this broker an empty data folder. If the controller has lost its "
+                "data folder, give it a copy of this broker's catalog: headrace broker repair --data-dir "
+                "CONTROLLER_FOLDER --from FOLDER_OF_ANOTHER_BROKER",
             )
+
+
+def _events(response: CatalogFetchResponse) -> list[Event]:
+    return [event for change in response.changes for event in json.loads(change)]
