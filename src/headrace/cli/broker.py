@@ -47,7 +47,13 @@ def broker() -> None:
     type=click.IntRange(1, 50),
     default=1,
     show_default=True,
-    help="Start so many, as one cluster, on neighbouring ports; the first one is the controller.",
+    help="Start so many, as one cluster, on consecutive ports from that of --listen on.",
+)
+@click.option(
+    "--controller",
+    type=click.Choice(["separate", "combined"]),
+    help="With --brokers: run the controller as a process of its own, on the port after those of the brokers, or let "
+    "the first broker be the controller. [default: separate, or as it was in this data folder]",
 )
 @click.option("--join", metavar="HOST:PORT", help="Join the cluster of the broker that listens there: its controller.")
 @click.option("--node-id", type=click.IntRange(0), help="The number of this broker in the cluster.")
@@ -61,6 +67,7 @@ def start(
     config_file: Path | None,
     options: tuple[str, ...],
     brokers: int,
+    controller: str | None,
     join: str | None,
     node_id: int | None,
     ui_listen: str | None,
@@ -72,9 +79,10 @@ def start(
     When it is ready it prints one line with the address for `bootstrap.servers`. Its log goes to the standard error.
     What is given here counts more than what is in the file. A second Ctrl-C ends it at once.
 
-    With --brokers 3 it runs three of them, each a process with a folder of its own in the data folder. `headrace broker
-    stop --data-dir FOLDER/broker-2` stops one of them, and `headrace broker start --join HOST:PORT --node-id 2
-    --data-dir FOLDER/broker-2` starts it again; so can further brokers be added.
+    With --brokers 3 it runs three of them and their controller, each a process with a folder of its own in the data
+    folder: any broker can be lost, the first one too. `headrace broker stop --data-dir FOLDER/broker-2` stops one of
+    them, and `headrace broker start --join HOST:PORT --node-id 2 --data-dir FOLDER/broker-2` starts it again, with the
+    address of any broker of the cluster; so can further brokers be added.
 
     \b
     Exit codes: 0 stopped in good order; 1 it could not start, or not stop in good order; 2 wrong usage;
@@ -86,8 +94,10 @@ def start(
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format=LOG_FORMAT)
     given = read_properties(config_file) if config_file else {}
     arguments: dict[str, object] = dict(key_value(text, "-X") for text in options)
-    if listen is not None:
+    if listen is not None and brokers == 1:
         arguments["listeners"] = f"PLAINTEXT://{_address(listen)}"
+    if controller is not None and brokers == 1:
+        raise click.UsageError("--controller is for --brokers")
     if brokers > 1:
         if join is not None or node_id is not None:
             raise click.UsageError("--brokers starts a cluster of its own: --join and --node-id are for one broker")
@@ -100,6 +110,7 @@ def start(
                 None if listen is None else _address(listen),
                 output_format,
                 open_view,
+                separate_controller=None if controller is None else controller == "separate",
             )
         return
     if join is not None:
@@ -165,10 +176,11 @@ def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
     if problem:
         lines.append(f"the controller's catalog is refused: {problem}")
     for row in facts.get("brokers", ()):
-        state = f"pid {row['pid']}" if row["alive"] else "down"
-        lines.append(f"broker {row['node_id']}: {row['bootstrap']}, {state}, data in {row['data_dir']}")
+        lines.append(f"broker {row['node_id']}: {_process_text(row)}")
         if row.get("catalog_problem"):
             lines.append(f"broker {row['node_id']}: the controller's catalog is refused: {row['catalog_problem']}")
+    if facts.get("controller"):
+        lines.append(f"controller: {_process_text(facts['controller'])}")
     lines += [f"stray folder, kept: {stray['folder']}: {stray['reason']}" for stray in facts["strays"]]
     emit(output_format, facts, "\n".join(lines))
 
@@ -256,6 +268,11 @@ def stop(data_dir: Path | None, output_format: str, debug: bool) -> None:
             raise CommandError(f"the broker (pid {pid}) still runs after {STOP_SECONDS_MAX:g} s; kill {pid} ends it")
         time.sleep(_POLL_SECONDS)
     emit(output_format, {"stopped": pid}, f"the broker (pid {pid}) has stopped")
+
+
+def _process_text(row: Mapping[str, object]) -> str:
+    state = f"pid {row['pid']}" if row["alive"] else "down"
+    return f"{row['bootstrap']}, {state}, data in {row['data_dir']}"
 
 
 def _address(text: str) -> str:

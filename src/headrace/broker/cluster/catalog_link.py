@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 
 from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.epochs import StaleCatalogError
@@ -36,7 +37,9 @@ _NO_GENERATION = -1
 class CatalogLink:
     """Follows the controller. Event loop only."""
 
-    def __init__(self, catalog: Catalog, peer: Peer, node_id: int) -> None:
+    def __init__(self, catalog: Catalog, peer: Peer, node_id: int, redirect: Callable[[str], None]) -> None:
+        """`redirect` is told the controller's address by a broker that was asked and is not the controller."""
+        self._redirect = redirect
         self._catalog = catalog
         self._peer = peer
         self._node_id = node_id
@@ -146,6 +149,10 @@ class CatalogLink:
         )
         response = await self._peer.ask(request, 0, ANSWER_MS_MAX)
         assert isinstance(response, CatalogFetchResponse)
+        if response.controller:
+            self._redirect(response.controller)
+            self._peer.disconnect("it is not the controller")
+            raise ConnectionFailedError(response.error_message or "it is not the controller")
         if response.error_code:
             raise BrokerError(response.error_message or "the catalog is refused", code=response.error_code)
         return response

@@ -60,6 +60,11 @@ class Cluster(ABC):
         """A block of producer ids: the first one, and the first one beyond."""
 
     @property
+    def controller_address(self) -> str:
+        """HOST:PORT of the controller, to tell others; empty: it is this broker."""
+        return ""
+
+    @property
     def catalog_problem(self) -> str | None:
         """Why this broker does not follow the controller's catalog; None: it does, or is the controller."""
         return None

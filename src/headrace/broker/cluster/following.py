@@ -44,7 +44,7 @@ class Following(Cluster):
         self._timeout_ms = config.of(int, "request.timeout.ms")
         self._join_ms_max = config.of(int, "initial.broker.registration.timeout.ms")
         self._hands_over = config.of(bool, "controlled.shutdown.enable")
-        self._link = CatalogLink(broker.catalog, self._peer("catalog"), self.node_id)
+        self._link = CatalogLink(broker.catalog, self._peer("catalog"), self.node_id, self._redirect)
         self._membership = Membership(
             self._peer("membership"),
             config.of(int, "broker.heartbeat.interval.ms"),
@@ -125,7 +125,17 @@ class Following(Cluster):
 
     @property
     def _shown(self) -> str:
-        return f"{self._address[0]}:{self._address[1]}"
+        host, port = self._address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def controller_address(self) -> str:
+        return self._shown
+
+    def _redirect(self, address: str) -> None:
+        """The broker that headrace.controller names is not the controller, and tells who is."""
+        log.info("the broker at %s is not the controller: that is at %s", self._shown, address)
+        self._address = _address(address)
 
     @property
     def catalog_problem(self) -> str | None:
