@@ -135,6 +135,7 @@ def in_sync(ready, count):
     """Whether all partitions have so many replicas in sync, as the controller knows."""
     status = control.call(ready["control"], "status")
     facts = control.read_run_file(Path(status["controller"]["data_dir"]))
+    assert facts is not None
     places = control.call(facts["control"], "topics.describe", name="orders")
     return all(len(place["isr"]) == count for place in places)
 
