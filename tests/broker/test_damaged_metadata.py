@@ -181,28 +181,28 @@ def test_producer_ids_do_not_go_below_those_in_the_logs_when_whole_lines_are_mis
         broker.stop()
         lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
         first = next(number for number, line in enumerate(lines) if b'"producer-ids"' in line)
-        (tmp_path / JOURNAL).write_bytes(b"".join(lines[:first]))  # as an older copy
+        (tmp_path / JOURNAL).write_bytes(b"".join(lines[:first]))
+        (tmp_path / f"{JOURNAL}.end").unlink()  # an older copy, and nothing says so but the logs
         broker.start()
         write(broker.bootstrap, "orders")
         assert "the logs have id" in broker.log_text
         assert values_in(broker.bootstrap, "orders") == VALUES * 2
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [(lambda data: data[:-6] + b"A" + data[-5:], "its topic id is"), (lambda data: b"\0" * len(data), "is damaged")],
-    ids=["another topic id", "unreadable"],
-)
-def test_a_partition_with_another_topic_id_goes_offline_and_is_kept(tmp_path: Path, damage, said: str) -> None:
+def test_a_partition_with_another_or_no_topic_id_goes_offline_and_is_kept(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
-        metadata = tmp_path / "orders-0" / "partition.metadata"
-        metadata.write_bytes(damage(metadata.read_bytes()))
+        another, unreadable = (tmp_path / name / "partition.metadata" for name in ("orders-0", "first-0"))
+        data = another.read_bytes()
+        another.write_bytes(data[:-6] + (b"A" if data[-6:-5] != b"A" else b"B") + data[-5:])
+        unreadable.write_bytes(b"\0" * 42)
         records = files_of(tmp_path)
         broker.start()
-        assert f"ERROR   orders-0 is offline on this broker: {tmp_path / 'orders-0'}: " in broker.log_text
-        (stray,) = broker.status()["strays"]
-        assert stray["folder"] == str(tmp_path / "orders-0")
-        assert said in stray["reason"]
+        reasons = {Path(stray["folder"]).name: stray["reason"] for stray in broker.status()["strays"]}
+        assert {*reasons} == {"first-0", "orders-0"}
+        assert reasons["orders-0"].startswith("its topic id is ")
+        assert reasons["first-0"].startswith("partition.metadata is damaged")
+        for name, reason in reasons.items():
+            assert f"ERROR   {name} is offline on this broker: {tmp_path / name}: {reason}" in broker.log_text
         with (
             Producer(bootstrap_servers=broker.bootstrap, delivery_timeout_ms=1500, request_timeout_ms=1000) as producer,
             pytest.raises(HeadraceError),
@@ -212,9 +212,11 @@ def test_a_partition_with_another_topic_id_goes_offline_and_is_kept(tmp_path: Pa
         broker.stop()
         assert files_of(tmp_path) == records
 
-        repaired(tmp_path, "--accept", "orders-0")
+        repaired(tmp_path, "--accept", "orders-0", "--accept", "first-0")
         broker.start()
-        assert values_in(broker.bootstrap, "orders") == VALUES
+        assert broker.status()["strays"] == []
+        for topic in ("orders", "first"):
+            assert values_in(broker.bootstrap, topic) == VALUES
 
 
 def test_what_deletes_a_topic_is_finished_after_a_crash(tmp_path: Path) -> None:
@@ -300,23 +302,42 @@ def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controlle
         restored(cluster, controller.data_dir)
 
 
-@pytest.mark.parametrize("separate", [True, False], ids=["separate controller", "combined controller"])
-def test_a_controller_that_lost_its_disk_gets_the_catalog_from_another_broker(tmp_path: Path, separate: bool) -> None:
-    with cluster_with_records(tmp_path, separate=separate) as (cluster, _):
-        controller = cluster.controller
-        controller.kill()
-        shutil.rmtree(controller.data_dir)
-        restored(cluster, controller.data_dir)
-
-
-def test_a_damaged_journal_of_the_controller_is_not_started_with(tmp_path: Path) -> None:
+def test_a_controller_with_a_damaged_journal_or_without_its_disk_gets_the_catalog_from_others(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
         cluster.controller.kill()
         path = cluster.controller.data_dir / JOURNAL
         flip(path, position_of(path, b'"orders"') + 3)
         with pytest.raises(IllegalStateError, match="is damaged in line"):
             cluster.controller.start()
+        shutil.rmtree(cluster.controller.data_dir)
         restored(cluster, cluster.controller.data_dir)
+
+
+def test_a_broker_that_is_the_controller_and_lost_its_disk_gets_all_from_others(tmp_path: Path) -> None:
+    with cluster_with_records(tmp_path, separate=False) as (cluster, _):
+        cluster.controller.kill()
+        shutil.rmtree(cluster.controller.data_dir)
+        restored(cluster, cluster.controller.data_dir)
+
+
+def test_a_replica_with_a_damaged_topic_id_stays_offline_and_the_others_serve_the_partition(tmp_path: Path) -> None:
+    with cluster_with_records(tmp_path, separate=True) as (cluster, _):
+        damaged = cluster.broker(cluster.places("orders")[0]["leader"])
+        damaged.kill()
+        flip(damaged.data_dir / "orders-0" / "partition.metadata", -6)
+        records = files_of(damaged.data_dir)["orders-0/00000000000000000000.log"]
+        damaged.start()
+        assert [stray["folder"] for stray in damaged.status()["strays"]] == [str(damaged.data_dir / "orders-0")]
+        write(cluster.bootstrap_servers, "orders", [b"more"])
+        (place,) = cluster.places("orders")
+        assert place["leader"] != damaged.node_id
+        assert values_in(cluster.broker(place["leader"]).bootstrap, "orders") == [*VALUES, b"more"]
+        assert files_of(damaged.data_dir)["orders-0/00000000000000000000.log"] == records
+        damaged.stop()
+        repaired(damaged.data_dir, "--accept", "orders-0")
+        damaged.start()
+        eventually("all in sync", lambda: in_sync(cluster, "orders", "last"))
+        assert files_of(damaged.data_dir)["orders-0/00000000000000000000.log"].startswith(records)
 
 
 def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(tmp_path: Path) -> None:

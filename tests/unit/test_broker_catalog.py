@@ -77,7 +77,7 @@ def test_a_journal_that_ends_with_a_whole_line_is_not_touched(path: Path, caplog
     catalog.record(catalog.topics.creation("whole", [[1]]))
     reopened(catalog, path).close()
     assert not caplog.records
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.end"}
 
 
 def test_a_last_line_whose_checksum_is_wrong_is_cut_off_and_no_producer_id_of_it_is_given_out(
@@ -122,7 +122,7 @@ def assert_refused(path: Path, *texts: str) -> None:
     for text in (str(path), f"headrace broker repair --data-dir {path.parent}", *texts):
         assert text in str(refused.value)
     assert path.read_bytes() == before
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.end"}
 
 
 @pytest.mark.behaviour("B17")
@@ -165,6 +165,27 @@ def test_a_snapshot_that_lost_a_line_refuses_to_open_also_if_it_is_the_last(path
     assert_refused(path, "line 3", "part 4", "comes after part 2")
     path.write_bytes(b"".join(lines))
     assert set(Catalog(path).topics.by_name) == {"a", "b", "c"}
+
+
+@pytest.mark.behaviour("B17")
+def test_an_older_copy_of_the_journal_is_named_and_no_producer_id_is_given_out_again(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = Catalog(path)
+    older = path.read_bytes()
+    catalog.record(catalog.identity.reserve_producer_ids())
+    offset = catalog.offset
+    catalog.close()
+    path.write_bytes(older)
+    again = Catalog(path)
+    assert f"{path} ends with change 1, but when the broker was stopped it had change {offset}" in caplog.text
+    assert again.identity.next_producer_id >= 1000
+    caplog.clear()
+    (again := reopened(again, path)).close()
+    assert not caplog.records
+    path.with_name(f"{path.name}.end").write_bytes(b"\0")
+    reopened(Catalog(path), path).close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_an_event_that_is_not_known_refuses_to_open(path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headrace.broker.broker import JOURNAL_NAME
 from headrace.broker.catalog import Sections
-from headrace.broker.catalog.journal import Event, Line, parse, set_aside, write_snapshot
+from headrace.broker.catalog.journal import Event, Line, end_path, noted_end, parse, set_aside, write_snapshot
 from headrace.broker.catalog.topics import PartitionPlace, Topic, Topics
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, read_metadata, write_metadata
 from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA, sync_path
@@ -50,6 +50,7 @@ class RepairPlan:
             if path.exists():
                 kept = set_aside(path, "before-repair", path.read_bytes())
             write_snapshot(path, self.events, self.offset)
+            end_path(path).unlink(missing_ok=True)
             sync_path(self.folder)
         for folder, topic_id in self.topic_ids.items():
             write_metadata(folder / METADATA, topic_id)
@@ -118,6 +119,11 @@ class _Planning:
             except (LookupError, TypeError, ValueError) as error:
                 is_wrong = True
                 plan.lost.append(f"line {line.number}, which cannot be applied without what is lost: {error!r}")
+        if not is_wrong and plan.offset < (noted := noted_end(path)):
+            plan.problems.append(
+                f"{path} ends with change {plan.offset}, but had change {noted} when the broker was stopped: its last "
+                "lines are lost, or it is an older copy"
+            )
         if lines and lines[-1].parts_missing:
             plan.lost.append(f"{lines[-1].parts_missing} lines at the end of the snapshot")
         return is_wrong

@@ -111,8 +111,8 @@ class Catalog(Sections):
     def _begin_epoch(self) -> None:
         events = [] if self.identity.cluster_id else Identity.founding()
         events.append(self.epochs.beginning(self.recent.generation, self.offset))
-        if self._journal.was_torn:
-            events.append(self.identity.skip_producer_ids())  # the line may have been one that reserved some
+        if self._journal.has_lost_end:
+            events.append(self.identity.skip_producer_ids())  # what is lost may have reserved some
         self.record(*events)
 
     @property
@@ -164,7 +164,12 @@ class Catalog(Sections):
         self._take_over(events)
 
     def close(self) -> None:
+        """Close the journal, and note how far it goes."""
         self._journal.close()
+        try:
+            self._journal.note_end()
+        except OSError as error:
+            log.warning("the end of the catalog's journal could not be noted: %s", error)
 
     def _take_over(self, events: Iterable[Event]) -> None:
         for event in events:

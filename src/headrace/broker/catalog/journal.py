@@ -11,6 +11,7 @@ file is noticed. Lines without it are those of earlier versions; each counts as 
 What a start does about damage:
 
     the last line fails its checksum    A crash came while it was written: cut it off, log it, keep a copy of it.
+    lines are missing at the end        Log it: the file beside it says up to which change it went at the last stop.
     anything else                       Refuse to start, and name the line. `headrace broker repair` shows the rest.
 """
 
@@ -129,7 +130,7 @@ class Journal:
         self._lines = 0
         self._failure = ""  # why nothing can be appended any more
         self.offset = 0  # of the last change: how many there have been
-        self.was_torn = False  # the last line was cut off when the file was opened
+        self.has_lost_end = False  # when the file was opened, its last line was torn, or lines were missing
 
     def open(self) -> list[Line]:
         """Read the lines, cut off a torn last one, and be ready to append. DamagedJournalError if lines are lost."""
@@ -145,6 +146,7 @@ class Journal:
             raise self._damaged(lines, bad)
         self._lines = len(lines)
         self.offset = lines[-1].offset if lines else 0
+        self._check_end()
         return lines
 
     def append(self, events: Sequence[Event], offset: int | None = None) -> None:
@@ -190,6 +192,25 @@ class Journal:
             os.close(self._fd)
             self._fd = -1
 
+    def note_end(self) -> None:
+        """Note, at a stop, how far the journal goes: an older copy of it is recognised by that."""
+        path = end_path(self._path)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(f"{self.offset}\n")
+        os.replace(fresh, path)
+
+    def _check_end(self) -> None:
+        noted = noted_end(self._path)
+        if self.offset < noted:
+            self.has_lost_end = True
+            log.error(
+                "%s ends with change %d, but when the broker was stopped it had change %d: its last lines are lost, or "
+                "it is an older copy. Topics that were made since are stray folders now: see `headrace broker status`",
+                self._path,
+                self.offset,
+                noted,
+            )
+
     def _sync_folder(self) -> None:
         """Force the file's name to disk: what is appended to a file without one would be lost with it."""
         try:
@@ -214,7 +235,7 @@ class Journal:
         kept = set_aside(self._path, "torn", line.data)
         os.ftruncate(self._fd, line.position)
         os.fsync(self._fd)
-        self.was_torn = True
+        self.has_lost_end = True
         log.warning(
             "%s: line %d (%d bytes from byte %d on) is cut off: %s. Its bytes are kept in %s. If the broker did not "
             "crash, a change that was acknowledged may be lost: see stray folders in `headrace broker status`",
@@ -258,6 +279,23 @@ def write_snapshot(path: Path, events: Sequence[Event], offset: int) -> int:
         os.fsync(file.fileno())
     os.replace(fresh, path)
     return len(parts)
+
+
+def end_path(journal: Path) -> Path:
+    """The file that says how far a journal went when the broker was stopped."""
+    return journal.with_name(f"{journal.name}.end")
+
+
+def noted_end(journal: Path) -> int:
+    """Return the offset that a journal had when the broker was stopped; 0: it is not known."""
+    path = end_path(journal)
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError) as error:
+        log.warning("%s cannot be read: %s. It is written again at the next stop", path, error)
+        return 0
 
 
 def set_aside(path: Path, why: str, data: bytes) -> Path:
