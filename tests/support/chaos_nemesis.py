@@ -65,6 +65,9 @@ class Nemesis(threading.Thread):
             "lost answers": self._lost_answers,
         }
         self._bag: list[str] = []
+        self._turns = [broker.node_id for broker in cluster.brokers]
+        if cluster.has_separate_controller:
+            self._turns.append(cluster.controller.node_id)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -88,13 +91,24 @@ class Nemesis(threading.Thread):
             return
         count = 2 if chance < ALL_CHANCE + TWO_CHANCE else 1
         victims = self._rng.sample(sorted(self._members), count)
-        chosen = [(self._next_fault(), victim, self._rng.uniform(*FAULT_SECONDS)) for victim in victims]
+        faults = [self._next_fault() for _ in victims]
+        if "kill" in faults:
+            self._turn(victims, faults.index("kill"))
+        chosen = [(*pair, self._rng.uniform(*FAULT_SECONDS)) for pair in zip(faults, victims, strict=True)]
         for fault, victim, seconds in chosen:
             self._note(fault, victim, seconds, alone=count == 1)
         with ThreadPoolExecutor(count) as pool:
             under_way = [pool.submit(self._faults[fault], victim, seconds) for fault, victim, seconds in chosen]
         for one in under_way:
             one.result()
+
+    def _turn(self, victims: list[int], index: int) -> None:
+        """Let the victim of a kill be whose turn it is, the first broker first: so short runs kill every process."""
+        turn = self._turns.pop(0)
+        self._turns.append(turn)
+        if turn in victims:
+            victims[victims.index(turn)] = victims[index]
+        victims[index] = turn
 
     def _next_fault(self) -> str:
         """Each in its turn, in random order: so short runs have some of everything."""
