@@ -91,10 +91,11 @@ class Nemesis(threading.Thread):
             return
         count = 2 if chance < ALL_CHANCE + TWO_CHANCE else 1
         victims = self._rng.sample(sorted(self._members), count)
-        faults = [self._next_fault() for _ in victims]
+        timed = [(self._next_fault(), self._rng.uniform(*FAULT_SECONDS)) for _ in victims]
+        faults = [fault for fault, _ in timed]
         if "kill" in faults:
             self._turn(victims, faults.index("kill"))
-        chosen = [(*pair, self._rng.uniform(*FAULT_SECONDS)) for pair in zip(faults, victims, strict=True)]
+        chosen = [(fault, victim, seconds) for (fault, seconds), victim in zip(timed, victims, strict=True)]
         for fault, victim, seconds in chosen:
             self._note(fault, victim, seconds, alone=count == 1)
         with ThreadPoolExecutor(count) as pool:
