@@ -20,8 +20,6 @@ from peers.connection import Connection
 from visible import visible
 from waiting import eventually
 
-pytestmark = pytest.mark.behaviour("B17")
-
 SEND_SECONDS_MAX = 20
 JOURNAL = "catalog.journal"
 VALUES = [b"%d" % number for number in range(5)]
@@ -89,6 +87,7 @@ def stopped_broker(folder: Path) -> Iterator[EmbeddedBroker]:
         broker.close()
 
 
+@pytest.mark.behaviour("B17")
 def test_a_damaged_line_of_the_journal_stops_the_start_and_its_one_wrong_bit_is_repaired(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         records = files_of(tmp_path)
@@ -110,6 +109,7 @@ def test_a_damaged_line_of_the_journal_stops_the_start_and_its_one_wrong_bit_is_
             assert values_in(broker.bootstrap, topic) == VALUES
 
 
+@pytest.mark.behaviour("B17")
 def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         place = position_of(tmp_path / JOURNAL, b'"orders"')
@@ -127,6 +127,7 @@ def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Pa
         assert values_in(broker.bootstrap, "orders") == [*VALUES, b"more"]
 
 
+@pytest.mark.behaviour("B17")
 def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_takes_over(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
@@ -158,6 +159,7 @@ def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_take
         assert values_in(broker.bootstrap, "last") == VALUES
 
 
+@pytest.mark.behaviour("B17")
 def test_producer_ids_are_not_given_out_again_when_the_last_byte_of_the_journal_is_missing(tmp_path: Path) -> None:
     with EmbeddedBroker(QUICK, data_dir=tmp_path) as broker:
         broker.create_topic("orders")
@@ -172,6 +174,7 @@ def test_producer_ids_are_not_given_out_again_when_the_last_byte_of_the_journal_
         assert values_in(broker.bootstrap, "orders") == VALUES * 2
 
 
+@pytest.mark.behaviour("B17")
 def test_producer_ids_do_not_go_below_those_in_the_logs_when_whole_lines_are_missing(tmp_path: Path) -> None:
     with EmbeddedBroker(QUICK, data_dir=tmp_path) as broker:
         broker.create_topic("orders")
@@ -189,6 +192,7 @@ def test_producer_ids_do_not_go_below_those_in_the_logs_when_whole_lines_are_mis
         assert values_in(broker.bootstrap, "orders") == VALUES * 2
 
 
+@pytest.mark.behaviour("B17")
 def test_a_partition_with_another_or_no_topic_id_goes_offline_and_is_kept(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         another, unreadable = (tmp_path / name / "partition.metadata" for name in ("orders-0", "first-0"))
@@ -219,6 +223,7 @@ def test_a_partition_with_another_or_no_topic_id_goes_offline_and_is_kept(tmp_pa
             assert values_in(broker.bootstrap, topic) == VALUES
 
 
+@pytest.mark.behaviour("B17")
 def test_what_deletes_a_topic_is_finished_after_a_crash(tmp_path: Path) -> None:
     """The event is in the journal, the folder was not removed yet: there is proof, and nothing is left behind."""
     with stopped_broker(tmp_path) as broker:
@@ -276,6 +281,7 @@ def restored(cluster: EmbeddedCluster, controller_folder: Path) -> None:
     assert all(broker.status()["strays"] == [] for broker in cluster.brokers)
 
 
+@pytest.mark.behaviour("B17")
 def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controller_is_repaired(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, older):
         controller, first, second, third = cluster.controller, *cluster.brokers
@@ -302,6 +308,7 @@ def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controlle
         restored(cluster, controller.data_dir)
 
 
+@pytest.mark.behaviour("B17")
 def test_a_controller_with_a_damaged_journal_or_without_its_disk_gets_the_catalog_from_others(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
         cluster.controller.kill()
@@ -313,6 +320,7 @@ def test_a_controller_with_a_damaged_journal_or_without_its_disk_gets_the_catalo
         restored(cluster, cluster.controller.data_dir)
 
 
+@pytest.mark.behaviour("B17")
 def test_a_broker_that_is_the_controller_and_lost_its_disk_gets_all_from_others(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=False) as (cluster, _):
         cluster.controller.kill()
@@ -320,6 +328,7 @@ def test_a_broker_that_is_the_controller_and_lost_its_disk_gets_all_from_others(
         restored(cluster, cluster.controller.data_dir)
 
 
+@pytest.mark.behaviour("B17")
 def test_a_replica_with_a_damaged_topic_id_stays_offline_and_the_others_serve_the_partition(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
         damaged = cluster.broker(cluster.places("orders")[0]["leader"])
@@ -340,6 +349,7 @@ def test_a_replica_with_a_damaged_topic_id_stays_offline_and_the_others_serve_th
         assert files_of(damaged.data_dir)["orders-0/00000000000000000000.log"].startswith(records)
 
 
+@pytest.mark.behaviour("B17")
 def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
         away = cluster.brokers[2]
