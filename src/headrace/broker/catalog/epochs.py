@@ -49,8 +49,9 @@ class ControllerEpochs:
 
     def check_continued_by(self, offset: int, other: ControllerEpochs, other_offset: int) -> None:
         """Raise StaleCatalogError unless another catalog has all changes of the one with these epochs."""
+        # A copy without epochs is one of an earlier version, or empty.
         common = self.common_offset(offset, other, other_offset)
-        if self.rows and offset > common:  # without epochs it is a copy of an earlier version, or none at all
+        if self.rows and offset > common:
             mine = self.rows[-1]
             raise StaleCatalogError(
                 f"the controller's catalog is older than this broker's copy, or another one: it is at epoch "
