@@ -108,10 +108,11 @@ faults-producer: .venv/.ready .venv/.kernel
 	@HEADRACE_FAULT_ROUNDS=200 HEADRACE_FAULT_RECORDS=1000000 $(PYTEST) tests/faults
 
 # Brokers of a cluster killed, paused, cut off, for ten minutes. SECONDS=40: for less. SEED=7: these faults.
+# CONTROLLER=combined: the first broker is the controller; else the controller is a process of its own, and a victim too.
 chaos: .venv/.ready .venv/.kernel
 	@rm -rf build/chaos
 	@HEADRACE_CHAOS_SECONDS=$(or $(SECONDS),600) HEADRACE_CHAOS_SEED=$(or $(SEED),$$(date +%s)) HEADRACE_CHAOS_FOLDER=build/chaos \
-		$(PYTEST) -q -s --show-capture=no tests/faults/test_chaos.py
+		HEADRACE_CHAOS_CONTROLLER=$(or $(CONTROLLER),separate) $(PYTEST) -q -s --show-capture=no tests/faults/test_chaos.py
 
 fuzz-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.fuzz_wire

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+from pathlib import Path
 
 import pytest
 
 from broker_commands import COMMAND_SECONDS_MAX, headrace, running
 from headrace import Producer
 from headrace.broker import control
+from headrace.broker.ports import free_port, is_taken
 from headrace.errors import ConfigError, IllegalStateError
 from headrace.wire.api.metadata import MetadataRequest, MetadataResponse
 from peers.connection import Connection
@@ -52,14 +55,18 @@ def test_a_cluster_is_started_shown_joined_and_stopped_from_the_command_line(tmp
         facts = json.loads(headrace("broker", "status", "--data-dir", data_dir, "--format", "json").stdout)
         assert (facts["bootstrap"], facts["pid"], facts["topics"]) == (ready["bootstrap"], process.pid, 1)
         assert [(row["node_id"], row["alive"]) for row in facts["brokers"]] == [(1, True), (2, True)]
+        assert (facts["controller"]["node_id"], facts["controller"]["alive"]) == (0, True)
+        assert facts["controller"]["bootstrap"] == ready["listeners"]["controller"]
+        assert facts["strays"] == []
         assert headrace("broker", "stop", "--data-dir", data_dir / "broker-2").returncode == 0
         shown = headrace("broker", "status", "--data-dir", data_dir).stdout
         assert f"broker 1: {first}, pid" in shown
         assert f"broker 2: {second}, down" in shown
+        assert f"controller: {ready['listeners']['controller']}, pid" in shown
         stopped = headrace("broker", "stop", "--data-dir", data_dir)
         assert stopped.returncode == 0
         assert process.wait(COMMAND_SECONDS_MAX) == 0
-        assert all(is_gone(row["pid"]) for row in facts["brokers"])
+        assert all(is_gone(row["pid"]) for row in [*facts["brokers"], facts["controller"]])
         assert not (data_dir / "broker.json").exists()
 
 
@@ -94,7 +101,65 @@ def test_no_broker_outlives_the_process_that_runs_the_cluster(tmp_path, number):
         facts = json.loads(headrace("broker", "status", "--data-dir", tmp_path / "data", "--format", "json").stdout)
         process.send_signal(number)
         assert process.wait(COMMAND_SECONDS_MAX) == (0 if number == signal.SIGINT else -number)
-        eventually("all have ended", lambda: all(is_gone(row["pid"]) for row in facts["brokers"]))
+        processes = [*facts["brokers"], facts["controller"]]
+        eventually("all have ended", lambda: all(is_gone(row["pid"]) for row in processes))
+
+
+def free_ports(count):
+    """The first of so many consecutive ports that nobody listens on."""
+    while True:
+        first = free_port()
+        if not any(is_taken("127.0.0.1", first + number) for number in range(count)):
+            return first
+
+
+def test_brokers_listen_on_consecutive_ports_and_any_of_them_can_be_killed(tmp_path):
+    port = free_ports(4)
+    options = ("--listen", f"127.0.0.1:{port}", "--data-dir", tmp_path, "--format", "json")
+    with running("--brokers", 3, *options) as (process, line):
+        ready = json.loads(line)
+        assert ready["bootstrap"] == ",".join(f"127.0.0.1:{port + number}" for number in range(3))
+        assert ready["listeners"]["controller"] == f"127.0.0.1:{port + 3}"
+        with Producer(bootstrap_servers=ready["bootstrap"], acks="all", max_block_ms=20_000) as producer:
+            producer.send("orders", b"before").result(20)
+            for node_id in (1, 2, 3):
+                control.call(ready["control"], "brokers.kill", 30, node_id=node_id)
+                producer.send("orders", b"while it is down").result(30)
+                control.call(ready["control"], "brokers.start", 30, node_id=node_id)
+                eventually("all in sync", lambda: in_sync(ready, 3))
+        process.terminate()
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
+
+
+def in_sync(ready, count):
+    """Whether all partitions have so many replicas in sync, as the controller knows."""
+    status = control.call(ready["control"], "status")
+    facts = control.read_run_file(Path(status["controller"]["data_dir"]))
+    assert facts is not None
+    places = control.call(facts["control"], "topics.describe", name="orders")
+    return all(len(place["isr"]) == count for place in places)
+
+
+def test_a_port_that_is_taken_is_named_with_who_has_it(tmp_path):
+    port = free_ports(3)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port + 1))
+        other.listen()
+        failed = headrace("broker", "start", "--brokers", 2, "--listen", f"127.0.0.1:{port}", "--data-dir", tmp_path)
+    assert failed.returncode == 1
+    assert f"127.0.0.1:{port + 1}: port {port + 1} is taken by pid {os.getpid()} " in failed.stderr
+
+
+def test_a_folder_whose_first_broker_is_the_controller_stays_so(tmp_path):
+    options = ("--brokers", 2, "--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
+    for more in (("--controller", "combined"), ()):
+        with running(*options, *more) as (process, line):
+            assert sorted(json.loads(line)["listeners"]) == ["broker-1", "broker-2"]
+            process.terminate()
+            assert process.wait(COMMAND_SECONDS_MAX) == 0
+    refused = headrace("broker", "start", *options, "--controller", "separate")
+    assert refused.returncode == 2
+    assert "has a combined controller, which has its catalog" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -104,10 +169,12 @@ def test_no_broker_outlives_the_process_that_runs_the_cluster(tmp_path, number):
         (("--brokers", 2, "--join", "127.0.0.1:1"), 2, "--join and --node-id are for one broker"),
         (("--brokers", 2, "--listen", "0.0.0.0:0"), 2, "--brokers starts brokers on 127.0.0.1 only"),
         (("--brokers", 2, "-X", "num.partitions=many"), 1, "num.partitions is 'many'; it may be"),
+        (("--brokers", 2, "-X", "listeners=PLAINTEXT://127.0.0.1:7"), 1, "all brokers of the cluster would listen on"),
+        (("--controller", "separate"), 2, "--controller is for --brokers"),
         (("--join", "127.0.0.1:1"), 2, "--join needs --node-id"),
         (("--join", "nowhere", "--node-id", 2), 1, "headrace.controller is HOST:PORT"),
     ],
-    ids=["none", "both", "open", "value", "number", "address"],
+    ids=["none", "both", "open", "value", "port", "controller", "number", "address"],
 )
 def test_a_wrong_command_line_is_answered_in_one_paragraph(tmp_path, arguments, code, said):
     done = headrace("broker", "start", "--data-dir", tmp_path, *arguments)

@@ -1,7 +1,8 @@
 """Three brokers, clients of every make, and everything that can happen to brokers: no promise is broken.
 
 HEADRACE_CHAOS_SECONDS says for how long, HEADRACE_CHAOS_SEED which faults, HEADRACE_CHAOS_FOLDER where to keep history
-and logs. The report is printed, and kept there.
+and logs, HEADRACE_CHAOS_CONTROLLER whether the controller is a process of its own (separate) or the first broker
+(combined). The report is printed, and kept there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from waiting import eventually
 SECONDS = float(os.environ.get("HEADRACE_CHAOS_SECONDS", "40"))
 SEED = int(os.environ.get("HEADRACE_CHAOS_SEED", "1482"))
 """1482: its 40 s have everything in them, with the controller and with others, alone and two at a time."""
+CONTROLLER = os.environ.get("HEADRACE_CHAOS_CONTROLLER", "combined")
 FOLDER = os.environ.get("HEADRACE_CHAOS_FOLDER")
 OVERHEAD_SECONDS_MAX = 240
 """To start, to heal, to read everything and to judge it."""
@@ -36,8 +38,9 @@ SEND_SECONDS_MAX = 20
 def test_nothing_is_lost_doubled_torn_or_out_of_order_whatever_happens_to_brokers(
     tmp_path: Path, kafka_jars: Callable[[str], Path]
 ) -> None:
+    assert CONTROLLER in ("separate", "combined")
     folder = Path(FOLDER) if FOLDER else tmp_path
-    run = chaos.run(folder, SEED, SECONDS, kafka_jars("4.3.0"))
+    run = chaos.run(folder, SEED, SECONDS, kafka_jars("4.3.0"), separate_controller=CONTROLLER == "separate")
     print(f"\n{run}")
     (folder / "report.txt").write_text(f"{run}\n")
     assert run.faults == [], run

@@ -46,6 +46,7 @@ OPTIONS = {
 class Run:
     """What came of it."""
 
+    controller: str  # separate or combined
     seed: int
     seconds: float
     injected: list[Injected]
@@ -61,9 +62,12 @@ class Run:
 
     def __str__(self) -> str:
         kinds = Counter(one.fault for one in self.injected)
+        killed = Counter(f"node {one.broker}" for one in self.injected if one.fault == "kill")
         lines = [
-            f"chaos: {self.seconds:.0f} s, seed {self.seed}, {BROKERS} brokers, {PARTITIONS} partitions",
+            f"chaos: {self.seconds:.0f} s, seed {self.seed}, {BROKERS} brokers, {PARTITIONS} partitions, "
+            f"{self.controller} controller",
             f"faults injected: {sum(kinds.values())} ({_counted(kinds)})",
+            f"kills, by process: {_counted(killed)}",
             f"records: {sum(self.records.values())} ({_counted(self.records)})",
             f"transactions: {sum(self.transactions.values())} ({_counted(self.transactions)})",
             f"acknowledged, by writer: {_counted(self.acknowledged)}",
@@ -78,14 +82,15 @@ class Run:
         return "\n".join(lines)
 
 
-def run(folder: Path, seed: int, seconds: float, java_jars: Path | None) -> Run:
+def run(folder: Path, seed: int, seconds: float, java_jars: Path | None, *, separate_controller: bool) -> Run:
     """One run, in a folder of its own that stays."""
     folder.mkdir(parents=True, exist_ok=True)
     history_path = folder / "history.jsonl"
     with ExitStack() as stack:
-        # A broker is the controller, so that this one, too, is killed and cut off.
         cluster = stack.enter_context(
-            EmbeddedCluster(BROKERS, OPTIONS, data_dir=folder / "data", degraded=True, separate_controller=False)
+            EmbeddedCluster(
+                BROKERS, OPTIONS, data_dir=folder / "data", degraded=True, separate_controller=separate_controller
+            )
         )
         history = stack.enter_context(HistoryFile(history_path))
         cluster.create_topic(TOPIC, PARTITIONS, BROKERS)
@@ -105,6 +110,7 @@ def run(folder: Path, seed: int, seconds: float, java_jars: Path | None) -> Run:
         dump_replicas(setting, {broker.node_id: broker.data_dir for broker in cluster.brokers})
     records, transactions = _outcomes(history_path)
     return Run(
+        controller="separate" if separate_controller else "combined",
         seed=seed,
         seconds=seconds,
         injected=nemesis.injected,
@@ -150,10 +156,10 @@ def _stopped(many: Iterable[Nemesis | JavaWriter | Writer | Reader]) -> list[str
 
 
 def _heal(cluster: EmbeddedCluster, writers: list[Writer]) -> None:
-    for broker in cluster.brokers:
-        if broker.is_alive:
-            broker.resume()
-        broker.degrader.heal()
+    for member in [cluster.controller, *cluster.brokers]:
+        if member.is_alive:
+            member.resume()
+        member.degrader.heal()
     cluster.start()
 
     def whole() -> bool:

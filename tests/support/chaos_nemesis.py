@@ -1,5 +1,7 @@
 """What happens to a cluster in a chaos run: brokers are killed, paused, restarted and cut off, one or two at a time.
 
+All processes are victims: every broker, and the controller also where it is a process of its own.
+
 The choice of faults, victims and times is that of a seed; when exactly something happens is not, so a run cannot be
 repeated to the letter.
 """
@@ -47,6 +49,7 @@ class Nemesis(threading.Thread):
         self.injected: list[Injected] = []
         self.error: BaseException | None = None
         self._cluster = cluster
+        self._members = {member.node_id: member for member in [cluster.controller, *cluster.brokers]}
         self._topic = topic
         self._rng = random.Random(seed)
         self._stopping = threading.Event()
@@ -62,6 +65,9 @@ class Nemesis(threading.Thread):
             "lost answers": self._lost_answers,
         }
         self._bag: list[str] = []
+        self._turns = [broker.node_id for broker in cluster.brokers]
+        if cluster.has_separate_controller:
+            self._turns.append(cluster.controller.node_id)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -84,14 +90,26 @@ class Nemesis(threading.Thread):
             self._kill_all()
             return
         count = 2 if chance < ALL_CHANCE + TWO_CHANCE else 1
-        victims = self._rng.sample([broker.node_id for broker in self._cluster.brokers], count)
-        chosen = [(self._next_fault(), victim, self._rng.uniform(*FAULT_SECONDS)) for victim in victims]
+        victims = self._rng.sample(sorted(self._members), count)
+        timed = [(self._next_fault(), self._rng.uniform(*FAULT_SECONDS)) for _ in victims]
+        faults = [fault for fault, _ in timed]
+        if "kill" in faults:
+            self._turn(victims, faults.index("kill"))
+        chosen = [(fault, victim, seconds) for (fault, seconds), victim in zip(timed, victims, strict=True)]
         for fault, victim, seconds in chosen:
             self._note(fault, victim, seconds, alone=count == 1)
         with ThreadPoolExecutor(count) as pool:
             under_way = [pool.submit(self._faults[fault], victim, seconds) for fault, victim, seconds in chosen]
         for one in under_way:
             one.result()
+
+    def _turn(self, victims: list[int], index: int) -> None:
+        """Let the victim of a kill be whose turn it is, the first broker first: so short runs kill every process."""
+        turn = self._turns.pop(0)
+        self._turns.append(turn)
+        if turn in victims:
+            victims[victims.index(turn)] = victims[index]
+        victims[index] = turn
 
     def _next_fault(self) -> str:
         """Each in its turn, in random order: so short runs have some of everything."""
@@ -111,55 +129,55 @@ class Nemesis(threading.Thread):
     # -- the faults ------------------------------------------------------------------------------
 
     def _kill(self, victim: int, seconds: float) -> None:
-        self._cluster.broker(victim).kill()
+        self._members[victim].kill()
         self._stopping.wait(seconds)
-        self._cluster.broker(victim).start()
+        self._members[victim].start()
 
     def _kill_all(self) -> None:
         self._note("kill all", self._cluster.controller.node_id, 0, alone=False)
-        for broker in self._rng.sample(self._cluster.brokers, len(self._cluster.brokers)):
-            broker.kill()
+        for node_id in self._rng.sample(sorted(self._members), len(self._members)):
+            self._members[node_id].kill()
         self._cluster.start()
 
     def _pause(self, victim: int, seconds: float) -> None:
-        self._cluster.broker(victim).pause()
+        self._members[victim].pause()
         self._stopping.wait(seconds)
-        self._cluster.broker(victim).resume()
+        self._members[victim].resume()
 
     def _restart(self, victim: int, seconds: float) -> None:
-        self._cluster.broker(victim).stop()
+        self._members[victim].stop()
         self._stopping.wait(seconds)
-        self._cluster.broker(victim).start()
+        self._members[victim].start()
 
     def _cut(self, victim: int, seconds: float) -> None:
         """Nobody reaches it, and it reaches the others."""
-        self._cluster.broker(victim).degrader.cut()
+        self._members[victim].degrader.cut()
         self._healed_after(victim, seconds)
 
     def _half_open(self, victim: int, seconds: float) -> None:
         """What is sent to it arrives late, also what has been given up."""
-        self._cluster.broker(victim).degrader.half_open()
+        self._members[victim].degrader.half_open()
         self._healed_after(victim, seconds)
 
     def _slow(self, victim: int, seconds: float) -> None:
-        self._cluster.broker(victim).degrader.set(latency_ms=40, jitter_ms=120)
+        self._members[victim].degrader.set(latency_ms=40, jitter_ms=120)
         self._healed_after(victim, seconds)
 
     def _cut_from_brokers(self, victim: int, seconds: float) -> None:
         """Clients reach it, followers do not; nor do heartbeats, if it is the controller."""
-        with self._cluster.broker(victim).faults.inject(client_id=OF_BROKERS, close=True):
+        with self._members[victim].faults.inject(client_id=OF_BROKERS, close=True):
             self._stopping.wait(seconds)
 
     def _cut_from_clients(self, victim: int, seconds: float) -> None:
-        with self._cluster.broker(victim).faults.inject(client_id=OF_CLIENTS, close=True):
+        with self._members[victim].faults.inject(client_id=OF_CLIENTS, close=True):
             self._stopping.wait(seconds)
 
     def _lost_answers(self, victim: int, seconds: float) -> None:
         """What clients ask for is done, but often they do not hear of it, and ask again."""
         rule: dict[str, Any] = {"client_id": OF_CLIENTS, "close": True, "when": "after", "probability": LOST_CHANCE}
-        with self._cluster.broker(victim).faults.inject(**rule):
+        with self._members[victim].faults.inject(**rule):
             self._stopping.wait(seconds)
 
     def _healed_after(self, victim: int, seconds: float) -> None:
         self._stopping.wait(seconds)
-        self._cluster.broker(victim).degrader.heal()
+        self._members[victim].degrader.heal()

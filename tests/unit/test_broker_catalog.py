@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import zlib
 from pathlib import Path
 
 import pytest
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import BROKER, TOPIC
-from headrace.broker.catalog.journal import SPARE_LINES_MAX
+from headrace.broker.catalog.journal import SPARE_LINES_MAX, DamagedJournalError, Journal
 from headrace.broker.catalog.topics import PartitionPlace, check_name
 from headrace.errors import BrokerError, Code
 
@@ -45,7 +48,10 @@ def test_everything_recorded_is_there_after_a_restart(path: Path) -> None:
     assert again.identity.next_producer_id == 1000
 
 
-def test_a_torn_last_line_is_cut_off_and_what_is_recorded_next_survives(path: Path) -> None:
+@pytest.mark.behaviour("B17")
+def test_a_torn_last_line_is_cut_off_named_and_kept_and_what_is_recorded_next_survives(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     catalog = Catalog(path)
     catalog.record(catalog.topics.creation("whole", [[1]]))
     before = path.stat().st_size
@@ -53,9 +59,12 @@ def test_a_torn_last_line_is_cut_off_and_what_is_recorded_next_survives(path: Pa
     catalog.close()
     whole = path.read_bytes()
 
-    for kept in range(before, len(whole)):
+    for number, kept in enumerate(range(before + 1, len(whole), 7), 1):
         path.write_bytes(whole[:kept])
+        caplog.clear()
         damaged = Catalog(path)
+        assert f"line 3 ({kept - before} bytes from byte {before} on) is cut off: it is incomplete" in caplog.text
+        assert path.with_name(f"{path.name}.torn-{number}").read_bytes() == whole[before:kept]
         assert set(damaged.topics.by_name) == {"whole"}, kept
         damaged.record(damaged.topics.creation("next", [[1]]))
         damaged = reopened(damaged, path)
@@ -63,17 +72,204 @@ def test_a_torn_last_line_is_cut_off_and_what_is_recorded_next_survives(path: Pa
         damaged.close()
 
 
-def test_a_line_whose_checksum_is_wrong_ends_the_journal(path: Path) -> None:
+def test_a_journal_that_ends_with_a_whole_line_is_not_touched(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    catalog = Catalog(path)
+    catalog.record(catalog.topics.creation("whole", [[1]]))
+    reopened(catalog, path).close()
+    assert not caplog.records
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.end"}
+
+
+def test_a_last_line_whose_checksum_is_wrong_is_cut_off_and_no_producer_id_of_it_is_given_out(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     catalog = Catalog(path)
     catalog.record(catalog.topics.creation("kept", [[1]]))
-    size = path.stat().st_size
-    catalog.record(catalog.topics.creation("flipped", [[1]]))
+    catalog.record(catalog.identity.reserve_producer_ids())
     catalog.close()
+    flip(path, -10)
+
+    again = Catalog(path)
+
+    assert set(again.topics.by_name) == {"kept"}
+    assert "line 3" in caplog.text
+    assert "its checksum does not match" in caplog.text
+    assert again.identity.next_producer_id >= 1000
+
+
+def flip(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
-    data[size + 20] ^= 1
+    data[position] ^= 1
     path.write_bytes(data)
 
-    assert set(Catalog(path).topics.by_name) == {"kept"}
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def three_topics(path: Path) -> None:
+    catalog = Catalog(path)
+    for name in ("a", "b", "c"):
+        catalog.record(catalog.topics.creation(name, [[1]]))
+    catalog.close()
+
+
+def assert_refused(path: Path, *texts: str) -> None:
+    """It does not open, says why, and leaves everything as it is."""
+    before = path.read_bytes()
+    with pytest.raises(DamagedJournalError) as refused:
+        Catalog(path)
+    for text in (str(path), f"headrace broker repair --data-dir {path.parent}", *texts):
+        assert text in str(refused.value)
+    assert path.read_bytes() == before
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.end"}
+
+
+@pytest.mark.behaviour("B17")
+def test_a_damaged_line_with_others_after_it_refuses_to_open_whichever_bit_it_is(path: Path) -> None:
+    three_topics(path)
+    whole = path.read_bytes()
+    first, second, *_ = lines_of(path)
+    for position in range(len(first), len(first) + len(second)):
+        flip(path, position)
+        assert_refused(path, f"line 2 (byte {len(first)})")
+        path.write_bytes(whole)
+
+
+@pytest.mark.behaviour("B17")
+@pytest.mark.parametrize(
+    ("order", "line"),
+    [((0, 2, 3), 2), ((0, 1, 3), 3), ((0, 2, 1, 3), 2), ((0, 1, 1, 2, 3), 3), ((1, 2, 3), 1)],
+    ids=["second lost", "third lost", "swapped", "twice", "first lost"],
+)
+def test_lines_that_are_lost_or_swapped_refuse_to_open(path: Path, order: tuple[int, ...], line: int) -> None:
+    three_topics(path)
+    lines = lines_of(path)
+    path.write_bytes(b"".join(lines[number] for number in order))
+    assert_refused(path, f"in line {line} (byte ", "comes after change")
+
+
+@pytest.mark.behaviour("B17")
+def test_a_snapshot_that_lost_a_line_refuses_to_open_also_if_it_is_the_last(path: Path) -> None:
+    three_topics(path)
+    catalog = Catalog(path)
+    Journal(path).replace(catalog.snapshot(), catalog.offset)
+    catalog.close()
+    lines = lines_of(path)
+    assert len(lines) > 4
+    path.write_bytes(b"".join(lines[:-1]))
+    assert_refused(path, f"after line {len(lines) - 1}", "1 parts of the snapshot that it begins with are missing")
+    path.write_bytes(b"".join(lines)[:-1])
+    assert_refused(path, "it is incomplete")
+    path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
+    assert_refused(path, "line 3", "part 4", "comes after part 2")
+    path.write_bytes(b"".join(lines))
+    assert set(Catalog(path).topics.by_name) == {"a", "b", "c"}
+
+
+@pytest.mark.behaviour("B17")
+def test_an_older_copy_of_the_journal_is_named_and_no_producer_id_is_given_out_again(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = Catalog(path)
+    older = path.read_bytes()
+    catalog.record(catalog.identity.reserve_producer_ids())
+    offset = catalog.offset
+    catalog.close()
+    path.write_bytes(older)
+    again = Catalog(path)
+    assert f"{path} ends with change 1, but when the broker was stopped it had change {offset}" in caplog.text
+    assert again.identity.next_producer_id >= 1000
+    caplog.clear()
+    (again := reopened(again, path)).close()
+    assert not caplog.records
+    path.with_name(f"{path.name}.end").write_bytes(b"\0")
+    reopened(Catalog(path), path).close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_an_event_that_is_not_known_refuses_to_open(path: Path) -> None:
+    catalog = Catalog(path)
+    catalog.close()
+    journal = Journal(path)
+    journal.open()
+    journal.append([{"kind": "of the future"}])
+    journal.close()
+    assert_refused(path, "line 2", "of the future", "A newer version")
+
+
+def test_a_journal_of_an_earlier_version_is_read_and_continued(path: Path) -> None:
+    bodies = [
+        b'[{"id":"an-old-cluster","kind":"cluster"}]',
+        b'[{"id":"%s","kind":"topic","name":"old","partitions":[[1,0,[1],[1]]]}]' % (b"ab" * 16),
+    ]
+    path.write_bytes(b"".join(b"%08x %b\n" % (zlib.crc32(body), body) for body in bodies))
+    catalog = Catalog(path)
+    assert catalog.identity.cluster_id == "an-old-cluster"
+    assert catalog.topics.by_name["old"].id.hex() == "ab" * 16
+    assert (catalog.offset, catalog.epochs.last) == (3, 1)
+    catalog.record(catalog.topics.creation("new", [[1]]))
+    assert set(reopened(catalog, path).topics.by_name) == {"old", "new"}
+
+
+def test_a_change_that_cannot_be_forced_to_disk_did_not_happen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = Catalog(path)
+    catalog.record(catalog.topics.creation("before", [[1]]))
+    before, sync, fails = path.read_bytes(), os.fsync, [True]
+
+    def failing(fd: int) -> None:
+        if fails and fails.pop():
+            raise OSError(errno.EIO, "the disk is gone")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(BrokerError, match="the disk is gone") as refused:
+        catalog.record(catalog.topics.creation("failed", [[1]]))
+    assert refused.value.code == Code.KAFKA_STORAGE_ERROR
+    assert path.read_bytes() == before
+    assert set(catalog.topics.by_name) == {"before"}
+    catalog.record(catalog.topics.creation("after", [[1]]))
+    assert set(reopened(catalog, path).topics.by_name) == {"before", "after"}
+
+
+def test_nothing_is_changed_any_more_after_a_change_that_could_not_be_taken_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog(path)
+
+    def failing(fd: int) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", failing)
+        with pytest.raises(BrokerError, match="the disk is gone"):
+            catalog.record(catalog.topics.creation("failed", [[1]]))
+    with pytest.raises(BrokerError, match="nothing can be changed until the broker is started again"):
+        catalog.record(catalog.topics.creation("later", [[1]]))
+    assert set(reopened(catalog, path).topics.by_name) == set()
+
+
+def test_the_folder_is_forced_to_disk_after_the_journal_was_replaced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog(path)
+    order: list[str] = []
+    replace, sync = os.replace, os.fsync
+
+    def noted_replace(source: Path, target: Path) -> None:
+        order.append("replace")
+        replace(source, target)
+
+    def noted_sync(fd: int) -> None:
+        order.append("folder" if os.path.isdir(f"/proc/self/fd/{fd}") else "file")
+        sync(fd)
+
+    monkeypatch.setattr(os, "replace", noted_replace)
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    journal = Journal(path)
+    journal.open()
+    journal.replace(catalog.snapshot(), catalog.offset)
+    assert order == ["file", "replace", "folder"]
 
 
 def test_a_journal_with_many_old_lines_is_written_anew_at_a_start(path: Path) -> None:

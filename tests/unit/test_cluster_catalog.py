@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.catalog import Catalog, Event
+from headrace.broker.catalog import Catalog, Event, epochs, topics
 from headrace.broker.catalog.acls import Acl, Acls
 from headrace.broker.catalog.brokers import Brokers, Registration
 from headrace.broker.catalog.configs import TOPIC, Configs
+from headrace.broker.catalog.epochs import StaleCatalogError
 from headrace.broker.catalog.quotas import Quotas, entity
 from headrace.broker.catalog.recent import CHANGES_AT_ONCE_MAX, CHANGES_KEPT_MAX, Recent
 from headrace.broker.catalog.topics import PartitionPlace, Topics
@@ -38,12 +39,12 @@ def fill(catalog: Catalog) -> None:
 
 def change(catalog: Catalog) -> None:
     """Something else in every section."""
-    topics = catalog.topics.by_name
-    catalog.record(Topics.growth(topics["orders"], [[2, 1]]))
+    by_name = catalog.topics.by_name
+    catalog.record(Topics.growth(by_name["orders"], [[2, 1]]))
     place = PartitionPlace((1, 2), (2,), 2, 4, partition_epoch=6, elr=(1,), adding=(3,), removing=(1,))
-    catalog.record(Topics.move(topics["orders"], 0, place))
-    catalog.record(Topics.deletion(topics["gone"]), Topics.creation("new", [[2]]))
-    catalog.record(Topics.deletion(topics["new"]), Topics.creation("gone", [[2]]))
+    catalog.record(Topics.move(by_name["orders"], 0, place))
+    catalog.record(Topics.deletion(by_name["gone"]), Topics.creation("new", [[2]]))
+    catalog.record(Topics.deletion(by_name["new"]), Topics.creation("gone", [[2]]))
     catalog.record(Brokers.change(row(2, 3), 1), Brokers.removal(1, 3))
     catalog.record(Configs.change(TOPIC, "orders", {"retention.ms": None, "segment.ms": "9"}), Acls.deletion(RULE))
     catalog.record(Users.deletion("ann", "SCRAM-SHA-256"), Users.change("bob", "SCRAM-SHA-512", CREDENTIAL))
@@ -65,7 +66,7 @@ def leading(tmp_path: Path) -> Catalog:
 def test_a_copy_that_gets_a_snapshot_is_the_same_and_is_so_after_a_restart(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     assert contents(copy) == contents(Catalog(tmp_path / "none", follows=True))  # it founds no cluster
-    copy.become(list(leading.snapshot()))
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
     assert contents(copy) == contents(leading)
     copy.close()
     assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
@@ -75,7 +76,7 @@ def test_the_epoch_of_a_broker_that_was_forgotten_is_not_given_out_again(leading
     leading.record(Brokers.change(row(3, 7), 1))
     leading.record(Brokers.removal(3, leading.brokers.last_epoch))
     copy = Catalog(tmp_path / "copy", follows=True)
-    copy.become(list(leading.snapshot()))
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
     assert (copy.brokers.last_epoch, set(copy.brokers.by_id)) == (7, {1, 2})
     copy.close()
     assert Catalog(tmp_path / "copy", follows=True).brokers.last_epoch == 7
@@ -83,13 +84,13 @@ def test_the_epoch_of_a_broker_that_was_forgotten_is_not_given_out_again(leading
 
 def test_a_copy_that_is_late_hears_of_the_difference_only(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
-    copy.become(list(leading.snapshot()))
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
     heard: list[Event] = []
     copy.listeners.append(heard.append)
-    copy.become(list(leading.snapshot()))
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
     assert heard == []
     change(leading)
-    copy.become(list(leading.snapshot()))
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
     assert contents(copy) == contents(leading)
     kinds = [event["kind"] for event in heard]
     assert kinds.count("topic-deleted") == kinds.count("topic") == kinds.count("partition") == 1
@@ -104,16 +105,120 @@ def test_a_copy_that_is_late_hears_of_the_difference_only(leading: Catalog, tmp_
 
 def test_a_copy_that_follows_change_by_change_is_the_same(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
-    copy.become(list(leading.snapshot()))
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
     number = leading.recent.next_number
     change(leading)
     changes = leading.recent.since(leading.recent.generation, number)
     assert changes is not None
-    for events in changes:
-        copy.follow(events)
+    for offset, events in enumerate(changes, number + 1):
+        copy.follow(events, offset)
+    assert copy.offset == leading.offset
     assert contents(copy) == contents(leading)
     copy.close()
     assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
+
+
+def restarted(catalog: Catalog, path: Path) -> Catalog:
+    catalog.close()
+    return Catalog(path)
+
+
+@pytest.mark.behaviour("B17")
+def test_a_snapshot_that_lacks_changes_of_the_copy_is_refused_and_changes_nothing(
+    leading: Catalog, tmp_path: Path
+) -> None:
+    older = (tmp_path / "leading").read_bytes()
+    leading.record(Topics.creation("later", [[1]]))
+    copy = Catalog(tmp_path / "copy", follows=True)
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
+    before = contents(copy)
+    leading.close()
+    (tmp_path / "leading").write_bytes(older)
+    heard: list[Event] = []
+    copy.listeners.append(heard.append)
+
+    leading = Catalog(tmp_path / "leading")  # in an epoch of its own
+    for number in range(5):  # more changes do not help: they are others
+        with pytest.raises(StaleCatalogError, match="the controller's catalog is older") as refused:
+            copy.load_snapshot(list(leading.snapshot()), leading.offset)
+        assert f"up to offset {copy.offset - 1}; this broker's copy is at epoch 1, offset {copy.offset}" in str(
+            refused.value
+        )
+        leading.record(Topics.creation(f"other-{number}", [[1]]))
+    assert contents(copy) == before
+    assert not heard
+    copy.close()
+    assert contents(Catalog(tmp_path / "copy", follows=True)) == before
+
+
+def test_a_snapshot_of_a_later_epoch_is_taken_wherever_the_copy_was(
+    leading: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "EPOCHS_KEPT_MAX", 3)
+    copies = []
+    for number in range(6):
+        copies.append(Catalog(tmp_path / f"copy-{number}", follows=True))
+        copies[-1].load_snapshot(list(leading.snapshot()), leading.offset)
+        leading.record(Topics.creation(f"topic-{number}", [[1]]))
+        leading = restarted(leading, tmp_path / "leading")
+    assert [row.number for row in leading.epochs.rows] == [5, 6, 7]
+    for copy in copies:
+        copy.load_snapshot(list(leading.snapshot()), leading.offset)
+        assert contents(copy) == contents(leading)
+        assert copy.offset == leading.offset
+
+
+def test_two_runs_of_one_number_are_told_apart(leading: Catalog, tmp_path: Path) -> None:
+    """The same older journal was started twice, and both runs have made changes."""
+    leading.close()
+    journal = (tmp_path / "leading").read_bytes()
+    one = Catalog(tmp_path / "leading")
+    one.record(Topics.creation("one", [[1]]))
+    copy = Catalog(tmp_path / "copy", follows=True)
+    copy.load_snapshot(list(one.snapshot()), one.offset)
+    (tmp_path / "other").write_bytes(journal)
+    other = Catalog(tmp_path / "other")
+    for number in range(9):
+        other.record(Topics.creation(f"other-{number}", [[1]]))
+    assert other.epochs.last == one.epochs.last
+    with pytest.raises(StaleCatalogError):
+        copy.load_snapshot(list(other.snapshot()), other.offset)
+
+
+def test_a_copy_of_an_earlier_version_takes_any_snapshot(leading: Catalog, tmp_path: Path) -> None:
+    copy = Catalog(tmp_path / "copy", follows=True)
+    events = [event for event in leading.snapshot() if event["kind"] != "controller-epochs"]
+    copy.load_snapshot(events, 1000)
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
+    assert copy.offset == leading.offset
+
+
+@pytest.mark.behaviour("B17")
+def test_a_topic_that_a_snapshot_does_not_have_is_lost_and_only_a_deleted_one_is_deleted(
+    leading: Catalog, tmp_path: Path
+) -> None:
+    copy = Catalog(tmp_path / "copy", follows=True)
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
+    heard: list[Event] = []
+    copy.listeners.append(heard.append)
+    leading.record(Topics.deletion(leading.topics.by_name["gone"]))
+    without = [event for event in leading.snapshot() if event.get("name") != "orders" or event["kind"] != "topic"]
+    copy.load_snapshot(without, leading.offset)
+    assert {event["name"]: event["kind"] for event in heard if "topic" in event["kind"]} == {
+        "gone": "topic-deleted",
+        "orders": "topic-lost",
+    }
+
+
+def test_deleted_topics_are_remembered_but_not_for_ever(
+    leading: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "DELETED_KEPT_MAX", 2)
+    for number in range(4):
+        leading.record(Topics.creation(f"topic-{number}", [[1]]))
+        leading.record(Topics.deletion(leading.topics.by_name[f"topic-{number}"]))
+    assert [*leading.topics.deleted.values()] == ["topic-2", "topic-3"]
+    assert restarted(leading, tmp_path / "leading").topics.deleted == leading.topics.deleted
 
 
 def test_a_copy_cannot_be_changed(tmp_path: Path) -> None:
@@ -126,12 +231,12 @@ def test_a_copy_cannot_be_changed(tmp_path: Path) -> None:
 
 def test_what_is_assumed_is_forgotten_with_the_next_snapshot_and_at_a_restart(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
-    copy.become(list(leading.snapshot()))
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
     orders = copy.topics.by_name["orders"]
     copy.assume([Topics.move(orders, 0, PartitionPlace((1, 2), (1, 2), -1, 0))])
     assert orders.partitions[0].leader == -1
     assert Catalog(tmp_path / "copy", follows=True).topics.by_name["orders"].partitions[0].leader == 1
-    copy.become(list(leading.snapshot()))
+    copy.load_snapshot(list(leading.snapshot()), leading.offset)
     assert orders.partitions[0].leader == 1
 
 

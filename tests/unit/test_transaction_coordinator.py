@@ -202,7 +202,7 @@ def test_when_no_id_can_be_reserved_the_producer_is_told_to_come_again(monkeypat
         rig = Rig()
 
         def full(*events: object) -> None:
-            raise OSError("no space left on device")
+            raise BrokerError("no space left on device", code=Code.KAFKA_STORAGE_ERROR)
 
         with monkeypatch.context() as patch:
             patch.setattr(rig.catalog, "record", full)

@@ -35,6 +35,7 @@ from headrace.broker.tasks import on_loop_error
 from headrace.broker.topic_admin import TopicAdmin
 from headrace.broker.transactions.coordinator import TransactionCoordinator
 from headrace.errors import BrokerError, Code, ConfigError
+from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.cluster.cluster import Cluster
@@ -97,7 +98,7 @@ class Broker:
         self.configurations = Configurations(config, self.catalog, self.node_id)
         previous_epoch = self._previous_epoch(controller)
         self.logs.load()
-        if self.logs.lost_tails:
+        if self.logs.lost_tails or self.logs.strays or self._has_logs_of_other_topics():
             previous_epoch = -1  # what was committed is not all here: the controller must not count on us
         self._started.push_async_callback(self.logs.stop)
         self.authenticator = Authenticator(config, self.catalog.users, clock)
@@ -105,7 +106,8 @@ class Broker:
         self.quotas = QuotaManager(self.catalog.quotas, clock, config)
         lag_ms_max = config.of(int, "replica.lag.time.max.ms")
         self.replicas = ReplicaManager(self.node_id, self.logs, self.catalog, clock, self.log_config, lag_ms_max)
-        self.topic_admin = TopicAdmin(self.catalog, self.node_id if self.has_partitions else None, config)
+        own_id = self.node_id if self.has_partitions else None
+        self.topic_admin = TopicAdmin(self.catalog, own_id, config, self.logs.strays)
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_admin, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
@@ -113,6 +115,7 @@ class Broker:
         self.replicas.marker_listener = self.groups.complete_transaction
         await self._enter_cluster(controller, previous_epoch)
         self.logs.is_alone = self.cluster is None
+        self.transactions.ids.seen(self.logs.last_producer_id)
         self.replicas.start()
         self.logs.start()
         self.replicas.placed.append(self._coordinate)
@@ -134,6 +137,12 @@ class Broker:
             self._started.push_async_callback(self.cluster.leave)
             await self.cluster.joined()
             self.transactions.ids.ask_ahead()
+
+    def _has_logs_of_other_topics(self) -> bool:
+        """Whether a log has another topic id than the topic of its name."""
+        topics = self.catalog.topics.by_name
+        known = ((each.topic_id, topics[each.topic].id) for each in self.logs.all if each.topic in topics)
+        return any(found not in (ZERO_UUID, expected) for found, expected in known)
 
     # -- the cluster -----------------------------------------------------------------------------
 

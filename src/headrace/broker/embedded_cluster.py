@@ -43,6 +43,7 @@ class EmbeddedCluster:
         *,
         data_dir: str | os.PathLike[str] | None = None,
         ports: Sequence[int] | None = None,
+        controller_port: int = 0,
         racks: Sequence[str] | None = None,
         degraded: bool = False,
         separate_controller: bool = True,
@@ -50,7 +51,8 @@ class EmbeddedCluster:
     ) -> None:
         """Options of all brokers by their dotted names in `config`, or as keywords.
 
-        With a `data_dir`, each broker has a folder in it, and they stay. `ports` and `racks` are one for each broker.
+        With a `data_dir`, each broker has a folder in it, and they stay. `ports` and `racks` are one for each broker;
+        `controller_port` is that of a separate controller. A port 0 is a free one.
         `degraded=True` puts a `Degrader` before each broker: clients and the other brokers come through it, and
         `broker.isolate()` cuts the broker off. With `separate_controller=False` the first broker is the controller as
         well, and what waits for a replica on it waits until it is back.
@@ -61,6 +63,7 @@ class EmbeddedCluster:
             if given is not None and len(given) != count:
                 raise ConfigError(f"{what} has {len(given)} items for {count} brokers")
         common = {**defaults(count), **(config or {}), **BROKER_OPTIONS.named(options)}
+        _check_listeners(common.get("listeners"))
         self.data_dir = None if data_dir is None else Path(data_dir).absolute()
         self._members: list[ClusterBroker] = []  # the controller first
         self.brokers = self._members
@@ -77,7 +80,7 @@ class EmbeddedCluster:
                         {**common, **own},
                         controller=self._members[0] if index else None,
                         data_dir=None if self.data_dir is None else self.data_dir / f"broker-{node_id}",
-                        port=0 if ports is None or node_id == SEPARATE else ports[node_id - 1],
+                        port=_port(node_id, ports, controller_port),
                         degraded=degraded,
                     )
                 )
@@ -126,6 +129,10 @@ class EmbeddedCluster:
     def bootstrap_servers(self) -> str:
         """host:port of all brokers, with commas between them; the same over restarts."""
         return ",".join(broker.bootstrap for broker in self.brokers)
+
+    @property
+    def has_separate_controller(self) -> bool:
+        return self._members is not self.brokers
 
     @property
     def controller(self) -> ClusterBroker:
@@ -243,6 +250,23 @@ def defaults(count: int) -> dict[str, object]:
         "transaction.state.log.min.isr": enough,
         "min.insync.replicas": enough,
     }
+
+
+def _port(node_id: int, ports: Sequence[int] | None, controller_port: int) -> int:
+    if node_id == SEPARATE:
+        return controller_port
+    return 0 if ports is None else ports[node_id - 1]
+
+
+def _check_listeners(listeners: object) -> None:
+    """Several processes cannot listen on one port."""
+    texts = listeners.split(",") if isinstance(listeners, str) else listeners
+    for text in texts if isinstance(texts, list | tuple) else ():
+        if not str(text).endswith(":0"):
+            raise ConfigError(
+                f"listeners={text}: all brokers of the cluster would listen on this port. Give it port 0, and each "
+                "broker a port with ports=[…] (on the command line, with --listen)"
+            )
 
 
 def _each(calls: Sequence[Any]) -> None:

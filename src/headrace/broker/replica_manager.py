@@ -78,9 +78,16 @@ class ReplicaManager:
         """Take over the partitions of the catalog, and follow it from now on."""
         for topic in self._catalog.topics.by_name.values():
             self._open(topic)
-        for stray in self._logs.all:
-            if (stray.topic, stray.index) not in self._partitions:
-                log.warning("%s is of no topic in the catalog: left alone, remove it by hand", stray.directory)
+        for unknown in self._logs.all:
+            key = (unknown.topic, unknown.index)
+            if key in self._partitions:
+                continue
+            if unknown.topic_id in self._catalog.topics.deleted:  # a crash came before its files were removed
+                self._logs.delete(*key)
+            elif unknown.topic_id in self._catalog.topics.by_id:
+                self._set_aside(*key, "the catalog says that this broker has no replica of it")
+            else:
+                self._set_aside(*key, "the catalog knows no such topic")
         self._catalog.listeners.append(self._on_event)
 
     def partition(self, topic: str, index: int) -> Partition:
@@ -99,6 +106,13 @@ class ReplicaManager:
         if found is None:
             known = self._catalog.topics.by_name.get(topic)
             if known is not None and 0 <= index < len(known.partitions):
+                if (stray := self._logs.strays.get((topic, index))) and self._node_id in known.partitions[
+                    index
+                ].replicas:
+                    raise BrokerError(
+                        f"{topic}-{index} is offline on broker {self._node_id}: {stray.folder}: {stray.reason}",
+                        code=Code.KAFKA_STORAGE_ERROR,
+                    )
                 raise BrokerError(f"{topic}-{index} is on other brokers", code=Code.NOT_LEADER_OR_FOLLOWER)
             raise BrokerError(f"there is no partition {topic}-{index}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
         return found
@@ -124,32 +138,71 @@ class ReplicaManager:
             if self._node_id not in place.replicas or (topic.name, index) in self._partitions:
                 continue
             config = config or self._config_of(topic.name)
-            partition = Partition(topic.name, index, self._log_of(topic, index, config), place, self._rules)
+            log_of = self._log_of(topic, index, config)
+            if log_of is None:
+                continue
+            partition = Partition(topic.name, index, log_of, place, self._rules)
             self._partitions[partition.key] = partition
             partition.advance_high_watermark()  # after a crash the log may know of less than it has
             self._tell(partition)
 
-    def _log_of(self, topic: Topic, index: int, config: LogConfig) -> Log:
-        found = self._logs.get(topic.name, index)
-        if found is not None and found.topic_id not in (topic.id, ZERO_UUID):
-            # A crash came between the catalog's journal and the folder: it is of an older topic of that name.
-            self._logs.delete(topic.name, index)
-        return self._logs.create(topic.name, index, topic.id, config)
+    def _log_of(self, topic: Topic, index: int, config: LogConfig) -> Log | None:
+        """The log of a partition; None if its folder has records that may be of another topic."""
+        key = (topic.name, index)
+        existing = self._logs.get(*key)
+        if existing is not None and existing.topic_id not in (topic.id, ZERO_UUID):
+            if existing.topic_id in self._catalog.topics.deleted:
+                # A crash came between the catalog's journal and the folder: it is of an older topic of that name.
+                self._logs.delete(*key)
+            else:
+                theirs, ours = existing.topic_id.hex(), topic.id.hex()
+                self._logs.set_aside(
+                    *key, f"its topic id is {theirs}, the topic {topic.name} of the catalog has {ours}"
+                )
+        stray = self._logs.strays.get(key)
+        if stray is not None and stray.topic_id != topic.id:
+            log.error(
+                "%s-%d is offline on this broker: %s: %s. Nothing was deleted. If these records are of this topic: "
+                "headrace broker repair --accept %s-%d; if not, move the folder away",
+                *key,
+                stray.folder,
+                stray.reason,
+                *key,
+            )
+            return None
+        return self._logs.create(*key, topic.id, config)
+
+    def _set_aside(self, topic: str, index: int, why: str) -> None:
+        """Keep a folder that no partition uses; somebody has to look at it."""
+        stray = self._logs.set_aside(topic, index, why)
+        log.warning(
+            "%s is a stray folder: %s. It is kept as it is: `headrace broker repair` shows what can be done",
+            stray.folder,
+            why,
+        )
 
     def _on_event(self, event: Event) -> None:
         kind = event["kind"]
         if kind in ("topic", "partitions-added"):
             self._open(self._catalog.topics.by_id[bytes.fromhex(event["id"])])
-        elif kind == "topic-deleted":
-            topic = self._by_topic_id.pop(bytes.fromhex(event["id"]))
-            for index in range(len(topic.partitions)):
-                self._remove(topic.name, index)
+        elif kind in ("topic-deleted", "topic-tombstone", "topic-lost"):
+            self._topic_gone(bytes.fromhex(event["id"]), deleted=kind != "topic-lost")
         elif kind == "partition":
-            self._move(self._catalog.topics.by_id[bytes.fromhex(event["id"])], event["index"])
+            topic = self._catalog.topics.by_id[bytes.fromhex(event["id"])]
+            self._move(topic, event["index"], from_snapshot=event.get("from_snapshot", False))
         elif kind == "config":
             self._reconfigure(event["name"] if event["resource"] == TOPIC else None)
         elif kind == "broker":
             self._broker_changed(event["id"])
+
+    def _topic_gone(self, topic_id: bytes, *, deleted: bool) -> None:
+        topic = self._by_topic_id.pop(topic_id, None)
+        if topic is not None:
+            for index in range(len(topic.partitions)):
+                self._remove(topic.name, index, "" if deleted else "the controller's catalog has lost this topic")
+        for key, stray in list(self._logs.strays.items()):
+            if deleted and stray.topic_id == topic_id:
+                self._logs.delete_stray(*key)
 
     def _broker_changed(self, node: int) -> None:
         """It may be gone: nobody waits any longer for it to come in sync."""
@@ -165,7 +218,7 @@ class ReplicaManager:
             if node not in partition.isr:
                 self.out_of_sync_fetch(partition, node)
 
-    def _move(self, topic: Topic, index: int) -> None:
+    def _move(self, topic: Topic, index: int, *, from_snapshot: bool) -> None:
         partition = self._partitions.get((topic.name, index))
         if partition is None:
             self._open(topic)
@@ -174,7 +227,9 @@ class ReplicaManager:
         before, was_in_sync = (partition.leader, partition.leader_epoch), partition.isr
         partition.place(place)
         if self._node_id not in place.replicas:
-            self._remove(topic.name, index)  # it was moved away for good
+            # It was moved away for good; or so it seems, if it is only a snapshot that says so.
+            why = "the catalog says that this broker has no replica of it any more" if from_snapshot else ""
+            self._remove(topic.name, index, why)
             return
         self.raise_high_watermark(partition)
         self._wake(partition.key)  # those who wait for it have to know who leads now, and who is in sync
@@ -184,13 +239,17 @@ class ReplicaManager:
             self._wake_followers(partition)
             self._tell(partition)
 
-    def _remove(self, topic: str, index: int) -> None:
+    def _remove(self, topic: str, index: int, stray_because: str = "") -> None:
+        """Have a partition no more. Its files are deleted; with `stray_because` they stay."""
         partition = self._partitions.pop((topic, index), None)
         if partition is None:
             return
         partition.is_deleted = True
         partition.is_leader = False
-        self._logs.delete(topic, index)
+        if stray_because:
+            self._set_aside(topic, index, stray_because)
+        else:
+            self._logs.delete(topic, index)
         self._wake(partition.key)  # to be told that it is gone
         self.delayed_deletes.wake(partition.key)
         self._wake_followers(partition)

@@ -112,7 +112,19 @@ class Service:
             "faults": len(self._broker.faults.list()),
             "task_failures": failures(),
             "damaged": self._broker.logs.damages(),
+            "catalog": self._catalog_state(),
+            "strays": [
+                {"folder": str(stray.folder), "reason": stray.reason} for stray in self._broker.logs.strays.values()
+            ],
             **self._broker.server.counters(),
+        }
+
+    def _catalog_state(self) -> dict[str, Any]:
+        catalog, cluster = self._broker.catalog, self._broker.cluster
+        return {
+            "epoch": catalog.epochs.last,
+            "offset": catalog.offset,
+            "problem": None if cluster is None else cluster.catalog_problem,
         }
 
     async def _create_topic(self, arguments: dict[str, Any]) -> str:

@@ -77,11 +77,20 @@ class Supervisor:
     def _facts(self, control: Path) -> Ready:
         return Ready(
             bootstrap=self._cluster.bootstrap_servers,
-            listeners={f"broker-{broker.node_id}": broker.bootstrap for broker in self._cluster.brokers},
+            listeners={self._name(member): member.bootstrap for member in self._members},
             pid=os.getpid(),
             data_dir=str(self._folder),
             control=str(control),
         )
+
+    @property
+    def _members(self) -> list[ClusterBroker]:
+        """All processes: the brokers, and the controller if it is one of its own."""
+        cluster = self._cluster
+        return [*cluster.brokers, cluster.controller] if cluster.has_separate_controller else cluster.brokers
+
+    def _name(self, member: ClusterBroker) -> str:
+        return f"broker-{member.node_id}" if member in self._cluster.brokers else "controller"
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
@@ -91,10 +100,11 @@ class Supervisor:
     async def _watch(self) -> None:
         """Say when a broker has ended by itself; the others go on."""
         while not self._stopping.is_set():
-            for broker in self._cluster.brokers:
-                if not broker.is_alive and broker.node_id not in self._down:
-                    self._down.add(broker.node_id)
-                    log.warning("broker %d has ended; the others go on. %s", broker.node_id, broker.log_text.strip())
+            for member in self._members:
+                if not member.is_alive and member.node_id not in self._down:
+                    self._down.add(member.node_id)
+                    name, said = self._name(member), member.log_text.strip()
+                    log.warning("%s has ended; the others go on. %s", name, said)
             try:
                 async with asyncio.timeout(WATCH_SECONDS):
                     await self._stopping.wait()
@@ -115,15 +125,17 @@ class Supervisor:
 
     def _named(self, arguments: dict[str, Any]) -> ClusterBroker:
         node_id = arguments.get("node_id")
-        for broker in self._cluster.brokers:
-            if broker.node_id == node_id:
-                return broker
+        for member in self._members:
+            if member.node_id == node_id:
+                return member
         there = ", ".join(str(broker.node_id) for broker in self._cluster.brokers)
         raise ConfigError(f"there is no broker {node_id!r} in this cluster; there are {there}")
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         assert self._ready is not None
-        rows = await asyncio.gather(*(asyncio.to_thread(_asked, broker) for broker in self._cluster.brokers))
+        rows = await asyncio.gather(*(asyncio.to_thread(_asked, member) for member in self._members))
+        processes = [_process_row(row) for row in rows]
+        controller = processes.pop() if self._cluster.has_separate_controller else None
         first = next((row for row in rows if row["alive"]), {})
         return self._ready.to_json() | {
             "version": __version__,
@@ -132,10 +144,15 @@ class Supervisor:
             **{name: sum(row.get(name, 0) for row in rows) for name in _SUMMED},
             "task_failures": sum((Counter(row.get("task_failures", {})) for row in rows), Counter()),
             "damaged": [f"broker {row['node_id']}: {text}" for row in rows for text in row.get("damaged", ())],
-            "brokers": [
-                {name: row.get(name) for name in ("node_id", "alive", "bootstrap", "pid", "data_dir")} for row in rows
-            ],
+            "brokers": processes,
+            "controller": controller,
+            "strays": [stray for row in rows for stray in row.get("strays", [])],
         }
+
+
+def _process_row(status: dict[str, Any]) -> dict[str, Any]:
+    row = {name: status.get(name) for name in ("node_id", "alive", "bootstrap", "pid", "data_dir")}
+    return row | {"catalog_problem": status.get("catalog", {}).get("problem")}
 
 
 def _asked(broker: ClusterBroker) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import TOPIC, Configs
@@ -10,6 +11,9 @@ from headrace.broker.catalog.topics import Topic, Topics, check_name
 from headrace.broker.configs import ResourceType, check_values
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
+
+if TYPE_CHECKING:
+    from headrace.broker.log.manager import Stray
 
 PARTITIONS_MAX = 10_000
 """Of one topic, and to be made by one request: Kafka's controller has the same limit."""
@@ -23,11 +27,17 @@ Assignment = Sequence[Sequence[int]]
 class TopicAdmin:
     """Changes topics. Every refusal is a BrokerError with the code that Kafka would give."""
 
-    def __init__(self, catalog: Catalog, node_id: int | None, config: Config) -> None:
-        """`node_id` is the broker that has all partitions while there is no other one; None: it has none."""
+    def __init__(
+        self, catalog: Catalog, node_id: int | None, config: Config, strays: Mapping[tuple[str, int], Stray]
+    ) -> None:
+        """`node_id` is the broker that has all partitions while there is no other one; None: it has none.
+
+        `strays` are folders of this broker by topic and partition: a new topic must not take their place.
+        """
         self._catalog = catalog
         self._node_id = node_id
         self._config = config
+        self._strays = strays
 
     def create(
         self,
@@ -107,6 +117,13 @@ class TopicAdmin:
             raise BrokerError(f"topic {name} exists", code=Code.TOPIC_ALREADY_EXISTS)
         if Topic(name, b"", []).is_internal and not internal:
             raise BrokerError(f"topic {name} is made by the broker itself", code=Code.INVALID_TOPIC_EXCEPTION)
+        for (topic, _), stray in self._strays.items():
+            if topic == name:
+                raise BrokerError(
+                    f"topic {name} is not created: {stray.folder} has records of another topic of that name "
+                    f"({stray.reason}). `headrace broker repair` on that broker's data folder shows what can be done",
+                    code=Code.INVALID_TOPIC_EXCEPTION,
+                )
         twin = next((other for other in self._catalog.topics.by_name if _folded(other) == _folded(name)), None)
         if twin is not None:
             raise BrokerError(

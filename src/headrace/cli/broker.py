@@ -1,4 +1,4 @@
-"""headrace broker: start, stop, status, faults."""
+"""headrace broker: start, stop, status, repair, faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from headrace.cli.broker_cluster import joining, run_cluster
 from headrace.cli.broker_faults import faults
-from headrace.cli.output import CommandError, command_errors, debug_option, emit, format_option
+from headrace.cli.output import EXIT_FAILED, CommandError, command_errors, debug_option, emit, format_option
 from headrace.cli.running import call, data_dir_option, default_data_dir, is_alive
 from headrace.cli.settings import key_value
 from headrace.cli.ui_option import ui_option
@@ -47,7 +47,13 @@ def broker() -> None:
     type=click.IntRange(1, 50),
     default=1,
     show_default=True,
-    help="Start so many, as one cluster, on neighbouring ports; the first one is the controller.",
+    help="Start so many, as one cluster, on consecutive ports from that of --listen on.",
+)
+@click.option(
+    "--controller",
+    type=click.Choice(["separate", "combined"]),
+    help="With --brokers: run the controller as a process of its own, on the port after those of the brokers, or let "
+    "the first broker be the controller. [default: separate, or as it was in this data folder]",
 )
 @click.option("--join", metavar="HOST:PORT", help="Join the cluster of the broker that listens there: its controller.")
 @click.option("--node-id", type=click.IntRange(0), help="The number of this broker in the cluster.")
@@ -61,6 +67,7 @@ def start(
     config_file: Path | None,
     options: tuple[str, ...],
     brokers: int,
+    controller: str | None,
     join: str | None,
     node_id: int | None,
     ui_listen: str | None,
@@ -72,9 +79,10 @@ def start(
     When it is ready it prints one line with the address for `bootstrap.servers`. Its log goes to the standard error.
     What is given here counts more than what is in the file. A second Ctrl-C ends it at once.
 
-    With --brokers 3 it runs three of them, each a process with a folder of its own in the data folder. `headrace broker
-    stop --data-dir FOLDER/broker-2` stops one of them, and `headrace broker start --join HOST:PORT --node-id 2
-    --data-dir FOLDER/broker-2` starts it again; so can further brokers be added.
+    With --brokers 3 it runs three of them and their controller, each a process with a folder of its own in the data
+    folder: any broker can be lost, the first one too. `headrace broker stop --data-dir FOLDER/broker-2` stops one of
+    them, and `headrace broker start --join HOST:PORT --node-id 2 --data-dir FOLDER/broker-2` starts it again, with the
+    address of any broker of the cluster; so can further brokers be added.
 
     \b
     Exit codes: 0 stopped in good order; 1 it could not start, or not stop in good order; 2 wrong usage;
@@ -86,8 +94,10 @@ def start(
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format=LOG_FORMAT)
     given = read_properties(config_file) if config_file else {}
     arguments: dict[str, object] = dict(key_value(text, "-X") for text in options)
-    if listen is not None:
+    if listen is not None and brokers == 1:
         arguments["listeners"] = f"PLAINTEXT://{_address(listen)}"
+    if controller is not None and brokers == 1:
+        raise click.UsageError("--controller is for --brokers")
     if brokers > 1:
         if join is not None or node_id is not None:
             raise click.UsageError("--brokers starts a cluster of its own: --join and --node-id are for one broker")
@@ -100,6 +110,7 @@ def start(
                 None if listen is None else _address(listen),
                 output_format,
                 open_view,
+                separate_controller=None if controller is None else controller == "separate",
             )
         return
     if join is not None:
@@ -161,14 +172,85 @@ def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
         f"{facts['topics']} topics, {facts['partitions']} partitions, {facts['connections']} connections, "
         f"{facts['faults']} faults",
     ]
+    problem = (facts.get("catalog") or {}).get("problem")
+    if problem:
+        lines.append(f"the controller's catalog is refused: {problem}")
     for row in facts.get("brokers", ()):
-        state = f"pid {row['pid']}" if row["alive"] else "down"
-        lines.append(f"broker {row['node_id']}: {row['bootstrap']}, {state}, data in {row['data_dir']}")
+        lines.append(f"broker {row['node_id']}: {_process_text(row)}")
+        if row.get("catalog_problem"):
+            lines.append(f"broker {row['node_id']}: the controller's catalog is refused: {row['catalog_problem']}")
+    if facts.get("controller"):
+        lines.append(f"controller: {_process_text(facts['controller'])}")
+    lines += [f"stray folder, kept: {stray['folder']}: {stray['reason']}" for stray in facts["strays"]]
     for name, count in facts.get("task_failures", {}).items():
         lines.append(f"background task {name} failed {count} times: see the log, and report it")
     for text in facts.get("damaged", ()):
         lines.append(f"damaged: {text}")
     emit(output_format, facts, "\n".join(lines))
+
+
+@broker.command()
+@data_dir_option
+@click.option(
+    "--from",
+    "sources",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="The data folder of another broker of the cluster (or its catalog.journal), to take the catalog from. May be "
+    "repeated: the newest one is taken.",
+)
+@click.option(
+    "--accept",
+    metavar="TOPIC-PARTITION",
+    multiple=True,
+    help="A folder whose records are of the topic of its name, whatever its partition.metadata says. May be repeated.",
+)
+@click.option("--yes", "apply", is_flag=True, help="Do it. Without, say what would be done.")
+@format_option
+@debug_option
+@command_errors
+def repair(
+    data_dir: Path | None,
+    sources: tuple[Path, ...],
+    accept: tuple[str, ...],
+    apply: bool,
+    output_format: str,
+    debug: bool,
+) -> None:
+    """Put right a data folder whose catalog is damaged or lost, while no broker runs on it.
+
+    Says what is wrong, what is lost and what would be done; --yes does it, and keeps a copy of catalog.journal as it
+    was. No records are deleted. Topics that the catalog has lost are added again from their folders if the broker is
+    alone; in a cluster, --from takes the catalog from another broker.
+
+    \b
+    Exit codes: 0 nothing to do, or it is done; 1 it would be done with --yes, or it failed; 2 wrong usage.
+    """
+    from headrace.broker.repair import repair as repair_folder
+
+    folder = (data_dir or default_data_dir()).absolute()
+    plan, copy = repair_folder(folder, [source.absolute() for source in sources], accept, apply=apply)
+    facts = {
+        "data_dir": str(folder),
+        "problems": plan.problems,
+        "lost": plan.lost,
+        "actions": plan.actions,
+        "applied": apply and bool(plan.actions),
+        "copy": None if copy is None else str(copy),
+    }
+    lines = [f"problem: {text}" for text in plan.problems]
+    lines += [f"lost: {text}" for text in plan.lost]
+    lines += [f"{'done' if apply else 'to do'}: {text}" for text in plan.actions]
+    if copy is not None:
+        lines.append(f"the journal as it was: {copy}")
+    if not plan.actions:
+        lines.append(f"{folder}: there is nothing to do")
+    elif not apply:
+        lines.append("nothing was changed: --yes does it")
+    emit(output_format, facts, "\n".join(lines))
+    if plan.actions and not apply:
+        raise SystemExit(EXIT_FAILED)
 
 
 @broker.command()
@@ -190,6 +272,11 @@ def stop(data_dir: Path | None, output_format: str, debug: bool) -> None:
             raise CommandError(f"the broker (pid {pid}) still runs after {STOP_SECONDS_MAX:g} s; kill {pid} ends it")
         time.sleep(_POLL_SECONDS)
     emit(output_format, {"stopped": pid}, f"the broker (pid {pid}) has stopped")
+
+
+def _process_text(row: Mapping[str, object]) -> str:
+    state = f"pid {row['pid']}" if row["alive"] else "down"
+    return f"{row['bootstrap']}, {state}, data in {row['data_dir']}"
 
 
 def _address(text: str) -> str:

@@ -25,17 +25,28 @@ def run_cluster(
     listen: str | None,
     output_format: str,
     on_ready: Callable[[Ready], None],
+    *,
+    separate_controller: bool | None = None,
 ) -> None:
-    """Run several brokers, on neighbouring ports of the loopback, until they are told to stop."""
+    """Run several brokers, on consecutive ports of the loopback, until they are told to stop."""
     from headrace.broker.embedded_cluster import EmbeddedCluster
     from headrace.broker.supervisor import Supervisor
 
-    cluster = EmbeddedCluster(count, options, data_dir=folder, ports=_ports(count, listen), separate_controller=False)
+    *ports, controller_port = _ports(count + 1, listen)
+    cluster = EmbeddedCluster(
+        count,
+        options,
+        data_dir=folder,
+        ports=ports,
+        controller_port=controller_port,
+        separate_controller=_has_separate_controller(folder, separate_controller),
+    )
 
     def announce(ready: Ready) -> None:
+        controller = f"controller {ready.listeners['controller']}, " if cluster.has_separate_controller else ""
         text = (
             f"headrace cluster of {count} brokers ready: bootstrap.servers={ready.bootstrap} "
-            f"(data in {folder}, pid {ready.pid})"
+            f"({controller}data in {folder}, pid {ready.pid})"
         )
         emit(output_format, ready.to_json(), text)
         on_ready(ready)
@@ -44,6 +55,25 @@ def run_cluster(
         await Supervisor(cluster, folder).run(announce)
 
     asyncio.run(run())
+
+
+def _has_separate_controller(folder: Path, wanted: bool | None) -> bool:
+    """As it was before in this folder: the cluster's catalog is there; else as is wanted, by default separate."""
+    from headrace.broker.broker import JOURNAL_NAME
+    from headrace.broker.embedded_cluster import SEPARATE
+
+    if (folder / f"broker-{SEPARATE}" / JOURNAL_NAME).exists():
+        before = True
+    elif (folder / f"broker-{SEPARATE + 1}" / JOURNAL_NAME).exists():
+        before = False
+    else:
+        return wanted is not False
+    if wanted not in (None, before):
+        raise click.UsageError(
+            f"--controller: the cluster in {folder} has a {'separate' if before else 'combined'} controller, which has "
+            "its catalog: leave the option out, or use another data folder"
+        )
+    return before
 
 
 def _ports(count: int, listen: str | None) -> list[int]:

@@ -1,7 +1,7 @@
 """The last changes of the catalog, in order and numbered, for the brokers that follow it.
 
-Numbers are of one *generation*: of the process that records. What is on disk has none, for it is written anew now and
-then; whoever comes with the numbers of an older generation, or of changes that are not kept any more, gets a snapshot.
+A number is the offset of the catalog before the change. Numbers are of one *generation*: of the process that records.
+Whoever comes with the numbers of an older generation, or of changes that are not kept any more, gets a snapshot.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Change = Sequence[Event]
 class Recent:
     """What was recorded last."""
 
-    def __init__(self) -> None:
+    def __init__(self, next_number: int = 0) -> None:
         self.generation = int.from_bytes(os.urandom(7))
-        self.next_number = 0
+        self.next_number = next_number
         self._changes: deque[Change] = deque(maxlen=CHANGES_KEPT_MAX)
 
     def add(self, change: Change) -> None:

@@ -17,6 +17,8 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 INTERNAL = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
+DELETED_KEPT_MAX = 1_000
+"""Topics that were deleted last: brokers that were away meanwhile may remove their replicas, and no others."""
 
 
 def check_name(name: str) -> None:
@@ -67,11 +69,13 @@ IsLive = Callable[[int], bool]
 class Topics:
     """All topics, by name and by id."""
 
-    kinds = ("topic", "topic-deleted", "partitions-added", "partition")
+    # "topic-tombstone" names a topic that was deleted before, "topic-lost" one that a snapshot does not have.
+    kinds = ("topic", "topic-deleted", "topic-tombstone", "topic-lost", "partitions-added", "partition")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
+        self.deleted: dict[bytes, str] = {}  # name by id, the last one last
 
     @staticmethod
     def creation(name: str, replicas: Sequence[Sequence[int]], is_live: IsLive = _everybody) -> Event:
@@ -83,8 +87,14 @@ class Topics:
         return {"kind": "topic", "name": name, "id": uuid.uuid4().hex, "partitions": places}
 
     @staticmethod
+    def existing(topic: Topic) -> Event:
+        """The event that makes a topic as it is."""
+        places = [_place_to_json(place) for place in topic.partitions]
+        return {"kind": "topic", "name": topic.name, "id": topic.id.hex(), "partitions": places}
+
+    @staticmethod
     def deletion(topic: Topic) -> Event:
-        return {"kind": "topic-deleted", "id": topic.id.hex(), "name": topic.name}
+        return _about(topic.id, topic.name, "topic-deleted")
 
     @staticmethod
     def growth(topic: Topic, replicas: Sequence[Sequence[int]], is_live: IsLive = _everybody) -> Event:
@@ -113,24 +123,44 @@ class Topics:
             topic = Topic(event["name"], topic_id, [_place_from_json(row) for row in event["partitions"]])
             self.by_name[topic.name] = self.by_id[topic_id] = topic
         elif kind == "topic-deleted":
-            topic = self.by_id.pop(topic_id)
-            del self.by_name[topic.name]
+            self._forget(topic_id)
+            self._bury(topic_id, event["name"])
+        elif kind == "topic-tombstone":
+            self._bury(topic_id, event["name"])
+        elif kind == "topic-lost":
+            self._forget(topic_id)
         elif kind == "partitions-added":
             self.by_id[topic_id].partitions += [_place_from_json(row) for row in event["partitions"]]
         else:
             self.by_id[topic_id].partitions[event["index"]] = _place_from_json(event["place"])
 
+    def _forget(self, topic_id: bytes) -> None:
+        topic = self.by_id.pop(topic_id)
+        del self.by_name[topic.name]
+
+    def _bury(self, topic_id: bytes, name: str) -> None:
+        self.deleted[topic_id] = name
+        if len(self.deleted) > DELETED_KEPT_MAX:
+            del self.deleted[next(iter(self.deleted))]
+
     def snapshot(self) -> Iterator[Event]:
-        for topic in self.by_name.values():
-            places = [_place_to_json(place) for place in topic.partitions]
-            yield {"kind": "topic", "name": topic.name, "id": topic.id.hex(), "partitions": places}
+        for topic_id, name in self.deleted.items():
+            yield _about(topic_id, name, "topic-tombstone")
+        yield from map(self.existing, self.by_name.values())
 
     def changes_to(self, target: Topics) -> Iterator[Event]:
-        """Events that make this section what `target` is."""
+        """Events that make this section what `target` is. What `target` does not know is lost, but not deleted."""
         for topic_id, topic in self.by_id.items():
-            if topic_id not in target.by_id:
+            if topic_id in target.deleted:
                 yield self.deletion(topic)
+            elif topic_id not in target.by_id:
+                yield _about(topic_id, topic.name, "topic-lost")
+        known = {*self.deleted, *self.by_id}
         for event in target.snapshot():
+            if event["kind"] == "topic-tombstone":
+                if bytes.fromhex(event["id"]) not in known:
+                    yield event
+                continue
             before = self.by_id.get(bytes.fromhex(event["id"]))
             if before is None:
                 yield event
@@ -141,7 +171,11 @@ class Topics:
                 yield {"kind": "partitions-added", "id": event["id"], "partitions": rows}
             for index, (old, new) in enumerate(zip(before.partitions, wanted, strict=False)):
                 if old != new:
-                    yield self.move(before, index, new)
+                    yield {**self.move(before, index, new), "from_snapshot": True}
+
+
+def _about(topic_id: bytes, name: str, kind: str) -> Event:
+    return {"kind": kind, "id": topic_id.hex(), "name": name}
 
 
 _Json = list[Any]

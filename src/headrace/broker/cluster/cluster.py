@@ -59,6 +59,16 @@ class Cluster(ABC):
     async def producer_ids(self) -> tuple[int, int]:
         """A block of producer ids: the first one, and the first one beyond."""
 
+    @property
+    def controller_address(self) -> str:
+        """HOST:PORT of the controller, to tell others; empty: it is this broker."""
+        return ""
+
+    @property
+    def catalog_problem(self) -> str | None:
+        """Why this broker does not follow the controller's catalog; None: it does, or is the controller."""
+        return None
+
     @abstractmethod
     async def joined(self) -> None:
         """Called when this broker listens: return when it is part of the cluster."""

@@ -255,10 +255,7 @@ class Controller(Cluster):
 
     def reserve_producer_ids(self) -> tuple[int, int]:
         """A block of producer ids that nobody has had: the first one, and the first one beyond."""
-        identity = self._catalog.identity
-        first = identity.next_producer_id
-        self._record([identity.reserve_producer_ids()])
-        return first, identity.next_producer_id
+        return self._broker.transactions.ids.reserve()
 
     def handlers(self) -> Callable[[int], Handler]:
         """What answers an API key here."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from headrace.broker.broker_options import data_folder
+from headrace.broker.catalog.epochs import StaleCatalogError
 from headrace.broker.catalog.topics import PartitionPlace, Topics
 from headrace.broker.cluster import trust
 from headrace.broker.cluster.catalog_link import CatalogLink
@@ -43,11 +44,12 @@ class Following(Cluster):
         self._timeout_ms = config.of(int, "request.timeout.ms")
         self._join_ms_max = config.of(int, "initial.broker.registration.timeout.ms")
         self._hands_over = config.of(bool, "controlled.shutdown.enable")
-        self._link = CatalogLink(broker.catalog, self._peer("catalog"), self.node_id)
+        self._link = CatalogLink(broker.catalog, self._peer("catalog"), self.node_id, self._redirect)
         self._membership = Membership(
             self._peer("membership"),
             config.of(int, "broker.heartbeat.interval.ms"),
             lambda: self._link.next_number,
+            self._link.verify,
             self._registered,
         )
         self._control = self._peer("control")
@@ -76,11 +78,16 @@ class Following(Cluster):
                     f"address ({error.args[0]})"
                 ) from error
             log.warning("the controller at %s does not answer: this broker leads nothing until it does", self._shown)
-            self._is_cut_off = True
-            # Our copy may be old: others may lead by now what it says that we do.
-            self._catalog.assume([Topics.not_led_by(self.node_id, event) for event in self._catalog.snapshot()])
+            self._start_from_copy()
+        except StaleCatalogError:
+            self._start_from_copy()
         except BrokerError as error:
             raise self._not_taken_in(error) from error
+
+    def _start_from_copy(self) -> None:
+        """Our copy may be old: others may lead by now what it says that we do."""
+        self._is_cut_off = True
+        self._catalog.assume([Topics.not_led_by(self.node_id, event) for event in self._catalog.topics.snapshot()])
 
     def _not_taken_in(self, error: HeadraceError) -> ConfigError:
         return ConfigError(
@@ -118,7 +125,21 @@ class Following(Cluster):
 
     @property
     def _shown(self) -> str:
-        return f"{self._address[0]}:{self._address[1]}"
+        host, port = self._address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def controller_address(self) -> str:
+        return self._shown
+
+    def _redirect(self, address: str) -> None:
+        """The broker that headrace.controller names is not the controller, and tells who is."""
+        log.info("the broker at %s is not the controller: that is at %s", self._shown, address)
+        self._address = _address(address)
+
+    @property
+    def catalog_problem(self) -> str | None:
+        return self._link.problem
 
     # -- what the controller does for us ---------------------------------------------------------
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from headrace.broker.catalog.epochs import StaleCatalogError
 from headrace.broker.cluster.cluster import NO_EPOCH
 from headrace.broker.cluster.link import Peer
 from headrace.broker.tasks import start_loop
@@ -33,6 +34,8 @@ HEARTBEAT_VERSION = 1
 RETRY_MS = 100.0
 NOT_CAUGHT_UP_MS = 20.0
 """The wait before the next heartbeat of a broker that does not count as living yet."""
+NOT_JOINED_MS = 2_000.0
+"""The wait before the next attempt to join a controller whose catalog is refused."""
 LEAVE_MS_MAX = 5_000
 """How long a broker that wants to stop waits to be let go."""
 
@@ -59,12 +62,21 @@ class Membership:
     """Registers, and keeps a session with the controller. Event loop only."""
 
     def __init__(
-        self, peer: Peer, interval_ms: int, caught_up_to: Callable[[], int], registered: Callable[[int], None]
+        self,
+        peer: Peer,
+        interval_ms: int,
+        caught_up_to: Callable[[], int],
+        verify: Callable[[], Awaitable[None]],
+        registered: Callable[[int], None],
     ) -> None:
-        """`caught_up_to` tells how much of the catalog is known; `registered` is told every new epoch."""
+        """`caught_up_to` tells how much of the catalog is known; `registered` is told every new epoch.
+
+        `verify` raises StaleCatalogError or ConfigError, with a line in the log, if the controller must not be joined.
+        """
         self._peer = peer
         self._interval_ms = interval_ms
         self._caught_up_to = caught_up_to
+        self._verify = verify
         self._registered = registered
         self._incarnation = uuid.uuid4().bytes
         self._card: Card | None = None
@@ -122,6 +134,8 @@ class Membership:
             except ConnectionFailedError as error:
                 log.debug("the controller is not reached: %s", error)
                 delay_ms = RETRY_MS
+            except (StaleCatalogError, ConfigError):
+                delay_ms = NOT_JOINED_MS
             except BrokerError as error:
                 self._refused(error)
                 delay_ms = RETRY_MS
@@ -141,6 +155,7 @@ class Membership:
     async def _register(self) -> None:
         card = self._card
         assert card is not None
+        await self._verify()
         answer = await self._ask(
             BrokerRegistrationRequest(
                 broker_id=card.node_id,

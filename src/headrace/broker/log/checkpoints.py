@@ -109,8 +109,8 @@ def write_metadata(path: Path, topic_id: bytes) -> None:
     replace_file(path, f"version: 0\ntopic_id: {text}".encode(), sync=False)
 
 
-def read_metadata(path: Path) -> bytes:
-    """The id of the topic; zeros where it is not known."""
+def read_metadata(path: Path) -> bytes | None:
+    """Return the id of the topic: zeros if there is no such file, None if the file is damaged."""
     try:
         lines = dict(line.split(": ", 1) for line in path.read_text("utf-8").splitlines() if line)
         topic_id = base64.urlsafe_b64decode(lines["topic_id"] + "==")
@@ -120,5 +120,5 @@ def read_metadata(path: Path) -> bytes:
     except FileNotFoundError:
         return NO_TOPIC_ID
     except (OSError, ValueError, KeyError) as error:
-        log.warning("%s is damaged and not used: %s", path, error)
-        return NO_TOPIC_ID
+        log.error("%s is damaged: %s", path, error)
+        return None

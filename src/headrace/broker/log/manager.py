@@ -25,7 +25,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.broker.catalog.topics import NAME_CHARACTERS_MAX, check_name
 from headrace.broker.clock import Clock, Timer
@@ -72,6 +72,14 @@ _FOLDER = re.compile(r"(.+)-([0-9]+)")
 _AWAY = re.compile(r".+\.[0-9a-f]{32}-delete")
 
 
+class Stray(NamedTuple):
+    """A folder with records that belong to no partition of this broker, as far as it knows."""
+
+    folder: Path
+    topic_id: bytes
+    reason: str
+
+
 class LogManager:
     """The logs of one broker. Event loop only."""
 
@@ -90,6 +98,8 @@ class LogManager:
         self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
         self.is_alone = True  # there are no other brokers, from which a replica could be fetched again
         self._missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
+        self.strays: dict[Partition, Stray] = {}
+        self.last_producer_id = -1  # the highest one in the logs when they were opened
         self._host = Host(
             clock,
             FileCache(),
@@ -102,7 +112,7 @@ class LogManager:
         self._starts = OffsetCheckpoint(root / START_OFFSETS, "records that DeleteRecords deleted may be there again")
         self._cleaned = OffsetCheckpoint(root / CLEANER_OFFSETS, "compaction begins at the start of the logs")
         root.mkdir(parents=True, exist_ok=True)
-        self._lock_fd = _lock(root / LOCK)
+        self._lock_fd = lock_folder(root)
 
     @property
     def all(self) -> list[Log]:
@@ -125,6 +135,9 @@ class LogManager:
     def create(self, topic: str, index: int, topic_id: bytes, config: LogConfig) -> Log:
         """The log of a partition: a new one, or the one that is there, if it is of the same topic."""
         check_name(topic)
+        stray = self.strays.get((topic, index))
+        if stray is not None and stray.topic_id != topic_id:
+            raise BrokerError(f"{stray.folder}: {stray.reason}", code=Code.KAFKA_STORAGE_ERROR)
         existing = self._logs.get((topic, index))
         if existing is not None:
             if existing.topic_id not in (topic_id, NO_TOPIC_ID):
@@ -147,6 +160,7 @@ class LogManager:
         except OSError as error:
             raise BrokerError(f"{folder}: cannot be made: {error}", code=Code.KAFKA_STORAGE_ERROR) from error
         self._logs[topic, index] = fresh
+        self.strays.pop((topic, index), None)
         return fresh
 
     def delete(self, topic: str, index: int) -> None:
@@ -156,10 +170,26 @@ class LogManager:
             return
         gone.close(clean=False)
         self._rolled.discard(gone)
+        self._remove_folder(gone.directory, topic, index, gone.config.file_delete_delay_ms)
+
+    def _remove_folder(self, folder: Path, topic: str, index: int, delay_ms: int) -> None:
         suffix = f"-{index}.{uuid.uuid4().hex}-delete"
         away = self.root / (topic[: NAME_CHARACTERS_MAX - len(suffix)] + suffix)
-        os.replace(gone.directory, away)
-        self._remove_later([away], gone.config.file_delete_delay_ms)
+        os.replace(folder, away)
+        self._remove_later([away], delay_ms)
+
+    def set_aside(self, topic: str, index: int, reason: str) -> Stray:
+        """Close a log that no topic is known for, and leave its folder as it is: nothing is done to it any more."""
+        stray_log = self._logs.pop((topic, index))
+        stray_log.flush()  # a clean stop says that all is on disk
+        stray_log.close(clean=False)
+        self._rolled.discard(stray_log)
+        stray = self.strays[topic, index] = Stray(stray_log.directory, stray_log.topic_id, reason)
+        return stray
+
+    def delete_stray(self, topic: str, index: int) -> None:
+        """Remove a stray folder: its topic is known to be deleted."""
+        self._remove_folder(self.strays.pop((topic, index)).folder, topic, index, 0)
 
     async def flushed(self, of: Log) -> None:
         """Return when everything that is in the log now is on disk. Who waits at the same time shares the work."""
@@ -209,10 +239,11 @@ class LogManager:
             known = Known(clean, points.get(key, 0), starts.get(key, 0), watermarks.get(key, 0), verify_bytes_max)
             topic_id = checkpoints.read_metadata(folder / METADATA)
             try:
-                found = open_log(self._host, folder, *key, topic_id, config, known)
+                found = open_log(self._host, folder, *key, topic_id or NO_TOPIC_ID, config, known)
             except Exception as error:
                 raise IllegalStateError(f"the log in {folder} cannot be opened: {error}") from error
             verify_bytes_max = max(0, verify_bytes_max - found.size_bytes)
+            self.last_producer_id = max(self.last_producer_id, *found.producers.entries, -1)
             if found.end_offset < known.high_watermark:
                 self.lost_tails.append(key)
                 log.error(
@@ -227,6 +258,9 @@ class LogManager:
             found.first_dirty_offset = min(max(cleaned.get(key, 0), found.start_offset), found.end_offset)
             self._logs[key] = found
             self._missing.pop(key, None)
+            if topic_id is None and found.end_offset > 0:
+                reason = f"{METADATA} is damaged: it is not known which topic {found.name} the records are of"
+                log.error("%s: %s; it stays offline", folder, self.set_aside(*key, reason).reason)
             if time.monotonic() - reported > LOAD_REPORT_SECONDS:
                 reported = time.monotonic()
                 log.info("%d of %d logs opened", number + 1, len(folders))
@@ -236,18 +270,10 @@ class LogManager:
 
     def _folders(self) -> dict[Partition, Path]:
         """Those of partitions. What was deleted and is still there is removed."""
-        found = {}
-        for folder in sorted(path for path in self.root.iterdir() if path.is_dir()):
-            name = _FOLDER.fullmatch(folder.name)
-            if _AWAY.fullmatch(folder.name):
+        for folder in self.root.iterdir():
+            if _AWAY.fullmatch(folder.name) and folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
-            elif name is not None:
-                try:
-                    check_name(name[1])
-                except BrokerError:
-                    continue
-                found[name[1], int(name[2])] = folder
-        return found
+        return partition_folders(self.root)
 
     def start(self) -> None:
         """Begin with the work in the background."""
@@ -456,6 +482,20 @@ class LogManager:
         self._timers[name] = self._clock.call_later(delay_ms, begin)
 
 
+def partition_folders(root: Path) -> dict[Partition, Path]:
+    """Return the folders of partitions in a data folder."""
+    found = {}
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        name = _FOLDER.fullmatch(folder.name)
+        if name is not None and not _AWAY.fullmatch(folder.name):
+            try:
+                check_name(name[1])
+            except BrokerError:
+                continue
+            found[name[1], int(name[2])] = folder
+    return found
+
+
 def _remove(paths: list[Path]) -> None:
     for path in paths:
         if path.is_dir():
@@ -463,8 +503,9 @@ def _remove(paths: list[Path]) -> None:
     remove_files(path for path in paths if not path.is_dir())
 
 
-def _lock(path: Path) -> int:
-    """Hold the folder for this process; the system lets go of it when we end, however we end."""
+def lock_folder(root: Path) -> int:
+    """Hold a data folder for this process, until the descriptor that is returned is closed or the process ends."""
+    path = root / LOCK
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,8 +30,8 @@ IDENTITY = (
         "headrace.controller",
         "str",
         None,
-        "HOST:PORT of the broker that is the controller of the cluster to join. Not set: this broker is the one, and "
-        "others may join it.",
+        "HOST:PORT of the controller of the cluster to join, or of a broker of that cluster, which tells where the "
+        "controller is. Not set: this broker is the controller, and others may join it.",
         None,
         "high",
     ),

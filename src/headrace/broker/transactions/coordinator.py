@@ -311,6 +311,7 @@ class TransactionCoordinator:
 
     def _on_loaded(self, partition: StatePartition) -> None:
         for entry in partition.entries.values():
+            self.ids.seen(max(entry.current.producer_id, entry.current.next_producer_id))
             if entry.current.state in DECIDED:
                 self._carry_out_later(partition, entry)
 

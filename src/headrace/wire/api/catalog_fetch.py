@@ -22,3 +22,4 @@ class CatalogFetchResponse(Message, api_key=30_000, versions="0-0", flexible="0+
     next_number: int = int64()  # after these changes
     is_snapshot: bool = boolean()
     changes: Sequence[bytes] = array(bytes_)  # each a list of events, as JSON
+    controller: str = string(tag=0, default="")  # HOST:PORT, with NOT_CONTROLLER: ask that one

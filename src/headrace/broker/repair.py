@@ -1,0 +1,304 @@
+"""What is left of a damaged data folder, and how it is put right: `headrace broker repair`.
+
+    journal ─► lines that are whole, and lines of which one bit is wrong ─► catalog ┐
+    journals of other brokers (--from) ─► the newest one ───────────────────────────┴► folders ─► plan ─► apply
+
+The plan says what is lost and what would be done. Nothing is written before `apply`; the journal as it was is kept. No
+records are ever deleted here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.broker.broker import JOURNAL_NAME
+from headrace.broker.catalog import Sections
+from headrace.broker.catalog.journal import Event, Line, end_path, noted_end, parse, set_aside, write_snapshot
+from headrace.broker.catalog.topics import PartitionPlace, Topic, Topics
+from headrace.broker.log.checkpoints import NO_TOPIC_ID, read_metadata, write_metadata
+from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA, sync_path
+from headrace.broker.log.manager import lock_folder, partition_folders
+from headrace.errors import ConfigError, IllegalStateError
+
+CORRECTED_BYTES_MAX = 4096
+"""Of a damaged stretch of the journal in which one wrong bit is looked for."""
+_FIRST_NODE_ID = 1
+
+
+@dataclass(slots=True)
+class RepairPlan:
+    """What was found, and what would be done."""
+
+    folder: Path
+    problems: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    events: list[Event] | None = None  # of the journal that is to be written; None: it stays
+    offset: int = 0
+    topic_ids: dict[Path, bytes] = field(default_factory=dict)  # of partition.metadata that is to be written
+
+    def apply(self) -> Path | None:
+        """Do it. Return the copy of the journal as it was, if it was written anew."""
+        kept = None
+        if self.events is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / JOURNAL_NAME
+            if path.exists():
+                kept = set_aside(path, "before-repair", path.read_bytes())
+            write_snapshot(path, self.events, self.offset)
+            end_path(path).unlink(missing_ok=True)
+            sync_path(self.folder)
+        for folder, topic_id in self.topic_ids.items():
+            write_metadata(folder / METADATA, topic_id)
+        return kept
+
+
+def repair(
+    folder: Path, sources: Sequence[Path] = (), accepted: Sequence[str] = (), *, apply: bool = False
+) -> tuple[RepairPlan, Path | None]:
+    """Look at a data folder that no broker uses; with `apply`, put it right. Return the plan, and the journal's copy.
+
+    `sources` are data folders of other brokers of the cluster: the newest catalog of theirs is taken over. `accepted`
+    are partitions (topic-number) whose folders are of the topic in the catalog, whatever their partition.metadata says.
+    """
+    if not folder.is_dir() and not sources:
+        raise ConfigError(f"there is no data folder {folder}")
+    lock_fd = lock_folder(folder) if folder.is_dir() else -1
+    try:
+        plan = _Planning(folder).plan(sources, accepted)
+        return plan, plan.apply() if apply else None
+    finally:
+        if lock_fd >= 0:
+            os.close(lock_fd)
+
+
+class _Planning:
+    """The steps of making a plan."""
+
+    def __init__(self, folder: Path) -> None:
+        self._plan = RepairPlan(folder)
+        self._catalog = Sections()
+
+    def plan(self, sources: Sequence[Path], accepted: Sequence[str]) -> RepairPlan:
+        plan = self._plan
+        changed = self._read_own()
+        if sources:
+            changed = self._take_newest(sources) or changed
+        elif changed and self._catalog.brokers.by_id:
+            plan.problems.append(
+                "this is the catalog of a cluster, and other brokers have copies: with --from FOLDER_OF_ANOTHER_BROKER "
+                "nothing is lost"
+            )
+        changed = self._look_at_folders(set(accepted)) or changed
+        if changed:
+            self._catalog.apply(self._catalog.identity.skip_producer_ids())  # some may have been given out meanwhile
+            plan.events = list(self._catalog.snapshot())
+            plan.actions.append(f"write {plan.folder / JOURNAL_NAME} anew, and keep a copy of it as it is")
+        return plan
+
+    # -- the journal -----------------------------------------------------------------------------
+
+    def _read_own(self) -> bool:
+        """Take over what is left of the journal; whether anything is wrong with it."""
+        plan = self._plan
+        path = plan.folder / JOURNAL_NAME
+        if not path.exists():
+            plan.problems.append(f"there is no {path}")
+            return False
+        lines = parse(path.read_bytes())
+        is_wrong = any(line.problem for line in lines) or bool(lines and lines[-1].parts_missing)
+        for line in _salvaged(lines, plan) if is_wrong else lines:
+            plan.offset = max(plan.offset, line.offset)
+            try:
+                for event in line.events:
+                    self._catalog.apply(event)
+            except (LookupError, TypeError, ValueError) as error:
+                is_wrong = True
+                plan.lost.append(f"line {line.number}, which cannot be applied without what is lost: {error!r}")
+        if not is_wrong and plan.offset < (noted := noted_end(path)):
+            plan.problems.append(
+                f"{path} ends with change {plan.offset}, but had change {noted} when the broker was stopped: its last "
+                "lines are lost, or it is an older copy"
+            )
+        if lines and lines[-1].parts_missing:
+            plan.lost.append(f"{lines[-1].parts_missing} lines at the end of the snapshot")
+        return is_wrong
+
+    def _take_newest(self, sources: Sequence[Path]) -> bool:
+        """Take over the newest catalog of other brokers; whether it is newer than this one."""
+        plan = self._plan
+        copies = [_copy_of(source) for source in sources]
+        newest = max(copies, key=lambda copy: (copy.catalog.epochs.last, copy.offset))
+        for copy in copies:
+            if copy.catalog.identity.cluster_id != newest.catalog.identity.cluster_id:
+                raise ConfigError(f"{copy.path} and {newest.path} are of two clusters: name brokers of one with --from")
+            copy.catalog.epochs.check_continued_by(copy.offset, newest.catalog.epochs, newest.offset)
+        own, theirs = self._catalog.epochs, newest.catalog.epochs
+        if not plan.lost and theirs.common_offset(newest.offset, own, plan.offset) >= newest.offset:
+            plan.problems.append(f"the copy {newest.path} is not newer than the catalog that is here: it is not used")
+            return False
+        plan.lost = []
+        common = own.common_offset(plan.offset, theirs, newest.offset)
+        if own.rows and plan.offset > common:
+            plan.lost.append(f"the changes of the catalog here from offset {common} to {plan.offset}")
+        self._catalog, plan.offset = newest.catalog, newest.offset
+        plan.actions.append(
+            f"take over the catalog of {newest.path}: epoch {newest.catalog.epochs.last}, offset {newest.offset}, "
+            f"{len(newest.catalog.topics.by_name)} topics"
+        )
+        return True
+
+    # -- folders ---------------------------------------------------------------------------------
+
+    def _look_at_folders(self, accepted: set[str]) -> bool:
+        """Find records that belong to no topic; whether topics were added for them."""
+        plan, topics = self._plan, self._catalog.topics
+        unknown: dict[tuple[str, bytes], dict[int, Path]] = {}
+        for (name, index), folder in partition_folders(plan.folder).items() if plan.folder.is_dir() else ():
+            topic_id = read_metadata(folder / METADATA)
+            topic = topics.by_name.get(name)
+            if topic_id == NO_TOPIC_ID or (topic is not None and topic_id == topic.id):
+                continue
+            if topic is not None and folder.name in accepted:
+                accepted.discard(folder.name)
+                plan.topic_ids[folder] = topic.id
+                plan.actions.append(f"write {folder / METADATA}: the records are of topic {name}, id {topic.id.hex()}")
+            elif topic_id is not None and topic is None:
+                if topic_id not in topics.deleted:
+                    unknown.setdefault((name, topic_id), {})[index] = folder
+            elif _has_records(folder):
+                shown = "is damaged" if topic_id is None else f"says topic id {topic_id.hex()}"
+                expected = f"topic {name} has {topic.id.hex()}" if topic else f"no topic {name} is in the catalog"
+                plan.problems.append(
+                    f"{folder / METADATA} {shown}, {expected}: the folder is kept and not used. If the records are of "
+                    f"this topic: --accept {folder.name}"
+                )
+        if accepted:
+            raise ConfigError(f"--accept {', '.join(sorted(accepted))}: no folder of that name needs it")
+        return self._adopt(unknown)
+
+    def _adopt(self, unknown: dict[tuple[str, bytes], dict[int, Path]]) -> bool:
+        """Let topics be known again of which there are folders: a broker that is alone has all of their partitions."""
+        plan = self._plan
+        changed = False
+        for (name, topic_id), folders in unknown.items():
+            shown = ", ".join(str(folder) for folder in folders.values())
+            if self._catalog.brokers.by_id or topic_id in self._catalog.topics.by_id:
+                plan.problems.append(f"{shown}: stray, of a topic {name} that the catalog does not know; it is kept")
+                continue
+            if sum(name == other for other, _ in unknown) > 1:
+                plan.problems.append(
+                    f"{shown}: there are folders of several topics named {name}: move those of one away"
+                )
+                continue
+            places = [_place(self._node_id(), folders.get(index)) for index in range(max(folders) + 1)]
+            self._catalog.apply(Topics.existing(Topic(name, topic_id, places)))
+            plan.problems.append(f"{shown}: the catalog has lost topic {name}")
+            plan.actions.append(
+                f"add topic {name}, id {topic_id.hex()}, with {len(places)} partitions; what was set on it is lost"
+            )
+            plan.offset += 1
+            changed = True
+        return changed
+
+    def _node_id(self) -> int:
+        """Of the broker that is alone here."""
+        known = (place.replicas[0] for topic in self._catalog.topics.by_name.values() for place in topic.partitions)
+        return next(known, _FIRST_NODE_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """The catalog of another broker."""
+
+    path: Path
+    catalog: Sections
+    offset: int
+
+
+def _copy_of(source: Path) -> _Copy:
+    path = source / JOURNAL_NAME if source.is_dir() else source
+    try:
+        lines = parse(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--from {source}: {path} cannot be read: {error.strerror}") from error
+    if lines and not lines[-1].is_whole:
+        lines.pop()  # torn, or being written
+    bad = next((line for line in lines if line.problem), None)
+    if bad is not None or not lines or lines[-1].parts_missing:
+        where = f"in line {bad.number}: {bad.problem}" if bad else "at its end"
+        raise IllegalStateError(f"--from {source}: {path} is damaged {where}. Take the folder of another broker")
+    catalog = Sections()
+    for event in (event for line in lines for event in line.events):
+        catalog.apply(event)
+    return _Copy(path, catalog, lines[-1].offset)
+
+
+def _salvaged(lines: list[Line], plan: RepairPlan) -> list[Line]:
+    """The lines that can be used, also those of which one bit is wrong; what is lost is noted."""
+    data = b""
+    index = 0
+    while index < len(lines):
+        line = lines[index]
+        end = index + 1
+        if line.is_whole:
+            data += line.data
+        else:
+            end = next((after for after in range(end, len(lines)) if lines[after].is_whole), len(lines))
+            text = f"line {line.number} (byte {line.position}): {line.problem}"
+            plan.problems.append(f"{plan.folder / JOURNAL_NAME}: {text}")
+            damaged = b"".join(bad.data for bad in lines[index:end])
+            corrected = _with_one_bit_flipped(damaged)
+            data += corrected
+            if corrected:
+                plan.actions.append(f"correct the one bit that is wrong in line {line.number}")
+            else:
+                plan.lost.append(text + _hint(damaged))
+        index = end
+    usable = parse(data)
+    plan.problems += [
+        f"{plan.folder / JOURNAL_NAME}: a line is out of order: {row.problem}" for row in usable if row.problem
+    ]
+    return usable
+
+
+def _with_one_bit_flipped(data: bytes) -> bytes:
+    """What these bytes are with the one bit turned that makes all their lines whole; empty if there is none."""
+    if len(data) > CORRECTED_BYTES_MAX:
+        return b""
+    tried = bytearray(data)
+    for position in range(len(data)):
+        for bit in range(8):
+            tried[position] ^= 1 << bit
+            if tried.endswith(b"\n") and all(line.is_whole for line in parse(bytes(tried))):
+                return bytes(tried)
+            tried[position] ^= 1 << bit
+    return b""
+
+
+def _hint(data: bytes) -> str:
+    """What a damaged line seems to have said."""
+    kinds = [kind.decode() for kind in re.findall(rb'"kind":"([a-z-]+)"', data) if kind not in (b"change", b"snapshot")]
+    names = [name.decode() for name in re.findall(rb'"name":"([\w.-]+)"', data)]
+    return f" (it seems to say: {', '.join([*kinds, *names])})" if kinds or names else ""
+
+
+def _has_records(folder: Path) -> bool:
+    return any(path.stat().st_size for path in folder.glob(f"*{LOG}"))
+
+
+def _place(node_id: int, folder: Path | None) -> PartitionPlace:
+    """Where a partition is of a topic that only its folders are left of; in a later epoch than its records have."""
+    epochs = [] if folder is None else re.findall(r"^(\d+) \d+$", _text(folder / LEADER_EPOCHS), re.MULTILINE)
+    return PartitionPlace((node_id,), (node_id,), node_id, max(map(int, epochs), default=-1) + 1)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""

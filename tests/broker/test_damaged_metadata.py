@@ -1,0 +1,362 @@
+"""Damage to what a broker knows of its topics is named, deletes nothing, and can be repaired."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_commands import headrace
+from headrace import HeadraceError, Producer
+from headrace.broker import EmbeddedBroker, EmbeddedCluster
+from headrace.errors import IllegalStateError
+from peers.connection import Connection
+from visible import visible
+from waiting import eventually
+
+SEND_SECONDS_MAX = 20
+JOURNAL = "catalog.journal"
+VALUES = [b"%d" % number for number in range(5)]
+QUICK = {"offsets.topic.num.partitions": 1, "transaction.state.log.num.partitions": 1}
+
+
+def write(bootstrap: str, topic: str, values: list[bytes] = VALUES) -> None:
+    with Producer(bootstrap_servers=bootstrap, max_block_ms=SEND_SECONDS_MAX * 1000) as producer:
+        for value in values:
+            producer.send(topic, value).result(SEND_SECONDS_MAX)
+
+
+def values_in(bootstrap: str, topic: str) -> list[bytes | None]:
+    with Connection(bootstrap) as connection:
+        return visible(connection, topic)
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Segments by their name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.log"))}
+
+
+def position_of(path: Path, text: bytes) -> int:
+    position = path.read_bytes().index(text)
+    assert position > 0
+    return position
+
+
+def repaired(folder: Path, *arguments: object) -> dict[str, Any]:
+    """What `headrace broker repair` would do; then it has done it."""
+    before = (folder / JOURNAL).read_bytes() if (folder / JOURNAL).exists() else None
+    dry = headrace("broker", "repair", "--data-dir", folder, *arguments, "--format", "json")
+    assert dry.returncode == 1, dry.stderr
+    assert ((folder / JOURNAL).read_bytes() if (folder / JOURNAL).exists() else None) == before
+    done = headrace("broker", "repair", "--data-dir", folder, *arguments, "--yes", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout)
+    planned = json.loads(dry.stdout)
+    assert [planned[name] for name in ("problems", "lost", "actions")] == [
+        facts[name] for name in ("problems", "lost", "actions")
+    ]
+    if facts["copy"] is not None:
+        assert Path(facts["copy"]).read_bytes() == before
+    return facts
+
+
+@contextmanager
+def stopped_broker(folder: Path) -> Iterator[EmbeddedBroker]:
+    """A broker with records in three topics, stopped."""
+    broker = EmbeddedBroker(QUICK, data_dir=folder)
+    try:
+        broker.start()
+        for topic in ("first", "orders", "last"):
+            broker.create_topic(topic)
+            write(broker.bootstrap, topic)
+        broker.stop()
+        yield broker
+    finally:
+        broker.close()
+
+
+@pytest.mark.behaviour("B17")
+def test_a_damaged_line_of_the_journal_stops_the_start_and_its_one_wrong_bit_is_repaired(tmp_path: Path) -> None:
+    with stopped_broker(tmp_path) as broker:
+        records = files_of(tmp_path)
+        flip(tmp_path / JOURNAL, position_of(tmp_path / JOURNAL, b'"orders"') + 3)
+        damaged = (tmp_path / JOURNAL).read_bytes()
+        for _ in range(2):
+            with pytest.raises(IllegalStateError) as refused:
+                broker.start()
+            assert f"{tmp_path / JOURNAL} is damaged in line " in str(refused.value)
+            assert f"headrace broker repair --data-dir {tmp_path}" in str(refused.value)
+        assert (tmp_path / JOURNAL).read_bytes() == damaged
+        assert files_of(tmp_path) == records
+
+        facts = repaired(tmp_path)
+        assert facts["lost"] == []
+        broker.start()
+        assert broker.status()["strays"] == []
+        for topic in ("first", "orders", "last"):
+            assert values_in(broker.bootstrap, topic) == VALUES
+
+
+@pytest.mark.behaviour("B17")
+def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Path) -> None:
+    with stopped_broker(tmp_path) as broker:
+        place = position_of(tmp_path / JOURNAL, b'"orders"')
+        flip(tmp_path / JOURNAL, place + 1)
+        flip(tmp_path / JOURNAL, place + 3)
+        facts = repaired(tmp_path)
+        assert len(facts["lost"]) == 1
+        assert "its checksum does not match" in facts["lost"][0]
+        assert any("add topic orders" in action for action in facts["actions"])
+        broker.start()
+        assert broker.status()["strays"] == []
+        for topic in ("first", "orders", "last"):
+            assert values_in(broker.bootstrap, topic) == VALUES
+        write(broker.bootstrap, "orders", [b"more"])
+        assert values_in(broker.bootstrap, "orders") == [*VALUES, b"more"]
+
+
+@pytest.mark.behaviour("B17")
+def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_takes_over(tmp_path: Path) -> None:
+    with stopped_broker(tmp_path) as broker:
+        lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
+        number = next(number for number, line in enumerate(lines) if b'"last"' in line)
+        torn = lines[number][:-1]
+        (tmp_path / JOURNAL).write_bytes(b"".join([*lines[:number], torn]))
+        records = files_of(tmp_path)
+
+        broker.start()
+        assert f"line {number + 1} " in broker.log_text
+        assert f"{tmp_path / 'last-0'} is a stray folder: the catalog knows no such topic" in broker.log_text
+        assert (tmp_path / f"{JOURNAL}.torn-1").read_bytes() == torn
+        strays = [{"folder": str(tmp_path / "last-0"), "reason": "the catalog knows no such topic"}]
+        assert broker.status()["strays"] == strays
+        shown = headrace("broker", "status", "--data-dir", tmp_path)
+        assert f"stray folder, kept: {tmp_path / 'last-0'}" in shown.stdout
+        with pytest.raises(HeadraceError):
+            write(broker.bootstrap, "last", [b"new"])  # it would be made by that
+        with pytest.raises(HeadraceError, match="has records of another topic of that name"):
+            broker.create_topic("last")
+        assert values_in(broker.bootstrap, "orders") == VALUES
+        broker.restart()
+        assert broker.status()["strays"] == strays
+        broker.stop()
+        assert {name: files_of(tmp_path)[name] for name in records} == records
+
+        repaired(tmp_path)
+        broker.start()
+        assert values_in(broker.bootstrap, "last") == VALUES
+
+
+@pytest.mark.behaviour("B17")
+def test_producer_ids_are_not_given_out_again_when_the_last_byte_of_the_journal_is_missing(tmp_path: Path) -> None:
+    with EmbeddedBroker(QUICK, data_dir=tmp_path) as broker:
+        broker.create_topic("orders")
+        broker.restart()
+        write(broker.bootstrap, "orders")  # with the first id of the block that the last line reserves
+        broker.stop()
+        data = (tmp_path / JOURNAL).read_bytes()
+        assert b'"producer-ids"' in data.splitlines()[-1]
+        (tmp_path / JOURNAL).write_bytes(data[:-1])
+        broker.start()
+        write(broker.bootstrap, "orders")
+        assert values_in(broker.bootstrap, "orders") == VALUES * 2
+
+
+@pytest.mark.behaviour("B17")
+def test_producer_ids_do_not_go_below_those_in_the_logs_when_whole_lines_are_missing(tmp_path: Path) -> None:
+    with EmbeddedBroker(QUICK, data_dir=tmp_path) as broker:
+        broker.create_topic("orders")
+        write(broker.bootstrap, "orders")
+        with Producer(bootstrap_servers=broker.bootstrap, transactional_id="pay") as producer:
+            producer.init_transactions()
+        broker.stop()
+        lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
+        first = next(number for number, line in enumerate(lines) if b'"producer-ids"' in line)
+        (tmp_path / JOURNAL).write_bytes(b"".join(lines[:first]))
+        (tmp_path / f"{JOURNAL}.end").unlink()  # an older copy, and nothing says so but the logs
+        broker.start()
+        write(broker.bootstrap, "orders")
+        assert "the logs have id" in broker.log_text
+        assert values_in(broker.bootstrap, "orders") == VALUES * 2
+
+
+@pytest.mark.behaviour("B17")
+def test_a_partition_with_another_or_no_topic_id_goes_offline_and_is_kept(tmp_path: Path) -> None:
+    with stopped_broker(tmp_path) as broker:
+        another, unreadable = (tmp_path / name / "partition.metadata" for name in ("orders-0", "first-0"))
+        data = another.read_bytes()
+        another.write_bytes(data[:-6] + (b"A" if data[-6:-5] != b"A" else b"B") + data[-5:])
+        unreadable.write_bytes(b"\0" * 42)
+        records = files_of(tmp_path)
+        broker.start()
+        reasons = {Path(stray["folder"]).name: stray["reason"] for stray in broker.status()["strays"]}
+        assert {*reasons} == {"first-0", "orders-0"}
+        assert reasons["orders-0"].startswith("its topic id is ")
+        assert reasons["first-0"].startswith("partition.metadata is damaged")
+        for name, reason in reasons.items():
+            assert f"ERROR   {name} is offline on this broker: {tmp_path / name}: {reason}" in broker.log_text
+        with (
+            Producer(bootstrap_servers=broker.bootstrap, delivery_timeout_ms=1500, request_timeout_ms=1000) as producer,
+            pytest.raises(HeadraceError),
+        ):
+            producer.send("orders", b"x").result(SEND_SECONDS_MAX)
+        assert values_in(broker.bootstrap, "last") == VALUES
+        broker.stop()
+        assert files_of(tmp_path) == records
+
+        repaired(tmp_path, "--accept", "orders-0", "--accept", "first-0")
+        broker.start()
+        assert broker.status()["strays"] == []
+        for topic in ("orders", "first"):
+            assert values_in(broker.bootstrap, topic) == VALUES
+
+
+@pytest.mark.behaviour("B17")
+def test_what_deletes_a_topic_is_finished_after_a_crash(tmp_path: Path) -> None:
+    """The event is in the journal, the folder was not removed yet: there is proof, and nothing is left behind."""
+    with stopped_broker(tmp_path) as broker:
+        shutil.copytree(tmp_path / "orders-0", tmp_path / "copy")
+        broker.start()
+        broker.delete_topic("orders")
+        broker.stop()
+        shutil.move(tmp_path / "copy", tmp_path / "orders-0")
+        broker.start()
+        assert broker.status()["strays"] == []
+        assert not (tmp_path / "orders-0").exists()
+        broker.create_topic("orders")
+        write(broker.bootstrap, "orders", [b"new"])
+        assert values_in(broker.bootstrap, "orders") == [b"new"]
+
+
+# -- clusters --------------------------------------------------------------------------------------
+
+
+def in_sync(cluster: EmbeddedCluster, *topics: str) -> bool:
+    rows = [place for topic in topics for place in cluster.places(topic)]
+    return len(rows) >= len(topics) and all(len(row["isr"]) == 3 and row["leader"] > 0 for row in rows)
+
+
+@contextmanager
+def cluster_with_records(folder: Path, *, separate: bool) -> Iterator[tuple[EmbeddedCluster, bytes]]:
+    """Records in two topics; with the controller's journal as it was before the second one."""
+    with EmbeddedCluster(3, QUICK, data_dir=folder, separate_controller=separate) as cluster:
+        cluster.create_topic("orders", replication_factor=3)
+        write(cluster.bootstrap_servers, "orders")
+        older = (cluster.controller.data_dir / JOURNAL).read_bytes()
+        cluster.create_topic("last", replication_factor=3)
+        write(cluster.bootstrap_servers, "last")
+        yield cluster, older
+
+
+def catalog_problem(broker: EmbeddedBroker) -> str | None:
+    problem: str | None = broker.status()["catalog"]["problem"]
+    return problem
+
+
+def restored(cluster: EmbeddedCluster, controller_folder: Path) -> None:
+    """Give the controller the newest copy of the catalog, and see that all is as before."""
+    sources = [argument for broker in cluster.brokers[1:] for argument in ("--from", broker.data_dir)]
+    facts = repaired(controller_folder, *sources)
+    assert any("take over the catalog of" in action for action in facts["actions"])
+    cluster.controller.start()
+    cluster.start()
+    eventually("all in sync", lambda: in_sync(cluster, "orders", "last"))
+    for topic in ("orders", "last"):
+        write(cluster.bootstrap_servers, topic, [b"again"])
+        leader = cluster.places(topic)[0]["leader"]
+        assert values_in(cluster.broker(leader).bootstrap, topic) == [*VALUES, b"again"]
+    assert all(broker.status()["catalog"]["problem"] is None for broker in cluster.brokers)
+    assert all(broker.status()["strays"] == [] for broker in cluster.brokers)
+
+
+@pytest.mark.behaviour("B17")
+def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controller_is_repaired(tmp_path: Path) -> None:
+    with cluster_with_records(tmp_path, separate=True) as (cluster, older):
+        controller, first, second, third = cluster.controller, *cluster.brokers
+        records = {broker: files_of(broker.data_dir) for broker in cluster.brokers}
+        copies = {broker: (broker.data_dir / JOURNAL).read_bytes() for broker in cluster.brokers}
+        third.stop()
+        controller.kill()
+        (controller.data_dir / JOURNAL).write_bytes(older)
+        controller.start()
+        third.start()  # also one that starts refuses it
+        for broker in cluster.brokers:
+            eventually("it says so", functools.partial(catalog_problem, broker))
+            assert "ERROR   the controller's catalog is refused: the controller's catalog is older" in broker.log_text
+            assert broker.places("last"), "it has forgotten the topic"
+            kept = files_of(broker.data_dir)
+            assert {name: kept[name] for name in records[broker]} == records[broker]
+            assert (broker.data_dir / JOURNAL).read_bytes().startswith(copies[broker][:200])
+        shown = headrace("broker", "status", "--data-dir", second.data_dir)
+        assert "the controller's catalog is refused" in shown.stdout
+        leader = first.places("last")[0]["leader"]
+        if leader != third.node_id:
+            assert values_in(cluster.broker(leader).bootstrap, "last") == VALUES  # they serve what they can
+        controller.stop()
+        restored(cluster, controller.data_dir)
+
+
+@pytest.mark.behaviour("B17")
+def test_a_controller_with_a_damaged_journal_or_without_its_disk_gets_the_catalog_from_others(tmp_path: Path) -> None:
+    with cluster_with_records(tmp_path, separate=True) as (cluster, _):
+        cluster.controller.kill()
+        path = cluster.controller.data_dir / JOURNAL
+        flip(path, position_of(path, b'"orders"') + 3)
+        with pytest.raises(IllegalStateError, match="is damaged in line"):
+            cluster.controller.start()
+        shutil.rmtree(cluster.controller.data_dir)
+        restored(cluster, cluster.controller.data_dir)
+
+
+@pytest.mark.behaviour("B17")
+def test_a_broker_that_is_the_controller_and_lost_its_disk_gets_all_from_others(tmp_path: Path) -> None:
+    with cluster_with_records(tmp_path, separate=False) as (cluster, _):
+        cluster.controller.kill()
+        shutil.rmtree(cluster.controller.data_dir)
+        restored(cluster, cluster.controller.data_dir)
+
+
+@pytest.mark.behaviour("B17")
+def test_a_replica_with_a_damaged_topic_id_stays_offline_and_the_others_serve_the_partition(tmp_path: Path) -> None:
+    with cluster_with_records(tmp_path, separate=True) as (cluster, _):
+        damaged = cluster.broker(cluster.places("orders")[0]["leader"])
+        damaged.kill()
+        flip(damaged.data_dir / "orders-0" / "partition.metadata", -6)
+        records = files_of(damaged.data_dir)["orders-0/00000000000000000000.log"]
+        damaged.start()
+        assert [stray["folder"] for stray in damaged.status()["strays"]] == [str(damaged.data_dir / "orders-0")]
+        write(cluster.bootstrap_servers, "orders", [b"more"])
+        (place,) = cluster.places("orders")
+        assert place["leader"] != damaged.node_id
+        assert values_in(cluster.broker(place["leader"]).bootstrap, "orders") == [*VALUES, b"more"]
+        assert files_of(damaged.data_dir)["orders-0/00000000000000000000.log"] == records
+        damaged.stop()
+        repaired(damaged.data_dir, "--accept", "orders-0")
+        damaged.start()
+        eventually("all in sync", lambda: in_sync(cluster, "orders", "last"))
+        assert files_of(damaged.data_dir)["orders-0/00000000000000000000.log"].startswith(records)
+
+
+@pytest.mark.behaviour("B17")
+def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(tmp_path: Path) -> None:
+    with cluster_with_records(tmp_path, separate=True) as (cluster, _):
+        away = cluster.brokers[2]
+        away.stop()
+        cluster.controller.delete_topic("last")
+        cluster.create_topic("last", replication_factor=1)
+        away.start()
+        eventually("it is gone", lambda: not any(away.data_dir.glob("last-0/*.log")) or in_sync(cluster, "orders"))
+        assert away.status()["strays"] == []
+        assert (away.data_dir / "orders-0").exists()
