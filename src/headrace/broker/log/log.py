@@ -23,6 +23,7 @@ from headrace.broker.clock import Clock
 from headrace.broker.log import lookup
 from headrace.broker.log.aborted import AbortedIndex, AbortedTransaction
 from headrace.broker.log.config import LogConfig
+from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.epochs import EpochCache
 from headrace.broker.log.files import SNAPSHOT, FileCache, offset_name
 from headrace.broker.log.flushing import flush
@@ -32,7 +33,7 @@ from headrace.broker.log.replaying import last_sequence, marker_of, note_produce
 from headrace.broker.log.segment import Segment, Slice
 from headrace.broker.log.snapshots import snapshot_offsets, write_snapshot
 from headrace.broker.log.truncation import truncate, truncate_fully
-from headrace.broker.log.validation import Origin, check_batch, prepare, refusal
+from headrace.broker.log.validation import Origin, Prepared, check_batch, prepare, refusal
 from headrace.errors import BrokerError, Code
 from headrace.wire.layout import NO_PRODUCER_ID, NO_TIMESTAMP, TRANSACTIONAL, BatchHeader
 from headrace.wire.primitives import Buffer
@@ -129,18 +130,36 @@ class Log:
 
     # --- append ---
 
-    def append(
-        self, records: Buffer, *, origin: Origin = Origin.CLIENT, leader_epoch: int = 0, magic_allowed: int = 2
-    ) -> AppendInfo:
-        """Check a batch, give it the next offsets and write it. Raises BrokerError, and then nothing was written.
+    def prepare(
+        self,
+        records: Buffer,
+        *,
+        origin: Origin = Origin.CLIENT,
+        magic_allowed: int = 2,
+        decompression: Decompression | None = None,
+    ) -> Prepared:
+        """Check a batch, so that `append` need not. Raises BrokerError, and OffLoopError. From any thread.
 
-        With `magic_allowed` below 2 message sets are taken too, and converted. The high watermark stays where it is.
+        With `magic_allowed` below 2 message sets are taken too, and converted.
         """
+        if decompression is None:
+            decompression = Decompression(DecompressionLimits())
         view = memoryview(records).cast("B")
-        if origin is Origin.REPLICATION:
-            return self._append_replicated(view)
+        return prepare(view, self.config, origin, self.host.clock.time_ms(), magic_allowed, decompression)
+
+    def append(
+        self, records: Buffer | Prepared, *, origin: Origin = Origin.CLIENT, leader_epoch: int = 0
+    ) -> AppendInfo:
+        """Check a batch unless it is prepared, give it the next offsets and write it. The high watermark stays.
+
+        Raises BrokerError, and then nothing was written.
+        """
+        if not isinstance(records, Prepared):
+            if origin is Origin.REPLICATION:
+                return self._append_replicated(memoryview(records).cast("B"))
+            records = self.prepare(records, origin=origin)
+        header, body, size, append_time_ms = records
         now_ms = self.host.clock.time_ms()
-        header, body, size, append_time_ms = prepare(view, self.config, origin, now_ms, magic_allowed)
         if header.producer_id != NO_PRODUCER_ID:
             duplicate = self.producers.admit(
                 header.producer_id,
