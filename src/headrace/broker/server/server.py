@@ -27,6 +27,8 @@ IDLE_SWEEPS = 10
 UNSENT_BYTES_MAX = 256 * 1024 * 1024
 """Answers that peers do not take may come to so much in all; then fetches get no more than ANSWER_BYTES_MIN each."""
 ANSWER_BYTES_MIN = 64 * 1024
+HELD_BYTES_MAX = 512 * 1024 * 1024
+"""What unfinished requests of all connections may take; twice the largest request, if that is more."""
 STOP_SECONDS_MAX = 5.0
 """How long a clean stop waits for requests in work, and then for their answers to be taken."""
 
@@ -45,6 +47,8 @@ class Server:
         self.frame_bytes_max = config.of(int, "socket.request.max.bytes")
         self.queued_requests = 0  # that wait behind another one
         self.queued_bytes = 0
+        self.held_bytes = 0  # by requests of which a part has come
+        self.held_bytes_max = max(HELD_BYTES_MAX, 2 * self.frame_bytes_max)
         self.unsent_bytes = 0  # answers that their peers do not take
         self.connections: set[Connection] = set()
         self.loop = asyncio.get_running_loop()
@@ -155,6 +159,12 @@ class Server:
             del self._per_host[host]
         if self.disconnected_listener is not None:
             self.disconnected_listener(connection.session)
+
+    def drop_unfinished(self) -> None:
+        """Close the connection whose unfinished request has not grown for longest: there are too many of them."""
+        stalest = min((each for each in self.connections if each.held_bytes), key=lambda each: each.last_active)
+        held_mb = self.held_bytes / 1e6
+        stalest.close(f"it has sent a part of a request, and unfinished requests take {held_mb:.0f} MB")
 
     def track(self, task: Task, *, abandonable: bool) -> None:
         """Keep a task alive until it is done, whatever becomes of its connection."""
