@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import os
+import select
 import struct
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from bystander import Bystander
 from headrace.broker import EmbeddedBroker
+from headrace.broker.ports import free_port
 from headrace.errors import Code
+from headrace.wire.api.api_versions import ApiVersionsRequest
+from headrace.wire.api.create_topics import CreatableTopic, CreateTopicsRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from headrace.wire.compression import compress
 from headrace.wire.layout import CODEC_MASK, HEADER_BYTES, Record
 from headrace.wire.records import encode
 from peers.connection import Connection
+from pipelining import RawConnection, frame
+from waiting import eventually
 
 ROUNDS = int(os.environ.get("HEADRACE_HOSTILE_ROUNDS", "1"))
 """How often each attack is repeated: many times over by whoever has the time."""
@@ -27,7 +39,7 @@ ZSTD, GZIP = 4, 1
 BOMB_BYTES = 128 * 1024 * 1024
 
 
-def resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int | None) -> int:
     with open(f"/proc/{pid}/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS"))
 
@@ -69,7 +81,6 @@ def test_zip_bombs_are_refused_and_hold_up_nobody(codec):
         topic = broker.create_topic("bombed", 100)
         broker.create_topic("bystander")
         peaceful = peaceful_p99(broker, "bystander")
-        assert broker.pid is not None
         before = resident_bytes(broker.pid)
         request = produce_all(topic, [bomb(codec)] * 100)
         with Bystander(broker.bootstrap, "bystander") as bystander, Connection(broker.bootstrap) as connection:
@@ -82,3 +93,108 @@ def test_zip_bombs_are_refused_and_hold_up_nobody(codec):
         assert bystander.p99_seconds < bound(peaceful), (bystander.p99_seconds, peaceful)
         assert max(bystander.seconds) < 4 * bound(peaceful)
         assert resident_bytes(broker.pid) - before < MEMORY_GROWTH_BYTES_MAX
+
+
+def half_frame(size: int, sent: int) -> bytes:
+    """The first part of a request that announces more."""
+    return struct.pack(">i", size) + bytes(sent)
+
+
+def test_half_frames_of_connections_that_are_gone_take_no_memory():
+    count, sent = 20, 20 * 1024 * 1024
+    with EmbeddedBroker() as broker:
+        broker.create_topic("bystander")
+        peaceful = peaceful_p99(broker, "bystander")
+        before = resident_bytes(broker.pid)
+        data = half_frame(100 * 1024 * 1024, sent)
+        with Bystander(broker.bootstrap, "bystander") as bystander:
+            for _ in range(ROUNDS):
+                raws = [RawConnection(broker.bootstrap) for _ in range(count)]
+                for raw in raws:
+                    with suppress(OSError):  # the broker may have hung up
+                        raw.send(data)
+                during = resident_bytes(broker.pid)
+                for raw in raws:
+                    raw.close()
+                assert during - before < MEMORY_GROWTH_BYTES_MAX
+                # What one connection had may be kept for the next one.
+                eventually("the memory is free", lambda: resident_bytes(broker.pid) - before < 100 * 1024 * 1024)
+        assert bystander.p99_seconds < bound(peaceful), (bystander.p99_seconds, peaceful)
+
+
+def test_the_stalest_half_frame_goes_when_all_of_them_take_too_much(monkeypatch, tmp_path):
+    monkeypatch.setattr("headrace.broker.server.server.HELD_BYTES_MAX", 1024 * 1024)
+    options = {"socket.request.max.bytes": 500_000}
+    with EmbeddedBroker(options, data_dir=tmp_path / "data", in_process=True) as broker:
+        raws = [RawConnection(broker.bootstrap) for _ in range(6)]
+        for raw in raws[:3]:
+            raw.send(half_frame(400_000, 300_000))
+        eventually("two and a bit fit", lambda: raws[0].is_closed())
+        for raw in raws:
+            raw.close()
+
+
+DESCRIPTORS = 64
+CROWD = 200
+
+
+@contextmanager
+def broker_with_few_descriptors(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The address of a broker that may open DESCRIPTORS files, and the file that it logs to."""
+    log, port = folder / "broker.log", free_port()
+    start = [sys.executable, "-m", "headrace", "broker", "start", "--listen", f"127.0.0.1:{port}"]
+    command = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", *start, "--data-dir", str(folder / "data")]
+    with open(log, "wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)
+    try:
+        eventually("the broker listens", lambda: answers(f"127.0.0.1:{port}") or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
+        yield f"127.0.0.1:{port}", log
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def answers(bootstrap: str) -> bool:
+    try:
+        with Connection(bootstrap) as connection:
+            connection.call(ApiVersionsRequest(), 0)
+    except OSError:
+        return False
+    return True
+
+
+def test_connections_beyond_the_descriptors_wait_and_harm_nobody(tmp_path):
+    record = bytes(encode([Record(0, 1, None, b"value", ())]))
+    with broker_with_few_descriptors(tmp_path) as (bootstrap, log), Connection(bootstrap) as connection:
+        for name, partitions in (("bystander", 1), ("wide", DESCRIPTORS)):
+            create = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
+            connection.call(CreateTopicsRequest(topics=[create], timeout_ms=5000), 5)
+        began = time.monotonic()
+        with Bystander(bootstrap, "bystander") as bystander:
+            for _ in range(ROUNDS):
+                crowd = [RawConnection(bootstrap) for _ in range(CROWD)]
+                for raw in crowd:
+                    raw.send(frame(ApiVersionsRequest(), 0))
+                eventually("some of them are served", partial(any_can_read, crowd))
+                # Who is connected can use more segments than there are descriptors.
+                response = connection.call(produce_all("wide", [record] * DESCRIPTORS), 9)
+                assert isinstance(response, ProduceResponse)
+                assert {each.error_code for each in response.responses[0].partition_responses} == {0}
+                assert 0 < sum(map(can_read, crowd)) < DESCRIPTORS
+                eventually("a second has passed", lambda: time.monotonic() - began > 1)
+                lines = log.read_text().count("out of file descriptors")
+                assert 1 <= lines <= 1 + (time.monotonic() - began)
+                for raw in crowd:
+                    raw.close()
+                eventually("new connections are served again", lambda: answers(bootstrap))
+        assert bystander.p99_seconds < P99_SECONDS_MAX * LOADED
+        assert "Traceback" not in log.read_text()
+
+
+def any_can_read(raws: list[RawConnection]) -> bool:
+    return any(map(can_read, raws))
+
+
+def can_read(raw: RawConnection) -> bool:
+    return bool(select.select([raw.socket], [], [], 0)[0])

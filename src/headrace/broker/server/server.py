@@ -7,8 +7,10 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.server.accepting import Acceptor, connections_max
 from headrace.broker.server.connection import Connection
 from headrace.broker.server.dispatch import Dispatcher
 from headrace.errors import ConfigError
@@ -65,7 +67,8 @@ class Server:
         self.requests = self.failed_requests = self.received_bytes = self.sent_bytes = 0
         self._next_creation = 0.0  # when the next connection may be served, by the loop's clock
         self._per_host = Counter[str]()
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
+        self._descriptors_max = connections_max()
         self._tasks: dict[Task, bool] = {}  # answers that come later; whether they may be given up
         self._sweep: asyncio.TimerHandle | None = None
         self.disconnected_listener: Callable[[Session], None] | None = None  # told of connections that are gone
@@ -99,14 +102,10 @@ class Server:
                 if size > 0:
                     sock.setsockopt(socket.SOL_SOCKET, option, size)
             listener.port = sock.getsockname()[1]
-            self._servers.append(
-                await self.loop.create_server(
-                    lambda listener=listener: Connection(self, listener),
-                    sock=sock,
-                    ssl=listener.tls,
-                    backlog=self._backlog,
-                )
-            )
+            protocol = partial(Connection, self, listener)
+            acceptor = Acceptor(sock, protocol, listener.tls, self._backlog, self._has_no_descriptors)
+            acceptor.start()
+            self._acceptors.append(acceptor)
             log.info("listening on %s://%s:%d", listener.name, listener.host, listener.port)
         self._sweep_later()
 
@@ -114,8 +113,8 @@ class Server:
         """Accept and read no more, let what is in work end, say it, hang up."""
         if self._sweep is not None:
             self._sweep.cancel()
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for connection in self.connections:
             connection.stop_reading()
         for task, abandonable in self._tasks.items():
@@ -175,6 +174,11 @@ class Server:
         """The connection that waits for a task is gone."""
         if self._tasks.get(task):
             task.cancel()
+
+    def _has_no_descriptors(self) -> bool:
+        """Whether the rest of the file descriptors is for files."""
+        beginning = sum(acceptor.beginning for acceptor in self._acceptors)
+        return len(self.connections) + beginning >= self._descriptors_max
 
     # -- idle connections ------------------------------------------------------------------------
 
