@@ -43,6 +43,8 @@ log = logging.getLogger("headrace.broker.log")
 
 REPLAY_BYTES = 1024 * 1024
 """Read at once when all batches are wanted."""
+REPORT_MS = 1_000
+"""How often a log says that it cannot write: who is refused tries again, and soon."""
 
 _prefix = struct.Struct(">qii")  # base offset, length, leader epoch
 
@@ -107,6 +109,7 @@ class Log:
         self.failed = ""  # why nothing more is written: the disk is not to be trusted
         self.closed = False
         self.host = host
+        self._reported_ms = 0  # when it last said that it cannot write
         self._active = has.segments[-1]
 
     def __repr__(self) -> str:
@@ -255,7 +258,10 @@ class Log:
         return batches
 
     def _storage_error(self, error: OSError) -> BrokerError:
-        log.error("%s: cannot write: %s", self.directory, error)
+        now_ms = self.host.clock.time_ms()
+        if now_ms - self._reported_ms >= REPORT_MS:
+            self._reported_ms = now_ms
+            log.error("%s: cannot write: %s", self.directory, error)
         return BrokerError(f"{self.name}: cannot write: {error}", code=Code.KAFKA_STORAGE_ERROR)
 
     # --- segments ---
@@ -322,7 +328,10 @@ class Log:
     def take_out(self, count: int) -> list[Segment]:
         """Forget the first segments, and give them to the caller to delete. One is left always."""
         if count == len(self.segments):
-            self.roll()
+            try:
+                self.roll()
+            except BrokerError:  # no room for another one: let the others make some
+                count -= 1
         gone, self.segments = self.segments[:count], self.segments[count:]
         self._move_start(max(self.start_offset, self.segments[0].base_offset))
         return gone
@@ -419,7 +428,10 @@ class Log:
         self.start_offset = offset
         self.high_watermark = max(self.high_watermark, offset)
         self.first_dirty_offset = max(self.first_dirty_offset, offset)
-        self.epochs.truncate_start(offset)
+        try:
+            self.epochs.truncate_start(offset)
+        except OSError as error:  # a full disk must not keep records from being deleted: the start of the log is known
+            log.warning("%s: the epochs of deleted records are not forgotten on disk: %s", self.directory, error)
         self.aborted.truncate_start(offset)
         self.producers.high_watermark_moved(self.high_watermark)
 
