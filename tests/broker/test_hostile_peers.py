@@ -7,6 +7,7 @@ import select
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,14 +18,18 @@ import pytest
 
 from bystander import Bystander
 from headrace.broker import EmbeddedBroker
+from headrace.broker.handlers import fetch
 from headrace.broker.ports import free_port
 from headrace.errors import Code
+from headrace.wire import legacy
 from headrace.wire.api.api_versions import ApiVersionsRequest
 from headrace.wire.api.create_topics import CreatableTopic, CreateTopicsRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from headrace.wire.compression import compress
 from headrace.wire.layout import CODEC_MASK, HEADER_BYTES, Record
 from headrace.wire.records import encode
+from headrace.wire.schema import Records
+from own_broker import OpenBroker
 from peers.connection import Connection
 from pipelining import RawConnection, frame
 from waiting import eventually
@@ -198,3 +203,25 @@ def any_can_read(raws: list[RawConnection]) -> bool:
 
 def can_read(raw: RawConnection) -> bool:
     return bool(select.select([raw.socket], [], [], 0)[0])
+
+
+def test_batches_are_converted_for_old_clients_off_the_event_loop(monkeypatch, tmp_path):
+    convert, threads = fetch._as_message_set, []
+
+    def noting(*arguments):
+        threads.append(threading.current_thread().name)
+        return convert(*arguments)
+
+    monkeypatch.setattr(fetch, "_as_message_set", noting)
+    with OpenBroker(tmp_path / "data") as broker, Connection(broker.bootstrap) as connection:
+        topic = broker.do(lambda inner: inner.topic_admin.create("old", 1).name)
+        assert connection.produce(topic, bytes(encode([Record(0, 1, None, b"value", ())], codec=GZIP))).error_code == 0
+        assert b"value" in gunzipped(connection.fetch(topic, version=2).records)
+    assert [name.startswith("headrace-checking") for name in threads] == [True]
+
+
+def gunzipped(records: Records) -> bytes:
+    """What is in a message set of one compressed message."""
+    assert isinstance(records, bytes | bytearray | memoryview)
+    (record,) = legacy.decode(records)
+    return record.value or b""

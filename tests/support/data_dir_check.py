@@ -21,6 +21,7 @@ from pathlib import Path
 from data_dir_brokers import RoutingClient
 from data_dir_damage import Damage
 from data_dir_image import GROUP, GROUP_OFFSET, ORDERS, PAYMENTS, PRICES, TRANSACTIONAL_ID, Facts
+from headrace.broker.log.files import METADATA
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.api.offset_fetch import (
     OffsetFetchRequest,
@@ -249,7 +250,8 @@ def names(line: str, damage: Damage) -> bool:
     """Whether a line names one of the damaged files, or the partition whose folder is missing."""
     for file in damage.files:
         folder = file.parts[1] if len(file.parts) > 2 else ""
-        if file.name in line and folder in line:
+        # A folder whose topic id is another one is what partition.metadata is about.
+        if folder in line and (file.name in line or file.name == METADATA):
             return True
     return False
 
