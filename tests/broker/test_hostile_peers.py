@@ -19,11 +19,18 @@ import pytest
 from bystander import Bystander
 from headrace.broker import EmbeddedBroker
 from headrace.broker.handlers import fetch
+from headrace.broker.log.lookup import find_record
 from headrace.broker.ports import free_port
 from headrace.errors import Code
 from headrace.wire import legacy
 from headrace.wire.api.api_versions import ApiVersionsRequest
 from headrace.wire.api.create_topics import CreatableTopic, CreateTopicsRequest
+from headrace.wire.api.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from headrace.wire.compression import compress
 from headrace.wire.layout import CODEC_MASK, HEADER_BYTES, Record
@@ -225,3 +232,24 @@ def gunzipped(records: Records) -> bytes:
     assert isinstance(records, bytes | bytearray | memoryview)
     (record,) = legacy.decode(records)
     return record.value or b""
+
+
+def test_offsets_by_time_in_large_batches_are_found_off_the_event_loop(monkeypatch, tmp_path):
+    find, threads = find_record, []
+
+    def noting(*arguments):
+        found = find(*arguments)
+        threads.append(threading.current_thread().name)
+        return found
+
+    monkeypatch.setattr("headrace.broker.handlers.list_offsets.find_record", noting)
+    large = [Record(n, 100 + n, None, bytes(1000), ()) for n in range(2000)]
+    with OpenBroker(tmp_path / "data") as broker, Connection(broker.bootstrap) as connection:
+        topic = broker.do(lambda inner: inner.topic_admin.create("timed", 1).name)
+        assert connection.produce(topic, bytes(encode(large, codec=ZSTD))).error_code == 0
+        part = ListOffsetsPartition(partition_index=0, timestamp=1000)
+        request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=topic, partitions=[part])])
+        response = connection.call(request, 7)
+        assert isinstance(response, ListOffsetsResponse)
+        assert response.topics[0].partitions[0].offset == 900
+    assert [name.startswith("headrace-checking") for name in threads] == [True]

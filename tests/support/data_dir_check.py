@@ -194,11 +194,11 @@ class Check:
             self._excuse(f"no offsets of group {GROUP}: {error}")
             return
         assert isinstance(response, OffsetFetchResponse)
-        ((row,),) = (topic.partitions for topic in response.topics)
-        if response.error_code or row.error_code:
-            self._excuse(f"no offsets of group {GROUP}: {Code(response.error_code or row.error_code).name}")
-        elif row.committed_offset != GROUP_OFFSET and not self.is_named:
-            self.broken.append(f"silent: group {GROUP} is at {row.committed_offset}, not at {GROUP_OFFSET}")
+        rows = [row for topic in response.topics for row in topic.partitions]
+        if code := response.error_code or rows[0].error_code:
+            self._excuse(f"no offsets of group {GROUP}: {Code(code).name}")
+        elif rows[0].committed_offset != GROUP_OFFSET and not self.is_named:
+            self.broken.append(f"silent: group {GROUP} is at {rows[0].committed_offset}, not at {GROUP_OFFSET}")
 
     def _writes(self, client: RoutingClient) -> None:
         """New records are stored, and what is sent again is not."""

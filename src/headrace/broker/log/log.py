@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.broker.clock import Clock
-from headrace.broker.log import lookup
 from headrace.broker.log.aborted import AbortedIndex, AbortedTransaction
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.epochs import EpochCache
 from headrace.broker.log.files import SNAPSHOT, FileCache, offset_name
 from headrace.broker.log.flushing import flush
-from headrace.broker.log.lookup import FoundOffset
+from headrace.broker.log.lookup import batch_for_time
 from headrace.broker.log.producer_state import ProducerState, ProducerView
 from headrace.broker.log.replaying import last_sequence, marker_of, note_producer
 from headrace.broker.log.segment import Segment, Slice
@@ -378,13 +377,14 @@ class Log:
         """What a reader of committed records has to leave out of the records from `first_offset` up to `end_offset`."""
         return self.aborted.between(first_offset, end_offset)
 
-    def offset_for_time(self, timestamp_ms: int, *, end_offset: int) -> FoundOffset | None:
-        """The first record with that timestamp or a later one, if it is below `end_offset`."""
-        return lookup.offset_for_time(self.segments, timestamp_ms, self.start_offset, end_offset)
+    def batch_for_time(self, timestamp_ms: int, first_offset: int) -> RecordBatch | None:
+        """The first batch from an offset on that has a timestamp as high as that; `lookup.find_record` looks inside."""
+        return batch_for_time(self.segments, timestamp_ms, first_offset)
 
-    def offset_of_max_timestamp(self, *, end_offset: int) -> FoundOffset | None:
-        """The first record with the highest timestamp, if it is below `end_offset`."""
-        return lookup.offset_of_max_timestamp(self.segments, self.start_offset, end_offset)
+    @property
+    def max_timestamp(self) -> int:
+        """The highest timestamp; -1 if there is none."""
+        return max(segment.max_timestamp for segment in self.segments)
 
     # --- offsets and epochs ---
 
