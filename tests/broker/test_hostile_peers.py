@@ -39,6 +39,7 @@ from headrace.wire.schema import Records
 from own_broker import OpenBroker
 from peers.connection import Connection
 from pipelining import RawConnection, frame
+from stored import stored_batches
 from waiting import eventually
 
 ROUNDS = int(os.environ.get("HEADRACE_HOSTILE_ROUNDS", "1"))
@@ -253,3 +254,14 @@ def test_offsets_by_time_in_large_batches_are_found_off_the_event_loop(monkeypat
         assert isinstance(response, ListOffsetsResponse)
         assert response.topics[0].partitions[0].offset == 900
     assert [name.startswith("headrace-checking") for name in threads] == [True]
+
+
+def test_a_batch_that_is_checked_in_a_thread_keeps_its_place(broker, topic):
+    large = [Record(n, 1, None, bytes(1000), ()) for n in range(1000)]
+    with RawConnection(broker.bootstrap) as raw:
+        for turn in range(6):
+            records = large if turn % 2 == 0 else [Record(0, 1, None, b"small", ())]
+            raw.send(frame(produce_all(topic, [bytes(encode(records, codec=ZSTD))]), 9, turn))
+        assert raw.correlation_ids(6) == [*range(6)]
+    sizes = [header.record_count for header in stored_batches(broker, topic)]
+    assert sizes == [1000, 1, 1000, 1, 1000, 1]

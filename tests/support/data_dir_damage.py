@@ -19,6 +19,7 @@ KINDS = (
     ".txnindex",
     ".snapshot",
     "leader-epoch-checkpoint",
+    "segment-checkpoint",
     "partition.metadata",
     "catalog.journal",
     "recovery-point-offset-checkpoint",
