@@ -24,7 +24,7 @@ from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.handlers import Handler, handler
 from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.log import LogConfig, LogManager
-from headrace.broker.log.decompression import DecompressionLimits
+from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.quotas import QuotaManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.security.acl_authorizer import authorizer_of
@@ -73,6 +73,7 @@ class Broker:
         self.listeners: list[Listener] = listeners_of(config)
         self.handler: Callable[[int], Handler] = handler  # what answers an API key
         self.decompression_limits = DecompressionLimits.of(config)
+        self.loop_decompression = Decompression(self.decompression_limits, on_loop=True)  # of the request at hand
         self.checking_threads = ThreadPoolExecutor(CHECKING_THREADS, "headrace-checking")  # of large batches
         self.cluster: Cluster | None = None  # None: this broker is alone, until another one registers
         self._started = AsyncExitStack()  # what is to be stopped, the last one first

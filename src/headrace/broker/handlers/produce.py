@@ -93,23 +93,23 @@ def handle(broker: Broker, context: Context, message: ProduceRequest) -> Answer:
     if message.acks not in ACKS:
         return failure(context, message, Code.INVALID_REQUIRED_ACKS)
     split = _split(broker, context, message)
+    transactional: list[_Part] = []
     if context.api_version >= BATCHES_SINCE:
         transactional = [part for _, parts in split for part in parts if part.is_transactional]
         if transactional and not _may_write_transactions(broker, context, message.transactional_id):
             return failure(context, message, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    decompression = Decompression(broker.decompression_limits, on_loop=True)
-    unchecked = _check(context, split, decompression)
+    unchecked = _check(broker, context.api_version, split)
     if unchecked:
-        return _check_in_thread(broker, context, message, split, unchecked, decompression)
-    return _write(broker, context, message, split)
+        return _check_in_thread(broker, context, message, split, transactional, unchecked)
+    return _write(broker, context, message, split, transactional)
 
 
 def _write(
-    broker: Broker, context: Context, message: ProduceRequest, split: _Split
+    broker: Broker, context: Context, message: ProduceRequest, split: _Split, transactional: list[_Part]
 ) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
     """Go on with what has been checked."""
-    if context.api_version >= BATCHES_SINCE:
-        known = [part for _, parts in split for part in parts if part.prepared is not None and part.is_transactional]
+    if transactional:
+        known = [part for part in transactional if part.prepared is not None]
         if not all(map(_is_in_transaction, known)) and _wants_verification(broker, context):
             return _verify_first(broker, context, message, split, known)
     _append(broker, message, split)
@@ -230,16 +230,18 @@ def _known_code(code: Code, version: int) -> Code:
 # -- check ---------------------------------------------------------------------------------------
 
 
-def _check(context: Context, split: _Split, decompression: Decompression) -> list[_Part]:
+def _check(broker: Broker, version: int, split: _Split) -> list[_Part]:
     """Check batches as far as that is quick; return those that are left for a thread."""
     unchecked: list[_Part] = []
+    decompression = broker.loop_decompression
+    decompression.begin()
     for _, parts in split:
         for part in parts:
             if part.error is not None:
                 continue
             try:
                 if not unchecked:
-                    _prepare(part, context.api_version, decompression)
+                    _prepare(part, version, decompression)
                     continue
             except OffLoopError:
                 pass
@@ -252,7 +254,7 @@ def _prepare(part: _Part, version: int, decompression: Decompression) -> None:
     assert part.partition is not None
     magic = 2 if version >= BATCHES_SINCE else min(version // 2, 1)
     try:
-        part.prepared = part.partition.log.prepare(part.records, magic_allowed=magic, decompression=decompression)
+        part.prepared = part.partition.log.prepare(part.records, Origin.CLIENT, magic, decompression)
     except BrokerError as error:
         part.error = error
 
@@ -262,15 +264,15 @@ async def _check_in_thread(
     context: Context,
     message: ProduceRequest,
     split: _Split,
+    transactional: list[_Part],
     unchecked: list[_Part],
-    decompression: Decompression,
 ) -> ProduceResponse | None:
     """Check the rest of a request where that holds up nobody, and only then ask about its transaction."""
     loop = asyncio.get_running_loop()
-    off_loop = decompression.off_loop()
+    decompression = Decompression(broker.decompression_limits)
     for part in unchecked:
-        await loop.run_in_executor(broker.checking_threads, _prepare, part, context.api_version, off_loop)
-    answer = _write(broker, context, message, split)
+        await loop.run_in_executor(broker.checking_threads, _prepare, part, context.api_version, decompression)
+    answer = _write(broker, context, message, split, transactional)
     return answer if answer is None or isinstance(answer, ProduceResponse) else await answer
 
 

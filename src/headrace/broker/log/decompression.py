@@ -1,7 +1,7 @@
 """How far the compressed batches of a produce request are opened: a little on the event loop, the rest in a thread.
 
     Decompression ── payload ─► the records of a batch
-        │   more than LOOP_BYTES_MAX in a request: OffLoopError, and the caller goes on in a thread with `off_loop`
+        │   more than LOOP_BYTES_MAX on the event loop: OffLoopError, and the caller goes on in a thread
         └── more than a batch, a request or a ratio allows: BrokerError, MESSAGE_TOO_LARGE
 
 MESSAGE_TOO_LARGE makes producers split a batch and send it again. Decompression lets go of the GIL, and so does the
@@ -52,25 +52,26 @@ class DecompressionLimits(NamedTuple):
 class Decompression:
     """What the batches of one request may still come to. One thread at a time."""
 
+    __slots__ = ("_bytes_left", "_limits", "_loop_bytes_left", "_on_loop")
+
     def __init__(self, limits: DecompressionLimits, *, on_loop: bool = False) -> None:
         self._limits = limits
-        self._bytes_left = limits.request_bytes_max
         self._on_loop = on_loop
-        self._loop_bytes_left = LOOP_BYTES_MAX
+        self.begin()
 
-    def off_loop(self) -> Self:
-        """Go on in a thread, with what is left."""
-        self._on_loop = False
-        return self
+    def begin(self) -> None:
+        """Count anew, for the next request."""
+        self._bytes_left = self._limits.request_bytes_max
+        self._loop_bytes_left = LOOP_BYTES_MAX
 
     def payload(self, batch: RecordBatch) -> Buffer:
         """The records of a batch, decompressed. Raises BrokerError, WireError or OffLoopError."""
         if not batch.header.codec:
-            plain = batch.view[HEADER_BYTES:]
-            self._spend(len(plain) // PLAIN_BYTES_PER_BYTE)
-            return plain
-        allowed, option = self._allowed(len(batch.view))
-        bytes_max = allowed
+            self.count_plain(len(batch.view))
+            return batch.view[HEADER_BYTES:]
+        limits, size = self._limits, len(batch.view)
+        allowed = min(limits.batch_bytes_max, self._bytes_left, max(RATIO_FREE_BYTES, size * limits.ratio_max))
+        bytes_max = allowed = max(allowed, 0)
         if self._on_loop:
             # The codecs take a quarter of a second to import.
             bytes_max = min(allowed, self._loop_bytes_left if "pyarrow" in sys.modules else 0)
@@ -83,12 +84,19 @@ class Decompression:
                 raise OffLoopError from None
             self._bytes_left -= allowed  # the work is done, and refused
             raise BrokerError(
-                f"a batch of {len(batch.view)} bytes decompresses to more than {allowed} bytes: {option}",
+                f"a batch of {size} bytes decompresses to more than {allowed} bytes: {self._limit(size, allowed)}",
                 code=Code.MESSAGE_TOO_LARGE,
             ) from None
         self._bytes_left -= len(payload)
         self._loop_bytes_left -= len(payload)
         return payload
+
+    def count_plain(self, size: int) -> None:
+        """A batch that is not compressed is about to be checked. Raises OffLoopError."""
+        if self._on_loop:
+            if self._loop_bytes_left <= 0:
+                raise OffLoopError
+            self._loop_bytes_left -= size // PLAIN_BYTES_PER_BYTE
 
     def leave_loop(self) -> None:
         """Raise OffLoopError if this is the event loop: what comes next takes long."""
@@ -104,19 +112,11 @@ class Decompression:
         """Take what a message set came to off what is left."""
         self._bytes_left -= size
 
-    def _spend(self, size: int) -> None:
-        if self._on_loop and self._loop_bytes_left <= 0:
-            raise OffLoopError
-        self._loop_bytes_left -= size
-
-    def _allowed(self, size: int) -> tuple[int, str]:
-        """How many bytes a batch of `size` may come to, and the option that says so."""
+    def _limit(self, size: int, allowed: int) -> str:
+        """The option by which a batch of `size` bytes may not come to more than `allowed`."""
         limits = self._limits
-        return min(
-            (limits.batch_bytes_max, "message.max.decompressed.bytes"),
-            (max(self._bytes_left, 0), f"request.max.decompressed.bytes is {limits.request_bytes_max} for all batches"),
-            (
-                max(RATIO_FREE_BYTES, size * limits.ratio_max),
-                f"message.max.compression.ratio is {limits.ratio_max}",
-            ),
-        )
+        if allowed == limits.batch_bytes_max:
+            return "message.max.decompressed.bytes"
+        if allowed == max(RATIO_FREE_BYTES, size * limits.ratio_max):
+            return f"message.max.compression.ratio is {limits.ratio_max}"
+        return f"request.max.decompressed.bytes is {limits.request_bytes_max} for all batches"

@@ -135,7 +135,6 @@ class Log:
     def prepare(
         self,
         records: Buffer,
-        *,
         origin: Origin = Origin.CLIENT,
         magic_allowed: int = 2,
         decompression: Decompression | None = None,
@@ -159,7 +158,7 @@ class Log:
         if not isinstance(records, Prepared):
             if origin is Origin.REPLICATION:
                 return self._append_replicated(memoryview(records).cast("B"))
-            records = self.prepare(records, origin=origin)
+            records = self.prepare(records, origin)
         header, body, size, append_time_ms = records
         now_ms = self.host.clock.time_ms()
         if header.producer_id != NO_PRODUCER_ID:

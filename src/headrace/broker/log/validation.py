@@ -163,7 +163,11 @@ def _stamp(view: memoryview, header: BatchHeader, now_ms: int) -> Prepared:
 def _checked_payload(view: memoryview, header: BatchHeader, config: LogConfig, decompression: Decompression) -> Buffer:
     """The records, decompressed: as many as the header says, and whole."""
     try:
-        payload = decompression.payload(RecordBatch(header, view))
+        if header.attributes & CODEC_MASK:
+            payload = decompression.payload(RecordBatch(header, view))
+        else:
+            decompression.count_plain(len(view))
+            payload = view[HEADER_BYTES:]
         keyless = kernel.check_records(payload, header.record_count)
     except WireError as error:
         raise refusal(str(error), Code.INVALID_RECORD) from None
