@@ -120,6 +120,10 @@ fuzz-wire: .venv/.ready .venv/.kernel
 fuzz-broker: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.fuzz_broker
 
+# A thousand damaged data folders, of one broker and of three. SEED=7 CASE=12: this one again.
+fuzz-data-dir: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.fuzz_data_dir $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE))
+
 # Each change of tests/mutants.md to a copy of the tree must make its test fail. ONLY=word: those with it in the title.
 mutants: .venv/.ready .venv/.kernel
 	@$(BIN)/python tools/mutants.py $(ONLY)

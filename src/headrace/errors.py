@@ -8,6 +8,7 @@
     ├── WireError                   bytes that are not what the protocol says
     │   ├── MalformedError          what was expected, what came, at which offset
     │   └── CorruptBatchError       a checksum or a count that does not hold
+    │       └── DecompressedSizeError   compressed bytes that come to more than is allowed
     ├── UnsupportedVersionError     a message that this version cannot express
     ├── NotFoundError               a topic, a group, a transaction that is not there
     ├── AuthenticationError         the broker or we refuse to go on: no retry will help
@@ -73,6 +74,10 @@ class MalformedError(WireError):
 
 class CorruptBatchError(WireError):
     """A record batch whose checksum, size or count contradicts its contents."""
+
+
+class DecompressedSizeError(CorruptBatchError):
+    """Compressed bytes that come to more than the reader allows."""
 
 
 class UnsupportedVersionError(HeadraceError):

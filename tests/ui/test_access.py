@@ -59,6 +59,17 @@ def test_a_view_of_this_machine_answers_to_its_names_and_pages_of_others_cannot_
     assert status(f"{live.url}/_nicegui_ws/socket.io/?EIO=4", Origin="http://evil.example") == 403
 
 
+def test_no_page_of_another_site_can_show_the_view_in_a_frame(live, guarded):
+    for url in (live.url, f"{live.url}/topics", f"{address(guarded)}/"):  # the last one asks for the token
+        try:
+            answer = urllib.request.urlopen(url, timeout=SECONDS_MAX)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            assert answer.headers["X-Frame-Options"] == "DENY", url
+            assert answer.headers["Content-Security-Policy"] == "frame-ancestors 'none'", url
+
+
 def test_a_read_only_view_hides_what_changes_things_and_refuses_it(guarded, browser, broker, admin):
     topic, group, name = broker.create_topic(unique("shown")), unique("shown"), unique("shown")
     admin.alter_group_offsets(group, {TopicPartition(topic, 0): 0})

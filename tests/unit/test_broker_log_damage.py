@@ -276,7 +276,7 @@ def test_a_flipped_bit_anywhere_in_an_index_is_found_when_it_is_used(rig, suffix
         caplog.clear()
         found = LogRig(copy, rig.clock).log()
         assert read_all(found, bytes_max=100) == data
-        by_time = [found.offset_for_time(time, end_offset=99) for time in times]
+        by_time = [find_by_time(found, time) for time in times]
         assert [each and each.offset for each in by_time] == [*range(80)]
         assert path.stem in caplog.text
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import WireError
+from headrace.errors import MalformedError, WireError
 from headrace.wire import _reference as reference
 from headrace.wire.kernel import kernel
-from headrace.wire.layout import HEADER_BYTES
-from headrace.wire.records import Producer, read_batches
+from headrace.wire.layout import HEADER_BYTES, Record
+from headrace.wire.records import Producer, encode, read_batches
 from log_rig import batch
 
 FEW = b"".join(
@@ -87,3 +87,15 @@ def test_a_batch_that_is_not_whole_says_how_much_is_needed():
     assert kernel.cut_batches(FEW[: first - 1], 0, 99, 9999) == (0, 0, -1, -1, first)
     assert kernel.cut_batches(FEW[:30], 0, 99, 9999) == (0, 0, -1, -1, HEADER_BYTES)
     assert kernel.cut_batches(FEW, 12, 99, 9999) == (len(FEW), len(FEW), -1, -1, HEADER_BYTES)
+
+
+def test_a_timestamp_is_found_in_a_payload():
+    rows = [Record(n, 100 + time, None, b"v", ()) for n, time in enumerate((0, 5, 3, 9, 9))]
+    payload = bytes(encode(rows)[HEADER_BYTES:])
+    assert kernel.find_timestamp(payload, 5, 0, 0) == (0, 0)
+    assert kernel.find_timestamp(payload, 5, 4, 0) == (1, 5)
+    assert kernel.find_timestamp(payload, 5, 4, 2) == (3, 9)
+    assert kernel.find_timestamp(payload, 5, -(2**63), 4) == (4, 9)
+    assert kernel.find_timestamp(payload, 5, 10, 0) is None
+    with pytest.raises(MalformedError):
+        kernel.find_timestamp(payload[:-3], 5, 10, 0)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from fake_internal import START_MS
 from headrace.broker.log import FoundOffset, Log, Origin, segment, windows
+from headrace.broker.log.decompression import Decompression, DecompressionLimits
+from headrace.broker.log.lookup import find_record
 from headrace.errors import BrokerError, Code
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import read_batches
@@ -208,7 +210,14 @@ def test_the_first_record_of_a_time(rig):
 
 
 def find(log: Log, timestamp: int, end: int | None = None) -> FoundOffset | None:
-    return log.offset_for_time(timestamp, end_offset=log.high_watermark if end is None else end)
+    """As ListOffsets does."""
+    first_offset = log.start_offset
+    while (found_in := log.batch_for_time(timestamp, first_offset)) is not None:
+        found = find_record(found_in, timestamp, first_offset, Decompression(DecompressionLimits()))
+        if found is not None:
+            return found if found.offset < (log.high_watermark if end is None else end) else None
+        first_offset = found_in.header.last_offset + 1
+    return None
 
 
 def test_time_look_ups_see_no_further_than_they_may(rig):
@@ -235,19 +244,20 @@ def test_time_look_ups_are_what_a_scan_gives(tmp_path_factory, times):
         found = find(log, time)
         assert (found and found[:2]) == expected
     highest = max(time for _, time in rows)
-    newest = log.offset_of_max_timestamp(end_offset=log.end_offset)
+    assert log.max_timestamp == highest
+    newest = find(log, highest, end=log.end_offset)
     assert newest is not None
     assert newest[:2] == next(row for row in rows if row[1] == highest)
 
 
 def test_the_highest_timestamp(rig):
     log = rig.log()
-    assert log.offset_of_max_timestamp(end_offset=0) is None
+    assert log.max_timestamp == -1
     rig.append(log, b"a", b"b", b"c", time_ms=START_MS, step_ms=5)
     rig.append(log, b"d", time_ms=START_MS)
     log.append(batch(b"e"), leader_epoch=0)
-    assert log.offset_of_max_timestamp(end_offset=5) == (2, START_MS + 10, 0)
-    assert log.offset_of_max_timestamp(end_offset=2) is None
+    assert find(log, log.max_timestamp, end=5) == (2, START_MS + 10, 0)
+    assert find(log, log.max_timestamp, end=2) is None
 
 
 def test_append_time_counts_for_all_records_of_a_batch(rig):
@@ -256,7 +266,7 @@ def test_append_time_counts_for_all_records_of_a_batch(rig):
     rig.clock.now_ms += 50
     rig.append(log, b"c", b"d", time_ms=7)
     assert find(log, START_MS + 1) == (2, START_MS + 50, 0)
-    assert log.offset_of_max_timestamp(end_offset=9) == (2, START_MS + 50, 0)
+    assert find(log, log.max_timestamp, end=9) == (2, START_MS + 50, 0)
 
 
 # --- epochs ---

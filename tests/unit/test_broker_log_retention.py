@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
 
@@ -237,3 +238,41 @@ def test_deleting_does_not_forget_producers(rig):
     clean(rig)
     assert log.size_bytes == 0
     assert state_of(rig.crash().log())["producers"] == before
+
+
+# --- a full disk ---
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Call it, and no small file can be written any more."""
+
+    def refuse(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill_up():
+        for module in ("checkpoints", "segment", "snapshots"):
+            monkeypatch.setattr(f"headrace.broker.log.{module}.replace_file", refuse)
+
+    return fill_up
+
+
+def test_records_can_be_deleted_on_a_full_disk(rig, full_disk):
+    log = rig.log()
+    fill(rig, log, 5)
+    full_disk()
+    assert log.delete_records(3) == 3
+    clean(rig)
+    assert log.segments[0].base_offset == log.start_offset == 3
+    assert len(values_of(log)) == 2
+
+
+def test_retention_frees_what_it_can_on_a_full_disk(rig, full_disk):
+    logs = [rig.log("t", n, retention_bytes="0") for n in range(2)]
+    for log in logs:
+        fill(rig, log, 5)
+        rig.append(log, b"last")
+    full_disk()
+    clean(rig)
+    for log in logs:
+        assert values_of(log) == [b"last"], "there is no room for the segment that would follow the last one"

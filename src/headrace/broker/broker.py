@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.handlers import Handler, handler
 from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.log import LogConfig, LogManager
+from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.quotas import QuotaManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.security.acl_authorizer import authorizer_of
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from headrace.config import Config
 
 JOURNAL_NAME = "catalog.journal"
+CHECKING_THREADS = 2
+"""Large batches that are opened at the same time: each may take twice message.max.decompressed.bytes of memory."""
 
 
 class Broker:
@@ -71,6 +75,9 @@ class Broker:
         self.faults = Faults()
         self.listeners: list[Listener] = listeners_of(config)
         self.handler: Callable[[int], Handler] = handler  # what answers an API key
+        self.decompression_limits = DecompressionLimits.of(config)
+        self.loop_decompression = Decompression(self.decompression_limits, on_loop=True)  # of the request at hand
+        self.checking_threads = ThreadPoolExecutor(CHECKING_THREADS, "headrace-checking")  # of large batches
         self.cluster: Cluster | None = None  # None: this broker is alone, until another one registers
         self._started = AsyncExitStack()  # what is to be stopped, the last one first
 
@@ -130,6 +137,7 @@ class Broker:
         for listener in self.listeners:
             self.authenticator.prepare(listener)
         self.server = Server(self, self.listeners)
+        self._started.callback(self.checking_threads.shutdown, wait=False, cancel_futures=True)
         self._started.push_async_callback(self.server.stop)
         self._started.push_async_callback(self.groups.stop)  # first, or who waits for a rebalance would be waited for
         await self.server.start()

@@ -9,6 +9,7 @@ Kafka's too, but for these, and each says why:
     *.num.partitions of the internal topics       8, not 50; one copy of them, not three
     broker.heartbeat.interval.ms, its session     500 and 6000, not 2000 and 9000: quicker fail-over
     headrace.controller                           is ours, where Kafka names a quorum of controllers
+    *.max.decompressed.bytes, *.compression.ratio are ours: zip bombs
     ssl.*store.type                               PEM, the one format that OpenSSL reads here
     sasl.enabled.mechanisms                       all that a password is enough for, not Kerberos
     ssl.key.location, sasl.plain.users            are ours, for what Java hides in key stores and JAAS texts

@@ -29,7 +29,7 @@ from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.cluster.follower_sessions import FollowerSessions
-    from headrace.broker.log import AppendInfo, Log, LogConfig, LogManager, Origin
+    from headrace.broker.log import AppendInfo, Log, LogConfig, LogManager, Origin, Prepared
     from headrace.wire.records import Marker
 
 log = logging.getLogger("headrace.broker")
@@ -269,17 +269,13 @@ class ReplicaManager:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def append(
-        self, partition: Partition, records: Buffer, *, origin: Origin, acks: int, magic_allowed: int = 2
-    ) -> AppendInfo:
+    def append(self, partition: Partition, records: Buffer | Prepared, *, origin: Origin, acks: int) -> AppendInfo:
         """Write records, and let those know who wait for them."""
         if not partition.is_leader:  # any more: who found it may have waited for something since
             raise BrokerError(f"{partition.key} has another leader now", code=Code.NOT_LEADER_OR_FOLLOWER)
         if acks == -1 and len(partition.isr) < partition.log.config.min_insync_replicas:
             self._check_in_sync(partition)
-        info = partition.log.append(
-            records, origin=origin, leader_epoch=partition.leader_epoch, magic_allowed=magic_allowed
-        )
+        info = partition.log.append(records, origin=origin, leader_epoch=partition.leader_epoch)
         if partition.followers:
             self._tell_followers(partition, info)
         self.raise_high_watermark(partition)

@@ -156,6 +156,11 @@ class Service:
 def _explained(error: OSError | ConfigError, config: Config) -> Exception:
     """The error of a broker that could not start; of a port that is taken, by whom."""
     cause = error.__cause__ if isinstance(error, ConfigError) else error
+    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        return IllegalStateError(
+            f"the broker could not start: the disk of its data folder {data_folder(config).absolute()} is full "
+            f"({cause}): make room there and start it again"
+        )
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return error if isinstance(error, ConfigError) else IllegalStateError(f"the broker could not start: {error}")
     for listener in config.of(tuple, "listeners"):

@@ -2,6 +2,7 @@
 
     Host     a view on the loopback answers to names of the loopback only: no other site can pretend to be it
     Origin   pages of other sites cannot talk to it through the browser of somebody who may
+    frames   pages of other sites cannot show it inside theirs, and have its buttons pressed by mistake
     token    where one is set: in a cookie, in `Authorization: Bearer …`, or once as ?token=… in the address
 
 A view that others can reach always has a token.
@@ -14,11 +15,12 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE_SECONDS = 30 * 24 * 3600
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _CLOSED_BY_POLICY = 1008
+_NOT_IN_FRAMES = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-ancestors 'none'")]
 
 
 def is_loopback(host: str) -> bool:
@@ -36,14 +38,19 @@ class Access:
         self._cookie = f"headrace-{port}"  # cookies do not know of ports
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_unframed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_NOT_IN_FRAMES]
+            await send(message)
+
         refusal = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
         if refusal is None:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_unframed)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": _CLOSED_BY_POLICY})
         else:
-            await refusal(scope, receive, send)
+            await refusal(scope, receive, send_unframed)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -131,3 +131,25 @@ def scan_records(payload, int32_t record_count):
     if at != end:
         raise MalformedError(f"expected {record_count} records, {end - at} bytes are left", offset=at - view.data)
     return found
+
+
+def find_timestamp(payload, int32_t record_count, int64_t timestamp_delta, int64_t offset_delta):
+    """The first record from an offset delta on that has a timestamp delta or a later one: its two deltas, or None."""
+    cdef _View view = _View(payload)
+    cdef const uint8_t *at = view.data
+    cdef const uint8_t *end = view.data + view.size
+    cdef const char *expected = NULL
+    cdef Parsed r
+    cdef int32_t index
+    cdef bint found = False
+    with nogil:
+        for index in range(record_count):
+            expected = _parse_record(&at, end, &r)
+            if expected is not NULL:
+                break
+            if r.offset_delta >= offset_delta and r.timestamp_delta >= timestamp_delta:
+                found = True
+                break
+    if expected is not NULL:
+        raise _malformed(expected, at, view)
+    return (r.offset_delta, r.timestamp_delta) if found else None

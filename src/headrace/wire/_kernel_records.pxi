@@ -312,27 +312,78 @@ cdef object _decode_headers(Parsed *r, _View view):
     return headers
 
 
+cdef struct Checked:
+    const uint8_t *at  # as far as the records are right
+    int32_t index  # of the record there; all of them: nothing is wrong
+    int32_t keyless  # the first record without a key; -1: none
+    const char *expected  # what is not there; NULL: nothing is wrong with the bytes of the record
+
+
+cdef void _check_all(const uint8_t *at, const uint8_t *end, int32_t record_count, Checked *found) noexcept nogil:
+    """Walk through the records without making any of them. Ends before the first that is not what it should be."""
+    cdef Parsed r
+    cdef int32_t index
+    found.keyless = -1
+    found.expected = NULL
+    for index in range(record_count):
+        found.index = index
+        found.at = at
+        found.expected = _parse_record(&at, end, &r)
+        if found.expected is not NULL:
+            found.at = at
+            return
+        if r.offset_delta != index:
+            return
+        if r.key.size < 0 and found.keyless < 0:
+            found.keyless = index
+        if (r.end - r.headers != 1 or r.headers[0] != 0) and not _are_headers(&r):
+            return
+    found.index = record_count
+    found.at = at
+
+
+cdef bint _are_headers(Parsed *r) noexcept nogil:
+    cdef int64_t count, place
+    cdef Piece piece
+    cdef const uint8_t *p = _parse_header_count(r.headers, r.end, &count)
+    if p is NULL:
+        return False
+    for place in range(count):
+        p = _parse_piece(p, r.end, &piece)
+        if p is NULL or piece.size < 0 or not hr_is_utf8(piece.data, piece.size):
+            return False
+        p = _parse_piece(p, r.end, &piece)
+        if p is NULL:
+            return False
+    return p == r.end
+
+
 def check_records(payload, int32_t record_count):
     """Whether the decompressed payload of a batch is what its header says: else raises as `decode_records` would.
 
-    Returns the index of the first record that has no key, -1 if all have one.
+    Returns the index of the first record that has no key, -1 if all have one. A large payload, which may be checked in
+    a thread, is checked without the GIL.
     """
     cdef _View view = _View(payload)
-    cdef const uint8_t *at = view.data
+    cdef const uint8_t *at
     cdef const uint8_t *end = view.data + view.size
-    cdef const char *expected
+    cdef Checked found
     cdef Parsed r
-    cdef int32_t index, keyless = -1
-    for index in range(record_count):
-        expected = _parse_record(&at, end, &r)
-        if expected is not NULL:
-            raise _malformed(expected, at, view)
-        if r.offset_delta != index:
-            raise MalformedError(f"expected record {index}, got the offset delta {r.offset_delta}", offset=at - view.data)
-        if r.key.size < 0 and keyless < 0:
-            keyless = index
-        if r.end - r.headers != 1 or r.headers[0] != 0:
-            _decode_headers(&r, view)
+    if view.size < GIL_KEPT_BYTES:
+        _check_all(view.data, end, record_count, &found)
+    else:
+        with nogil:
+            _check_all(view.data, end, record_count, &found)
+    if found.expected is not NULL:
+        raise _malformed(found.expected, found.at, view)
+    at = found.at
+    if found.index < record_count:
+        _parse_record(&at, end, &r)
+        if r.offset_delta != found.index:
+            raise MalformedError(
+                f"expected record {found.index}, got the offset delta {r.offset_delta}", offset=at - view.data
+            )
+        _decode_headers(&r, view)  # raises what is wrong with them
     if at != end:
         raise MalformedError(f"expected {record_count} records, {end - at} bytes are left", offset=at - view.data)
-    return keyless
+    return found.keyless

@@ -15,7 +15,7 @@ import struct
 from functools import cache
 from typing import Any
 
-from headrace.errors import CorruptBatchError, MalformedError
+from headrace.errors import CorruptBatchError, DecompressedSizeError, MalformedError
 from headrace.wire.primitives import Buffer, read_uvarint
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
@@ -88,7 +88,9 @@ def _decompress_stream(name: str, data: Buffer, bytes_max: int) -> Buffer:
                 parts.append(part)
                 size += len(part)
                 if size > bytes_max:
-                    raise CorruptBatchError(f"expected at most {bytes_max} bytes from {len(data)} of {name}, got more")
+                    raise DecompressedSizeError(
+                        f"expected at most {bytes_max} bytes from {len(data)} of {name}, got more"
+                    )
                 step *= 2
     except OSError as error:
         raise CorruptBatchError(f"expected {name} data in {len(data)} bytes: {error}") from None
@@ -143,7 +145,7 @@ def _decompress_snappy(data: memoryview, bytes_max: int) -> Buffer:
 def _decompress_snappy_block(block: memoryview, bytes_max: int) -> Buffer:
     size, _ = read_uvarint(block, 0, len(block))
     if size > bytes_max:
-        raise CorruptBatchError(f"expected at most {bytes_max} bytes of snappy, the block says {size}")
+        raise DecompressedSizeError(f"expected at most {bytes_max} bytes of snappy, the block says {size}")
     # A snappy element of three bytes gives at most 64: what promises more is lying, and is not allocated.
     if size > 64 * len(block):
         raise CorruptBatchError(f"expected {len(block)} bytes of snappy to hold less than the {size} they promise")

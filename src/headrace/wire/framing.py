@@ -94,6 +94,16 @@ class FrameReader:
         """How much of an unfinished frame has come."""
         return len(self._kept) if self._own is None else self._filled
 
+    @property
+    def held_bytes(self) -> int:
+        """How much memory an unfinished frame takes."""
+        return len(self._kept) if self._own is None else len(self._own)
+
+    def drop(self) -> None:
+        """Forget what has come of an unfinished frame: no more will."""
+        self._kept = b""
+        self._own = None
+
     def _begin_own(self, size: int, begun: memoryview) -> None:
         self._own_bytes = size
         self._own = memoryview(bytearray(min(size, PROMISED_BYTES_MAX, PROMISED_RATIO_MAX * len(begun))))

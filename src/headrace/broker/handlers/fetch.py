@@ -11,14 +11,17 @@ Followers fetch too. They read to the end of the log, and what they ask for says
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.broker import fetching
 from headrace.broker.context import Answer, Context
 from headrace.broker.fetching import Limits, Read, Replica, Wanted
+from headrace.broker.log.decompression import OLD_BYTES_MAX
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
-from headrace.errors import BrokerError, Code, WireError
+from headrace.errors import BrokerError, Code, DecompressedSizeError, WireError
 from headrace.wire.api.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -62,6 +65,8 @@ def handle(broker: Broker, context: Context, message: FetchRequest) -> Answer:
     wanted = [one for _, partitions in topics for one in partitions]
     reads, enough = fetching.read_all(wanted, limits)
     if enough or not wanted or message.max_wait_ms <= 0:
+        if context.api_version < BATCHES_SINCE:
+            return _convert_and_answer(broker, context, topics, reads)
         return _answer(context, topics, reads)
     missing_bytes = limits.bytes_min - sum(len(read.data) for read in reads)
     return _wait_and_read(broker, context, message, topics, wanted, limits, missing_bytes)
@@ -96,6 +101,8 @@ async def _wait_and_read(
     await fetching.wait(purgatory, wanted, limits, missing_bytes, timeout_ms)
     _find_again(broker, topics, context)
     reads, _ = fetching.read_all(wanted, limits)
+    if context.api_version < BATCHES_SINCE:
+        return await _convert_and_answer(broker, context, topics, reads)
     return _answer(context, topics, reads)
 
 
@@ -238,10 +245,7 @@ def _answer(context: Context, topics: _Topics, reads: Sequence[Read]) -> FetchRe
 
 
 def _partition(version: int, wanted: Wanted, read: Read) -> PartitionData:
-    data, error_code = read.data, read.error_code
-    if version < BATCHES_SINCE and len(data):
-        data, error_code = _as_message_set(data, wanted.offset, magic=0 if version < 2 else 1)
-    aborted = read.aborted
+    error_code, aborted = read.error_code, read.aborted
     answer = PartitionData(
         partition_index=wanted.index,
         error_code=error_code,
@@ -251,7 +255,7 @@ def _partition(version: int, wanted: Wanted, read: Read) -> PartitionData:
         aborted_transactions=None
         if aborted is None
         else [AbortedTransaction(producer_id=one.producer_id, first_offset=one.first_offset) for one in aborted],
-        records=data,
+        records=read.data,
     )
     if read.diverging is not None:
         epoch, end_offset = read.diverging
@@ -269,6 +273,23 @@ def _partition(version: int, wanted: Wanted, read: Read) -> PartitionData:
     return answer
 
 
+async def _convert_and_answer(
+    broker: Broker, context: Context, topics: _Topics, reads: Sequence[Read]
+) -> FetchResponse:
+    """Answer clients from before Kafka 0.11. Every record becomes an object on the way: that is for a thread."""
+    loop = asyncio.get_running_loop()
+    magic = 0 if context.api_version < 2 else 1
+    converted = []
+    for one, read in zip((one for _, partitions in topics for one in partitions), reads, strict=True):
+        if len(read.data):
+            data, error_code = await loop.run_in_executor(
+                broker.checking_threads, _as_message_set, read.data, one.offset, magic
+            )
+            read = replace(read, data=data, error_code=error_code)
+        converted.append(read)
+    return _answer(context, topics, converted)
+
+
 def _as_message_set(data: Buffer, first_offset: int, magic: int) -> tuple[Buffer, int]:
     """Batches as clients from before Kafka 0.11 read them; control records are not for them."""
     from headrace.wire import legacy
@@ -276,10 +297,12 @@ def _as_message_set(data: Buffer, first_offset: int, magic: int) -> tuple[Buffer
 
     try:
         batches = [
-            (batch.header, [record for record in batch.records() if record.offset >= first_offset])
+            (batch.header, [record for record in batch.records(OLD_BYTES_MAX) if record.offset >= first_offset])
             for batch in read_batches(data)
             if not batch.header.is_control
         ]
         return legacy.convert_down(batches, magic=magic), Code.NONE
+    except DecompressedSizeError:
+        return b"", Code.MESSAGE_TOO_LARGE
     except WireError:
         return b"", Code.CORRUPT_MESSAGE

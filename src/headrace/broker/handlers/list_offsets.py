@@ -8,13 +8,17 @@ v0 answers with a list, v1 with one offset, v2 knows isolation levels.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from headrace.broker.context import Answer, Context
+from headrace.broker.log import FoundOffset, Log
+from headrace.broker.log.decompression import Decompression, OffLoopError
+from headrace.broker.log.lookup import find_record
 from headrace.broker.partition import Partition
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
-from headrace.errors import BrokerError, Code
+from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.api.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
@@ -23,6 +27,8 @@ from headrace.wire.api.list_offsets import (
     ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
+from headrace.wire.layout import NO_TIMESTAMP
+from headrace.wire.records import RecordBatch
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -38,11 +44,50 @@ _Found = tuple[int, int, int]  # offset, timestamp, leader epoch
 
 
 def handle(broker: Broker, context: Context, message: ListOffsetsRequest) -> Answer:
-    return ListOffsetsResponse(topics=[_topic(broker, context, message, topic) for topic in message.topics])
+    return _answer(_Search(broker), broker, context, message)
 
 
-def _topic(
-    broker: Broker, context: Context, message: ListOffsetsRequest, topic: ListOffsetsTopic
+async def _answer(
+    search: _Search, broker: Broker, context: Context, message: ListOffsetsRequest
+) -> ListOffsetsResponse:
+    topics = [await _topic(search, broker, context, message, topic) for topic in message.topics]
+    return ListOffsetsResponse(topics=topics)
+
+
+class _Search:
+    """Looks for records by time; in large batches in a thread."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._on_loop = Decompression(broker.decompression_limits, on_loop=True)
+
+    async def first(self, log: Log, timestamp_ms: int) -> FoundOffset | None:
+        """The first record of a log with that timestamp or a later one."""
+        first_offset = log.start_offset
+        while (batch := log.batch_for_time(timestamp_ms, first_offset)) is not None:
+            found = await self._in_batch(batch, timestamp_ms, first_offset)
+            if found is not None:
+                return found
+            first_offset = batch.header.last_offset + 1
+            if log.closed:
+                raise BrokerError(f"{log.name} was deleted or moved", code=Code.NOT_LEADER_OR_FOLLOWER)
+        return None
+
+    async def _in_batch(self, batch: RecordBatch, timestamp_ms: int, first_offset: int) -> FoundOffset | None:
+        try:
+            try:
+                return find_record(batch, timestamp_ms, first_offset, self._on_loop)
+            except OffLoopError:
+                off_loop = Decompression(self._broker.decompression_limits)
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._broker.checking_threads, find_record, batch, timestamp_ms, first_offset, off_loop
+                )
+        except WireError as error:
+            raise BrokerError(str(error), code=Code.CORRUPT_MESSAGE) from None
+
+
+async def _topic(
+    search: _Search, broker: Broker, context: Context, message: ListOffsetsRequest, topic: ListOffsetsTopic
 ) -> ListOffsetsTopicResponse:
     allows, session = broker.authorizer.allows, context.session
     allowed = allows(session, Operation.DESCRIBE, Resource.TOPIC, topic.name) or (
@@ -58,14 +103,14 @@ def _topic(
                 raise BrokerError("asked for twice", code=Code.INVALID_REQUEST)
             partition = broker.replicas.partition(topic.name, part.partition_index)
             partition.check_epoch(part.current_leader_epoch)
-            answers.append(_partition(context.api_version, message, part, partition))
+            answers.append(await _partition(search, context.api_version, message, part, partition))
         except BrokerError as error:
             answers.append(ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=error.code))
     return ListOffsetsTopicResponse(name=topic.name, partitions=answers)
 
 
-def _partition(
-    version: int, message: ListOffsetsRequest, part: ListOffsetsPartition, partition: Partition
+async def _partition(
+    search: _Search, version: int, message: ListOffsetsRequest, part: ListOffsetsPartition, partition: Partition
 ) -> ListOffsetsPartitionResponse:
     if version < _SINCE.get(part.timestamp, 0) or part.timestamp < LATEST_TIERED:
         raise BrokerError(f"version {version} has no timestamp {part.timestamp}", code=Code.UNSUPPORTED_VERSION)
@@ -73,7 +118,7 @@ def _partition(
     end = log.end_offset
     if message.replica_id == CONSUMER:
         end = log.last_stable_offset if message.isolation_level == READ_COMMITTED else log.high_watermark
-    offset, timestamp, epoch = _look_up(partition, part.timestamp, end)
+    offset, timestamp, epoch = await _look_up(search, partition, part.timestamp, end)
     if message.replica_id == CONSUMER and not partition.is_confirmed:
         _check_known(version, part.timestamp, offset)
     if version == 0:
@@ -94,7 +139,7 @@ def _check_known(version: int, timestamp: int, offset: int) -> None:
     raise BrokerError("the leader is new, and does not know the high watermark yet", code=code)
 
 
-def _look_up(partition: Partition, timestamp: int, end: int) -> _Found:
+async def _look_up(search: _Search, partition: Partition, timestamp: int, end: int) -> _Found:
     log = partition.log
     if timestamp == LATEST:
         return end, -1, partition.leader_epoch
@@ -103,7 +148,8 @@ def _look_up(partition: Partition, timestamp: int, end: int) -> _Found:
     if timestamp == LATEST_TIERED:
         return _NOWHERE
     if timestamp == MAX_TIMESTAMP:
-        found = log.offset_of_max_timestamp(end_offset=end)
-    else:
-        found = log.offset_for_time(timestamp, end_offset=end)
-    return _NOWHERE if found is None else (found.offset, found.timestamp_ms, found.leader_epoch)
+        timestamp = log.max_timestamp
+        if timestamp == NO_TIMESTAMP:
+            return _NOWHERE
+    found = await search.first(log, timestamp)
+    return _NOWHERE if found is None or found.offset >= end else found

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.broker.catalog.topics import INTERNAL
 from headrace.broker.context import Answer, Context
 from headrace.broker.faults import CloseConnection
-from headrace.broker.log import AppendInfo, Origin
+from headrace.broker.log import AppendInfo, Origin, Prepared
+from headrace.broker.log.decompression import Decompression, OffLoopError
 from headrace.broker.partition import Partition
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
@@ -59,12 +60,13 @@ _UNVERIFIED = frozenset(
 class _Part:
     """What is to be written to one partition, and what became of it."""
 
-    __slots__ = ("error", "index", "info", "partition", "records")
+    __slots__ = ("error", "index", "info", "partition", "prepared", "records")
 
     def __init__(self, index: int, records: Records) -> None:
         self.index = index
         self.records: Buffer = records if isinstance(records, bytes | bytearray | memoryview) else b""
         self.partition: Partition | None = None  # set: it may be written
+        self.prepared: Prepared | None = None  # set: it has been checked
         self.info: AppendInfo | None = None
         self.error: BrokerError | None = None
 
@@ -99,15 +101,26 @@ def handle(broker: Broker, context: Context, message: ProduceRequest) -> Answer:
     if message.acks not in ACKS:
         return failure(context, message, Code.INVALID_REQUIRED_ACKS)
     split = _split(broker, context, message)
+    transactional: list[_Part] = []
     if context.api_version >= BATCHES_SINCE:
         transactional = [part for topic in split for part in topic.parts if part.is_transactional]
-        if transactional:
-            if not _may_write_transactions(broker, context, message.transactional_id):
-                return failure(context, message, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-            known = [part for part in transactional if part.partition is not None]
-            if not all(map(_is_in_transaction, known)) and _wants_verification(broker, context):
-                return _verify_first(broker, context, message, split, known)
-    _append(broker, context, message, split)
+        if transactional and not _may_write_transactions(broker, context, message.transactional_id):
+            return failure(context, message, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    unchecked = _check(broker, context.api_version, split)
+    if unchecked:
+        return _check_in_thread(broker, context, message, split, transactional, unchecked)
+    return _write(broker, context, message, split, transactional)
+
+
+def _write(
+    broker: Broker, context: Context, message: ProduceRequest, split: _Split, transactional: list[_Part]
+) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
+    """Go on with what has been checked."""
+    if transactional:
+        known = [part for part in transactional if part.prepared is not None]
+        if not all(map(_is_in_transaction, known)) and _wants_verification(broker, context):
+            return _verify_first(broker, context, message, split, known)
+    _append(broker, message, split)
     waits = _waits(broker, message, split)
     if waits:
         return _answer_later(context, message.acks, split, waits)
@@ -218,7 +231,7 @@ async def _verify_first(
             if code != Code.NONE:
                 text = f"the coordinator says of the transaction: {code.name}"
                 part.error = BrokerError(text, code=_known_code(code, context.api_version))
-    _append(broker, context, message, split)
+    _append(broker, message, split)
     waits, acks = _waits(broker, message, split), message.acks
     del message  # and with it the records, while the answer waits
     return await _answer_later(context, acks, split, waits) if waits else _answer(context, acks, split)
@@ -233,21 +246,69 @@ def _known_code(code: Code, version: int) -> Code:
     return code
 
 
+# -- check ---------------------------------------------------------------------------------------
+
+
+def _check(broker: Broker, version: int, split: _Split) -> list[_Part]:
+    """Check batches as far as that is quick; return those that are left for a thread."""
+    unchecked: list[_Part] = []
+    decompression = broker.loop_decompression
+    decompression.begin()
+    for topic in split:
+        for part in topic.parts:
+            if part.error is not None:
+                continue
+            try:
+                if not unchecked:
+                    _prepare(part, version, decompression)
+                    continue
+            except OffLoopError:
+                pass
+            unchecked.append(part)
+    return unchecked
+
+
+def _prepare(part: _Part, version: int, decompression: Decompression) -> None:
+    """Check a batch; an error is the partition's. From any thread."""
+    assert part.partition is not None
+    magic = 2 if version >= BATCHES_SINCE else min(version // 2, 1)
+    try:
+        part.prepared = part.partition.log.prepare(part.records, Origin.CLIENT, magic, decompression)
+    except BrokerError as error:
+        part.error = error
+
+
+async def _check_in_thread(
+    broker: Broker,
+    context: Context,
+    message: ProduceRequest,
+    split: _Split,
+    transactional: list[_Part],
+    unchecked: list[_Part],
+) -> ProduceResponse | None:
+    """Check the rest of a request where that holds up nobody, and only then ask about its transaction."""
+    loop = asyncio.get_running_loop()
+    decompression = Decompression(broker.decompression_limits)
+    for part in unchecked:
+        await loop.run_in_executor(broker.checking_threads, _prepare, part, context.api_version, decompression)
+    answer = _write(broker, context, message, split, transactional)
+    del message, part  # and with them the records, while the answer waits
+    return answer if answer is None or isinstance(answer, ProduceResponse) else await answer
+
+
 # -- append, wait, answer ------------------------------------------------------------------------
 
 
-def _append(broker: Broker, context: Context, message: ProduceRequest, split: _Split) -> None:
+def _append(broker: Broker, message: ProduceRequest, split: _Split) -> None:
     replicas, acks = broker.replicas, message.acks
-    magic = 2 if context.api_version >= BATCHES_SINCE else min(context.api_version // 2, 1)
     for topic in split:
         for part in topic.parts:
-            records, part.records = part.records, b""
+            prepared, part.prepared, part.records = part.prepared, None, b""
             if part.error is not None or part.partition is None:
                 continue
+            assert prepared is not None
             try:
-                part.info = replicas.append(
-                    part.partition, records, origin=Origin.CLIENT, acks=acks, magic_allowed=magic
-                )
+                part.info = replicas.append(part.partition, prepared, origin=Origin.CLIENT, acks=acks)
             except BrokerError as error:
                 part.error = error
 

@@ -16,7 +16,7 @@ from headrace.broker.log.lookup import FoundOffset
 from headrace.broker.log.manager import LogManager
 from headrace.broker.log.producer_state import ProducerView
 from headrace.broker.log.segment import Slice
-from headrace.broker.log.validation import Origin
+from headrace.broker.log.validation import Origin, Prepared
 
 __all__ = [
     "AbortedTransaction",
@@ -26,6 +26,7 @@ __all__ = [
     "LogConfig",
     "LogManager",
     "Origin",
+    "Prepared",
     "ProducerView",
     "Slice",
 ]

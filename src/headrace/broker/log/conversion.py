@@ -41,10 +41,13 @@ def rebuild(packed: Buffer, header: BatchHeader, *, codec: int) -> tuple[memoryv
     return memoryview(fresh), header
 
 
-def convert_up(view: memoryview, config: LogConfig) -> tuple[memoryview, BatchHeader]:
-    """A message set of magic 0 or 1 as one batch, compressed as it was unless the topic says otherwise."""
+def convert_up(view: memoryview, config: LogConfig, bytes_max: int) -> tuple[memoryview, BatchHeader]:
+    """A message set of magic 0 or 1 as one batch, compressed as it was unless the topic says otherwise.
+
+    What is compressed in it may come to `bytes_max`.
+    """
     try:
-        rows = legacy.decode(view)
+        rows = legacy.decode(view, bytes_max=bytes_max)
     except CorruptBatchError as error:
         raise BrokerError(str(error), code=Code.CORRUPT_MESSAGE) from None
     except WireError as error:

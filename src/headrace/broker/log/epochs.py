@@ -41,8 +41,13 @@ class EpochCache:
 
     def assign(self, epoch: int, offset: int) -> None:
         """Records from `offset` on are of `epoch`."""
+        before = self._epochs[:], self._starts[:]
         if epoch >= 0 and epoch != self.latest and self._insert(epoch, offset):
-            self._write()
+            try:
+                self._write()
+            except OSError:  # the next record of the epoch tries again
+                self._epochs, self._starts = before
+                raise
 
     def replay(self, epoch: int, offset: int) -> None:
         """As `assign`, while a log is read again: `save` comes after."""

@@ -35,7 +35,7 @@ METADATA = "partition.metadata"
 
 FILES_OPEN_MAX = 400
 """Of segments, at once; fewer where the process may not open as many. The rest of what it may is for connections."""
-_FILES_SHARE = 0.4
+FILES_SHARE = 0.4
 _writes = itertools.count()
 
 
@@ -101,7 +101,7 @@ class FileCache:
 
     def __init__(self, files_max: int | None = None) -> None:
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        share = FILES_OPEN_MAX if allowed == resource.RLIM_INFINITY else int(allowed * _FILES_SHARE)
+        share = FILES_OPEN_MAX if allowed == resource.RLIM_INFINITY else int(allowed * FILES_SHARE)
         self.files_max = files_max or max(1, min(FILES_OPEN_MAX, share))
         self.windows = Windows()
         self._open: OrderedDict[File, None] = OrderedDict()

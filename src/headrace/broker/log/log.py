@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.broker.clock import Clock
-from headrace.broker.log import lookup
 from headrace.broker.log.aborted import AbortedIndex, AbortedTransaction
 from headrace.broker.log.config import LogConfig
+from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.epochs import EpochCache
 from headrace.broker.log.files import SEGMENTS, SNAPSHOT, FileCache, offset_name
 from headrace.broker.log.flushing import flush
-from headrace.broker.log.lookup import FoundOffset
+from headrace.broker.log.lookup import batch_for_time
 from headrace.broker.log.producer_state import ProducerState, ProducerView
 from headrace.broker.log.replaying import last_sequence, marker_of, note_producer
 from headrace.broker.log.segment import Segment, Slice
 from headrace.broker.log.segment_checkpoint import SegmentRow, write_segment_rows
 from headrace.broker.log.snapshots import snapshot_offsets, write_snapshot
 from headrace.broker.log.truncation import truncate, truncate_fully
-from headrace.broker.log.validation import Origin, check_batch, prepare, refusal
+from headrace.broker.log.validation import Origin, Prepared, check_batch, prepare, refusal
 from headrace.broker.log.verification import Damage
 from headrace.errors import BrokerError, Code
 from headrace.wire.layout import NO_PRODUCER_ID, NO_TIMESTAMP, TRANSACTIONAL, BatchHeader
@@ -44,6 +44,8 @@ log = logging.getLogger("headrace.broker.log")
 
 REPLAY_BYTES = 1024 * 1024
 """Read at once when all batches are wanted."""
+REPORT_MS = 1_000
+"""How often a log says that it cannot write: who is refused tries again, and soon."""
 
 _prefix = struct.Struct(">qii")  # base offset, length, leader epoch
 
@@ -116,6 +118,7 @@ class Log:
         self.damaged = has.damaged  # sorted, mostly empty; put in by `add_damage`
         self.unverified = has.unverified  # segments that may be damaged: LogManager looks
         self._rows_on_disk = has.rows
+        self._reported_ms = 0  # when it last said that it cannot write
         self._active = has.segments[-1]
 
     def __repr__(self) -> str:
@@ -139,18 +142,35 @@ class Log:
 
     # --- append ---
 
-    def append(
-        self, records: Buffer, *, origin: Origin = Origin.CLIENT, leader_epoch: int = 0, magic_allowed: int = 2
-    ) -> AppendInfo:
-        """Check a batch, give it the next offsets and write it. Raises BrokerError, and then nothing was written.
+    def prepare(
+        self,
+        records: Buffer,
+        origin: Origin = Origin.CLIENT,
+        magic_allowed: int = 2,
+        decompression: Decompression | None = None,
+    ) -> Prepared:
+        """Check a batch, so that `append` need not. Raises BrokerError, and OffLoopError. From any thread.
 
-        With `magic_allowed` below 2 message sets are taken too, and converted. The high watermark stays where it is.
+        With `magic_allowed` below 2 message sets are taken too, and converted.
         """
+        if decompression is None:
+            decompression = Decompression(DecompressionLimits())
         view = memoryview(records).cast("B")
-        if origin is Origin.REPLICATION:
-            return self._append_replicated(view)
+        return prepare(view, self.config, origin, self.host.clock.time_ms(), magic_allowed, decompression)
+
+    def append(
+        self, records: Buffer | Prepared, *, origin: Origin = Origin.CLIENT, leader_epoch: int = 0
+    ) -> AppendInfo:
+        """Check a batch unless it is prepared, give it the next offsets and write it. The high watermark stays.
+
+        Raises BrokerError, and then nothing was written.
+        """
+        if not isinstance(records, Prepared):
+            if origin is Origin.REPLICATION:
+                return self._append_replicated(memoryview(records).cast("B"))
+            records = self.prepare(records, origin)
+        header, body, size, append_time_ms = records
         now_ms = self.host.clock.time_ms()
-        header, body, size, append_time_ms = prepare(view, self.config, origin, now_ms, magic_allowed)
         if header.producer_id != NO_PRODUCER_ID:
             duplicate = self.producers.admit(
                 header.producer_id,
@@ -246,7 +266,10 @@ class Log:
         return batches
 
     def _storage_error(self, error: OSError) -> BrokerError:
-        log.error("%s: cannot write: %s", self.directory, error)
+        now_ms = self.host.clock.time_ms()
+        if now_ms - self._reported_ms >= REPORT_MS:
+            self._reported_ms = now_ms
+            log.error("%s: cannot write: %s", self.directory, error)
         return BrokerError(f"{self.name}: cannot write: {error}", code=Code.KAFKA_STORAGE_ERROR)
 
     # --- segments ---
@@ -336,7 +359,10 @@ class Log:
     def take_out(self, count: int) -> list[Segment]:
         """Forget the first segments, and give them to the caller to delete. One is left always."""
         if count == len(self.segments):
-            self.roll()
+            try:
+                self.roll()
+            except BrokerError:  # no room for another one: let the others make some
+                count -= 1
         gone, self.segments = self.segments[:count], self.segments[count:]
         self._move_start(max(self.start_offset, self.segments[0].base_offset))
         self.lost = [row for row in self.lost if row.records_end > self.start_offset]
@@ -411,13 +437,14 @@ class Log:
         """What a reader of committed records has to leave out of the records from `first_offset` up to `end_offset`."""
         return self.aborted.between(first_offset, end_offset)
 
-    def offset_for_time(self, timestamp_ms: int, *, end_offset: int) -> FoundOffset | None:
-        """The first record with that timestamp or a later one, if it is below `end_offset`."""
-        return lookup.offset_for_time(self.segments, timestamp_ms, self.start_offset, end_offset)
+    def batch_for_time(self, timestamp_ms: int, first_offset: int) -> RecordBatch | None:
+        """The first batch from an offset on that has a timestamp as high as that; `lookup.find_record` looks inside."""
+        return batch_for_time(self.segments, timestamp_ms, first_offset)
 
-    def offset_of_max_timestamp(self, *, end_offset: int) -> FoundOffset | None:
-        """The first record with the highest timestamp, if it is below `end_offset`."""
-        return lookup.offset_of_max_timestamp(self.segments, self.start_offset, end_offset)
+    @property
+    def max_timestamp(self) -> int:
+        """The highest timestamp; -1 if there is none."""
+        return max(segment.max_timestamp for segment in self.segments)
 
     # --- offsets and epochs ---
 
@@ -462,7 +489,10 @@ class Log:
         self.damaged = [damage for damage in self.damaged if damage.end_offset > offset]
         self.high_watermark = max(self.high_watermark, offset)
         self.first_dirty_offset = max(self.first_dirty_offset, offset)
-        self.epochs.truncate_start(offset)
+        try:
+            self.epochs.truncate_start(offset)
+        except OSError as error:  # a full disk must not keep records from being deleted: the start of the log is known
+            log.warning("%s: the epochs of deleted records are not forgotten on disk: %s", self.directory, error)
         self.aborted.truncate_start(offset)
         self.producers.high_watermark_moved(self.high_watermark)
 

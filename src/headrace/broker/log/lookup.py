@@ -1,14 +1,21 @@
-"""Offsets by time: ListOffsets with a timestamp, or for the highest one."""
+"""Offsets by time: ListOffsets with a timestamp, or for the highest one.
+
+batch_for_time      on the event loop: which batch it is in, by indexes and headers
+find_record         in that batch: from any thread, since the batch may be a large one
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from headrace.broker.log.decompression import Decompression
 from headrace.broker.log.segment import Segment
 from headrace.wire.kernel import kernel
-from headrace.wire.layout import LOG_APPEND_TIME, NO_TIMESTAMP, BatchHeader
+from headrace.wire.layout import LOG_APPEND_TIME, BatchHeader
 from headrace.wire.records import RecordBatch
+
+_ANY_TIME = -(2**63)
 
 
 class FoundOffset(NamedTuple):
@@ -19,42 +26,38 @@ class FoundOffset(NamedTuple):
     leader_epoch: int
 
 
-def offset_for_time(
-    segments: Sequence[Segment], timestamp_ms: int, start_offset: int, end_offset: int
-) -> FoundOffset | None:
-    """The first record from `start_offset` on with `timestamp_ms` or a later one, if it is below `end_offset`."""
+def batch_for_time(segments: Sequence[Segment], timestamp_ms: int, first_offset: int) -> RecordBatch | None:
+    """The first batch with records from `first_offset` on and a timestamp as high as that."""
     for segment in segments:
         if segment.max_timestamp < timestamp_ms:
             continue
-        position = segment.position_of(max(segment.times.floor(timestamp_ms), start_offset))
+        position = segment.position_of(max(segment.times.floor(timestamp_ms), first_offset))
         for at, header in segment.headers(position):
-            if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
-                continue
-            for offset, timestamp in _records(segment, at, header):
-                if timestamp >= timestamp_ms and offset >= start_offset:
-                    return FoundOffset(offset, timestamp, header.leader_epoch) if offset < end_offset else None
+            if header.max_timestamp >= timestamp_ms and header.last_offset >= first_offset:
+                return _batch(segment, at, header)
     return None
 
 
-def offset_of_max_timestamp(segments: Sequence[Segment], start_offset: int, end_offset: int) -> FoundOffset | None:
-    """The first record with the highest timestamp of all, if it is below `end_offset`."""
-    best = max(segments, key=lambda segment: segment.max_timestamp)
-    highest, offset = best.max_timestamp_entry
-    if highest == NO_TIMESTAMP:
-        return None
-    for at, header in best.headers(best.position_of(offset)):
-        if header.max_timestamp == highest and header.record_count:
-            for offset, timestamp in _records(best, at, header):
-                if timestamp == highest and start_offset <= offset < end_offset:
-                    return FoundOffset(offset, timestamp, header.leader_epoch)
-    return None
+def find_record(
+    batch: RecordBatch, timestamp_ms: int, first_offset: int, decompression: Decompression
+) -> FoundOffset | None:
+    """The first record of a batch from `first_offset` on with `timestamp_ms` or a later one. From any thread.
 
-
-def _records(segment: Segment, position: int, header: BatchHeader) -> list[tuple[int, int]]:
-    """Offsets and timestamps of the records of a batch."""
-    payload = RecordBatch(header, memoryview(segment.batch_bytes(position, header))).payload()
+    Raises BrokerError, WireError, or OffLoopError if this is the event loop and the batch is a large one.
+    """
+    header = batch.header
     stamped = bool(header.attributes & LOG_APPEND_TIME)
-    return [
-        (header.base_offset + offset, header.max_timestamp if stamped else header.base_timestamp + timestamp)
-        for _, _, offset, timestamp, _, _ in kernel.scan_records(payload, header.record_count)
-    ]
+    if stamped and header.max_timestamp < timestamp_ms:
+        return None
+    wanted = _ANY_TIME if stamped else timestamp_ms - header.base_timestamp
+    payload = decompression.payload(batch)
+    found = kernel.find_timestamp(payload, header.record_count, wanted, first_offset - header.base_offset)
+    if found is None:
+        return None
+    offset_delta, timestamp_delta = found
+    timestamp_ms = header.max_timestamp if stamped else header.base_timestamp + timestamp_delta
+    return FoundOffset(header.base_offset + offset_delta, timestamp_ms, header.leader_epoch)
+
+
+def _batch(segment: Segment, position: int, header: BatchHeader) -> RecordBatch:
+    return RecordBatch(header, memoryview(segment.batch_bytes(position, header)))

@@ -328,7 +328,11 @@ class LogManager:
             timer.cancel()
         failed = await self._close_all()
         await asyncio.to_thread(_remove, self._doomed)
-        await self.write_checkpoints()
+        try:
+            await self.write_checkpoints()
+        except OSError as error:
+            log.error("%s: checkpoints are not written, the next start recovers all logs: %s", self.root, error)
+            failed = True
         if not failed:
             replace_file(self.root / CLEAN_STOP, b'{"version":0,"brokerEpoch":-1}')
         self.release()
@@ -341,9 +345,14 @@ class LogManager:
 
     async def _close_all(self) -> bool:
         """Whether one of them could not be brought to disk."""
+        failed = False
         for each in self.all:
-            each.leave_clean()
-        failed = await self._flush_all(self.all, self.flushed)
+            try:
+                each.leave_clean()
+            except OSError as error:
+                log.error("%s cannot be closed cleanly, the next start recovers it: %s", each.directory, error)
+                failed = True
+        failed |= await self._flush_all(self.all, self.flushed)
         for each in self.all:
             each.close(clean=False)
         return failed
@@ -396,7 +405,11 @@ class LogManager:
     async def delete_old(self) -> None:
         """Retention."""
         for each in self.all:
-            gone = delete_old_segments(each, self._clock.time_ms())
+            try:
+                gone = delete_old_segments(each, self._clock.time_ms())
+            except (OSError, BrokerError) as error:
+                log.error("%s: old segments are not deleted: %s; it is tried again", each.name, error)
+                continue
             if gone:
                 log.info("%s: %d files deleted, the log begins at offset %d", each.name, len(gone), each.start_offset)
                 self._remove_later(gone, each.config.file_delete_delay_ms)
@@ -466,7 +479,11 @@ class LogManager:
         return {key: each.start_offset for key, each in logs if each.start_offset > each.segments[0].base_offset}
 
     def _write_start_offsets(self) -> None:
-        self._starts.prepare(self._start_offsets())()
+        """Tried again with all checkpoints: a full disk must not keep records from being deleted."""
+        try:
+            self._starts.prepare(self._start_offsets())()
+        except OSError as error:
+            log.warning("%s is not written, deleted records may be back after a crash: %s", START_OFFSETS, error)
 
     def _remove_later(self, paths: list[Path], delay_ms: int) -> None:
         if not paths:

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from headrace.broker.log.config import LogConfig
+from headrace.broker.log.decompression import Decompression
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import (
@@ -31,8 +32,6 @@ from headrace.wire.primitives import Buffer
 from headrace.wire.records import RecordBatch
 
 CODEC_MAX = 4
-DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
-"""More than any sane batch comes to; less than what a bomb of a few kilobytes could ask for."""
 
 
 class Origin(Enum):
@@ -52,13 +51,18 @@ class Prepared(NamedTuple):
     append_time_ms: int  # -1: the timestamps are the producer's
 
 
-def prepare(view: memoryview, config: LogConfig, origin: Origin, now_ms: int, magic_allowed: int) -> Prepared:
-    """Check a batch that wants offsets, and change what the topic's options want changed. Raises BrokerError."""
+def prepare(
+    view: memoryview, config: LogConfig, origin: Origin, now_ms: int, magic_allowed: int, decompression: Decompression
+) -> Prepared:
+    """Check a batch that wants offsets, and change what the topic's options want changed. From any thread.
+
+    Raises BrokerError, or OffLoopError if this is the event loop and there is too much to do.
+    """
     size = len(view)
     if size <= MAGIC_OFFSET:
         raise refusal(f"expected a record batch, got {size} bytes", Code.INVALID_RECORD)
     if view[MAGIC_OFFSET] < 2:
-        return _prepare_old(view, config, now_ms, magic_allowed)
+        return _prepare_old(view, config, now_ms, magic_allowed, decompression)
     header = check_batch(view, config.max_message_bytes)
     if header.length + 12 != size:
         raise refusal(
@@ -67,8 +71,9 @@ def prepare(view: memoryview, config: LogConfig, origin: Origin, now_ms: int, ma
         )
     if origin is Origin.CLIENT:
         _check_client(header)
-        payload = _checked_payload(view, header, config)
+        payload = _checked_payload(view, header, config, decompression)
         if config.codec is not None and config.codec != header.attributes & CODEC_MASK:
+            decompression.leave_loop()
             from headrace.broker.log.conversion import recompress
 
             view, header = recompress(payload, header, config.codec, config.codec_level)
@@ -155,12 +160,14 @@ def _stamp(view: memoryview, header: BatchHeader, now_ms: int) -> Prepared:
     return Prepared(header, [header_layout.pack(*header)[MAGIC_OFFSET:], records], len(view), now_ms)
 
 
-def _checked_payload(view: memoryview, header: BatchHeader, config: LogConfig) -> Buffer:
-    """The records, decompressed: as many as the header says, and whole. Done on the event loop, at any size."""
+def _checked_payload(view: memoryview, header: BatchHeader, config: LogConfig, decompression: Decompression) -> Buffer:
+    """The records, decompressed: as many as the header says, and whole."""
     try:
-        payload: Buffer = view[HEADER_BYTES:]
         if header.attributes & CODEC_MASK:
-            payload = RecordBatch(header, view).payload(DECOMPRESSED_BYTES_MAX)
+            payload = decompression.payload(RecordBatch(header, view))
+        else:
+            decompression.count_plain(len(view))
+            payload = view[HEADER_BYTES:]
         keyless = kernel.check_records(payload, header.record_count)
     except WireError as error:
         raise refusal(str(error), Code.INVALID_RECORD) from None
@@ -169,17 +176,21 @@ def _checked_payload(view: memoryview, header: BatchHeader, config: LogConfig) -
     return payload
 
 
-def _prepare_old(view: memoryview, config: LogConfig, now_ms: int, magic_allowed: int) -> Prepared:
+def _prepare_old(
+    view: memoryview, config: LogConfig, now_ms: int, magic_allowed: int, decompression: Decompression
+) -> Prepared:
     if magic_allowed >= 2:
         raise refusal(
             f"expected magic 2, got {view[MAGIC_OFFSET]}: message sets came with Produce 0 to 2", Code.INVALID_RECORD
         )
+    decompression.leave_loop()
     from headrace.broker.log.conversion import convert_up
 
-    fresh, header = convert_up(view, config)
+    fresh, header = convert_up(view, config, decompression.old_bytes_max)
+    decompression.count_old(len(fresh))
     _check_size(fresh, config)
     if config.compact:
-        _checked_payload(fresh, header, config)
+        _checked_payload(fresh, header, config, decompression)
     if config.log_append_time:
         return _stamp(fresh, header, now_ms)
     _check_timestamps(header, config, now_ms)

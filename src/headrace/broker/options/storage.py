@@ -141,6 +141,29 @@ DEFAULTS = (
     ),
     Option("message.max.bytes", "int", 1_048_588, "The largest record batch.", _FROM_0, "high"),
     Option(
+        "message.max.decompressed.bytes",
+        "int",
+        134_217_728,
+        "What the records of a compressed batch may come to (Kafka: no limit). A batch that holds more is refused with "
+        "MESSAGE_TOO_LARGE, which makes producers send smaller ones.",
+        _FROM_1,
+    ),
+    Option(
+        "request.max.decompressed.bytes",
+        "int",
+        268_435_456,
+        "What the records of all compressed batches of a produce request may come to (Kafka: no limit).",
+        _FROM_1,
+    ),
+    Option(
+        "message.max.compression.ratio",
+        "int",
+        1_000,
+        "How many times larger than a compressed batch its records may be, where they come to more than 16 MiB (Kafka: "
+        "no limit).",
+        _FROM_1,
+    ),
+    Option(
         "compression.type",
         "str",
         "producer",

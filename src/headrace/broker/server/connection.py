@@ -52,6 +52,7 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_closing",
         "_frames",
+        "_held_bytes",
         "_muted",
         "_out",
         "_out_bytes",
@@ -81,6 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = server.loop.time()
         self._reader = FrameReader(server.frame_bytes_max, server.chunk)
         self._frames: list[Buffer] = []
+        self._held_bytes = 0  # by an unfinished frame, as the server has counted them
         self._queue: deque[Buffer] = deque()
         self._queued_bytes = 0
         self._out: list[Buffer] = []
@@ -115,6 +117,7 @@ class Connection(asyncio.BufferedProtocol):
         self._sender.close()
         self._out.clear()
         self._drop_queue()
+        self._drop_frame()  # at once: this object may live until the collector finds it
         self._count_unsent()
         if self._closing is not None:
             self._closing.cancel()
@@ -135,6 +138,8 @@ class Connection(asyncio.BufferedProtocol):
         except MalformedError as error:
             self.close(str(error))
             return
+        if self._reader.held_bytes != self._held_bytes:
+            self._count_held()
         if not frames:
             return
         self._queue.extend(frames)
@@ -243,8 +248,25 @@ class Connection(asyncio.BufferedProtocol):
     def stop_reading(self) -> None:
         """Take no further request."""
         self._drop_queue()
+        self._drop_frame()
         self._stopped = True
         self._adjust_reading()
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that an unfinished frame takes."""
+        return self._held_bytes
+
+    def _count_held(self) -> None:
+        held_bytes = self._reader.held_bytes
+        self._server.held_bytes += held_bytes - self._held_bytes
+        self._held_bytes = held_bytes
+        if self._server.held_bytes > self._server.held_bytes_max:
+            self._server.drop_unfinished()
+
+    def _drop_frame(self) -> None:
+        self._reader.drop()
+        self._count_held()
 
     def _drop_queue(self) -> None:
         self._server.queued_requests -= len(self._queue)

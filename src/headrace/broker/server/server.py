@@ -7,8 +7,10 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.server.accepting import Acceptor, connections_max
 from headrace.broker.server.connection import Connection
 from headrace.broker.server.dispatch import Dispatcher
 from headrace.errors import ConfigError
@@ -27,6 +29,8 @@ IDLE_SWEEPS = 10
 UNSENT_BYTES_MAX = 256 * 1024 * 1024
 """Answers that peers do not take may come to so much in all; then fetches get no more than ANSWER_BYTES_MIN each."""
 ANSWER_BYTES_MIN = 64 * 1024
+HELD_BYTES_MAX = 512 * 1024 * 1024
+"""What unfinished requests of all connections may take; twice the largest request, if that is more."""
 STOP_SECONDS_MAX = 5.0
 """How long a clean stop waits for requests in work, and then for their answers to be taken."""
 
@@ -45,6 +49,8 @@ class Server:
         self.frame_bytes_max = config.of(int, "socket.request.max.bytes")
         self.queued_requests = 0  # that wait behind another one
         self.queued_bytes = 0
+        self.held_bytes = 0  # by requests of which a part has come
+        self.held_bytes_max = max(HELD_BYTES_MAX, 2 * self.frame_bytes_max)
         self.unsent_bytes = 0  # answers that their peers do not take
         self.connections: set[Connection] = set()
         self.loop = asyncio.get_running_loop()
@@ -61,7 +67,8 @@ class Server:
         self.requests = self.failed_requests = self.received_bytes = self.sent_bytes = 0
         self._next_creation = 0.0  # when the next connection may be served, by the loop's clock
         self._per_host = Counter[str]()
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
+        self._descriptors_max = connections_max()
         self._tasks: dict[Task, bool] = {}  # answers that come later; whether they may be given up
         self._sweep: asyncio.TimerHandle | None = None
         self.disconnected_listener: Callable[[Session], None] | None = None  # told of connections that are gone
@@ -95,14 +102,10 @@ class Server:
                 if size > 0:
                     sock.setsockopt(socket.SOL_SOCKET, option, size)
             listener.port = sock.getsockname()[1]
-            self._servers.append(
-                await self.loop.create_server(
-                    lambda listener=listener: Connection(self, listener),
-                    sock=sock,
-                    ssl=listener.tls,
-                    backlog=self._backlog,
-                )
-            )
+            protocol = partial(Connection, self, listener)
+            acceptor = Acceptor(sock, protocol, listener.tls, self._backlog, self._has_no_descriptors)
+            acceptor.start()
+            self._acceptors.append(acceptor)
             log.info("listening on %s://%s:%d", listener.name, listener.host, listener.port)
         self._sweep_later()
 
@@ -110,8 +113,8 @@ class Server:
         """Accept and read no more, let what is in work end, say it, hang up."""
         if self._sweep is not None:
             self._sweep.cancel()
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for connection in self.connections:
             connection.stop_reading()
         for task, abandonable in self._tasks.items():
@@ -156,6 +159,12 @@ class Server:
         if self.disconnected_listener is not None:
             self.disconnected_listener(connection.session)
 
+    def drop_unfinished(self) -> None:
+        """Close the connection whose unfinished request has not grown for longest: there are too many of them."""
+        stalest = min((each for each in self.connections if each.held_bytes), key=lambda each: each.last_active)
+        held_mb = self.held_bytes / 1e6
+        stalest.close(f"it has sent a part of a request, and unfinished requests take {held_mb:.0f} MB")
+
     def track(self, task: Task, *, abandonable: bool) -> None:
         """Keep a task alive until it is done, whatever becomes of its connection."""
         self._tasks[task] = abandonable
@@ -165,6 +174,11 @@ class Server:
         """The connection that waits for a task is gone."""
         if self._tasks.get(task):
             task.cancel()
+
+    def _has_no_descriptors(self) -> bool:
+        """Whether the rest of the file descriptors is for files."""
+        beginning = sum(acceptor.beginning for acceptor in self._acceptors)
+        return len(self.connections) + beginning >= self._descriptors_max
 
     # -- idle connections ------------------------------------------------------------------------
 

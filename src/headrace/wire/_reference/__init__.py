@@ -1,6 +1,6 @@
 """The kernel in plain Python: the definition of what `_kernel` does, and the fallback where there is no compiler."""
 
-from headrace.wire._reference.batches import cut_batches, scan_batches, scan_records
+from headrace.wire._reference.batches import cut_batches, find_timestamp, scan_batches, scan_records
 from headrace.wire._reference.checksums import crc32c, murmur2
 from headrace.wire._reference.columns import ColumnDecoder, encode_columns, largest_row, partition_keys
 from headrace.wire._reference.lane import Lane, RecordFuture, SendPath, run_callbacks
@@ -22,6 +22,7 @@ __all__ = [
     "decode_records",
     "encode_columns",
     "encode_messages",
+    "find_timestamp",
     "largest_row",
     "murmur2",
     "partition_keys",

@@ -109,3 +109,20 @@ def scan_records(payload: Buffer, record_count: int) -> list[tuple[int, int, int
     if pos != len(view):
         raise MalformedError(f"expected {record_count} records, {len(view) - pos} bytes are left", offset=pos)
     return found
+
+
+def find_timestamp(
+    payload: Buffer, record_count: int, timestamp_delta: int, offset_delta: int
+) -> tuple[int, int] | None:
+    """The first record from an offset delta on that has a timestamp delta or a later one: its two deltas, or None."""
+    view = memoryview(payload)
+    pos = 0
+    for _ in range(record_count):
+        start, end, pos = read_record_bounds(view, pos)
+        if start >= end:
+            raise MalformedError("expected the attributes of a record, 0 bytes of it are left", offset=start)
+        timestamp, next_at = read_varlong(view, start + 1, end)
+        offset, _ = read_varint(view, next_at, end)
+        if offset >= offset_delta and timestamp >= timestamp_delta:
+            return offset, timestamp
+    return None

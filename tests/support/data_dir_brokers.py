@@ -1,0 +1,281 @@
+"""Brokers on given data folders, in a thread of this process, and a client that finds leaders and coordinators.
+
+For the tests that damage data folders: a start that fails is an outcome here, and so is an error of a partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from headrace.broker.broker import Broker
+from headrace.broker.broker_options import resolve
+from headrace.errors import BrokerError, Code
+from headrace.wire.api.end_txn import EndTxnRequest
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from headrace.wire.api.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from headrace.wire.api.init_producer_id import InitProducerIdRequest
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from headrace.wire.api.offset_commit import OffsetCommitRequest
+from headrace.wire.api.offset_fetch import OffsetFetchRequest
+from headrace.wire.api.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from headrace.wire.schema import Message
+from peers.connection import Connection
+
+START_SECONDS_MAX = 15.0
+STOP_SECONDS_MAX = 15.0
+SETTLE_SECONDS_MAX = 15.0
+"""How long a client retries errors that go away by themselves, in all: what is really lost stays lost."""
+_RETRY_SECONDS = 0.02
+_FETCH_BYTES_MAX = 1 << 20
+GROUP, TRANSACTION = 0, 1
+TRANSIENT = frozenset(
+    {
+        Code.LEADER_NOT_AVAILABLE,
+        Code.NOT_LEADER_OR_FOLLOWER,
+        Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.COORDINATOR_NOT_AVAILABLE,
+        Code.NOT_COORDINATOR,
+        Code.CONCURRENT_TRANSACTIONS,
+        Code.NOT_ENOUGH_REPLICAS,
+        Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        Code.UNKNOWN_LEADER_EPOCH,
+        Code.FENCED_LEADER_EPOCH,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+
+T = TypeVar("T")
+
+
+class LogLines(logging.Handler):
+    """What the brokers of this process log at WARNING and above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        self.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+class RunningBrokers:
+    """Brokers 1 to n on these folders; the first one is the controller if there are several."""
+
+    def __init__(self, folders: Sequence[Path], **options: object) -> None:
+        self._folders = folders
+        self._options = options
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.brokers: dict[int, Broker] = {}
+        self.refusals: dict[int, BaseException] = {}  # why a broker did not start
+
+    def start(self) -> None:
+        """Start them. A broker that refuses is in `refusals`; without the controller the others are not started."""
+        self._start([1])
+        if not self.refusals:
+            self._start(range(2, len(self._folders) + 1))
+
+    def _start(self, node_ids: Sequence[int]) -> None:
+        starting = {}
+        for node_id in node_ids:
+            options: dict[str, object] = {
+                "listeners": "PLAINTEXT://127.0.0.1:0",
+                "node.id": node_id,
+                **self._options,
+                "log.dirs": str(self._folders[node_id - 1]),
+            }
+            if node_id > 1:
+                options["headrace.controller"] = self.brokers[1].listeners[0].address
+            broker = Broker(resolve(("argument", options)))
+            starting[node_id] = broker, asyncio.run_coroutine_threadsafe(broker.start(), self._loop)
+        deadline = time.monotonic() + START_SECONDS_MAX
+        for node_id, (broker, started) in starting.items():
+            try:
+                started.result(max(deadline - time.monotonic(), 0))
+                self.brokers[node_id] = broker
+            except TimeoutError:
+                raise TimeoutError(f"broker {node_id} has not started after {START_SECONDS_MAX:g} s") from None
+            except Exception as error:
+                self.refusals[node_id] = error
+
+    def stop(self) -> None:
+        """Stop all of them, the controller last, and end the thread."""
+        for node_id in sorted(self.brokers, reverse=True):
+            asyncio.run_coroutine_threadsafe(self.brokers[node_id].stop(), self._loop).result(STOP_SECONDS_MAX)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_SECONDS_MAX)
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop of the brokers."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_SECONDS_MAX)
+
+    def client(self) -> RoutingClient:
+        return RoutingClient([broker.listeners[0].address for broker in self.brokers.values()])
+
+    def __enter__(self) -> RunningBrokers:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class RoutingClient:
+    """Sends each request to the broker it is for; `call` and `produce` are what `RawProducer` needs."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = list(addresses)
+        self._connections: dict[str, Connection] = {}
+        self._leaders: dict[tuple[str, int], str] = {}
+        self._coordinators: dict[tuple[int, str], str] = {}
+        self._patience_seconds = SETTLE_SECONDS_MAX
+
+    def call(self, request: Message, version: int) -> Message:
+        """The response of any broker, or of the coordinator that the request is for."""
+        if isinstance(request, InitProducerIdRequest | EndTxnRequest) and request.transactional_id is not None:
+            address = self.coordinator(TRANSACTION, request.transactional_id)
+        elif isinstance(request, OffsetCommitRequest | OffsetFetchRequest):
+            address = self.coordinator(GROUP, request.group_id)
+        else:
+            address = self._addresses[0]
+        return self._connection(address).call(request, version)
+
+    def call_leader(self, topic: str, partition: int, request: Message, version: int) -> Message:
+        """The response of a partition's leader."""
+        return self._connection(self.leader(topic, partition)).call(request, version)
+
+    def coordinator(self, kind: int, key: str) -> str:
+        """The address of a coordinator."""
+        known = self._coordinators.get((kind, key))
+        if known is not None:
+            return known
+
+        def find() -> tuple[int, str]:
+            response = self._connection(self._addresses[0]).call(FindCoordinatorRequest(key=key, key_type=kind), 3)
+            assert isinstance(response, FindCoordinatorResponse)
+            return response.error_code, f"{response.host}:{response.port}"
+
+        code, address = self._settled(find)
+        if code:
+            raise BrokerError(f"no coordinator for {key}", code=code)
+        self._coordinators[kind, key] = address
+        return address
+
+    def leader(self, topic: str, partition: int) -> str:
+        """The address of a partition's leader. Raises BrokerError."""
+        known = self._leaders.get((topic, partition))
+        if known is not None:
+            return known
+
+        def find() -> tuple[int, str]:
+            request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+            response = self._connection(self._addresses[0]).call(request, 9)
+            assert isinstance(response, MetadataResponse)
+            brokers = {row.node_id: f"{row.host}:{row.port}" for row in response.brokers}
+            (found,) = response.topics
+            if found.error_code:
+                return found.error_code, ""
+            rows = {row.partition_index: row for row in found.partitions}
+            if partition not in rows:
+                return Code.UNKNOWN_TOPIC_OR_PARTITION, ""
+            row = rows[partition]
+            if row.leader_id not in brokers:
+                return row.error_code or Code.LEADER_NOT_AVAILABLE, ""
+            return 0, brokers[row.leader_id]
+
+        code, address = self._settled(find)
+        if code:
+            raise BrokerError(f"{topic}-{partition} has no leader", code=code)
+        self._leaders[topic, partition] = address
+        return address
+
+    def produce(
+        self, topic: str, data: bytes, *, version: int = 9, partition: int = 0, transactional_id: str | None = None
+    ) -> PartitionProduceResponse:
+        request = ProduceRequest(
+            transactional_id=transactional_id,
+            acks=-1,
+            timeout_ms=2000,
+            topic_data=[
+                TopicProduceData(
+                    name=topic, partition_data=[PartitionProduceData(partition_index=partition, records=data)]
+                )
+            ],
+        )
+
+        def send() -> tuple[int, PartitionProduceResponse]:
+            try:
+                address = self.leader(topic, partition)
+            except BrokerError as error:
+                return error.code, PartitionProduceResponse(partition_index=partition, error_code=error.code)
+            response = self._connection(address).call(request, version)
+            assert isinstance(response, ProduceResponse)
+            ((answer,),) = (answers.partition_responses for answers in response.responses)
+            if answer.error_code:
+                self._leaders.clear()
+            return answer.error_code, answer
+
+        return self._settled(send)[1]
+
+    def fetch(self, topic: str, partition: int, offset: int, *, committed: bool) -> PartitionData:
+        """What a partition has at an offset, without waiting for more. Its error is in the response."""
+        wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES_MAX)
+        request = FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=_FETCH_BYTES_MAX,
+            isolation_level=int(committed),
+            topics=[FetchTopic(topic=topic, partitions=[wanted])],
+        )
+
+        def ask() -> tuple[int, PartitionData]:
+            try:
+                address = self.leader(topic, partition)
+            except BrokerError as error:
+                return error.code, PartitionData(partition_index=partition, error_code=error.code)
+            response = self._connection(address).call(request, 11)
+            assert isinstance(response, FetchResponse)
+            ((answer,),) = (answers.partitions for answers in response.responses)
+            if answer.error_code:
+                self._leaders.clear()
+            return answer.error_code, answer
+
+        return self._settled(ask)[1]
+
+    def _connection(self, address: str) -> Connection:
+        found = self._connections.get(address)
+        if found is None:
+            found = self._connections[address] = Connection(address)
+        return found
+
+    def _settled(self, ask: Callable[[], tuple[int, T]]) -> tuple[int, T]:
+        """The first result whose error code is none that goes away by itself; the last one if they all are."""
+        transient = TRANSIENT if len(self._addresses) > 1 else TRANSIENT - {Code.UNKNOWN_TOPIC_OR_PARTITION}
+        while True:
+            code, result = ask()
+            if code not in transient or self._patience_seconds <= 0:
+                return code, result
+            self._patience_seconds -= _RETRY_SECONDS
+            time.sleep(_RETRY_SECONDS)
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
