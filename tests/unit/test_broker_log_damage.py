@@ -242,6 +242,23 @@ def test_what_the_start_does_not_read_is_looked_at_in_the_background(rig, caplog
     assert at.base_offset < found.damaged[0].first_offset < found.damaged[0].end_offset == log.segments[2].base_offset
 
 
+def test_compaction_does_not_make_damaged_records_look_whole(rig, caplog, monkeypatch):
+    options = {**SMALL, "cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.01"}
+    log = rig.log(**options)
+    for n in range(40):
+        rig.append(log, (b"key %d" % (n % 10), b"value %d" % n), (b"other %d" % n, b"value"))
+    path = files(rig, ".log")[0]
+    monkeypatch.setattr(manager_module, "VERIFY_AT_START_BYTES", 0)
+    again = stop_and(rig, lambda: flip(path, path.stat().st_size - 3))
+    found = again.log(**options)
+    asyncio.run(again.manager.compact())
+    assert f"{path}: at byte" in caplog.text
+    assert read_code(found, found.segments[1].base_offset - 1) == Code.CORRUPT_MESSAGE
+    caplog.clear()
+    asyncio.run(again.manager.compact())
+    assert not caplog.records
+
+
 def test_a_recovery_keeps_what_it_cuts_off(rig, caplog):
     log = fill(rig)
     path = files(rig, ".log")[1]

@@ -8,11 +8,14 @@ was not stopped in good order, its logs may be shorter than the controller belie
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
 from headrace.broker.cluster.cluster import NO_EPOCH
 from headrace.broker.log.manager import CLEAN_STOP
+
+log = logging.getLogger("headrace.broker")
 
 FILE_NAME = "cluster.json"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -23,7 +26,11 @@ def previous_epoch(folder: Path) -> int:
     try:
         kept = json.loads((folder / FILE_NAME).read_text())
         epoch, boot_id = int(kept["epoch"]), str(kept["boot_id"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
+        return NO_EPOCH
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        path = folder / FILE_NAME
+        log.warning("%s is damaged and not used: %r; this broker joins as one that may have lost data", path, error)
         return NO_EPOCH
     trusted = (folder / CLEAN_STOP).exists() or (boot_id != "" and boot_id == _boot_id())
     return epoch if trusted else NO_EPOCH

@@ -22,6 +22,10 @@ DELETE_HORIZON = 0x40
 """Attribute of a batch: the base timestamp is the time from which its tombstones, or its marker, may go."""
 
 
+class DamagedSegmentError(OSError):
+    """A segment that is to be copied is damaged: a copy would look whole."""
+
+
 class Kept(NamedTuple):
     """A batch as it is to be written."""
 
@@ -42,12 +46,12 @@ def read_segment(segment: Segment) -> Iterator[RecordBatch]:
     view = memoryview(data)
     position = 0
     while position < len(view):
-        headers, _, problem = kernel.scan_batches(view, position, 0, SCAN_BATCHES_MAX, False)
+        headers, _, problem = kernel.scan_batches(view, position, 0, SCAN_BATCHES_MAX, True)
         for header in headers:
             yield RecordBatch(header, view[position : position + header.size])
             position += header.size
         if problem:
-            raise OSError(f"{segment.file.path}: at byte {position} {problem}")
+            raise DamagedSegmentError(f"{segment.file.path}: at byte {position} {problem}")
 
 
 def keep_batch(

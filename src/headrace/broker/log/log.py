@@ -388,34 +388,36 @@ class Log:
             )
         if offset >= end_offset or offset >= self.end_offset:
             return Slice(b"", offset, offset)
-        if self.damaged:
-            return self._read_around_damage(offset, bytes_max, end_offset, at_least_one)
-        return self._read(offset, bytes_max, end_offset, at_least_one)
-
-    def _read(self, offset: int, bytes_max: int, end_offset: int, at_least_one: bool) -> Slice:
+        damage = None
+        if self.damaged and (damage := self._next_damage(offset, end_offset)) is not None:
+            end_offset = damage.first_offset
+        found = None
         active = self._active
         if offset >= active.base_offset:
-            return active.read(offset, bytes_max, end_offset, at_least_one) or Slice(b"", offset, offset)
-        for place in range(self.segment_of(offset), len(self.segments)):
-            found = self.segments[place].read(offset, bytes_max, end_offset, at_least_one)
-            if found is not None:
-                return found
-        return Slice(b"", offset, offset)
+            found = active.read(offset, bytes_max, end_offset, at_least_one)
+        else:
+            for place in range(self.segment_of(offset), len(self.segments)):
+                found = self.segments[place].read(offset, bytes_max, end_offset, at_least_one)
+                if found is not None:
+                    break
+        if damage is not None and at_least_one and (found is None or not found.data):
+            raise self._damaged_error(damage)
+        return found or Slice(b"", offset, offset)
 
-    def _read_around_damage(self, offset: int, bytes_max: int, end_offset: int, at_least_one: bool) -> Slice:
-        """Up to what is damaged. To pass over that would lose records that were acknowledged, without a word."""
-        damage = next((each for each in self.damaged if each.end_offset > offset), None)
-        if damage is None or damage.first_offset >= end_offset:
-            return self._read(offset, bytes_max, end_offset, at_least_one)
-        found = Slice(b"", offset, offset)
-        if offset < damage.first_offset:
-            found = self._read(offset, bytes_max, damage.first_offset, at_least_one)
-        if not found.data and (at_least_one or offset >= damage.first_offset):
-            raise BrokerError(
-                f"{self.name}: offsets {damage.first_offset} to {damage.end_offset - 1} are damaged: {damage.reason}",
-                code=Code.CORRUPT_MESSAGE,
-            )
-        return found
+    def _next_damage(self, offset: int, end_offset: int) -> Damage | None:
+        """What a read has to stop at: to pass over it would lose acknowledged records silently. Raises at it."""
+        for damage in self.damaged:
+            if offset < damage.end_offset and damage.first_offset < end_offset:
+                if offset >= damage.first_offset:
+                    raise self._damaged_error(damage)
+                return damage
+        return None
+
+    def _damaged_error(self, damage: Damage) -> BrokerError:
+        return BrokerError(
+            f"{self.name}: offsets {damage.first_offset} to {damage.end_offset - 1} are damaged: {damage.reason}",
+            code=Code.CORRUPT_MESSAGE,
+        )
 
     def add_damage(self, damages: Iterable[Damage]) -> None:
         """Keep readers from what is damaged."""

@@ -32,6 +32,7 @@ from headrace.broker.clock import Clock, Timer
 from headrace.broker.log import checkpoints, compaction
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, OffsetCheckpoint, Partition
 from headrace.broker.log.config import LogConfig
+from headrace.broker.log.copying import DamagedSegmentError
 from headrace.broker.log.files import LOG, METADATA, UNFINISHED, FileCache, offset_name, replace_file
 from headrace.broker.log.log import Host, Log
 from headrace.broker.log.recovery import Known, open_log
@@ -395,7 +396,9 @@ class LogManager:
         try:
             while not await asyncio.to_thread(verifier.step) and not self._is_stopping:
                 await asyncio.sleep(CHUNK_BYTES / VERIFY_BYTES_A_SECOND)
-        except FileNotFoundError:
+        except OSError as error:
+            if segment in of.segments and not of.closed:
+                log.error("%s cannot be verified: %s", segment.file.path, error)
             return
         if verifier.damages and segment in of.segments and of.truncations == truncations:
             of.add_damage(verifier.damages)
@@ -422,8 +425,12 @@ class LogManager:
             try:
                 await self._compact_one(each)
             except (OSError, WireError) as error:
-                if not each.closed:  # else its files were taken away under us: its topic is deleted
-                    log.warning("%s: not compacted: %s", each.name, error)
+                if each.closed:
+                    continue  # its files were taken away under us: its topic is deleted
+                log.warning("%s: not compacted: %s", each.name, error)
+                if isinstance(error, DamagedSegmentError):
+                    each.unverified = each.segments[:-1]
+                    await self.verify_segments()  # what is damaged is not compacted again
 
     async def _compact_one(self, of: Log) -> None:
         plan = None if of.closed else compaction.plan(of, self._clock.time_ms())
