@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fake_internal import START_MS, HandClock
-from headrace.broker.log import AppendInfo, Log, LogConfig, LogManager, Origin
+from headrace.broker.log import AppendInfo, FoundOffset, Log, LogConfig, LogManager, Origin
+from headrace.broker.log.decompression import Decompression, DecompressionLimits
+from headrace.broker.log.lookup import find_record
 from headrace.wire.layout import Record
 from headrace.wire.records import NO_PRODUCER, Marker, Producer, RecordBatch, encode, read_batches
 
@@ -140,6 +142,17 @@ def committed_values(log: Log) -> list[bytes | None]:
         elif not (header.is_transactional and header.producer_id in ongoing):
             values += [row.value for row in each.records()]
     return values
+
+
+def find_by_time(log: Log, timestamp_ms: int) -> FoundOffset | None:
+    """The first record with that timestamp or a later one, as ListOffsets finds it."""
+    first_offset = log.start_offset
+    while (found_in := log.batch_for_time(timestamp_ms, first_offset)) is not None:
+        found = find_record(found_in, timestamp_ms, first_offset, Decompression(DecompressionLimits()))
+        if found is not None:
+            return found
+        first_offset = found_in.header.last_offset + 1
+    return None
 
 
 def state_of(log: Log) -> dict[str, Any]:

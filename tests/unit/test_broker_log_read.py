@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from fake_internal import START_MS
 from headrace.broker.log import FoundOffset, Log, Origin, segment, windows
-from headrace.broker.log.decompression import Decompression, DecompressionLimits
-from headrace.broker.log.lookup import find_record
 from headrace.errors import BrokerError, Code
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import read_batches
-from log_rig import LogRig, batch, read_all, rows_of, values_of
+from log_rig import LogRig, batch, find_by_time, read_all, rows_of, values_of
 
 
 @pytest.fixture
@@ -210,14 +208,8 @@ def test_the_first_record_of_a_time(rig):
 
 
 def find(log: Log, timestamp: int, end: int | None = None) -> FoundOffset | None:
-    """As ListOffsets does."""
-    first_offset = log.start_offset
-    while (found_in := log.batch_for_time(timestamp, first_offset)) is not None:
-        found = find_record(found_in, timestamp, first_offset, Decompression(DecompressionLimits()))
-        if found is not None:
-            return found if found.offset < (log.high_watermark if end is None else end) else None
-        first_offset = found_in.header.last_offset + 1
-    return None
+    found = find_by_time(log, timestamp)
+    return found if found is not None and found.offset < (log.high_watermark if end is None else end) else None
 
 
 def test_time_look_ups_see_no_further_than_they_may(rig):
