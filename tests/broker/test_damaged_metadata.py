@@ -118,7 +118,8 @@ def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Pa
         facts = repaired(tmp_path)
         assert len(facts["lost"]) == 1
         assert "its checksum does not match" in facts["lost"][0]
-        assert any("add topic orders" in action for action in facts["actions"])
+        (added,) = (action for action in facts["actions"] if action.startswith("add topic orders"))
+        assert "1 partitions and retention.bytes=-1, retention.ms=-1; what else was set on it is lost" in added
         broker.start()
         assert broker.status()["strays"] == []
         for topic in ("first", "orders", "last"):
@@ -216,7 +217,9 @@ def test_a_partition_with_another_or_no_topic_id_goes_offline_and_is_kept(tmp_pa
         broker.stop()
         assert files_of(tmp_path) == records
 
+        wrong = another.read_bytes()
         repaired(tmp_path, "--accept", "orders-0", "--accept", "first-0")
+        assert (tmp_path / "orders-0" / "partition.metadata.before-repair-1").read_bytes() == wrong
         broker.start()
         assert broker.status()["strays"] == []
         for topic in ("orders", "first"):

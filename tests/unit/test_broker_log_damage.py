@@ -16,7 +16,7 @@ from headrace.broker.log import manager as manager_module
 from headrace.broker.log.files import replace_file
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.records import Producer, read_batches
-from log_rig import LogRig, batch, committed_values, read_all, state_of, values_of
+from log_rig import LogRig, batch, committed_values, find_by_time, read_all, state_of, values_of
 
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
 

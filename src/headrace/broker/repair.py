@@ -17,8 +17,9 @@ from pathlib import Path
 
 from headrace.broker.broker import JOURNAL_NAME
 from headrace.broker.catalog import Sections
+from headrace.broker.catalog.configs import TOPIC, Configs
 from headrace.broker.catalog.journal import Event, Line, end_path, noted_end, parse, set_aside, write_snapshot
-from headrace.broker.catalog.topics import PartitionPlace, Topic, Topics
+from headrace.broker.catalog.topics import INTERNAL, PartitionPlace, Topic, Topics
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, read_metadata, write_metadata
 from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA, sync_path
 from headrace.broker.log.manager import lock_folder, partition_folders
@@ -27,6 +28,11 @@ from headrace.errors import ConfigError, IllegalStateError
 CORRECTED_BYTES_MAX = 4096
 """Of a damaged stretch of the journal in which one wrong bit is looked for."""
 _FIRST_NODE_ID = 1
+_SAFE_CONFIGS: dict[bool, dict[str, str]] = {
+    False: {"retention.ms": "-1", "retention.bytes": "-1"},
+    True: {"cleanup.policy": "compact"},
+}
+"""Options, by whether a topic is internal, with which nothing is deleted while it is not known what was set."""
 
 
 @dataclass(slots=True)
@@ -42,7 +48,7 @@ class RepairPlan:
     topic_ids: dict[Path, bytes] = field(default_factory=dict)  # of partition.metadata that is to be written
 
     def apply(self) -> Path | None:
-        """Do it. Return the copy of the journal as it was, if it was written anew."""
+        """Do it. Return the copy of the journal as it was, if it was written anew; other files have one beside them."""
         kept = None
         if self.events is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +59,9 @@ class RepairPlan:
             end_path(path).unlink(missing_ok=True)
             sync_path(self.folder)
         for folder, topic_id in self.topic_ids.items():
-            write_metadata(folder / METADATA, topic_id)
+            metadata = folder / METADATA
+            set_aside(metadata, "before-repair", metadata.read_bytes())
+            write_metadata(metadata, topic_id)
         return kept
 
 
@@ -178,7 +186,10 @@ class _Planning:
                     f"this topic: --accept {folder.name}"
                 )
         if accepted:
-            raise ConfigError(f"--accept {', '.join(sorted(accepted))}: no folder of that name needs it")
+            raise ConfigError(
+                f"--accept {', '.join(sorted(accepted))}: there is no such folder, it is in use, or its topic is not "
+                "in the catalog"
+            )
         return self._adopt(unknown)
 
     def _adopt(self, unknown: dict[tuple[str, bytes], dict[int, Path]]) -> bool:
@@ -196,10 +207,14 @@ class _Planning:
                 )
                 continue
             places = [_place(self._node_id(), folders.get(index)) for index in range(max(folders) + 1)]
+            configs = {**_SAFE_CONFIGS[name in INTERNAL], **self._catalog.configs.of(TOPIC, name)}
+            self._catalog.apply(Configs.change(TOPIC, name, configs))
             self._catalog.apply(Topics.existing(Topic(name, topic_id, places)))
             plan.problems.append(f"{shown}: the catalog has lost topic {name}")
+            shown_configs = ", ".join(f"{option}={value}" for option, value in sorted(configs.items()))
             plan.actions.append(
-                f"add topic {name}, id {topic_id.hex()}, with {len(places)} partitions; what was set on it is lost"
+                f"add topic {name}, id {topic_id.hex()}, with {len(places)} partitions and {shown_configs}; what else "
+                "was set on it is lost"
             )
             plan.offset += 1
             changed = True

@@ -58,6 +58,7 @@ class ReplicaManager:
         self._config_of = config_of
         self._rules = Rules(node_id, clock, lag_ms_max, self._is_eligible)
         self._partitions: dict[Key, Partition] = {}
+        self._offline: set[Key] = set()  # not opened, because a stray folder is in the way
         self._by_topic_id: dict[bytes, Topic] = {}
         self.delayed_fetches = Purgatory[Key](clock)
         self.delayed_follower_fetches = Purgatory[Key](clock)  # these wait for the end of the log
@@ -106,9 +107,8 @@ class ReplicaManager:
         if found is None:
             known = self._catalog.topics.by_name.get(topic)
             if known is not None and 0 <= index < len(known.partitions):
-                if (stray := self._logs.strays.get((topic, index))) and self._node_id in known.partitions[
-                    index
-                ].replicas:
+                stray = self._logs.strays.get((topic, index))
+                if stray is not None and self._node_id in known.partitions[index].replicas:
                     raise BrokerError(
                         f"{topic}-{index} is offline on broker {self._node_id}: {stray.folder}: {stray.reason}",
                         code=Code.KAFKA_STORAGE_ERROR,
@@ -160,7 +160,10 @@ class ReplicaManager:
                     *key, f"its topic id is {theirs}, the topic {topic.name} of the catalog has {ours}"
                 )
         stray = self._logs.strays.get(key)
-        if stray is not None and stray.topic_id != topic.id:
+        if stray is None or stray.topic_id == topic.id:
+            return self._logs.create(*key, topic.id, config)
+        if key not in self._offline:  # once: this is tried again whenever the partition changes
+            self._offline.add(key)
             log.error(
                 "%s-%d is offline on this broker: %s: %s. Nothing was deleted. If these records are of this topic: "
                 "headrace broker repair --accept %s-%d; if not, move the folder away",
@@ -169,8 +172,7 @@ class ReplicaManager:
                 stray.reason,
                 *key,
             )
-            return None
-        return self._logs.create(*key, topic.id, config)
+        return None
 
     def _set_aside(self, topic: str, index: int, why: str) -> None:
         """Keep a folder that no partition uses; somebody has to look at it."""

@@ -181,7 +181,7 @@ def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
             lines.append(f"broker {row['node_id']}: the controller's catalog is refused: {row['catalog_problem']}")
     if facts.get("controller"):
         lines.append(f"controller: {_process_text(facts['controller'])}")
-    lines += [f"stray folder, kept: {stray['folder']}: {stray['reason']}" for stray in facts["strays"]]
+    lines += [f"stray folder, kept: {stray['folder']}: {stray['reason']}" for stray in facts.get("strays", ())]
     for name, count in facts.get("task_failures", {}).items():
         lines.append(f"background task {name} failed {count} times: see the log, and report it")
     for text in facts.get("damaged", ()):
