@@ -255,7 +255,7 @@ def test_heartbeats_go_on_after_what_they_did_not_expect(caplog):
             pass
 
         peer = FakePeer(BrokerRegistrationResponse(broker_epoch=3), BrokerHeartbeatResponse(is_fenced=False))
-        membership = Membership(cast(Peer, peer), 60_000, lambda: 0, registered, verified)
+        membership = Membership(cast(Peer, peer), 60_000, lambda: 0, verified, registered)
         membership.start(Card(2, "cluster", None, {}), -1)
         await membership.lives(5_000)
         assert isinstance(peer.asked[0], BrokerRegistrationRequest)

@@ -9,6 +9,7 @@ Nothing is imported or opened before `start`, so a `Broker` costs nothing until 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from headrace.broker.cluster.controller import Controller
     from headrace.broker.partition import Partition
     from headrace.config import Config
+
+log = logging.getLogger("headrace.broker")
 
 JOURNAL_NAME = "catalog.journal"
 CHECKING_THREADS = 2
@@ -105,7 +108,16 @@ class Broker:
         self.configurations = Configurations(config, self.catalog, self.node_id)
         previous_epoch = self._previous_epoch(controller)
         self.logs.load()
-        if self.logs.lost_tails or self.logs.strays or self._has_logs_of_other_topics():
+        if not self.catalog.topics.by_id and self.logs.all:
+            log.error(
+                "%s has no topics, but %s has folders of %d partitions: the journal was lost or emptied. "
+                "`headrace broker repair --data-dir %s` shows what can be saved",
+                root / JOURNAL_NAME,
+                root,
+                len(self.logs.all),
+                root,
+            )
+        if self.logs.lost_tails or self.logs.strays or self._has_lost_logs() or self._has_logs_of_other_topics():
             previous_epoch = -1  # what was committed is not all here: the controller must not count on us
         self._started.push_async_callback(self.logs.stop)
         self.authenticator = Authenticator(config, self.catalog.users, clock)
@@ -145,6 +157,11 @@ class Broker:
             self._started.push_async_callback(self.cluster.leave)
             await self.cluster.joined()
             self.transactions.ids.ask_ahead()
+
+    def _has_lost_logs(self) -> bool:
+        """Whether a log of this broker had records, and its folder is missing."""
+        topics = self.catalog.topics.by_name
+        return any(topic in topics for topic, _ in self.logs.missing)
 
     def _has_logs_of_other_topics(self) -> bool:
         """Whether a log has another topic id than the topic of its name."""

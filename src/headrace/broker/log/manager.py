@@ -98,7 +98,7 @@ class LogManager:
         self._doomed: list[Path] = []  # files and folders that are to be removed after their delay
         self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
         self.is_alone = True  # there are no other brokers, from which a replica could be fetched again
-        self._missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
+        self.missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
         self.strays: dict[Partition, Stray] = {}
         self.last_producer_id = -1  # the highest one in the logs when they were opened
         self._host = Host(
@@ -150,7 +150,7 @@ class LogManager:
             return existing
         folder = self.root / f"{topic}-{index}"
         known = Known()
-        if lost := self._missing.pop((topic, index), 0):
+        if lost := self.missing.pop((topic, index), 0):
             # Without other replicas offsets go on: one that was given out must not be another record's.
             known = Known(start_offset=lost if self.is_alone else 0)
             log.error("%s is missing: its records up to offset %d are lost here", folder, lost)
@@ -234,7 +234,7 @@ class LogManager:
             path.unlink()
         folders = self._folders()
         verify_bytes_max = VERIFY_AT_START_BYTES
-        self._missing = {key: offset for key, offset in watermarks.items() if offset}
+        self.missing = {key: offset for key, offset in watermarks.items() if offset}
         reported = begun = time.monotonic()
         for number, (key, folder) in enumerate(folders.items()):
             known = Known(clean, points.get(key, 0), starts.get(key, 0), watermarks.get(key, 0), verify_bytes_max)
@@ -258,7 +258,7 @@ class LogManager:
                 )
             found.first_dirty_offset = min(max(cleaned.get(key, 0), found.start_offset), found.end_offset)
             self._logs[key] = found
-            self._missing.pop(key, None)
+            self.missing.pop(key, None)
             if topic_id is None and found.end_offset > 0:
                 reason = f"{METADATA} is damaged: it is not known which topic {found.name} the records are of"
                 log.error("%s: %s; it stays offline", folder, self.set_aside(*key, reason).reason)
@@ -278,7 +278,7 @@ class LogManager:
 
     def start(self) -> None:
         """Begin with the work in the background."""
-        self._missing = {}
+        self.missing = {}
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "log.retention.check.interval.ms": self.delete_old,
             "log.cleaner.backoff.ms": self.compact,

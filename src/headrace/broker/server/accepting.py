@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Callable
 
 from headrace.broker.log.files import FILES_OPEN_MAX, FILES_SHARE
+from headrace.broker.tasks import start_task
 
 log = logging.getLogger("headrace.broker")
 
@@ -94,19 +95,19 @@ class Acceptor:
                 self._pause(str(error))
                 return
             accepted.setblocking(False)
-            task = self._loop.create_task(self._begin(accepted))
+            task = start_task(self._begin(accepted), "accepting a connection")
             self._beginning.add(task)
             task.add_done_callback(self._beginning.discard)
 
     async def _begin(self, accepted: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._protocol, accepted, ssl=self._tls)
-        except (OSError, asyncio.CancelledError) as error:  # the peer has gone, or its handshake failed
+        except OSError as error:  # the peer has gone, or its handshake failed
             log.debug("a connection ended before it began: %r", error)
             accepted.close()
-        except Exception:
-            log.exception("a connection could not be set up")
+        except BaseException:
             accepted.close()
+            raise
 
     def _pause(self, reason: str) -> None:
         now = self._loop.time()
