@@ -36,7 +36,7 @@ from peers.connection import Connection
 
 START_SECONDS_MAX = 15.0
 STOP_SECONDS_MAX = 15.0
-SETTLE_SECONDS_MAX = 15.0
+SETTLE_SECONDS_MAX = 6.0
 """How long a client retries errors that go away by themselves, in all: what is really lost stays lost."""
 _RETRY_SECONDS = 0.02
 _FETCH_BYTES_MAX = 1 << 20
