@@ -33,7 +33,20 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 from data_dir_brokers import LogLines, RunningBrokers
 from data_dir_check import Check, batches_of, kept_on_disk
-from data_dir_damage import DAMAGES, KINDS, Damage, apply
+from data_dir_damage import (
+    CUT,
+    DAMAGES,
+    FLIP,
+    FOLDER_KIND,
+    FOREIGN,
+    KINDS,
+    MISSING,
+    NULS,
+    OLDER,
+    SWAP,
+    Damage,
+    apply,
+)
 from data_dir_image import CLEAN, FACTS, KILLED, OPTIONS, Facts, prepare
 
 CASES = 1000
@@ -43,6 +56,25 @@ CLUSTER_EVERY = 4
 SECOND_START_EVERY = 3
 BROKERS = 3
 LINES_SHOWN_MAX = 30
+ALWAYS = {
+    1: [
+        (CLEAN, "catalog.journal", MISSING),
+        (CLEAN, "catalog.journal", FLIP),
+        (KILLED, "partition.metadata", FOREIGN),
+        (KILLED, FOLDER_KIND, MISSING),
+        (CLEAN, ".log", CUT),
+        (KILLED, ".log", MISSING),
+        (CLEAN, ".txnindex", FLIP),
+        (KILLED, "leader-epoch-checkpoint", NULS),
+    ],
+    BROKERS: [
+        (KILLED, FOLDER_KIND, MISSING),
+        (CLEAN, "partition.metadata", SWAP),
+        (KILLED, "catalog.journal", OLDER),
+        (CLEAN, ".log", MISSING),
+    ],
+}
+"""Damage that once lost data in silence: every run begins with it."""
 
 
 @dataclass
@@ -68,10 +100,10 @@ class Outcome:
 
 
 def plan(seed: int, brokers: int) -> list[tuple[str, str, str]]:
-    """Stop, kind of file and damage of all cases that there are, in an order of this seed."""
-    found = [(stop, kind, what) for stop in (KILLED, CLEAN) for kind in KINDS for what in DAMAGES]
-    random.Random(f"{seed}/{brokers}").shuffle(found)
-    return found
+    """Stop, kind of file and damage of all cases: those of ALWAYS, then all there are in an order of this seed."""
+    others = [(stop, kind, what) for stop in (KILLED, CLEAN) for kind in KINDS for what in DAMAGES]
+    random.Random(f"{seed}/{brokers}").shuffle(others)
+    return ALWAYS[brokers] + others
 
 
 def run_case(images: dict[int, Path], seed: int, case: int, scratch: Path) -> Outcome:
