@@ -154,6 +154,38 @@ def test_without_its_checkpoint_a_log_is_read_again_and_is_the_same(rig):
     assert state_of(stop_and(rig, damage).log(**SMALL)) == state
 
 
+@pytest.mark.parametrize("how", ["older", "of another partition"])
+def test_a_checkpoint_of_segments_that_does_not_fit_hides_no_record(rig, how, caplog):
+    log = fill(rig)
+    path = rig.root / "t-0" / "segment-checkpoint"
+    older = rig.root.with_name("older")
+    shutil.copyfile(path, older)
+    other = rig.log("u", **SMALL)
+    for n in range(40):
+        rig.append(other, b"other %d" % n)
+        rig.append(log, b"more %d" % n)
+    state = state_of(log)
+    source = older if how == "older" else rig.root / "u-0" / "segment-checkpoint"
+    found = stop_and(rig, lambda: shutil.copyfile(source, path)).log(**SMALL)
+    assert state_of(found) == state
+    if how != "older":  # an older one says less, and nothing that is wrong
+        assert "segment-checkpoint is damaged and not used: it is of u-0" in caplog.text
+
+
+def test_a_checkpoint_of_an_earlier_clean_stop_hides_no_record(rig, caplog):
+    fill(rig, 23)
+    older = rig.root.with_name("older")
+    path = rig.root / "t-0" / "segment-checkpoint"
+    again = stop_and(rig, lambda: shutil.copyfile(path, older))
+    log = again.log(**SMALL)
+    for n in range(40):
+        again.append(log, b"more %d" % n)
+    state = state_of(log)
+    found = stop_and(again, lambda: shutil.copyfile(older, path)).log(**SMALL)
+    assert state_of(found) == state
+    assert "segment-checkpoint is not of this log as it is" in caplog.text
+
+
 # --- closed segments ---
 
 

@@ -31,6 +31,7 @@ from headrace.broker.log.files import (
     LEADER_EPOCHS,
     LOG,
     SEGMENT_SUFFIXES,
+    SEGMENTS,
     SNAPSHOT,
     SWAP,
     TRANSACTION_INDEX,
@@ -100,6 +101,10 @@ class _Opening:
         begun = time.monotonic()
         _tidy(self._directory)
         self._segments = self._find_segments()
+        if self._is_outdated():
+            path = self._directory / SEGMENTS
+            log.warning("%s is not of this log as it is, and not used: all its segments are read again", path)
+            self._rows = {}
         self._find_lost()
         first_offset = min([self._segments[0].base_offset, *(row.base_offset for row in self._lost)])
         start_offset = max(self._known.start_offset, first_offset)
@@ -151,6 +156,29 @@ class _Opening:
             ends = [row.records_end for row in self._rows.values()]
             found.append(self._segment(max([self._known.start_offset, *ends]), self._now_ms, 0))
         return found
+
+    def _is_outdated(self) -> bool:
+        """Whether the segments differ from what was noted, but are whole and without a gap: then the notes are old."""
+        bases = [segment.base_offset for segment in self._segments]
+        closed = {segment.base_offset: segment for segment in self._segments[:-1]}
+        missing = [row for base_offset, row in self._rows.items() if base_offset not in bases]
+        differing = [
+            row
+            for row in self._rows.values()
+            if row.base_offset in closed and row.size_bytes != closed[row.base_offset].size_bytes
+        ]
+        if not missing and not differing:
+            return False
+        if any(row.base_offset < bases[0] or row.records_end > bases[-1] for row in missing):
+            return False  # nothing that is there has these offsets
+        for segment, end_offset in zip(self._segments, bases[1:], strict=False):
+            verifier = SegmentVerifier(segment, end_offset, [])
+            if verifier.run() or verifier.next_offset != end_offset:
+                return False
+            row = self._rows.get(segment.base_offset)
+            if row is not None and verifier.crcs[:1] != [row.first_crc]:
+                return False  # it may be a segment of another partition
+        return True
 
     def _find_lost(self) -> None:
         """Segments that were noted and are not there. Without the last ones the log ends earlier."""

@@ -5,6 +5,8 @@ The file `segment-checkpoint` of a partition has a row for each closed segment, 
     base offset, end of the records, bytes; checksums of first and last batch, of .index, .timeindex and .txnindex
     ("-": there is no file)
 
+The first row is the name of the folder, so that a file of another partition is not believed.
+
 Kafka has no such file and ignores it. Without it a segment that is cut at the end of a batch, a lost segment and a lost
 or altered transaction index could not be told from what compaction, retention and commits leave. A segment without a
 row is read once, header by header, and gets one. Rows of segments that are lost stay until the log begins after them.
@@ -39,17 +41,22 @@ class SegmentRow(NamedTuple):
 
 def read_segment_rows(folder: Path) -> dict[int, SegmentRow]:
     """The rows by base offset; none if the file is missing or damaged."""
-    rows = read_rows(folder / SEGMENTS, "all segments of the partition are read again", _row)
-    return {row.base_offset: row for row in rows}
+
+    def read(words: Sequence[str]) -> SegmentRow | None:
+        if len(words) == 1:
+            if words[0] != folder.name:
+                raise ValueError(f"it is of {words[0]}")
+            return None
+        return _row(words)
+
+    rows = read_rows(folder / SEGMENTS, "all segments of the partition are read again", read)
+    return {row.base_offset: row for row in rows if row is not None}
 
 
 def write_segment_rows(folder: Path, rows: Iterable[SegmentRow]) -> None:
     """Replace the rows. Log.flush forces them to disk."""
-    write_rows(
-        folder / SEGMENTS,
-        (" ".join(_NO_FILE_WORD if value == NO_FILE else str(value) for value in row) for row in rows),
-        sync=False,
-    )
+    lines = (" ".join(_NO_FILE_WORD if value == NO_FILE else str(value) for value in row) for row in rows)
+    write_rows(folder / SEGMENTS, [folder.name, *lines], sync=False)
 
 
 def crc_of_data(data: bytes) -> int:

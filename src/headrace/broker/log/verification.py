@@ -51,7 +51,7 @@ class SegmentVerifier:
         self._path = segment.file.path
         self._size_bytes = segment.size_bytes
         self._row = row
-        self._crcs: list[int] = []  # of the first batch and the last one
+        self.crcs: list[int] = []  # of the first batch and the last one
         self._end_offset = end_offset
         self._epochs = [epoch for epoch, _ in epochs]
         self._starts = [start for _, start in epochs]
@@ -77,7 +77,7 @@ class SegmentVerifier:
 
     def _check_end(self, row: SegmentRow) -> None:
         """Whether it ends as it did. The last batch's base offset may be wrong, or this may be another file."""
-        is_same = not self._crcs or (self._crcs[0], self._crcs[-1]) == (row.first_crc, row.last_crc)
+        is_same = not self.crcs or (self.crcs[0], self.crcs[-1]) == (row.first_crc, row.last_crc)
         if self.next_offset == row.records_end and (is_same or self.damages):
             return
         first = self.next_offset
@@ -125,7 +125,7 @@ class SegmentVerifier:
 
     def _pass(self, header: BatchHeader) -> None:
         self._doubtful_offset, self.next_offset = self.next_offset, header.last_offset + 1
-        self._crcs = [*self._crcs[:1], header.crc]
+        self.crcs = [*self.crcs[:1], header.crc]
         place = bisect_right(self._starts, header.base_offset) - 1
         if place >= 0 and self._epochs[place] != header.leader_epoch >= 0:
             reason = f"a batch has leader epoch {header.leader_epoch}, expected {self._epochs[place]}"
