@@ -96,6 +96,7 @@ class Broker:
         self._started.callback(self.catalog.close)
         self.configurations = Configurations(config, self.catalog, self.node_id)
         previous_epoch = self._previous_epoch(controller)
+        self.logs.is_alone = controller is None and not self.catalog.brokers.by_id
         self.logs.load()
         if self.logs.lost_tails:
             previous_epoch = -1  # what was committed is not all here: the controller must not count on us
@@ -112,7 +113,6 @@ class Broker:
         self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)
         self.replicas.marker_listener = self.groups.complete_transaction
         await self._enter_cluster(controller, previous_epoch)
-        self.logs.is_alone = self.cluster is None
         self.replicas.start()
         self.logs.start()
         self.replicas.placed.append(self._coordinate)
