@@ -98,7 +98,7 @@ class Broker:
         previous_epoch = self._previous_epoch(controller)
         self.logs.is_alone = controller is None and not self.catalog.brokers.by_id
         self.logs.load()
-        if self.logs.lost_tails:
+        if self.logs.lost_tails or any(map(self._has_replica, self.logs.missing)):
             previous_epoch = -1  # what was committed is not all here: the controller must not count on us
         self._started.push_async_callback(self.logs.stop)
         self.authenticator = Authenticator(config, self.catalog.users, clock)
@@ -136,6 +136,12 @@ class Broker:
             self.transactions.ids.ask_ahead()
 
     # -- the cluster -----------------------------------------------------------------------------
+
+    def _has_replica(self, key: tuple[str, int]) -> bool:
+        """Whether a partition is on this broker, as far as its catalog knows."""
+        name, index = key
+        topic = self.catalog.topics.by_name.get(name)
+        return topic is not None and index < len(topic.partitions) and self.node_id in topic.partitions[index].replicas
 
     def _previous_epoch(self, controller: str | None) -> int:
         """Of the last run of a broker that is in a cluster; -1: there was none, or its data cannot be trusted."""

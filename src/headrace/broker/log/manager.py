@@ -92,7 +92,7 @@ class LogManager:
         self._noted_watermarks: dict[Partition, int] = {}  # as they were last written by `write_watermarks`
         self._doomed: list[Path] = []  # files and folders that are to be removed after their delay
         self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
-        self._missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
+        self.missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
         self._host = Host(
             clock,
             FileCache(),
@@ -139,7 +139,7 @@ class LogManager:
             return existing
         folder = self.root / f"{topic}-{index}"
         known = Known()
-        if lost := self._missing.pop((topic, index), 0):
+        if lost := self.missing.pop((topic, index), 0):
             # Without other replicas offsets go on: one that was given out must not be another record's.
             known = Known(start_offset=lost if self.is_alone else 0)
             log.error("%s is missing: its records up to offset %d are lost here", folder, lost)
@@ -206,7 +206,7 @@ class LogManager:
             path.unlink()
         folders = self._folders()
         verify_bytes_max = VERIFY_AT_START_BYTES
-        self._missing = {key: offset for key, offset in watermarks.items() if offset}
+        self.missing = {key: offset for key, offset in watermarks.items() if offset}
         reported = begun = time.monotonic()
         for number, (key, folder) in enumerate(folders.items()):
             known = Known(
@@ -236,7 +236,7 @@ class LogManager:
                 )
             found.first_dirty_offset = min(max(cleaned.get(key, 0), found.start_offset), found.end_offset)
             self._logs[key] = found
-            self._missing.pop(key, None)
+            self.missing.pop(key, None)
             if time.monotonic() - reported > LOAD_REPORT_SECONDS:
                 reported = time.monotonic()
                 log.info("%d of %d logs opened", number + 1, len(folders))
@@ -261,7 +261,7 @@ class LogManager:
 
     def start(self) -> None:
         """Begin with the work in the background."""
-        self._missing = {}
+        self.missing = {}
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "log.retention.check.interval.ms": self.delete_old,
             "log.cleaner.backoff.ms": self.compact,
