@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.log import LogManager
 from headrace.broker.log import manager as manager_module
 from headrace.broker.log.files import replace_file
 from headrace.errors import BrokerError, Code, IllegalStateError
@@ -291,6 +292,45 @@ def test_compaction_does_not_make_damaged_records_look_whole(rig, caplog, monkey
     assert not caplog.records
 
 
+@pytest.mark.parametrize("how", ["flipped", "a byte less", "a batch less"])
+def test_a_recovery_without_other_replicas_goes_on_behind_a_closed_segment_that_is_damaged(
+    rig, how, caplog, monkeypatch
+):
+    log = fill(rig)
+    records = readable(log)
+    segment, end = log.segments[1], log.segments[2].base_offset
+    positions, headers = zip(*segment.headers(0), strict=True)
+    path, whole = files(rig, ".log")[1], segment.size_bytes
+    if how == "flipped":
+        flip(path, positions[-1] + 70)
+    else:
+        os.truncate(path, whole - 1 if how == "a byte less" else positions[-1])
+    monkeypatch.setattr(LogManager, "is_alone", True)
+    size, first = path.stat().st_size, headers[-1].base_offset
+    crashed = rig.crash()
+    for again in (crashed, crashed.crash(), stop_and(crashed, lambda: None)):
+        found = again.log(**SMALL)
+        assert readable(found) == {offset: v for offset, v in records.items() if not first <= offset < end}
+        assert found.end_offset == log.end_offset
+        assert (again.root / "t-0" / path.name).stat().st_size == size
+    assert caplog.text.count(f"offsets {first} to {end - 1} ") == 3, "every start says so"
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_leader_epochs_of_another_log_hide_no_record(rig, clean, caplog):
+    log = fill(rig)
+    other = rig.log("u")
+    for epoch in range(1, 5):
+        other.append(batch(b"a", b"b"), leader_epoch=epoch)
+    records, epochs = readable(log), log.epochs.rows
+    name = "leader-epoch-checkpoint"
+    again = stop_and(rig, lambda: shutil.copyfile(rig.root / "u-0" / name, rig.root / "t-0" / name), clean=clean)
+    found = again.log(**SMALL)
+    assert readable(found) == records
+    assert found.epochs.rows == epochs
+    assert f"t-0/{name} is not of this log" in caplog.text
+
+
 def test_a_recovery_keeps_what_it_cuts_off(rig, caplog):
     log = fill(rig)
     path = files(rig, ".log")[1]
@@ -396,10 +436,10 @@ def test_a_flipped_digit_in_a_checkpoint_hides_no_record(rig, name, clean, caplo
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_missing_folder_is_named_and_offsets_are_given_out_once(rig, alone, caplog):
+def test_a_missing_folder_is_named_and_offsets_are_given_out_once(rig, alone, caplog, monkeypatch):
     log = fill(rig)
+    monkeypatch.setattr(LogManager, "is_alone", alone)
     again = stop_and(rig, lambda: shutil.rmtree(rig.root / "t-0"))
-    again.manager.is_alone = alone
     found = again.log(**SMALL)
     assert f"{rig.root / 't-0'} is missing: its records up to offset {log.end_offset} are lost" in caplog.text
     assert found.end_offset == (log.end_offset if alone else 0), "a replica is fetched again from its leader"

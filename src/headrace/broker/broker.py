@@ -107,6 +107,7 @@ class Broker:
         self._started.callback(self.catalog.close)
         self.configurations = Configurations(config, self.catalog, self.node_id)
         previous_epoch = self._previous_epoch(controller)
+        self.logs.is_alone = controller is None and not self.catalog.brokers.by_id
         self.logs.load()
         if not self.catalog.topics.by_id and self.logs.all:
             log.error(
@@ -117,7 +118,8 @@ class Broker:
                 len(self.logs.all),
                 root,
             )
-        if self.logs.lost_tails or self.logs.strays or self._has_lost_logs() or self._has_logs_of_other_topics():
+        has_lost_records = self.logs.lost_tails or any(map(self._has_replica, self.logs.missing))
+        if has_lost_records or self.logs.strays or self._has_logs_of_other_topics():
             previous_epoch = -1  # what was committed is not all here: the controller must not count on us
         self._started.push_async_callback(self.logs.stop)
         self.authenticator = Authenticator(config, self.catalog.users, clock)
@@ -130,10 +132,11 @@ class Broker:
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_admin, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
+        lost = {*self.logs.lost_tails, *self.logs.missing}
+        self.transactions.distrusted = {index for topic, index in lost if topic == TRANSACTION_STATE}
         self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)
         self.replicas.marker_listener = self.groups.complete_transaction
         await self._enter_cluster(controller, previous_epoch)
-        self.logs.is_alone = self.cluster is None
         self.transactions.ids.seen(self.logs.last_producer_id)
         self.replicas.start()
         self.logs.start()
@@ -158,11 +161,6 @@ class Broker:
             await self.cluster.joined()
             self.transactions.ids.ask_ahead()
 
-    def _has_lost_logs(self) -> bool:
-        """Whether a log of this broker had records, and its folder is missing."""
-        topics = self.catalog.topics.by_name
-        return any(topic in topics for topic, _ in self.logs.missing)
-
     def _has_logs_of_other_topics(self) -> bool:
         """Whether a log has another topic id than the topic of its name."""
         topics = self.catalog.topics.by_name
@@ -170,6 +168,12 @@ class Broker:
         return any(found not in (ZERO_UUID, expected) for found, expected in known)
 
     # -- the cluster -----------------------------------------------------------------------------
+
+    def _has_replica(self, key: tuple[str, int]) -> bool:
+        """Whether a partition is on this broker, as far as its catalog knows."""
+        name, index = key
+        topic = self.catalog.topics.by_name.get(name)
+        return topic is not None and index < len(topic.partitions) and self.node_id in topic.partitions[index].replicas
 
     def _previous_epoch(self, controller: str | None) -> int:
         """Of the last run of a broker that is in a cluster; -1: there was none, or its data cannot be trusted."""

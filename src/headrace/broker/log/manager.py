@@ -84,6 +84,9 @@ class Stray(NamedTuple):
 class LogManager:
     """The logs of one broker. Event loop only."""
 
+    is_alone = False
+    """No other broker may have what is lost here. To be set before `load`."""
+
     def __init__(self, root: Path, clock: Clock, defaults: Mapping[str, Any]) -> None:
         self.root = root
         self._clock = clock
@@ -97,7 +100,6 @@ class LogManager:
         self._noted_watermarks: dict[Partition, int] = {}  # as they were last written by `write_watermarks`
         self._doomed: list[Path] = []  # files and folders that are to be removed after their delay
         self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
-        self.is_alone = True  # there are no other brokers, from which a replica could be fetched again
         self.missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
         self.strays: dict[Partition, Stray] = {}
         self.last_producer_id = -1  # the highest one in the logs when they were opened
@@ -237,7 +239,14 @@ class LogManager:
         self.missing = {key: offset for key, offset in watermarks.items() if offset}
         reported = begun = time.monotonic()
         for number, (key, folder) in enumerate(folders.items()):
-            known = Known(clean, points.get(key, 0), starts.get(key, 0), watermarks.get(key, 0), verify_bytes_max)
+            known = Known(
+                clean,
+                points.get(key, 0),
+                starts.get(key, 0),
+                watermarks.get(key, 0),
+                self.is_alone,
+                verify_bytes_max,
+            )
             topic_id = checkpoints.read_metadata(folder / METADATA)
             try:
                 found = open_log(self._host, folder, *key, topic_id or NO_TOPIC_ID, config, known)
@@ -400,6 +409,9 @@ class LogManager:
             if segment in of.segments and not of.closed:
                 log.error("%s cannot be verified: %s", segment.file.path, error)
             return
+        other_epochs = [each for each in verifier.other_epochs if each.first_offset >= of.start_offset]
+        if len(other_epochs) == 1 and other_epochs[0].first_offset < verifier.last_fitting_offset:
+            verifier.damages += other_epochs
         if verifier.damages and segment in of.segments and of.truncations == truncations:
             of.add_damage(verifier.damages)
             if segment is of.segments[-1]:

@@ -2,7 +2,8 @@
 
     left-overs        .cleaned is thrown away, .swap takes its place, .deleted goes
     after a crash     segments from the recovery point on are read batch by batch; the log ends before the first one
-                      that is torn or damaged, and what comes after it is kept in files named .damaged
+                      that is torn or damaged, and what comes after it is kept in files named .damaged. Without other
+                      replicas only the last segment is cut: of another one the damaged end is a damaged range
     other segments    are compared with segment-checkpoint: those that are lost, cut or altered stay in the log as
                       damaged ranges (verification.py); a transaction index that was altered is made anew
     producers         from the newest snapshot, and the batches after it
@@ -61,6 +62,7 @@ class Known(NamedTuple):
     recovery_point: int = 0
     start_offset: int = 0
     high_watermark: int = 0
+    is_alone: bool = False  # no other broker may have what is lost here
     verify_bytes_max: int = 0  # of segments that would not have to be read
 
 
@@ -118,7 +120,7 @@ class _Opening:
         self._aborted.truncate_start(start_offset)
         high_watermark = min(max(self._known.high_watermark, start_offset), self._end_offset)
         self._producers.high_watermark_moved(high_watermark)
-        self._verify(self._segments[:unsure])
+        self._verify(self._segments[:unsure], start_offset)
         took = time.monotonic() - begun
         if took > SLOW_SECONDS:
             log.info("%s: opened in %.1f s, %.0f MB of it read", self._directory, took, scanned_bytes / 1e6)
@@ -277,9 +279,11 @@ class _Opening:
                 records_end = header.last_offset + 1
         segment.close_with(records_end, aborted_crc)
 
-    def _verify(self, sure: list[Segment]) -> None:
+    def _verify(self, sure: list[Segment], start_offset: int) -> None:
         """Look for damage: in what is not as it was noted always, in the rest as far as a start may take."""
         left = self._known.verify_bytes_max
+        other_epochs: list[Damage] = []
+        last_fitting_offset = -1
         ends = [segment.base_offset for segment in self._segments[1:]] + [self._end_offset]
         for segment, end_offset in reversed([*zip(sure, ends, strict=False)]):
             row = segment.row
@@ -291,11 +295,22 @@ class _Opening:
             verifier = SegmentVerifier(segment, end_offset, self._epochs.rows, row)
             damages = verifier.run()
             self._damaged += damages
+            other_epochs += [each for each in verifier.other_epochs if each.first_offset >= start_offset]
+            last_fitting_offset = max(last_fitting_offset, verifier.last_fitting_offset)
             if is_cut and verifier.good_bytes < segment.size_bytes:
-                segment.index.truncate(verifier.good_bytes)
-                segment.size_bytes = verifier.good_bytes
+                segment.limit(verifier.good_bytes)
             if damages and segment is self._segments[-1]:
                 self._close_damaged(segment)
+
+        if len(other_epochs) == 1 and other_epochs[0].first_offset < last_fitting_offset:
+            self._damaged += other_epochs  # one batch differs from those around it
+        elif other_epochs:
+            path = self._directory / LEADER_EPOCHS
+            log.warning("%s is not of this log as it is, and not used: it is made anew from the log", path)
+            self._epochs.clear()
+            self._find_epochs(self._segments)
+            self._epochs.truncate_start(start_offset)
+            self._epochs.save()
 
     def _close_damaged(self, last: Segment) -> None:
         """Write behind it no more: a recovery would end the log where it is damaged."""
@@ -362,12 +377,29 @@ class _Opening:
                 self._end_offset = header.last_offset + 1
         if not problem and row is not None and place + 1 < len(self._segments) and self._end_offset < row.records_end:
             problem = f"it ends here, expected offset {row.records_end}"
+        if problem and self._known.is_alone and place + 1 < len(self._segments):
+            self._pass_over(place, good_bytes, problem)
+            return True
         if problem:
             self._cut(segment, good_bytes, problem)
         if place + 1 < len(self._segments):
             aborted_crc = self._aborted.write(self._directory, segment.base_offset, self._end_offset)
             segment.close_with(self._end_offset, aborted_crc)
         return not problem
+
+    def _pass_over(self, place: int, good_bytes: int, problem: str) -> None:
+        """Go on behind a closed segment that is damaged: nobody else has what comes after it."""
+        segment, end_offset = self._segments[place], self._segments[place + 1].base_offset
+        reason = f"{segment.file.path}: at byte {good_bytes}: {problem}"
+        self._damaged.append(Damage(self._end_offset, end_offset, reason))
+        row, size_bytes = segment.row, segment.size_bytes
+        segment.limit(good_bytes)
+        aborted_crc = self._aborted.write(self._directory, segment.base_offset, end_offset)
+        segment.close_with(end_offset, aborted_crc)
+        assert segment.row is not None
+        noted = (size_bytes, end_offset) if row is None else (row.size_bytes, row.records_end)
+        segment.row = segment.row._replace(size_bytes=noted[0], records_end=noted[1])
+        self._end_offset = end_offset
 
     def _cut(self, segment: Segment, good_bytes: int, problem: str) -> None:
         """End a segment before a batch that is torn or damaged. What is behind it may be whole: it is kept."""

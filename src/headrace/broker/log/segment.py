@@ -200,6 +200,12 @@ class Segment:
         self.file.close()
         os.replace(fresh, self.file.path)
 
+    def limit(self, size_bytes: int) -> None:
+        """Read no further: what follows is damaged. The file stays as it is."""
+        self.index.truncate(size_bytes)
+        self.size_bytes = size_bytes
+        self._reserved_end = max(RESERVE_FROM_BYTES, size_bytes)
+
     def close(self) -> None:
         """Let go of the file."""
         self._windows.forget(self)

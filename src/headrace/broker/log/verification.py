@@ -24,6 +24,7 @@ VERIFY_AT_START_BYTES = 32 * 1024 * 1024
 VERIFY_BYTES_A_SECOND = 32 * 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
 
+NO_EPOCH = -1
 CHECKSUM_PROBLEM = "a checksum is wrong"
 
 
@@ -47,6 +48,8 @@ class SegmentVerifier:
         """
         self.segment = segment
         self.damages: list[Damage] = []
+        self.other_epochs: list[Damage] = []  # batches whose leader epoch is not what the log knows
+        self.last_fitting_offset = -1  # of a batch whose leader epoch is
         self.good_bytes = 0  # up to the first batch that cannot be told from its neighbours
         self._path = segment.file.path
         self._size_bytes = segment.size_bytes
@@ -127,9 +130,12 @@ class SegmentVerifier:
         self._doubtful_offset, self.next_offset = self.next_offset, header.last_offset + 1
         self.crcs = [*self.crcs[:1], header.crc]
         place = bisect_right(self._starts, header.base_offset) - 1
-        if place >= 0 and self._epochs[place] != header.leader_epoch >= 0:
-            reason = f"a batch has leader epoch {header.leader_epoch}, expected {self._epochs[place]}"
-            self._note(header.base_offset, self.next_offset, reason)
+        expected = self._epochs[place] if place >= 0 else NO_EPOCH
+        if expected == header.leader_epoch:
+            self.last_fitting_offset = header.base_offset
+        elif self._epochs and header.leader_epoch >= 0:
+            reason = f"{self._path}: a batch has leader epoch {header.leader_epoch}, expected {expected}"
+            self.other_epochs.append(Damage(header.base_offset, self.next_offset, reason))
 
     def _pass_damaged(self, data: bytes, at: int) -> int:
         """A batch with a wrong checksum: what is behind it can be read if its length and offsets are right."""

@@ -71,6 +71,7 @@ class TransactionCoordinator:
         self._expiry = Expiry(self._store, clock, config, self._start_task, self._abort_timed_out)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._elsewhere: TransactionLinks | None = None
+        self.distrusted: set[int] = set()  # partitions whose last records were lost when the broker was down
 
     # Life.
 
@@ -125,7 +126,11 @@ class TransactionCoordinator:
             last_epoch = NO_PRODUCER_EPOCH if expected is None else current.epoch
             await self._to_the_end(entry, self._fence(partition, entry, VERSION_1, last_epoch))
             raise _concurrent(transactional_id, "the transaction of its former owner is being aborted")
-        target = self._initialized(current, timeout_ms, expected)
+        if partition.index in self.distrusted and expected is None and not current.is_unborn:
+            # Epochs after the last one that is known may have been used, and be in the logs.
+            target = current.rotated(self.ids.take(), timeout_ms, self._clock.time_ms(), keep_last=False)
+        else:
+            target = self._initialized(current, timeout_ms, expected)
         return await self._to_the_end(entry, self._initialize(partition, entry, target))
 
     async def add_partitions(
