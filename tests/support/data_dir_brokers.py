@@ -159,8 +159,15 @@ class RoutingClient:
         return self._connection(address).call(request, version)
 
     def call_leader(self, topic: str, partition: int, request: Message, version: int) -> Message:
-        """The response of a partition's leader."""
-        return self._connection(self.leader(topic, partition)).call(request, version)
+        """The response of a partition's leader. Raises BrokerError if there is none that listens."""
+        address = self.leader(topic, partition)
+        try:
+            return self._connection(address).call(request, version)
+        except ConnectionError as error:
+            self._leaders.clear()
+            self._connections.pop(address, None)
+            text = f"the leader of {topic}-{partition} does not listen: {error}"
+            raise BrokerError(text, code=Code.LEADER_NOT_AVAILABLE) from error
 
     def coordinator(self, kind: int, key: str) -> str:
         """The address of a coordinator."""
@@ -223,10 +230,9 @@ class RoutingClient:
 
         def send() -> tuple[int, PartitionProduceResponse]:
             try:
-                address = self.leader(topic, partition)
+                response = self.call_leader(topic, partition, request, version)
             except BrokerError as error:
                 return error.code, PartitionProduceResponse(partition_index=partition, error_code=error.code)
-            response = self._connection(address).call(request, version)
             assert isinstance(response, ProduceResponse)
             ((answer,),) = (answers.partition_responses for answers in response.responses)
             if answer.error_code:
@@ -248,10 +254,9 @@ class RoutingClient:
 
         def ask() -> tuple[int, PartitionData]:
             try:
-                address = self.leader(topic, partition)
+                response = self.call_leader(topic, partition, request, 11)
             except BrokerError as error:
                 return error.code, PartitionData(partition_index=partition, error_code=error.code)
-            response = self._connection(address).call(request, 11)
             assert isinstance(response, FetchResponse)
             ((answer,),) = (answers.partitions for answers in response.responses)
             if answer.error_code:
