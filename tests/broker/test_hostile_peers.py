@@ -47,7 +47,8 @@ ROUNDS = int(os.environ.get("HEADRACE_HOSTILE_ROUNDS", "1"))
 P99_SECONDS_MAX = 0.25
 LOADED = 4
 """On a machine that is busy anyway, the bound is this many times what the bystander needs in peace."""
-MEMORY_GROWTH_BYTES_MAX = 700 * 1024 * 1024
+MEMORY_GROWTH_BYTES_MAX = 200 * 1024 * 1024
+HELD_BYTES_MAX = 700 * 1024 * 1024  # by connections that are there
 ZSTD, GZIP = 4, 1
 BOMB_BYTES = 128 * 1024 * 1024
 
@@ -103,9 +104,10 @@ def test_zip_bombs_are_refused_and_hold_up_nobody(codec):
                 ((*answers,),) = (topic.partition_responses for topic in response.responses)
                 assert {answer.error_code for answer in answers} == {Code.MESSAGE_TOO_LARGE}
                 assert "decompress" in (answers[0].error_message or "")
+                # Two threads may each hold a batch and the parts it is put together from.
+                assert resident_bytes(broker.pid) - before < MEMORY_GROWTH_BYTES_MAX
         assert bystander.p99_seconds < bound(peaceful), (bystander.p99_seconds, peaceful)
         assert max(bystander.seconds) < 4 * bound(peaceful)
-        assert resident_bytes(broker.pid) - before < MEMORY_GROWTH_BYTES_MAX
 
 
 def half_frame(size: int, sent: int) -> bytes:
@@ -129,7 +131,7 @@ def test_half_frames_of_connections_that_are_gone_take_no_memory():
                 during = resident_bytes(broker.pid)
                 for raw in raws:
                     raw.close()
-                assert during - before < MEMORY_GROWTH_BYTES_MAX
+                assert during - before < HELD_BYTES_MAX
                 # What one connection had may be kept for the next one.
                 eventually("the memory is free", lambda: resident_bytes(broker.pid) - before < 100 * 1024 * 1024)
         assert bystander.p99_seconds < bound(peaceful), (bystander.p99_seconds, peaceful)

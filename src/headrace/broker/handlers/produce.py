@@ -275,6 +275,8 @@ def _prepare(part: _Part, version: int, decompression: Decompression) -> None:
     try:
         part.prepared = part.partition.log.prepare(part.records, Origin.CLIENT, magic, decompression)
     except BrokerError as error:
+        # Frames of the traceback hold the records, decompressed, and would do so until the collector finds them.
+        error.__traceback__ = error.__context__ = None
         part.error = error
 
 
