@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.broker.broker_options import data_folder
 from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.configs import TOPIC
+from headrace.broker.catalog.journal import DamagedJournalError
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.clock import Clock, LoopClock
 from headrace.broker.configs import Configurations
@@ -23,6 +25,7 @@ from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.handlers import Handler, handler
 from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.log import LogConfig, LogManager
+from headrace.broker.log.manager import partition_folders
 from headrace.broker.quotas import QuotaManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.security.acl_authorizer import authorizer_of
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from headrace.config import Config
 
 JOURNAL_NAME = "catalog.journal"
+FOLDERS_SHOWN_MAX = 5
 
 
 class Broker:
@@ -89,6 +93,8 @@ class Broker:
         root = data_folder(config)
         self.logs = LogManager(root, clock, config)  # locks the folder: before anything in it is read
         controller = config.optional(str, "headrace.controller")
+        if controller is None:
+            _check_journal_is_there(root)
         self.catalog = Catalog(root / JOURNAL_NAME, follows=controller is not None)
         self._started.callback(self.catalog.close)
         self.configurations = Configurations(config, self.catalog, self.node_id)
@@ -222,3 +228,18 @@ class Broker:
         coordinator.unload(partition.index)  # what was known of an older epoch may be out of date
         if partition.is_leader:
             coordinator.load(partition.index)
+
+
+def _check_journal_is_there(root: Path) -> None:
+    """Raise if the catalog is lost: a new one would know nothing of the records that are here."""
+    journal = root / JOURNAL_NAME
+    if journal.exists() and journal.stat().st_size:
+        return
+    folders = [folder.name for folder in partition_folders(root).values() if any(folder.glob("*.log"))]
+    if folders:
+        shown = ", ".join(folders[:FOLDERS_SHOWN_MAX]) + (", …" if len(folders) > FOLDERS_SHOWN_MAX else "")
+        raise DamagedJournalError(
+            f"{journal} is {'empty' if journal.exists() else 'missing'}, but there are folders of {len(folders)} "
+            f"partitions ({shown}). `headrace broker repair --data-dir {root}` adds their topics again; in a cluster, "
+            "with --from FOLDER_OF_ANOTHER_BROKER. To begin anew, use an empty folder"
+        )
