@@ -129,6 +129,23 @@ def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Pa
 
 
 @pytest.mark.behaviour("B17")
+def test_a_broker_without_its_journal_does_not_begin_anew_among_the_records_of_the_old_one(tmp_path: Path) -> None:
+    with stopped_broker(tmp_path) as broker:
+        records = files_of(tmp_path)
+        for damage, said in ((Path.touch, "empty"), (Path.unlink, "missing")):
+            (tmp_path / JOURNAL).unlink(missing_ok=True)
+            (tmp_path / JOURNAL).touch()
+            damage(tmp_path / JOURNAL)
+            with pytest.raises(IllegalStateError, match=f"catalog.journal is {said}, but there are folders of 3"):
+                broker.start()
+        assert files_of(tmp_path) == records
+        repaired(tmp_path)
+        broker.start()
+        for topic in ("first", "orders", "last"):
+            assert values_in(broker.bootstrap, topic) == VALUES
+
+
+@pytest.mark.behaviour("B17")
 def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_takes_over(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)

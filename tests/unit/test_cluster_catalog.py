@@ -286,3 +286,22 @@ def test_data_are_trusted_after_a_clean_stop_or_in_the_same_boot(
     assert trust.previous_epoch(tmp_path) == -1  # a system that does not say
     (tmp_path / trust.FILE_NAME).write_text("{torn")
     assert trust.previous_epoch(tmp_path) == -1
+
+
+@pytest.mark.behaviour("B17")
+@pytest.mark.parametrize("name", [trust.FILE_NAME, trust.COPY_NAME])
+def test_data_are_trusted_if_one_of_the_two_files_that_tell_of_the_last_run_is_damaged(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trust.keep_epoch(tmp_path, 7)
+    (tmp_path / CLEAN_STOP).touch()
+    whole = (tmp_path / name).read_text()
+    for damaged in ("{torn", "[]", "7", whole.replace("7", "9", 1), whole + "more"):
+        caplog.clear()
+        (tmp_path / name).write_text(damaged)
+        assert trust.previous_epoch(tmp_path) == 7
+        assert f"{tmp_path / name} is damaged" in caplog.text
+    (tmp_path / name).unlink()
+    assert trust.previous_epoch(tmp_path) == 7
+    (tmp_path / name).write_text('{"epoch": 7, "boot_id": "of an earlier version"}')
+    assert trust.previous_epoch(tmp_path) == 7

@@ -9,15 +9,16 @@ Nothing is imported or opened before `start`, so a `Broker` costs nothing until 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.broker.broker_options import data_folder
 from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.configs import TOPIC
+from headrace.broker.catalog.journal import DamagedJournalError
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.clock import Clock, LoopClock
 from headrace.broker.configs import Configurations
@@ -27,6 +28,7 @@ from headrace.broker.handlers import Handler, handler
 from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.log import LogConfig, LogManager
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
+from headrace.broker.log.manager import partition_folders
 from headrace.broker.quotas import QuotaManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.security.acl_authorizer import authorizer_of
@@ -46,11 +48,10 @@ if TYPE_CHECKING:
     from headrace.broker.partition import Partition
     from headrace.config import Config
 
-log = logging.getLogger("headrace.broker")
-
 JOURNAL_NAME = "catalog.journal"
 CHECKING_THREADS = 2
 """Large batches that are opened at the same time: each may take twice message.max.decompressed.bytes of memory."""
+FOLDERS_SHOWN_MAX = 5
 
 
 class Broker:
@@ -103,21 +104,14 @@ class Broker:
         self.logs = LogManager(root, clock, config)  # locks the folder: before anything in it is read
         self._started.callback(self.logs.release)
         controller = config.optional(str, "headrace.controller")
+        if controller is None:
+            _check_journal_is_there(root)
         self.catalog = Catalog(root / JOURNAL_NAME, follows=controller is not None)
         self._started.callback(self.catalog.close)
         self.configurations = Configurations(config, self.catalog, self.node_id)
         previous_epoch = self._previous_epoch(controller)
         self.logs.is_alone = controller is None and not self.catalog.brokers.by_id
         self.logs.load()
-        if not self.catalog.topics.by_id and self.logs.all:
-            log.error(
-                "%s has no topics, but %s has folders of %d partitions: the journal was lost or emptied. "
-                "`headrace broker repair --data-dir %s` shows what can be saved",
-                root / JOURNAL_NAME,
-                root,
-                len(self.logs.all),
-                root,
-            )
         has_lost_records = self.logs.lost_tails or any(map(self._has_replica, self.logs.missing))
         if has_lost_records or self.logs.strays or self._has_logs_of_other_topics():
             previous_epoch = -1  # what was committed is not all here: the controller must not count on us
@@ -256,3 +250,18 @@ class Broker:
         coordinator.unload(partition.index)  # what was known of an older epoch may be out of date
         if partition.is_leader:
             coordinator.load(partition.index)
+
+
+def _check_journal_is_there(root: Path) -> None:
+    """Raise if the catalog is lost: a new one would know nothing of the records that are here."""
+    journal = root / JOURNAL_NAME
+    if journal.exists() and journal.stat().st_size:
+        return
+    folders = [folder.name for folder in partition_folders(root).values() if any(folder.glob("*.log"))]
+    if folders:
+        shown = ", ".join(folders[:FOLDERS_SHOWN_MAX]) + (", …" if len(folders) > FOLDERS_SHOWN_MAX else "")
+        raise DamagedJournalError(
+            f"{journal} is {'empty' if journal.exists() else 'missing'}, but there are folders of {len(folders)} "
+            f"partitions ({shown}). `headrace broker repair --data-dir {root}` adds their topics again; in a cluster, "
+            "with --from FOLDER_OF_ANOTHER_BROKER. To begin anew, use an empty folder"
+        )

@@ -20,6 +20,7 @@ from headrace.broker.catalog import Sections
 from headrace.broker.catalog.configs import TOPIC, Configs
 from headrace.broker.catalog.journal import Event, Line, end_path, noted_end, parse, set_aside, write_snapshot
 from headrace.broker.catalog.topics import INTERNAL, PartitionPlace, Topic, Topics
+from headrace.broker.cluster import trust
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, read_metadata, write_metadata
 from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA, sync_path
 from headrace.broker.log.manager import lock_folder, partition_folders
@@ -198,8 +199,12 @@ class _Planning:
         changed = False
         for (name, topic_id), folders in unknown.items():
             shown = ", ".join(str(folder) for folder in folders.values())
-            if self._catalog.brokers.by_id or topic_id in self._catalog.topics.by_id:
-                plan.problems.append(f"{shown}: stray, of a topic {name} that the catalog does not know; it is kept")
+            is_of_cluster = bool(self._catalog.brokers.by_id) or (plan.folder / trust.FILE_NAME).exists()
+            if is_of_cluster or topic_id in self._catalog.topics.by_id:
+                plan.problems.append(
+                    f"{shown}: stray, of a topic {name} that the catalog does not know; it is kept. Another broker of "
+                    "the cluster may know it: --from FOLDER_OF_ANOTHER_BROKER"
+                )
                 continue
             if sum(name == other for other, _ in unknown) > 1:
                 plan.problems.append(

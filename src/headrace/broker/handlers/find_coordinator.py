@@ -80,7 +80,8 @@ def _find(broker: Broker, context: Context, key_type: int, key: str) -> Coordina
             raise BrokerError(f"{kind.topic}-{index} has no leader", code=Code.COORDINATOR_NOT_AVAILABLE)
         found = node(broker, context.session.listener, leader)
     except BrokerError as error:
-        code = Code.COORDINATOR_NOT_AVAILABLE if error.code == Code.BROKER_NOT_AVAILABLE else error.code
+        is_away = error.code in (Code.BROKER_NOT_AVAILABLE, Code.INVALID_TOPIC_EXCEPTION)  # the latter: a stray folder
+        code = Code.COORDINATOR_NOT_AVAILABLE if is_away else error.code
         return _nobody(key, code, str(error.args[0]))
     return Coordinator(key=key, node_id=leader, host=found.host, port=found.port)
 
