@@ -28,6 +28,7 @@ KINDS = (
     "cleaner-offset-checkpoint",
     ".kafka_cleanshutdown",
     "cluster.json",
+    "cluster.json.copy",
     "partition folder",
 )
 """A file's kind is its name, or how that ends. A kind that an image does not have is left out."""
