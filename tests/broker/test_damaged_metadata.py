@@ -16,7 +16,9 @@ from broker_commands import headrace
 from headrace import HeadraceError, Producer
 from headrace.broker import EmbeddedBroker, EmbeddedCluster
 from headrace.errors import IllegalStateError
+from own_broker import OpenBroker
 from peers.connection import Connection
+from raw_producer import RawProducer
 from visible import visible
 from waiting import eventually
 
@@ -380,3 +382,25 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(t
         eventually("it is gone", lambda: not any(away.data_dir.glob("last-0/*.log")) or in_sync(cluster, "orders"))
         assert away.status()["strays"] == []
         assert (away.data_dir / "orders-0").exists()
+
+
+@pytest.mark.behaviour("B17")
+def test_a_transaction_log_that_lost_its_end_gives_out_no_epoch_twice(tmp_path):
+    options = {"transaction_state_log_num_partitions": 1}
+    state = tmp_path / "data" / "__transaction_state-0" / f"{0:020d}.log"
+    given = set()
+
+    def init(broker: OpenBroker) -> tuple[int, int]:
+        with Connection(broker.bootstrap) as connection:
+            producer = RawProducer(connection, "topic", "ledger")
+            assert producer.init().error_code == 0
+            return producer.producer_id, producer.epoch
+
+    with OpenBroker(tmp_path / "data", **options) as broker:
+        given.add(init(broker))
+        older = state.read_bytes()
+        given |= {init(broker) for _ in range(3)}
+    assert len(given) == 4
+    state.write_bytes(older)
+    with OpenBroker(tmp_path / "data", **options) as broker:
+        assert init(broker) not in given
