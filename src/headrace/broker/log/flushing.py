@@ -41,7 +41,8 @@ def flush(of: Log, *, closed_only: bool = False) -> None:
         _sync_segments(of, end_offset, with_names=names_changed)
         if names_changed:
             _sync_if_there(of.directory / LEADER_EPOCHS)
-            _sync_if_there(of.directory / SEGMENTS)
+            if len(of.segments) > 1:  # of a single one the records say as much
+                _sync_if_there(of.directory / SEGMENTS)
             sync_path(of.directory)
     except OSError as error:
         if not of.directory.exists():

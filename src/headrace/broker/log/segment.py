@@ -20,7 +20,7 @@ from headrace.broker.log.segment_checkpoint import SegmentRow, crc_of_data, crc_
 from headrace.broker.log.windows import WINDOW_BYTES
 from headrace.errors import BrokerError, Code, CorruptBatchError
 from headrace.wire.kernel import kernel
-from headrace.wire.layout import CRC_OFFSET, HEADER_BYTES, NO_TIMESTAMP, BatchHeader, header_layout
+from headrace.wire.layout import HEADER_BYTES, NO_TIMESTAMP, BatchHeader, header_layout
 from headrace.wire.primitives import Buffer
 
 RESERVE_FROM_BYTES = 1024 * 1024
@@ -43,7 +43,6 @@ OFFSETS_MAX = 2**31 - 1
 log = logging.getLogger("headrace.broker.log")
 
 _base_offset = struct.Struct(">q")
-CRC_BYTES = 4
 
 
 class Slice(NamedTuple):
@@ -73,7 +72,8 @@ class Segment:
         self._max_timestamp: tuple[int, int] | None = None if size_bytes else (NO_TIMESTAMP, base_offset)
         self._first_timestamp: int | None = None
         self._unindexed_bytes = 0
-        self._tail: tuple[int, int] | None = None  # base offset and position of the last batch, if known
+        self._tail: tuple[int, int, int] | None = None  # base offset, position and checksum of the last batch, if known
+        self._first_crc: int | None = None  # checksum of the first batch, if known
         self._reserved_end = max(RESERVE_FROM_BYTES, size_bytes)  # up to here a write needs no more room
         self._damage_is_logged = False
 
@@ -172,7 +172,9 @@ class Segment:
             self.times.append(*self.max_timestamp_entry)
             self._unindexed_bytes = 0
         self._unindexed_bytes += header.length + 12
-        self._tail = (base_offset, position)
+        self._tail = (base_offset, position, header.crc)
+        if not position:
+            self._first_crc = header.crc
 
     def truncate(self, position: int, end_offset: int) -> None:
         """Cut off everything from `position` on, which is where `end_offset` begins."""
@@ -182,7 +184,7 @@ class Segment:
         self.size_bytes = position
         self._reserved_end = max(RESERVE_FROM_BYTES, position)
         if not position:
-            self._first_timestamp = None
+            self._first_timestamp = self._first_crc = None
         self.load_tail()
 
     def _cut_file(self, size_bytes: int) -> None:
@@ -225,15 +227,13 @@ class Segment:
 
     def close_with(self, records_end: int, aborted_crc: int) -> None:
         """Write the indexes, and note what the segment is now. `aborted_crc` is of its transaction index."""
-        first_crc = self._batch_crc(0) if self.size_bytes else 0
-        last_crc = self._batch_crc(self._tail[1]) if self._tail is not None else 0
+        if self._first_crc is None:
+            self._first_crc = next(self.headers(0))[1].crc if self.size_bytes else 0
+        last_crc = self._tail[2] if self._tail is not None else 0
         index_crc, times_crc = self.write_indexes()
         self.row = SegmentRow(
-            self.base_offset, records_end, self.size_bytes, first_crc, last_crc, index_crc, times_crc, aborted_crc
+            self.base_offset, records_end, self.size_bytes, self._first_crc, last_crc, index_crc, times_crc, aborted_crc
         )
-
-    def _batch_crc(self, position: int) -> int:
-        return int.from_bytes(os.pread(self.file.fd(), CRC_BYTES, position + CRC_OFFSET), "big")
 
     def end_times(self) -> None:
         """The last entry of the time index says the highest timestamp of all."""
@@ -341,7 +341,7 @@ class Segment:
         next_offset = self.base_offset
         for placed, problem in self.scan(verify=True, position=position):
             for at, header in placed:
-                self._tail = (header.base_offset, at)
+                self._tail = (header.base_offset, at, header.crc)
                 next_offset = header.last_offset + 1
                 if header.max_timestamp > self.max_timestamp_entry[0]:
                     self._max_timestamp = (header.max_timestamp, header.last_offset)
@@ -390,7 +390,7 @@ class Segment:
         """Begin the indexes anew, to be filled by `note`."""
         self._index, self._times = OffsetIndex(self.base_offset), TimeIndex(self.base_offset)
         self._max_timestamp = (NO_TIMESTAMP, self.base_offset)
-        self._first_timestamp = self._tail = None
+        self._first_timestamp = self._first_crc = self._tail = None
         self._unindexed_bytes = 0
 
     def scan(self, *, verify: bool, position: int = 0) -> Iterator[tuple[list[tuple[int, BatchHeader]], str]]:
