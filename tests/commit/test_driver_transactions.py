@@ -228,7 +228,8 @@ def test_rows_are_lost_if_their_sequences_show_a_gap(rig, sequence, count):
 
 
 @pytest.mark.parametrize("what", ["records", "topic", "recreated topic"])
-def test_deleted_records_are_lost_and_named(rig, broker, what):
+def test_deleted_records_are_lost_and_named(rig, broker, monkeypatch, what):
+    monkeypatch.setattr(redo, "SETTLE_SECONDS_MAX", 1.0)
     transaction = rig.transaction(["a1", "a2"])
     fence(rig, transaction)
     if what == "records":

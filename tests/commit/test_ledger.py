@@ -204,6 +204,7 @@ def test_a_read_waits_for_what_was_begun_before_it(rig, broker):
 
 def test_a_read_gives_up_on_a_transaction_that_stays_open_and_names_it(rig, monkeypatch):
     monkeypatch.setattr(decisions, "SETTLE_MS_MAX", 100)
+    monkeypatch.setattr(decisions, "READ_MS_MAX", 1000)
     own = rig.ledger()
     own.open()
     other = rig.producer(unique("other"))
