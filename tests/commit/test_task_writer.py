@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pyarrow as pa
 import pytest
 
 from crashes import open_transactions
+from headrace.producer.sequences import SequenceTable
 from headrace.spark.decisions import Span
 from headrace.spark.sink_errors import BadRowError, SinkError
 from headrace.spark.task_writer import merged
@@ -64,6 +67,22 @@ def test_the_next_batch_uses_an_id_again_with_another_epoch(rig):
     assert first.transaction.identity != second.transaction.identity
     assert end(rig, second) is Ending.DONE
     assert rig.rows() == ["a1", "a2"]
+
+
+def test_a_task_leaves_what_the_io_thread_owns_to_the_io_thread(rig, monkeypatch):
+    """Between two transactions the producer starts anew, sequences included."""
+    clear = SequenceTable.clear
+    threads = set()
+
+    def noted(table: SequenceTable, *, is_same_id: bool) -> None:
+        threads.add(threading.current_thread().name)
+        clear(table, is_same_id=is_same_id)
+
+    monkeypatch.setattr(SequenceTable, "clear", noted)
+    for batch in range(2):
+        end(rig, rig.task([f"a{batch}"], batch=batch))
+    assert threads
+    assert threading.current_thread().name not in threads
 
 
 @pytest.mark.parametrize("mode", ["auto", "inline"])
