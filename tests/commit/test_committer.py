@@ -6,6 +6,10 @@ import pytest
 
 from headrace.spark.sink_errors import FencedError, NotDecidedError
 from sink_rig import QUERY, SinkRig, Steps, hours_from_now
+from waiting import eventually
+
+EXPIRY_MS = "3000"
+STARTS_MAX = 5
 
 
 def open_ids(rig: SinkRig) -> list[str]:
@@ -23,6 +27,25 @@ def test_batches_are_seen_once_and_nothing_is_left_open(rig):
     assert rig.ledger().read()[QUERY].is_finished
 
 
+@pytest.mark.behaviour("S05")
+def test_a_decided_transaction_that_expired_is_written_again_once(rig):
+    """On a busy machine it may expire before the decision: then nothing is decided, and the batch is run again."""
+
+    def wait_for_expiry() -> None:
+        eventually("the expiry", lambda: not open_ids(rig))
+
+    for _ in range(STARTS_MAX):
+        report = rig.task(["a1", "a2"], kafka__transaction__timeout__ms=EXPIRY_MS)
+        try:
+            rig.driver("run", Steps(decide__done=wait_for_expiry)).commit(rig.batch(0, report))
+            break
+        except NotDecidedError:
+            continue
+    assert rig.rows() == ["a1", "a2"]
+    assert rig.ledger().read()[QUERY].redone == {report.transaction.id}
+
+
+@pytest.mark.behaviour("S05")
 def test_a_decided_transaction_that_was_aborted_is_written_again_once(rig):
     report = rig.task(["a1", "a2"])
     steps = Steps(decide__done=lambda: rig.transactions.fence([report.transaction.id]))
