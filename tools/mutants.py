@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,8 +45,8 @@ def load(text: str) -> list[Mutant]:
     mutants = []
     for entry in _ENTRY.finditer(outside_form):
         lines = entry["diff"].splitlines(keepends=True)
-        before = "".join(line[1:] for line in lines if line[0] in "- ")
-        after = "".join(line[1:] for line in lines if line[0] in "+ ")
+        before = "".join(line[1:] or line for line in lines if line[0] in "- \n")
+        after = "".join(line[1:] or line for line in lines if line[0] in "+ \n")
         mutants.append(Mutant(entry["title"], entry["path"], entry["test"], before, after))
     titles = len(re.findall(r"^### ", outside_form, re.MULTILINE))
     if titles != len(mutants):
@@ -63,22 +64,39 @@ def apply(mutant: Mutant, tree: Path) -> None:
     path.write_text(source.replace(mutant.before, mutant.after))
 
 
-def run_test(mutant: Mutant, tree: Path) -> int:
-    """Run the test of `mutant` in `tree` and return pytest's exit code."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.test]
-    environment = {"PYTHONPATH": str(tree / "src")}
+def run_test(test: str, tree: Path) -> bool:
+    """Run a test in `tree`: does it pass? One that does not end in time fails."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test],
+        cwd=tree,
+        env=environment(tree),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that the brokers of a test that hangs can be killed with it
+    )
     try:
-        result = subprocess.run(
-            command,
-            cwd=tree,
-            env={**os.environ, **environment},
-            capture_output=True,
-            timeout=TEST_SECONDS_MAX,
-            check=False,
-        )
+        output, _ = process.communicate(timeout=TEST_SECONDS_MAX)
     except subprocess.TimeoutExpired:
-        return PYTEST_TESTS_FAILED
-    return result.returncode
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return False
+    if process.returncode not in (0, PYTEST_TESTS_FAILED):
+        raise MutantError(f"{test} could not be run: pytest ended with {process.returncode}\n{output}")
+    return process.returncode == 0
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """Of a process that imports headrace from `tree`. No bytecode: a mutant may be as long as the original."""
+    return {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def check_import(tree: Path) -> None:
+    """Raise unless tests in `tree` import headrace from there: the installed one has no mutants."""
+    command = [sys.executable, "-c", "import headrace; print(headrace.__file__)"]
+    found = subprocess.check_output(command, cwd=tree, env=environment(tree), text=True).strip()
+    if not Path(found).is_relative_to(tree):
+        raise MutantError(f"headrace is imported from {found}, expected from {tree / 'src'}")
 
 
 def copy_tree(target: Path) -> None:
@@ -102,14 +120,15 @@ def main() -> None:
         tree = Path(folder) / "tree"
         tree.mkdir()
         copy_tree(tree)
+        check_import(tree)
+        for test in sorted({mutant.test for mutant in mutants}):
+            if not run_test(test, tree):
+                raise MutantError(f"{test} does not pass without any mutant")
         for mutant in mutants:
             original = (tree / mutant.path).read_text()
-            if run_test(mutant, tree) != 0:
-                raise MutantError(f"{mutant.title}: {mutant.test} does not pass without the mutant")
             apply(mutant, tree)
-            code = run_test(mutant, tree)
+            is_killed = not run_test(mutant.test, tree)
             (tree / mutant.path).write_text(original)
-            is_killed = code == PYTEST_TESTS_FAILED
             print(f"{'killed  ' if is_killed else 'SURVIVED'}  {mutant.title}", flush=True)
             if not is_killed:
                 survivors.append(mutant)

@@ -97,16 +97,24 @@ def test_the_end_is_an_offset_that_can_be_waited_at(connection, topic):
     assert (part.error_code, part.high_watermark, len(part.records)) == (0, 1, 0)
 
 
+def assert_unanswered(raw):
+    """The request before this has reached the broker, and waits: one that does not is answered well within this."""
+    raw.socket.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        raw.frames(1)
+    raw.socket.settimeout(20)
+
+
 @pytest.mark.behaviour("B12")
 def test_a_long_poll_is_answered_when_something_comes(broker, connection, topic):
     with RawConnection(broker.bootstrap) as raw:
         request = wanted((topic, 0, 0), max_wait_ms=20_000)
         began = time.monotonic()
         raw.send(frame(request, 12))
-        time.sleep(0.3)
+        assert_unanswered(raw)
         connection.produce(topic, batch(b"late"))
         answer = raw.answer(request, 12)
-        assert 0.2 < time.monotonic() - began < 5
+        assert time.monotonic() - began < 15, "its time was up"
         assert values(rows(answer)[topic, 0]) == [b"late"]
 
 
@@ -116,10 +124,7 @@ def test_a_long_poll_waits_for_as_many_bytes_as_were_asked_for(broker, connectio
         request = wanted((topic, 0, 0), max_wait_ms=20_000, min_bytes=2500)
         raw.send(frame(request, 12))
         connection.produce(topic, batch(bytes(1000)))
-        raw.socket.settimeout(0.3)
-        with pytest.raises(TimeoutError):
-            raw.frames(1)
-        raw.socket.settimeout(20)
+        assert_unanswered(raw)
         connection.produce(topic, batch(bytes(1000)))
         assert len(values(rows(raw.answer(request, 12))[topic, 0])) == 3
 
@@ -138,7 +143,7 @@ def test_a_topic_that_is_deleted_ends_the_long_poll_on_it(broker, connection, ve
     request = request.replace(topics=[request.topics[0].replace(topic_id=ids(connection)[topic])])
     with RawConnection(broker.bootstrap) as raw:
         raw.send(frame(request, version))
-        time.sleep(0.1)
+        assert_unanswered(raw)
         broker.delete_topic(topic)
         ((part,),) = ([*row.partitions] for row in raw.answer(request, version).responses)
         assert part.error_code == code

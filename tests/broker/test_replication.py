@@ -82,6 +82,30 @@ def test_check_20_below_min_isr_a_write_is_refused_before_it_is_appended(tmp_pat
     run(tmp_path, test, 2, offsets_topic_replication_factor=1, transaction_state_log_replication_factor=1)
 
 
+@pytest.mark.behaviour("B09", "B10")
+def test_acks_all_and_readers_wait_until_the_in_sync_replicas_have_it(tmp_path):
+    """Meanwhile the broker answers others, and the high watermark stays."""
+
+    async def test(cluster):
+        await cluster.topic("t", [[1, 2, 3]])
+        await produce(cluster, 1, "t", batch(b"a"))
+        release = cluster.hold_followers(1)
+        waiting = asyncio.create_task(produce(cluster, 1, "t", batch(b"b"), timeout_ms=30_000))
+        log = cluster.partition(1, "t").log
+        await until("it is appended", lambda: log.end_offset == 2)
+        assert (await produce(cluster, 1, "t", batch(b"c"), acks=1)).base_offset == 2
+        assert not waiting.done()
+        assert (log.high_watermark, await read(cluster, 1, "t")) == (1, [b"a"])
+        release()
+        answer = await waiting
+        assert (answer.error_code, answer.base_offset) == (Code.NONE, 1)
+        assert all(cluster.partition(node, "t").log.end_offset >= 2 for node in (1, 2, 3))
+        await until("all is committed", lambda: log.high_watermark == 3)
+        assert await read(cluster, 1, "t") == [b"a", b"b", b"c"]
+
+    run(tmp_path, test, replica_lag_time_max_ms=30_000)
+
+
 @pytest.mark.behaviour("B09")
 def test_check_20_who_waits_when_the_in_sync_set_shrinks_is_told_that_it_was_written(tmp_path):
     async def test(cluster):

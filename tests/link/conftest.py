@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.client.addresses import parse
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import ConnectionSettings
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings
@@ -26,8 +27,9 @@ NODE = 1
 class Link:
     """A network client that talks to nodes one by one, with time-outs short enough for tests."""
 
-    def __init__(self, address: str, settings: ConnectionSettings, network: NetworkSettings) -> None:
-        self.client = NetworkClient(settings, network, SYSTEM_CLOCK)
+    def __init__(self, address: str, settings: ConnectionSettings, network: NetworkSettings, clock: Clock) -> None:
+        self._clock = clock
+        self.client = NetworkClient(settings, network, clock)
         self.client.on_auth_failure = self._refused
         self.auth_errors: list[AuthenticationError] = []
         self.polls = 0
@@ -38,7 +40,7 @@ class Link:
 
     @property
     def now(self) -> float:
-        return SYSTEM_CLOCK.monotonic_ms()
+        return self._clock.monotonic_ms()
 
     def turn(self, timeout_ms: float = 200) -> None:
         self.polls += 1
@@ -47,9 +49,11 @@ class Link:
     def until(self, what: str, true: object) -> None:
         """Poll until a condition (a callable) holds."""
         assert callable(true)
-        deadline = self.now + SECONDS_MAX * 1000
+        deadline = time.monotonic() + SECONDS_MAX
         while not true():
-            assert self.now < deadline, f"{what}: not after {SECONDS_MAX} s; last failure {self.client.last_failure}"
+            assert time.monotonic() < deadline, (
+                f"{what}: not after {SECONDS_MAX} s; last failure {self.client.last_failure}"
+            )
             self.turn()
 
     def connect(self) -> None:
@@ -94,10 +98,16 @@ class Links:
     def server(self, *scripts: Script, **options: object) -> ScriptedServer:
         return self._stack.enter_context(ScriptedServer(*scripts, **options))  # type: ignore[arg-type]
 
-    def link(self, server: ScriptedServer | str, network: NetworkSettings | None = None, **options: object) -> Link:
+    def link(
+        self,
+        server: ScriptedServer | str,
+        network: NetworkSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **options: object,
+    ) -> Link:
         network = network or NetworkSettings(reconnect_backoff_ms=5, reconnect_backoff_max_ms=20)
         settings = ConnectionSettings("link-test", **{"connect_timeout_ms": 2000, **options})  # type: ignore[arg-type]
-        link = Link(server if isinstance(server, str) else server.address, settings, network)
+        link = Link(server if isinstance(server, str) else server.address, settings, network, clock)
         self._stack.callback(link.client.close)
         return link
 

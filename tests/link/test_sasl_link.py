@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from fakes import FakeClock
 from headrace.client.credentials import SaslSettings
 from headrace.client.network import NetworkSettings
 from headrace.errors import AuthenticationError, ConnectionFailedError
@@ -17,6 +18,13 @@ from scripted import METADATA, ScriptedServer, metadata
 HANDSHAKE, AUTHENTICATE = 17, 36
 ASK = MetadataRequest(topics=[])
 PLAIN = SaslSettings("PLAIN", username="ann", password="secret").mechanism
+LIFETIME_MS = 10_000
+BUSY_STEPS = 300
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
 
 
 class SaslBroker:
@@ -90,47 +98,54 @@ def test_a_client_without_sasl_at_a_sasl_port_is_told_so(links):
     assert "if its listener wants SASL" in str(response.error)
 
 
-def test_a_session_is_renewed_on_the_same_connection_before_it_ends(links):
-    broker = SaslBroker(lifetime_ms=200)
+def test_a_session_is_renewed_on_the_same_connection_before_it_ends(links, clock):
+    broker = SaslBroker(lifetime_ms=LIFETIME_MS)
     server: ScriptedServer = links.server(broker)
-    link = links.link(server, mechanism_factory=PLAIN)
+    link = links.link(server, mechanism_factory=PLAIN, clock=clock)
     link.ask(ASK)
-    started = link.now
-    link.until("a second authentication", lambda: broker.asked.count("authenticate") >= 2)
-    assert 100 < link.now - started < 200  # at 170 to 190 ms of the session
+    clock.advance(0.84 * LIFETIME_MS)
+    assert link.ask(ASK).error is None
+    assert broker.asked == ["handshake", "authenticate", "metadata", "metadata"]
+    clock.advance(0.11 * LIFETIME_MS)  # it is renewed at 85 to 95 %
+    link.until("a second authentication", lambda: broker.asked.count("authenticate") == 2)
     assert link.ask(ASK).error is None
     assert server.accepted == 1
-    assert broker.asked[:5] == ["handshake", "authenticate", "metadata", "handshake", "authenticate"]
+    assert broker.asked[4:] == ["handshake", "authenticate", "metadata"]
 
 
-def test_nothing_new_is_sent_while_a_session_is_to_be_renewed_and_what_is_in_flight_is_waited_for(links):
-    broker = SaslBroker(lifetime_ms=150)
-    link = links.to(broker, mechanism_factory=PLAIN)
-    deadline = link.now + 10_000
+def test_nothing_new_is_sent_while_a_session_is_to_be_renewed_and_what_is_in_flight_is_waited_for(links, clock):
+    broker = SaslBroker(lifetime_ms=LIFETIME_MS)
+    link = links.to(broker, mechanism_factory=PLAIN, clock=clock)
     waiting = []
     # Busy all the time: the renewal has to find a gap of its own making.
-    while broker.asked.count("authenticate") < 3:
-        assert link.now < deadline
+    for _ in range(BUSY_STEPS):
         waiting.append(link.begin(ASK))
         link.turn(0)
+        clock.advance(3 * LIFETIME_MS / BUSY_STEPS)
     link.until("the rest", lambda: all(waiting))
     assert not [responses for responses in waiting if responses[0].error]
     renewals = [i for i, what in enumerate(broker.asked) if what == "handshake"]
+    assert len(renewals) >= 3
     assert all(broker.asked[i + 1] == "authenticate" for i in renewals)
 
 
-def test_a_renewal_that_is_refused_closes_the_connection_with_an_authentication_error(links):
-    broker = SaslBroker(lifetime_ms=100, refuse_after=1)
-    link = links.to(broker, mechanism_factory=PLAIN)
+def test_a_renewal_that_is_refused_closes_the_connection_with_an_authentication_error(links, clock):
+    broker = SaslBroker(lifetime_ms=LIFETIME_MS, refuse_after=1)
+    link = links.to(broker, mechanism_factory=PLAIN, clock=clock)
     link.ask(ASK)
+    clock.advance(LIFETIME_MS)
     link.until("the refusal", lambda: link.auth_errors)
     assert "did not accept user 'ann'" in str(link.auth_errors[0])
     assert not link.client.is_connected(1)
 
 
-def test_renewing_does_not_keep_an_idle_connection_alive(links):
-    network = NetworkSettings(connections_max_idle_ms=350)
-    link = links.to(broker := SaslBroker(lifetime_ms=100), network=network, mechanism_factory=PLAIN)
+def test_renewing_does_not_keep_an_idle_connection_alive(links, clock):
+    network = NetworkSettings(connections_max_idle_ms=3.5 * LIFETIME_MS)
+    broker = SaslBroker(lifetime_ms=LIFETIME_MS)
+    link = links.to(broker, network=network, mechanism_factory=PLAIN, clock=clock)
     link.ask(ASK)
+    for count in (2, 3, 4):
+        clock.advance(LIFETIME_MS)
+        link.until("a renewal", lambda count=count: broker.asked.count("authenticate") == count)
+    clock.advance(LIFETIME_MS)
     link.until("its end", lambda: link.client.connection_count() == 0)
-    assert broker.asked.count("authenticate") >= 3

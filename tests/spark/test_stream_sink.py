@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from crashes import StreamInSession, markers, open_transactions
+from crashes import StreamInSession, markers, marks_of, open_transactions
 from topics import new_topic, unique
+from waiting import eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 MODES = ["inline", "parallel"]
+EXPIRY_MS = "10000"
+STARTS_MAX = 5
+STEP_SECONDS_MAX = 120
 
 
 @pytest.fixture
@@ -47,6 +56,7 @@ def test_a_new_checkpoint_with_an_old_sink_id_is_another_query(stream):
 
 
 @pytest.mark.every_run
+@pytest.mark.behaviour("S05")
 @pytest.mark.parametrize("place", ["task.begin", "task.sent", "task.flushed"])
 @pytest.mark.parametrize("action", ["kill", "raise"])
 def test_a_task_that_dies_is_run_again(spark, stream, place, action):
@@ -81,11 +91,35 @@ def test_the_driver_loses_its_python_in_a_commit(spark, stream, place, mode, act
     assert not open_transactions(stream.bootstrap, stream.topic)
 
 
+def has_decided(query: StreamingQuery, mark: Path) -> bool:
+    """Wait until it has, or has failed."""
+    eventually("the decision", lambda: mark.exists() or not query.isActive, STEP_SECONDS_MAX)
+    return mark.exists()
+
+
+def begin_and_expire(spark, stream: StreamInSession, failpoints: str) -> StreamingQuery:
+    """Start a query, and let its transactions expire between the decision and their end.
+
+    On a busy machine they may expire before the decision: then nothing is decided, and the query is started again.
+    """
+    marks = markers(spark)
+    for _ in range(STARTS_MAX):
+        query = stream.begin(f"decide.done=hold, {failpoints}", kafka__transaction__timeout__ms=EXPIRY_MS)
+        if has_decided(query, marks / "decide.done"):
+            break
+        assert re.search("not open any more|too soon to decide", str(query.exception()))
+    else:
+        raise AssertionError(f"nothing was decided in {STARTS_MAX} starts")
+    eventually("the expiry", lambda: not open_transactions(stream.bootstrap, stream.topic), STEP_SECONDS_MAX)
+    (marks / "decide.done.go").touch()
+    return query
+
+
 def test_a_decided_transaction_that_expired_is_written_again(spark, stream):
     """Between the decision and the end its time runs out: the coordinator aborts what was decided."""
-    markers(spark)
     stream.add_file(300)
-    stream.process("decide.done=sleep:20", kafka__transaction__timeout__ms="6000")
+    stream.end(begin_and_expire(spark, stream, "redo.done=sleep:0"))
+    assert "redo.done" in {mark.name for mark in marks_of(spark).iterdir()}
     assert str(stream.audit()) == "clean"
     assert not open_transactions(stream.bootstrap, stream.topic)
 
@@ -95,10 +129,10 @@ def test_a_decided_batch_whose_records_are_gone_stops_every_start(spark, stream)
     from headrace.client.admin import AdminClient
     from headrace.client.blocking import TopicPartition
 
-    markers(spark)
     stream.add_file(300)
+    query = begin_and_expire(spark, stream, "redo.begin=raise")
     with pytest.raises(Exception, match=r"failpoint redo\.begin"):
-        stream.process("decide.done=sleep:20,redo.begin=raise", kafka__transaction__timeout__ms="6000")
+        stream.end(query)
     with AdminClient(stream.bootstrap) as admin:
         admin.delete_records({TopicPartition(stream.topic, number): -1 for number in range(3)})
     for _ in range(2):

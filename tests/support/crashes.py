@@ -105,9 +105,14 @@ class StreamInSession(CrashingQuery):
             query.stop()
 
 
+def marks_of(spark: SparkSession) -> Path:
+    """Where failpoints of the session leave their marks."""
+    return Path(spark.conf.get("spark.headrace.markers") or "")
+
+
 def markers(spark: SparkSession) -> Path:
-    """Where failpoints of the session leave their marks: each is to happen once a test."""
-    folder = Path(spark.conf.get("spark.headrace.markers") or "")
+    """The same, emptied: each failpoint is to happen once a test."""
+    folder = marks_of(spark)
     for mark in folder.iterdir():
         mark.unlink()
     return folder

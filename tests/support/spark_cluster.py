@@ -21,6 +21,7 @@ from waiting import eventually
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 10
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+DAEMON = "pyspark.daemon"
 _DEPLOY = "org.apache.spark.deploy"
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -63,6 +64,10 @@ class StandaloneCluster:
         """Process ids of executors, of all workers or of one. They are in the session of their worker."""
         workers = [self._workers[one].pid for one in ([host] if host else self._workers)]
         return [pid for pid, command in processes() if EXECUTOR in command and _session(pid) in workers]
+
+    def python_workers(self, host: str) -> list[int]:
+        """Process ids of the Python workers of a host: it has some once it has run a task in Python."""
+        return [pid for pid, command in processes() if DAEMON in command and _session(pid) == self._workers[host].pid]
 
     def kill_executors(self) -> int:
         """With kill −9; workers start others. How many there were."""

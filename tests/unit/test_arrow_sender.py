@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from itertools import chain, pairwise
 
@@ -11,6 +12,8 @@ import pytest
 from headrace.errors import RecordTooLargeError
 from headrace.producer import arrow
 from headrace.producer.arrow import ArrowSender
+from headrace.wire.columns import HEADERS_TYPE
+from headrace.wire.kernel import KERNEL_NAME
 from headrace.wire.records import read_batches
 from rig import Rig
 
@@ -88,3 +91,30 @@ def test_a_row_that_no_request_can_carry_is_named_whatever_its_type(rig, kind):
     table = pa.table({"value": pa.array(["x", "x" * 900, "x" * 990]).cast(kind), "key": ["k" * 50] * 3})
     with pytest.raises(RecordTooLargeError, match="row 2 has 1040 bytes of key and value"):
         sender_of(rig, max_request_bytes=1100).check(table, NAMES)
+
+
+@pytest.mark.behaviour("S04")
+@pytest.mark.parametrize("columns", ["value", "value and key", "value and headers"])
+def test_batches_are_filled_without_a_python_call_for_each_row(rig, values, columns):
+    if KERNEL_NAME != "compiled":
+        pytest.skip("the reference kernel is Python: it makes calls for each row")
+    table: dict[str, object] = {"value": values}
+    if "key" in columns:
+        table["key"] = values
+    if "headers" in columns:
+        table["headers"] = pa.array([[{"key": "h", "value": b"1"}]] * ROWS, HEADERS_TYPE)
+    sender, topic = sender_of(rig), rig.accumulator.topic("t", 4)
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        sender.send(topic, rig.metadata.cluster, pa.table(table), {name: name for name in table}, 1000)
+    finally:
+        sys.setprofile(None)
+    batches = sum(len(queue.batches) for queue in topic.queues)
+    assert 1 <= batches < ROWS / 100
+    assert count < ROWS / 10

@@ -1,4 +1,4 @@
-"""docs/behaviours.md tells the truth: a row is done when, and only when, a test shows it.
+"""docs/behaviours.md tells the truth: a row is done when, and only when, a test of `make test` shows it.
 
 The markers are read from the tests' source, not from a pytest run: a run of one file, or on a machine
 that skips some, must not make the other tests look missing.
@@ -6,15 +6,21 @@ that skips some, must not make the other tests look missing.
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
 
 import pytest
 
 PROJECT = Path(__file__).parents[2]
 ROW = re.compile(r"\| ([A-Z]\d\d) \| (\S[^|]*\S) \| (pending|done) \|")
 HEAD_OR_RULE = re.compile(r"\| ID \|.*|\|[-|: ]+\|")
+WITHOUT_SLOW = ("spark", "docs", "ui")
+"""Folders of which `make test` runs what is not slow; of all others it runs everything."""
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+SPARK_FIXTURE = "spark"
+"""What depends on it is slow, unless it is marked `every_run`: see tests/spark/conftest.py."""
 
 
 def check(table: str, tests: Path) -> list[str]:
@@ -29,9 +35,12 @@ def check(table: str, tests: Path) -> list[str]:
     for row, status in rows:
         if status == "done" and row not in shown:
             complaints.append(f"{row}: done, but no test shows it")
+        if status == "done" and row in shown and not any(place.is_in_every_run for place in shown[row]):
+            where = ", ".join(place.text for place in shown[row])
+            complaints.append(f"{row}: done, but shown by slow tests only, which `make test` leaves out: {where}")
         if status == "pending" and row in shown:
-            complaints.append(f"{row}: still pending, but shown at {shown[row]}")
-    complaints += [f"{place}: there is no row {row}" for row, place in shown.items() if row not in known]
+            complaints.append(f"{row}: still pending, but shown at {shown[row][0].text}")
+    complaints += [f"{places[0].text}: there is no row {row}" for row, places in shown.items() if row not in known]
     return complaints
 
 
@@ -46,40 +55,91 @@ def read_table(table: str) -> tuple[list[tuple[str, str]], list[str]]:
     return rows, complaints
 
 
-def read_tests(tests: Path) -> tuple[dict[str, str], list[str]]:
+class Place(NamedTuple):
+    """Where a test shows a row."""
+
+    text: str
+    is_in_every_run: bool
+
+
+def read_tests(tests: Path) -> tuple[dict[str, list[Place]], list[str]]:
     """Where each ID is shown, and a complaint for each marker that marks nothing."""
-    shown: dict[str, str] = {}
+    shown: defaultdict[str, list[Place]] = defaultdict(list)
     complaints = []
     for path in sorted(tests.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         in_force = set()
-        for marker in markers_on_tests(tree) if path.name.startswith("test_") else ():
+        for marker, marks, fixtures in markers_on_tests(tree) if path.name.startswith("test_") else ():
             names = [arg.value for arg in marker.args if isinstance(arg, ast.Constant)]
             if names and len(names) == len(marker.args):
                 in_force.add(marker.func)
-                shown |= {str(name): f"{path.relative_to(tests)}:{marker.lineno}" for name in names}
+                folder = path.relative_to(tests).parts[0]
+                is_slow = "slow" in marks or (SPARK_FIXTURE in fixtures and "every_run" not in marks)
+                place = Place(f"{path.relative_to(tests)}:{marker.lineno}", folder not in WITHOUT_SLOW or not is_slow)
+                for name in names:
+                    shown[str(name)].append(place)
         for node in ast.walk(tree):
-            if is_behaviour(node) and node not in in_force:
+            if is_mark(node, "behaviour") and node not in in_force:
                 assert isinstance(node, ast.Attribute)
                 where = f"{path.relative_to(tests)}:{node.lineno}"
                 complaints.append(f"{where}: a behaviour marker stands on a test and names its IDs literally")
     return shown, complaints
 
 
-def markers_on_tests(tree: ast.Module) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+def markers_on_tests(tree: ast.Module) -> Iterator[tuple[ast.Call, set[str], set[str]]]:
+    """Each behaviour marker that stands on a test, with all marks and fixtures of that test."""
+    functions = {node.name: node for node in tree.body if isinstance(node, FUNCTION)}
+    marks_of_module = marks_in(*(node.value for node in tree.body if is_pytestmark(node)))
+    for outer in ast.walk(tree):
+        if not isinstance(outer, ast.Module | ast.ClassDef):
+            continue
+        inherited = marks_of_module | (marks_in(*outer.decorator_list) if isinstance(outer, ast.ClassDef) else set())
+        for node in outer.body:
+            if not isinstance(node, (*FUNCTION, ast.ClassDef)):
+                continue
             is_test = node.name.startswith("Test" if isinstance(node, ast.ClassDef) else "test")
             for decorator in node.decorator_list if is_test else ():
-                if isinstance(decorator, ast.Call) and is_behaviour(decorator.func):
-                    yield decorator
+                if isinstance(decorator, ast.Call) and is_mark(decorator.func, "behaviour"):
+                    marks = inherited | marks_in(*node.decorator_list)
+                    yield decorator, marks, set() if isinstance(node, ast.ClassDef) else fixtures_of(node, functions)
 
 
-def is_behaviour(node: ast.AST) -> bool:
-    """Whether this is the `pytest.mark.behaviour` of a marker."""
+def fixtures_of(test: ast.FunctionDef | ast.AsyncFunctionDef, functions: dict[str, Any]) -> set[str]:
+    """The fixtures that a test takes, and those that fixtures of its file take in turn."""
+    found: set[str] = set()
+    pending = {argument.arg for argument in test.args.args}
+    while pending:
+        name = pending.pop()
+        found.add(name)
+        if name in functions:
+            pending |= {argument.arg for argument in functions[name].args.args} - found
+    return found
+
+
+def marks_in(*nodes: ast.expr) -> set[str]:
+    """The names of all marks in decorators, or in a `pytestmark`; those of single parameters do not count."""
+    found = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.List | ast.Tuple):
+            pending += node.elts
+        elif isinstance(node, ast.Call):
+            pending.append(node.func)
+        elif isinstance(node, ast.Attribute) and is_mark(node, node.attr):
+            found.add(node.attr)
+    return found
+
+
+def is_pytestmark(node: ast.stmt) -> TypeGuard[ast.Assign]:
+    return isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["pytestmark"]
+
+
+def is_mark(node: ast.AST, name: str) -> bool:
+    """Whether this is the `pytest.mark.NAME` of a marker."""
     return (
         isinstance(node, ast.Attribute)
-        and node.attr == "behaviour"
+        and node.attr == name
         and isinstance(node.value, ast.Attribute)
         and node.value.attr == "mark"
     )
@@ -100,9 +160,9 @@ TABLE = "| ID | behaviour | status |\n|---|---|---|\n| P01 | it runs | {P01} |\n
 def planted(tmp_path):
     """check() on rows P01 and P02 of the given status, and tests/<folder>/<file> of the given source."""
 
-    def run(source: str, file: str = "test_planted.py", **status: str) -> list[str]:
-        (tmp_path / "tests" / "deep").mkdir(parents=True)
-        (tmp_path / "tests" / "deep" / file).write_text(source)
+    def run(source: str, file: str = "test_planted.py", folder: str = "deep", **status: str) -> list[str]:
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+        (tmp_path / "tests" / folder / file).write_text(source)
         return check(TABLE.format(**{"P01": "pending", "P02": "pending", **status}), tmp_path / "tests")
 
     return run
@@ -176,3 +236,45 @@ def test_a_marker_that_marks_nothing_shows_nothing_and_is_told(planted, source):
 
 def test_a_marker_in_a_file_pytest_does_not_collect_is_told(planted):
     assert len(planted(MARKED + "def test_x(): ...", file="helpers.py", P01="done")) == 2
+
+
+SLOW = "@pytest.mark.slow\n"
+SHOWN_IN_SPARK = [
+    SLOW + MARKED + "def test_x(): ...",
+    "pytestmark = pytest.mark.slow\n" + MARKED + "def test_x(): ...",
+    "pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]\n" + MARKED + "def test_x(): ...",
+    SLOW + "class TestX:\n @pytest.mark.behaviour('P01')\n def test_y(self): ...\n",
+    MARKED + "def test_x(spark): ...",
+    "@pytest.fixture\ndef stream(spark): ...\n" + MARKED + "def test_x(stream): ...",
+]
+
+
+@pytest.mark.parametrize("source", SHOWN_IN_SPARK)
+@pytest.mark.parametrize("folder", WITHOUT_SLOW)
+def test_a_row_that_only_slow_tests_show_is_told(planted, source, folder):
+    (complaint,) = planted(source, folder=folder, P01="done")
+    assert complaint.startswith(f"P01: done, but shown by slow tests only, which `make test` leaves out: {folder}/")
+
+
+@pytest.mark.parametrize("source", SHOWN_IN_SPARK)
+def test_a_slow_test_shows_its_row_where_slow_ones_run(planted, source):
+    assert planted(source, folder="broker", P01="done") == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        MARKED + "def test_z(): ...",
+        "@pytest.mark.every_run\n" + MARKED + "def test_z(spark): ...",
+        "@pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2])\n" + MARKED + "def test_z(n): ...",
+    ],
+)
+def test_a_row_that_another_test_shows_in_every_run_is_fine(planted, other):
+    assert planted(f"{SHOWN_IN_SPARK[0]}\n{other}", folder="spark", P01="done") == []
+
+
+def test_make_test_leaves_slow_tests_out_of_these_folders_only():
+    makefile = (PROJECT / "Makefile").read_text()
+    folders = re.findall(r"^(?:SPARK|LIVE_VIEW) := (.*)$", makefile, re.MULTILINE)
+    assert {Path(folder).name for line in folders for folder in line.split()} == set(WITHOUT_SLOW)
+    assert '-m "not slow" $(LIVE_VIEW) $(SPARK)' in makefile

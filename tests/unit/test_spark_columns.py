@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 pytest.importorskip("pyspark")
@@ -254,3 +256,68 @@ def test_a_serializer_interceptor_and_partitioner_over_columns():
     assert columns["partition"] == [4, 4]
     ((_, columns),) = prepare(with_plugin("interceptor.classes", (Naming(), Shouting())), value=["a", "b"])
     assert (columns["key"], columns["value"]) == (["t", "t"], ["A", "B"])
+
+
+# -- no Python object for each row --------------------------------------------------------------
+
+
+class WholeSerializer(Serializer):
+    def serialize_column(self, topic, column):
+        return column.cast(pa.string()).cast(pa.binary())
+
+
+class WholeInterceptor(ProducerInterceptor):
+    def on_send_columns(self, topic, columns):
+        return columns.append_column("key", pc.cast(columns["value"], pa.string()))
+
+
+class WholePartitioner(Partitioner):
+    def partition_column(self, topic, columns, count):
+        return pa.repeat(pa.scalar(count - 1, pa.int32()), len(columns["value"]))
+
+
+def python_calls(rows: int, given: SinkOptions, topics: int) -> int:
+    """How many functions are called, of Python and of C, to prepare that many rows."""
+    columns = {
+        "value": pa.array(range(100, 100 + rows), pa.int64()) if "value.serializer" in given.kafka else ["v"] * rows,
+        "topic": [f"t{number % topics}" for number in range(rows)],
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    plan = ColumnPlan(given, Limits(1_048_576, {f"t{number}": 3 for number in range(topics)}), "batch 3", unasked)
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        prepared = sum(sending.columns.num_rows for sending in plan.prepare(batch))
+    finally:
+        sys.setprofile(None)
+    assert prepared == rows
+    return count
+
+
+@pytest.mark.behaviour("S04")
+@pytest.mark.parametrize(
+    "plugins",
+    [
+        {},
+        {"value.serializer": WholeSerializer()},
+        {"interceptor.classes": (WholeInterceptor(),)},
+        {"partitioner.class": WholePartitioner()},
+    ],
+    ids=["none", "serializer", "interceptor", "partitioner"],
+)
+def test_the_work_in_python_does_not_depend_on_the_number_of_rows(plugins):
+    given = options()
+    given.kafka.update(plugins)
+    python_calls(10, given, 2)  # the first time modules are imported
+    assert python_calls(10_000, given, 2) == python_calls(10, given, 2)
+
+
+def test_plug_ins_that_know_rows_only_are_called_for_each_row():
+    """What the count above would show if a column were taken apart."""
+    given = with_plugin("value.serializer", Doubling(), topic=None)
+    assert python_calls(1_000, given, 2) - python_calls(20, given, 2) >= 980

@@ -22,6 +22,7 @@ from headrace.spark.transactions import Ending, OpenState
 SINK, QUERY = "sink", "query"
 ON_THE_DRIVER = [name for name in FAILPOINTS if not name.startswith("task.")]
 NOW = 1_000_000
+TIMEOUT_MS = 100_000
 
 
 class Crash(BaseException):
@@ -54,6 +55,7 @@ class World:
     owner: object = None
     epochs: Counter[str] = field(default_factory=Counter)
     age_ms: int = 0
+    is_old_broker: bool = False
     are_gone: bool = False
     lose_answer: bool = False
     unreachable: bool = False
@@ -139,14 +141,15 @@ class FakeTransactions:
         return found
 
     def describe(self, ids: Any) -> dict[str, OpenState]:
-        return {
-            one: OpenState("Ongoing", pid, epoch, 100_000, NOW - self.world.age_ms)
-            for one, pid, epoch in self.world.open
-            if one in ids
-        }
+        return {one: OpenState("Ongoing", pid, epoch, TIMEOUT_MS) for one, pid, epoch in self.world.open if one in ids}
 
     def open_ids(self, prefix: str) -> list[str]:
         return [one for one, _, _ in self.world.open if one.startswith(prefix)]
+
+    def open_longer_than(self, age_ms: int, transactions: Any) -> list[str] | None:
+        if self.world.is_old_broker:
+            return None
+        return [one.id for one in transactions if one.identity in self.world.open and self.world.age_ms > age_ms]
 
     def fence(self, ids: Any) -> None:
         for identity in self.world.open:
@@ -420,11 +423,18 @@ def test_a_batch_with_a_lost_transaction_is_not_decided():
 
 
 def test_a_batch_whose_time_is_nearly_up_is_not_decided():
-    world = World(age_ms=80_000)  # of 100 s
+    world = World(age_ms=TIMEOUT_MS * 3 // 4 + 1)
     driver = Driver(world, "run")
-    with pytest.raises(NotDecidedError, match="expires in 20 s"):
+    with pytest.raises(NotDecidedError, match="open for more than 75 s and expires after 100 s"):
         driver.process(0, "parallel")
     assert world.decisions == {}
+
+
+@pytest.mark.parametrize(("age_ms", "is_old_broker"), [(TIMEOUT_MS * 3 // 4, False), (TIMEOUT_MS - 1, True)])
+def test_a_batch_with_time_to_spare_or_of_unknown_age_is_decided(age_ms, is_old_broker):
+    world = World(age_ms=age_ms, is_old_broker=is_old_broker)
+    Driver(world, "run").process(0, "parallel")
+    assert sorted(world.visible) == expected(1)
 
 
 def test_leftovers_of_older_runs_and_of_losing_twins_are_aborted():

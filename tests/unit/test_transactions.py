@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from fakes import DISCONNECT, SILENCE, After
-from headrace.errors import (
-    BrokerError,
-    FatalTransactionError,
-)
+from headrace.errors import BrokerError, ClosedError, FatalTransactionError, IllegalStateError
 from headrace.producer.sequences import ProducerIdAndEpoch
 from headrace.producer.transaction_state import State
 from headrace.wire.api.init_producer_id import InitProducerIdResponse
@@ -224,3 +221,36 @@ def test_group_metadata_needs_a_broker_that_can_take_it():
     rig = rig_in_transaction()
     rig.client.versions[TXN_OFFSET_COMMIT] = (0, 2)
     rig.finish(rig.manager.begin_send_offsets({("in", 0): 5}, type(GROUP)("g")))
+
+
+# -- leaving a transaction to somebody else ------------------------------------------------------
+
+
+def test_the_io_thread_forgets_a_transaction_and_the_next_has_another_id():
+    rig = rig_in_transaction()
+    rig.run_until(rig.send().done)
+    result = rig.manager.begin_forget("y")
+    assert (result.is_done, rig.state()) == (False, State.IN_TRANSACTION)  # until the I/O thread comes to it
+    rig.finish(result)
+    assert (rig.state(), rig.manager.has_producer_id) == (State.UNINITIALIZED, False)
+    rig.finish(rig.manager.begin_init())
+    assert rig.client.of(INIT_PRODUCER_ID)[-1].message.transactional_id == "y"
+    assert END_TXN not in rig.keys_sent()
+
+
+def test_a_transaction_with_a_request_in_flight_is_not_forgotten():
+    rig = rig_in_transaction()
+    rig.client.script(ADD_OFFSETS, SILENCE)
+    rig.manager.begin_send_offsets({("t", 0): 5}, GROUP)
+    rig.turn()
+    with pytest.raises(IllegalStateError, match="all of it is answered"):
+        rig.finish(rig.manager.begin_forget("y"))
+    assert rig.state() is State.IN_TRANSACTION
+
+
+def test_forgetting_a_transaction_fails_when_the_producer_closes():
+    rig = rig_in_transaction()
+    result = rig.manager.begin_forget("y")
+    rig.manager.cancel_requests(ClosedError("closed"))
+    with pytest.raises(ClosedError):
+        result.wait(0)

@@ -178,6 +178,7 @@ class Sender:
 
     def _run_transactions(self, transactions: TransactionManager, now: float) -> float:
         """Keep producer id and transaction going; returns how long until there is more to do."""
+        transactions.maybe_forget()
         transactions.resolve_sequences()
         transactions.maybe_bump_epoch()
         refusal = transactions.take_refusal()

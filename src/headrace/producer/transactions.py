@@ -91,6 +91,7 @@ class TransactionManager:
         self._pending: list[tuple[int, int, TransactionRequest]] = []
         self._order = itertools.count()
         self._result: PendingResult | None = None  # Of the last init, commit or abort.
+        self._forgetting: tuple[str, PendingResult] | None = None  # The id to go on with, and who waits for that.
         # I/O thread only.
         self.request_in_flight: TransactionRequest | None = None
         self.coordinators: dict[Coordinator, int] = {}
@@ -188,21 +189,6 @@ class TransactionManager:
         if self.has_error and self.last_error is not None:
             raise type(self.last_error)(*self.last_error.args) from self.last_error
 
-    def forget(self, transactional_id: str) -> None:
-        """As if it were made anew, with this id. What is open stays so at the broker: somebody else will end it."""
-        with self.lock:
-            if self.request_in_flight is not None:
-                raise IllegalStateError("a transaction can only be left when all of it is answered")
-            self.coordinators.pop(("transaction", self.transactional_id or ""), None)
-            self.transactional_id = transactional_id
-            self.state, self.last_error = State.UNINITIALIZED, None
-            self.producer = NO_PRODUCER_ID_AND_EPOCH
-            for one in (self.partitions, self._new_partitions, self._pending_partitions, self._pending):
-                one.clear()
-            self.transaction_started = self.epoch_bump_required = False
-            self._result = self._refusal = None
-            self._sequences.clear(is_same_id=False)
-
     # -- application threads -------------------------------------------------------------------
 
     def begin_init(self) -> PendingResult:
@@ -265,6 +251,19 @@ class TransactionManager:
         self._wake()
         return result
 
+    def begin_forget(self, transactional_id: str) -> PendingResult:
+        """Start anew under this id. What is open stays so at the broker: somebody else will end it.
+
+        The I/O thread does it, because coordinators and sequences are its own.
+        """
+        result = PendingResult("forget")
+        with self.lock:
+            if self._forgetting is not None:
+                raise IllegalStateError("forget() while another one is under way: wait for it first")
+            self._forgetting = transactional_id, result
+        self._wake()
+        return result
+
     def begin_send_offsets(self, offsets: Mapping[TopicPartition, Any], group: GroupMetadata) -> PendingResult:
         with self.lock:
             self._check_no_other("send_offsets_to_transaction")
@@ -319,6 +318,26 @@ class TransactionManager:
                 self._new_partitions.add(key)
 
     # -- the I/O thread: requests --------------------------------------------------------------
+
+    def maybe_forget(self) -> None:
+        """Do what `begin_forget` asks for."""
+        with self.lock:
+            if self._forgetting is None:
+                return
+            (transactional_id, result), self._forgetting = self._forgetting, None
+            if self.request_in_flight is not None:
+                result.fail(IllegalStateError("a transaction can only be left when all of it is answered"))
+                return
+            self.coordinators.pop(("transaction", self.transactional_id or ""), None)
+            self.transactional_id = transactional_id
+            self.state, self.last_error = State.UNINITIALIZED, None
+            self.producer = NO_PRODUCER_ID_AND_EPOCH
+            for one in (self.partitions, self._new_partitions, self._pending_partitions, self._pending):
+                one.clear()
+            self.transaction_started = self.epoch_bump_required = False
+            self._result = self._refusal = None
+            self._sequences.clear(is_same_id=False)
+            result.succeed()
 
     def enqueue(self, request: TransactionRequest) -> None:
         with self.lock:
@@ -377,6 +396,8 @@ class TransactionManager:
                 self.request_in_flight.give_up(error)
             if self._result is not None:
                 self._result.fail(error)
+            if self._forgetting is not None:
+                self._forgetting[1].fail(error)
 
     def update_features(self, features: Mapping[str, int]) -> None:
         """Transactions v2 is switched by the cluster's finalised feature, between transactions only."""

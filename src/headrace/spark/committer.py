@@ -55,6 +55,7 @@ class TransactionsPort(Protocol):
     ) -> dict[str, Ending]: ...
     def describe(self, ids: Collection[str]) -> dict[str, OpenState] | None: ...
     def open_ids(self, prefix: str) -> list[str] | None: ...
+    def open_longer_than(self, age_ms: int, transactions: Sequence[TaskTransaction]) -> list[str] | None: ...
     def fence(self, ids: Collection[str]) -> None: ...
 
 
@@ -207,7 +208,6 @@ class Committer:
         if not batch.transactions:
             return
         states = self._transactions.describe([one.id for one in batch.transactions])
-        now = self._now_ms()
         for one in batch.transactions if states is not None else ():
             state = states.get(one.id) if states is not None else None
             if state is None or not state.is_of(one):
@@ -217,14 +217,20 @@ class Committer:
                     "expired (kafka.transaction.timeout.ms), or another query uses this sink.id. Nothing of the batch "
                     "is seen; it can be run again"
                 )
-            left_ms = state.left_ms(now)
-            if left_ms < min(SPARE_MS_MAX, state.timeout_ms // SPARE_SHARE):
-                raise NotDecidedError(
-                    f"batch {batch.number}: its first transaction expires in {left_ms / 1000:.0f} s "
-                    f"(kafka.transaction.timeout.ms is {state.timeout_ms}), too soon to decide on it. Make batches "
-                    "smaller, or raise the time-out, and transaction.max.timeout.ms of the brokers with it"
-                )
+        if states is not None:
+            self._check_age(batch, min(states[one.id].timeout_ms for one in batch.transactions))
         self._reach("check.done")
+
+    def _check_age(self, batch: Batch, timeout_ms: int) -> None:
+        """Brokers tell by their own clocks what is about to expire: this machine's may differ by any amount."""
+        age_ms = timeout_ms - min(SPARE_MS_MAX, timeout_ms // SPARE_SHARE)
+        old = self._transactions.open_longer_than(age_ms, batch.transactions)
+        if old:
+            raise NotDecidedError(
+                f"batch {batch.number}: the transaction {old[0]!r} has been open for more than {age_ms / 1000:g} s and "
+                f"expires after {timeout_ms / 1000:g} s (kafka.transaction.timeout.ms), too soon to decide on it. Make "
+                "batches smaller, or raise the time-out, and transaction.max.timeout.ms of the brokers with it"
+            )
 
     def _decide(self, batch: Batch) -> Decision:
         decision = Decision(

@@ -142,6 +142,8 @@ class Ledger:
             self._abort(producer)
             if isinstance(error, FatalTransactionError):
                 raise self._fatal(error) from error
+            if isinstance(error, AbortableError):
+                raise self._not_decided(error) from error
             raise
         self._commit(producer)
 
@@ -160,11 +162,14 @@ class Ledger:
                     ) from error
             except AbortableError as error:
                 self._abort(producer)
-                if _has_code(error, _FENCED):  # a partition may know of the new driver before the coordinator is asked
-                    raise self._fenced() from error
-                raise NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}") from error
+                raise self._not_decided(error) from error
             except FatalTransactionError as error:
                 raise self._fatal(error) from error
+
+    def _not_decided(self, error: AbortableError) -> SinkError:
+        if _has_code(error, _FENCED):  # a partition may know of the new driver before the coordinator is asked
+            return self._fenced()
+        return NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}")
 
     def _fatal(self, error: FatalTransactionError) -> SinkError:
         if _has_code(error, _FENCED):

@@ -78,13 +78,15 @@ class Redo:
                 raise _lost(decision, transaction, [span])
 
     def _is_gone(self, span: Span) -> bool:
+        """Whether records of the span were deleted, with their topic perhaps, which may have been created again."""
         try:
             start = list_offsets(self._client, {span.place: EARLIEST})[span.place].offset
+            end = list_offsets(self._client, {span.place: LATEST})[span.place].offset
         except BrokerError as error:
             if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                 return True
             raise
-        return start > span.first
+        return start > span.first or end <= span.last
 
     def _wait_until_settled(self, span: Span) -> None:
         deadline = time.monotonic() + SETTLE_SECONDS_MAX
@@ -125,7 +127,7 @@ def _lost(decision: Decision, transaction: TaskTransaction, spans: list[Span]) -
     where = ", ".join(f"{span.place} offsets {span.first} to {span.last} ({span.count} records)" for span in spans)
     return LostError(
         f"batch {decision.batch} of query {decision.query!r} (sink.id {decision.sink!r}) was decided, but a part of it "
-        f"was not committed in time and is gone from the log: {where}. It was deleted by retention or compaction after "
-        f"its transaction {transaction.id!r} had expired. To go on, write these rows again from their source, then use "
-        "a new sink.id and checkpoint; nothing else was lost"
+        f"was not committed in time and is gone from the log: {where}. It was deleted by retention, by compaction or "
+        f"with its topic, after its transaction {transaction.id!r} had expired. To go on, write these rows again from "
+        "their source, then use a new sink.id and checkpoint; nothing else was lost"
     )

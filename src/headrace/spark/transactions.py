@@ -1,9 +1,10 @@
 """Transactions of others: looking at them and ending them, from the driver.
 
-    describe   is it open, and for how much longer?
-    end        commit or abort by (transactional id, producer id, epoch), from any connection
-    open_ids   which transactions of a sink are open
-    fence      shut out whoever uses an id, which aborts what it has open
+    describe           is it open?
+    open_longer_than   how long has it been open?
+    end                commit or abort by (transactional id, producer id, epoch), from any connection
+    open_ids           which transactions of a sink are open
+    fence              shut out whoever uses an id, which aborts what it has open
 
 A coordinator takes EndTxn from whoever knows id, producer id and epoch; that is what lets the driver end what a task
 has begun. Said again, it is answered with NONE as long as the id has no newer epoch. Any other answer: the log tells.
@@ -24,11 +25,13 @@ from headrace.spark.decisions import TaskTransaction
 from headrace.wire.api.describe_transactions import DescribeTransactionsRequest
 from headrace.wire.api.end_txn import EndTxnRequest
 from headrace.wire.api.find_coordinator import FindCoordinatorRequest
+from headrace.wire.api.list_transactions import ListTransactionsRequest
 
 IN_FLIGHT_MAX = 64
 """Requests on their way at once to end transactions."""
 ONGOING = "Ongoing"
 _TRANSACTION = CoordinatorKind.TRANSACTION
+_DURATION_FILTER_VERSIONS = (1, 2)
 
 
 class Ending(Enum):
@@ -48,14 +51,10 @@ class OpenState:
     producer_id: int
     epoch: int
     timeout_ms: int
-    start_ms: int
 
     def is_of(self, transaction: TaskTransaction) -> bool:
         same = (self.producer_id, self.epoch) == (transaction.producer_id, transaction.epoch)
         return same and self.state == ONGOING
-
-    def left_ms(self, now_ms: int) -> int:
-        return self.start_ms + self.timeout_ms - now_ms
 
 
 class Transactions:
@@ -147,10 +146,9 @@ class Transactions:
                     one.producer_id,
                     one.producer_epoch,
                     one.transaction_timeout_ms,
-                    one.transaction_start_time_ms,
                 )
             elif one.error_code == Code.TRANSACTIONAL_ID_NOT_FOUND:
-                found[one.transactional_id] = OpenState("Dead", -1, -1, 0, 0)
+                found[one.transactional_id] = OpenState("Dead", -1, -1, 0)
             elif one.error_code not in TRY_AGAIN:
                 raise BrokerError(f"transactional id {one.transactional_id!r}", code=one.error_code)
 
@@ -161,6 +159,33 @@ class Transactions:
         except UnsupportedVersionError:
             return None
         return [one.transactional_id for one in listed if one.transactional_id.startswith(prefix)]
+
+    def open_longer_than(self, age_ms: int, transactions: Sequence[TaskTransaction]) -> list[str] | None:
+        """Return the ids of those that are older than this; None if brokers are too old to tell (before 3.8).
+
+        Their coordinators compare with their own clocks, which are the ones that transactions expire by (KIP-994).
+        """
+        request = ListTransactionsRequest(
+            state_filters=[ONGOING],
+            producer_id_filters=[one.producer_id for one in transactions],
+            duration_filter=age_ms,
+        )
+        nodes = self._coordinators([one.id for one in transactions])
+        # One of its ids stands for each node: the coordinator is looked up again if that one does not respond.
+        id_of_node = {nodes.get(one.id): one.id for one in transactions}
+        found: set[str] = set()
+        try:
+            for transactional_id in id_of_node.values():
+                answer = self._client.ask(
+                    request,
+                    Coordinator(_TRANSACTION, transactional_id),
+                    versions=_DURATION_FILTER_VERSIONS,
+                    codes=lambda answer: [answer.error_code],
+                )
+                found |= {one.transactional_id for one in answer.transaction_states}
+        except UnsupportedVersionError:
+            return None
+        return sorted(found)
 
     def fence(self, ids: Iterable[str]) -> None:
         """Shut out whoever uses these ids. What they have open is aborted, and a late write of theirs refused."""

@@ -112,7 +112,8 @@ def begin(producer: Producer, identifier: str) -> None:
 def identity(producer: Producer) -> tuple[int, int, bool]:
     """Producer id and epoch of the open transaction, and whether it is one of v2 (KIP-890)."""
     manager = _manager(producer)
-    return manager.producer.producer_id, manager.producer.epoch, manager.v2_enabled
+    with manager.lock:
+        return manager.producer.producer_id, manager.producer.epoch, manager.v2_enabled
 
 
 def leave_open(producer: Producer) -> None:
@@ -139,7 +140,7 @@ def _retarget(producer: Producer, identifier: str) -> None:
     """The next transaction is under this id. Thread, connections and metadata of the producer stay."""
     if producer._accumulator.has_incomplete():
         raise IllegalStateError("a transaction can only be left when all of it is answered")
-    _manager(producer).forget(identifier)
+    _manager(producer).begin_forget(identifier).wait(producer.settings.max_block_ms)
 
 
 def _explained(error: HeadraceError, producer: Producer) -> HeadraceError:

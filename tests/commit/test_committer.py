@@ -1,0 +1,117 @@
+"""The commit protocol with all its parts on a broker: what two drivers do to each other, and what clocks do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.spark.sink_errors import FencedError, NotDecidedError
+from sink_rig import QUERY, SinkRig, Steps, hours_from_now
+from waiting import eventually
+
+EXPIRY_MS = "3000"
+STARTS_MAX = 5
+
+
+def open_ids(rig: SinkRig) -> list[str]:
+    return rig.transactions.open_ids(rig.sink) or []
+
+
+def test_batches_are_seen_once_and_nothing_is_left_open(rig):
+    driver = rig.driver()
+    for number in range(3):
+        tasks = [rig.task([f"a{number}"], batch=number), rig.task([f"b{number}"], batch=number, partition=1)]
+        inline = rig.task([f"c{number}"], batch=number, commit__mode="inline")
+        driver.commit(rig.batch(number, *tasks, inline))
+    assert sorted(rig.rows()) == [f"{letter}{number}" for letter in "abc" for number in range(3)]
+    assert not open_ids(rig)
+    assert rig.ledger().read()[QUERY].is_finished
+
+
+@pytest.mark.behaviour("S05")
+def test_a_decided_transaction_that_expired_is_written_again_once(rig):
+    """On a busy machine it may expire before the decision: then nothing is decided, and the batch is run again."""
+
+    def wait_for_expiry() -> None:
+        eventually("the expiry", lambda: not open_ids(rig))
+
+    for _ in range(STARTS_MAX):
+        report = rig.task(["a1", "a2"], kafka__transaction__timeout__ms=EXPIRY_MS)
+        try:
+            rig.driver("run", Steps(decide__done=wait_for_expiry)).commit(rig.batch(0, report))
+            break
+        except NotDecidedError:
+            continue
+    assert rig.rows() == ["a1", "a2"]
+    assert rig.ledger().read()[QUERY].redone == {report.transaction.id}
+
+
+@pytest.mark.behaviour("S05")
+def test_a_decided_transaction_that_was_aborted_is_written_again_once(rig):
+    report = rig.task(["a1", "a2"])
+    steps = Steps(decide__done=lambda: rig.transactions.fence([report.transaction.id]))
+    driver = rig.driver("run", steps)
+    driver.commit(rig.batch(0, report))
+    assert rig.rows() == ["a1", "a2"]
+    decision = rig.ledger().read()[QUERY]
+    assert decision.is_finished
+    assert decision.redone == {report.transaction.id}
+
+
+def test_a_driver_that_writes_again_reads_first_what_another_has_written(rig):
+    """Between finding a transaction aborted and writing it again, another driver has done all of it."""
+    report = rig.task(["a1", "a2"])
+    heir = rig.driver("run-2")
+
+    def take_over() -> None:
+        heir.commit(rig.batch(1, rig.task(["b1"], run="run-2", batch=1)))
+
+    steps = Steps(decide__done=lambda: rig.transactions.fence([report.transaction.id]), redo__begin=take_over)
+    with pytest.raises(FencedError, match=rig.sink):
+        rig.driver("run", steps).commit(rig.batch(0, report))
+    assert sorted(rig.rows()) == ["a1", "a2", "b1"]
+
+
+def test_a_driver_does_not_write_again_what_another_is_done_with(rig):
+    """The same, with the batch itself finished by the other driver and nothing after it."""
+    report = rig.task(["a1", "a2"])
+
+    def take_over() -> None:
+        heir = rig.driver("run-2")
+        heir.commit(rig.batch(0, rig.task(["a1", "a2"], run="run-2")))
+        heir.close()
+
+    steps = Steps(decide__done=lambda: rig.transactions.fence([report.transaction.id]), redo__begin=take_over)
+    with pytest.raises(FencedError, match=rig.sink):
+        rig.driver("run", steps).commit(rig.batch(0, report))
+    assert rig.rows() == ["a1", "a2"]
+
+
+def test_a_transaction_whose_id_another_one_uses_now_is_not_decided(rig):
+    """The id is open, but in another epoch: the task's own transaction was aborted."""
+    report = rig.task(["a1"], batch=0)
+    newer = rig.task(["a2"], batch=1)
+    assert newer.transaction.id == report.transaction.id
+    with pytest.raises(NotDecidedError, match=f"{report.transaction.id}' is Ongoing"):
+        rig.driver().commit(rig.batch(0, report))
+    assert rig.ledger().read() == {}
+    assert rig.rows() == []
+
+
+@pytest.mark.parametrize("end", ["committed", "aborted", "fenced"])
+def test_a_transaction_that_has_ended_is_not_decided(rig, end):
+    report = rig.task(["a1"])
+    if end == "fenced":
+        rig.transactions.fence([report.transaction.id])
+    else:
+        rig.transactions.end([report.transaction], committed=end == "committed")
+    with pytest.raises(NotDecidedError, match="not open any more"):
+        rig.driver().commit(rig.batch(0, report))
+    assert rig.ledger().read() == {}
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_a_wrong_clock_of_the_driver_decides_nothing(rig, hours):
+    """How long a transaction has been open is for the broker to say."""
+    driver = rig.driver(now_ms=hours_from_now(hours))
+    driver.commit(rig.batch(0, rig.task(["a1"])))
+    assert rig.rows() == ["a1"]

@@ -1,0 +1,245 @@
+"""The driver's hand on the transactions of tasks: ending, describing and fencing them, and writing lost ones again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from headrace.client.admin import AdminClient
+from headrace.client.blocking import TopicPartition
+from headrace.errors import HeadraceError
+from headrace.spark import redo
+from headrace.spark.decisions import Span, TaskTransaction
+from headrace.spark.redo import Outcome
+from headrace.spark.sink_errors import LostError, SinkError
+from headrace.spark.transactions import Ending
+from peers.connection import Connection
+from raw_producer import RawProducer
+from sink_rig import SinkRig
+from topics import unique
+from waiting import eventually
+
+HOUR_MS = 3_600_000
+EXPIRY_MS = "1000"
+
+
+def end(rig: SinkRig, *transactions: TaskTransaction, committed: bool = True) -> list[Ending]:
+    endings = rig.transactions.end(transactions, committed=committed)
+    return [endings[one.id] for one in transactions]
+
+
+def fence(rig: SinkRig, transaction: TaskTransaction) -> None:
+    """Abort it behind the driver's back."""
+    rig.transactions.fence([transaction.id])
+
+
+# -- ending --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_transactions_are_committed_from_another_connection(rig, count):
+    transactions = [rig.transaction([f"a{number}"]) for number in range(count)]
+    assert end(rig, *transactions) == [Ending.DONE] * count
+    assert sorted(rig.rows()) == [f"a{number}" for number in range(count)]
+
+
+def test_aborted_transactions_are_never_seen(rig):
+    transactions = [rig.transaction([name]) for name in ("a1", "a2")]
+    assert end(rig, *transactions, committed=False) == [Ending.DONE] * 2
+    assert rig.rows() == []
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_end_may_be_repeated_and_the_other_one_is_refused(rig, committed):
+    transaction = rig.transaction(["a1"])
+    assert end(rig, transaction, committed=committed) == [Ending.DONE]
+    assert end(rig, transaction, committed=committed) == [Ending.DONE]
+    assert end(rig, transaction, committed=not committed) == [Ending.REFUSED]
+    assert rig.rows() == (["a1"] if committed else [])
+
+
+def test_an_end_is_refused_when_the_id_has_a_newer_epoch(rig):
+    transaction = rig.transaction(["a1"])
+    fence(rig, transaction)
+    assert end(rig, transaction) == [Ending.REFUSED]
+    assert rig.rows() == []
+
+
+def test_the_first_of_several_is_ended_before_the_rest(rig):
+    transactions = [rig.transaction([name]) for name in ("a1", "a2", "a3")]
+    seen = []
+    rig.transactions.end(transactions, committed=True, between=lambda: seen.append(rig.transactions.open_ids(rig.sink)))
+    assert seen == [[one.id for one in transactions[1:]]]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_end_whose_response_is_lost_is_repeated(rig, broker, count, when):
+    transactions = [rig.transaction([f"a{number}"]) for number in range(count)]
+    with broker.faults.inject(api="EndTxn", close=True, when=when, count=2) as fault:
+        assert end(rig, *transactions) == [Ending.DONE] * count
+        assert fault.hits == 2
+    assert sorted(rig.rows()) == [f"a{number}" for number in range(count)]
+
+
+def test_an_end_that_is_not_authorized_raises(rig, broker):
+    transaction = rig.transaction(["a1"])
+    with (
+        broker.faults.inject(api="EndTxn", error="TRANSACTIONAL_ID_AUTHORIZATION_FAILED", count=1),
+        pytest.raises(HeadraceError, match=transaction.id),
+    ):
+        end(rig, transaction)
+
+
+# -- describing and fencing ----------------------------------------------------------------------
+
+
+def test_open_ended_and_unknown_transactions_are_told_apart(rig):
+    transaction, ended = rig.transaction(["a1"]), rig.transaction(["a2"])
+    end(rig, ended)
+    unknown = unique("unknown")
+    states = rig.transactions.describe([transaction.id, ended.id, unknown])
+    assert [states[name].state for name in (transaction.id, unknown)] == ["Ongoing", "Dead"]
+    assert states[transaction.id].is_of(transaction)
+    eventually("the end", lambda: rig.transactions.describe([ended.id])[ended.id].state == "CompleteCommit")
+    assert not rig.transactions.describe([ended.id])[ended.id].is_of(ended)
+
+
+def test_a_description_is_not_of_a_transaction_with_another_epoch(rig):
+    older = rig.transaction(["a1"], batch=0)
+    newer = rig.transaction(["a2"], batch=1)  # under the same id, which fences the older one
+    assert newer.id == older.id
+    state = rig.transactions.describe([older.id])[older.id]
+    assert state.state == "Ongoing"
+    assert (state.is_of(older), state.is_of(newer)) == (False, True)
+
+
+def test_open_ids_are_those_of_the_prefix(rig):
+    transaction = rig.transaction(["a1"])
+    ended = rig.transaction(["a2"])
+    end(rig, ended)
+    assert rig.transactions.open_ids(f"{rig.sink}~") == [transaction.id]
+    assert rig.transactions.open_ids(unique("other")) == []
+
+
+def test_the_age_of_a_transaction_is_told_by_its_coordinator(rig):
+    transaction, ended = rig.transaction(["a1"]), rig.transaction(["a2"])
+    end(rig, ended)
+    both = [transaction, ended]
+    eventually("a transaction that is 50 ms old", lambda: rig.transactions.open_longer_than(50, both))
+    assert rig.transactions.open_longer_than(50, both) == [transaction.id]
+    assert rig.transactions.open_longer_than(HOUR_MS, both) == []
+    assert rig.transactions.open_longer_than(0, [ended]) == []
+
+
+def test_a_fenced_id_has_nothing_open_and_refuses_a_late_write(rig, broker):
+    name = unique("late")
+    with Connection(broker.bootstrap) as connection:
+        late = RawProducer(connection, rig.topic, name)
+        late.init()
+        assert late.write(0, b"a1").error_code == 0
+        rig.transactions.fence([name])
+        assert rig.transactions.open_ids(name) == []
+        assert late.write(1, b"a2").error_code != 0
+    assert rig.rows() == []
+
+
+# -- writing again -------------------------------------------------------------------------------
+
+
+def test_the_outcome_of_a_committed_transaction_is_visible(rig):
+    transaction = rig.transaction(["a1"])
+    end(rig, transaction)
+    assert rig.redo.outcome(rig.decision(0, transaction), transaction) is Outcome.VISIBLE
+
+
+def test_the_outcome_of_an_expired_transaction_is_aborted(rig):
+    transaction = rig.transaction(["a1"], kafka__transaction__timeout__ms=EXPIRY_MS)
+    eventually("the expiry", lambda: not rig.transactions.open_ids(transaction.id))
+    assert end(rig, transaction) == [Ending.REFUSED]
+    assert rig.redo.outcome(rig.decision(0, transaction), transaction) is Outcome.ABORTED
+
+
+def test_the_outcome_of_an_open_transaction_is_not_told(rig, monkeypatch):
+    monkeypatch.setattr(redo, "SETTLE_SECONDS_MAX", 0.1)
+    transaction = rig.transaction(["a1"])
+    with pytest.raises(SinkError, match=rf"{rig.topic}-0 has had an open transaction"):
+        rig.redo.outcome(rig.decision(0, transaction), transaction)
+
+
+def test_the_rows_of_an_aborted_transaction_are_read_as_they_were_written(rig):
+    columns = {
+        "key": ["k", None, "k"],
+        "value": ["a1", "a2", None],
+        "partition": pa.array([1, 1, 0], pa.int32()),
+        "timestamp": pa.array([1_000, 2_000, 3_000], pa.timestamp("ms")).cast(pa.timestamp("us", "UTC")),
+    }
+    transaction = rig.write(iter([pa.RecordBatch.from_pydict(columns)])).transaction
+    fence(rig, transaction)
+    rows = [
+        (topic, row["partition"], row["key"], row["value"], row["timestamp"])
+        for topic, found in rig.redo.rows(rig.decision(0, transaction), transaction)
+        for row in found.to_pylist()
+    ]
+    assert [row[:4] for row in sorted(rows, key=repr)] == [
+        (rig.topic, 0, b"k", None),
+        (rig.topic, 1, None, b"a2"),
+        (rig.topic, 1, b"k", b"a1"),
+    ]
+    assert len({row[4] for row in rows}) == 3
+
+
+def test_rows_of_others_between_those_of_the_transaction_are_left_out(rig):
+    transaction, other = rig.transaction(["a1", "a2"]), rig.transaction(["b1"])
+    (span,), (behind,) = transaction.spans, other.spans
+    wider = replace(transaction, spans=(replace(span, last=behind.last),))
+    for one in (transaction, other):
+        fence(rig, one)
+    found = [value for _, rows in rig.redo.rows(rig.decision(0, wider), wider) for value in rows["value"].to_pylist()]
+    assert found == [b"a1", b"a2"]
+
+
+def raw_transaction(rig: SinkRig, sequence: int, count: int) -> TaskTransaction:
+    """An aborted transaction of two records whose first sequence number is `sequence`, reported as `count` records."""
+    name = unique("raw")
+    with Connection(rig.broker.bootstrap) as connection:
+        raw = RawProducer(connection, rig.topic, name)
+        raw.init()
+        assert raw.write(sequence, b"a1", b"a2").error_code == 0
+    rig.transactions.fence([name])
+    return TaskTransaction(name, raw.producer_id, raw.epoch, True, (Span(rig.topic, 0, 0, 1, count),))
+
+
+def test_rows_are_written_again_if_their_sequences_are_whole(rig):
+    transaction = raw_transaction(rig, 0, 2)
+    assert len([*rig.redo.rows(rig.decision(0, transaction), transaction)]) == 1
+
+
+@pytest.mark.parametrize(("sequence", "count"), [(0, 3), (2, 2), (2, 4)], ids=["the end", "the count", "the start"])
+def test_rows_are_lost_if_their_sequences_show_a_gap(rig, sequence, count):
+    """A batch behind a gap is not handed out, even if the number of records is right."""
+    transaction = raw_transaction(rig, sequence, count)
+    handed_out = []
+    with pytest.raises(LostError, match=rf"{rig.topic}-0 offsets 0 to 1 \({count} records\)"):
+        handed_out.extend(rig.redo.rows(rig.decision(0, transaction), transaction))
+    assert handed_out == [] or sequence == 0
+
+
+@pytest.mark.parametrize("what", ["records", "topic", "recreated topic"])
+def test_deleted_records_are_lost_and_named(rig, broker, monkeypatch, what):
+    monkeypatch.setattr(redo, "SETTLE_SECONDS_MAX", 1.0)
+    transaction = rig.transaction(["a1", "a2"])
+    fence(rig, transaction)
+    if what == "records":
+        with AdminClient(broker.bootstrap) as admin:
+            admin.delete_records({TopicPartition(rig.topic, 0): -1})
+    else:
+        broker.delete_topic(rig.topic)
+    if what == "recreated topic":
+        broker.create_topic(rig.topic)
+    decision = rig.decision(4, transaction)
+    for read in (rig.redo.outcome, lambda *given: [*rig.redo.rows(*given)]):
+        with pytest.raises(LostError, match=rf"batch 4 .* gone from the log: {rig.topic}-0 offsets 0 to 1"):
+            read(decision, transaction)

@@ -1,0 +1,150 @@
+"""A task's part on a broker: what it writes, what it leaves open, and what its report says about it."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+
+from crashes import open_transactions
+from headrace.producer.sequences import SequenceTable
+from headrace.spark.decisions import Span
+from headrace.spark.sink_errors import BadRowError, SinkError
+from headrace.spark.task_writer import merged
+from headrace.spark.transactions import Ending
+from sink_rig import PARTITIONS, SinkRig
+from topics import unique
+
+
+def end(rig: SinkRig, report, *, committed: bool = True) -> Ending:
+    (ending,) = rig.transactions.end([report.transaction], committed=committed).values()
+    return ending
+
+
+def open_ids(rig: SinkRig) -> list[str]:
+    return rig.transactions.open_ids(rig.sink) or []
+
+
+def test_the_report_counts_the_rows_of_all_sends(rig):
+    parts = [["a1", "a2", "a3"], ["a4"], ["a5", "a6"]]
+    report = rig.task(*parts, partition=1)
+    assert report.row_count == 6
+    assert report.transaction.spans == (Span(rig.topic, 1, 0, 5, 6),)
+    assert report.transaction.record_count == 6
+
+
+def test_rows_without_a_partition_are_reported_for_each_partition(rig):
+    report = rig.task([f"{number}" for number in range(100)], partition=None)
+    assert [span.partition for span in report.transaction.spans] == [*range(PARTITIONS)]
+    assert report.transaction.record_count == 100
+    for span in report.transaction.spans:
+        assert (span.first, span.last - span.first + 1) == (0, span.count)
+
+
+def test_a_task_leaves_its_transaction_open_under_the_identity_that_it_reports(rig):
+    report = rig.task(["a1", "a2"])
+    assert open_transactions(rig.broker.bootstrap, rig.topic)
+    state = rig.transactions.describe([report.transaction.id])[report.transaction.id]
+    assert state.is_of(report.transaction)
+    assert end(rig, report) is Ending.DONE
+    assert rig.rows() == ["a1", "a2"]
+
+
+def test_tasks_of_one_batch_have_transactions_of_their_own(rig):
+    reports = [rig.task([name]) for name in ("a1", "a2")]
+    assert len({report.transaction.id for report in reports}) == 2
+    assert end(rig, reports[0]) is Ending.DONE
+    assert end(rig, reports[1], committed=False) is Ending.DONE
+    assert rig.rows() == ["a1"]
+
+
+def test_the_next_batch_uses_an_id_again_with_another_epoch(rig):
+    first = rig.task(["a1"], batch=0)
+    end(rig, first)
+    second = rig.task(["a2"], batch=1)
+    assert first.transaction.id == second.transaction.id
+    assert first.transaction.identity != second.transaction.identity
+    assert end(rig, second) is Ending.DONE
+    assert rig.rows() == ["a1", "a2"]
+
+
+def test_a_task_leaves_what_the_io_thread_owns_to_the_io_thread(rig, monkeypatch):
+    """Between two transactions the producer starts anew, sequences included."""
+    clear = SequenceTable.clear
+    threads = set()
+
+    def noted(table: SequenceTable, *, is_same_id: bool) -> None:
+        threads.add(threading.current_thread().name)
+        clear(table, is_same_id=is_same_id)
+
+    monkeypatch.setattr(SequenceTable, "clear", noted)
+    for batch in range(2):
+        end(rig, rig.task([f"a{batch}"], batch=batch))
+    assert threads
+    assert threading.current_thread().name not in threads
+
+
+@pytest.mark.parametrize("mode", ["auto", "inline"])
+def test_few_rows_ride_home_in_the_report(rig, mode):
+    report = rig.task(["a1", "a2"], ["a3"], commit__mode=mode)
+    assert report.transaction is None
+    assert not open_ids(rig)
+    values = [value for topic, columns in merged([report]) for value in columns["value"].to_pylist()]
+    assert values == ["a1", "a2", "a3"]
+    assert rig.rows() == []
+
+
+def test_a_task_with_too_much_to_ride_home_writes_all_of_it_in_a_transaction(rig):
+    parts = [[f"{number:0100d}"] for number in range(50)]
+    report = rig.task(*parts, commit__mode="auto", commit__inline__bytes__max="2000")
+    assert report.inline == []
+    assert report.transaction.record_count == 50
+    end(rig, report)
+    assert rig.rows() == [row for (row,) in parts]
+
+
+def test_a_task_that_must_ride_home_with_too_much_is_told_the_limit(rig):
+    parts = [[f"{number:0100d}"] for number in range(50)]
+    with pytest.raises(SinkError, match=r"commit\.inline\.bytes\.max \(2000 bytes\): set commit\.mode=auto"):
+        rig.task(*parts, commit__mode="inline", commit__inline__bytes__max="2000")
+    assert not open_ids(rig)
+
+
+@pytest.mark.parametrize("mode", ["parallel", "auto"])
+def test_a_task_without_rows_leaves_nothing(rig, mode):
+    report = rig.task([], commit__mode=mode)
+    assert (report.transaction, report.inline, report.row_count) == (None, [], 0)
+    assert not open_ids(rig)
+
+
+def test_a_task_that_fails_aborts_its_transaction_and_the_worker_goes_on(rig):
+    def failing():
+        yield pa.RecordBatch.from_pydict({"value": ["a1"]})
+        raise RuntimeError("the query failed")
+
+    with pytest.raises(RuntimeError, match="the query failed"):
+        rig.write(failing())
+    assert not open_ids(rig)
+    end(rig, rig.task(["a2"]))
+    assert rig.rows() == ["a2"]
+
+
+def test_a_row_that_can_never_be_sent_fails_the_task(rig):
+    with pytest.raises(BadRowError):
+        rig.task(["a1"], ["x" * 2_000_000])
+    assert not open_ids(rig)
+
+
+def test_a_row_that_can_never_be_sent_goes_to_the_dead_letters_with_the_rest(rig):
+    letters = rig.broker.create_topic(unique("letters"))
+    options = {"on__bad__row": "dead-letter", "dead__letter__topic": letters}
+    report = rig.task(["a1"], ["x" * 2_000_000], ["a2"], **options)
+    assert report.dead_count == 1
+    assert {(span.topic, span.count) for span in report.transaction.spans} == {(rig.topic, 2), (letters, 1)}
+
+
+def test_at_least_once_is_seen_as_soon_as_it_is_written(rig):
+    report = rig.task(["a1", "a2"], delivery="at-least-once")
+    assert (report.transaction, report.inline) == (None, [])
+    assert rig.rows() == ["a1", "a2"]

@@ -1,0 +1,156 @@
+"""A sink without Spark: its tasks, ledgers and drivers run in the test, against a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
+
+import pyarrow as pa
+
+from crashes import committed
+from headrace.broker import EmbeddedBroker
+from headrace.client.blocking import BlockingClient
+from headrace.client.clock import SYSTEM_CLOCK
+from headrace.producer.producer import Producer
+from headrace.spark import worker
+from headrace.spark.columns import Limits
+from headrace.spark.committer import Batch, Committer
+from headrace.spark.decisions import Decision, TaskTransaction
+from headrace.spark.failpoints import FAILPOINTS, Failpoints
+from headrace.spark.ledger import Ledger
+from headrace.spark.redo import Redo
+from headrace.spark.sink_options import SinkOptions
+from headrace.spark.task_writer import Place, Report, TaskWriter, merged
+from headrace.spark.transactions import Transactions
+from topics import unique
+
+QUERY = "query"
+PARTITIONS = 2
+RECORD_BYTES_MAX = 1024 * 1024
+
+
+class Steps(Failpoints):
+    """Failpoints that call a function of the test, each the first time it is reached."""
+
+    def __init__(self, **actions: Callable[[], None]) -> None:
+        super().__init__("")
+        self._calls = {name.replace("__", "."): action for name, action in actions.items()}
+        assert self._calls.keys() <= FAILPOINTS.keys()
+
+    def reach(self, name: str) -> None:
+        action = self._calls.pop(name, None)
+        if action is not None:
+            action()
+
+
+class _DiscardError(Exception):
+    """Makes the worker close the producer that it would keep."""
+
+
+class SinkRig:
+    """One sink with a topic and a decision topic of its own."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self.broker = broker
+        self.sink = unique("sink")
+        self.topic = broker.create_topic(unique("rows"), PARTITIONS)
+        self.decision_topic = unique("decisions")
+        self._stack = contextlib.ExitStack()
+        self._used: dict[str, SinkOptions] = {}
+        self.client = self._stack.enter_context(BlockingClient(self.options().client_settings()))
+        self.transactions = Transactions(self.client)
+        self.redo = Redo(self.client)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for options in self._used.values():
+            with contextlib.suppress(_DiscardError), worker.producer_of(options):
+                raise _DiscardError
+        self._stack.close()
+
+    def options(self, **given: str) -> SinkOptions:
+        """Of the sink; `commit__mode="auto"` stands for the option commit.mode."""
+        options = {
+            "kafka.bootstrap.servers": self.broker.bootstrap,
+            "topic": self.topic,
+            "decision.topic": self.decision_topic,
+            "commit.mode": "parallel",
+            **{name.replace("__", "."): value for name, value in given.items()},
+        }
+        return SinkOptions.parse(options, is_stream=True)
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    def task(
+        self, *parts: Sequence[str], batch: int = 0, run: str = "run", partition: int | None = 0, **options: str
+    ) -> Report:
+        """Run a task whose rows come in these parts, all to one partition of the topic."""
+        columns = (_columns(part, partition) for part in parts)
+        return self.write(columns, batch=batch, run=run, **options)
+
+    def write(self, columns: Iterator[pa.RecordBatch], *, batch: int = 0, run: str = "run", **options: str) -> Report:
+        given = self.options(**options)
+        self._used[repr(sorted(given.producer_config().items()))] = given
+        limits = Limits(RECORD_BYTES_MAX, {self.topic: PARTITIONS})
+        return TaskWriter(given, Place(self.sink, QUERY, run, batch, 0, 0), limits).write(columns)
+
+    def transaction(self, *parts: Sequence[str], **options: str) -> TaskTransaction:
+        """The transaction that such a task has left open."""
+        transaction = self.task(*parts, **options).transaction  # type: ignore[arg-type]
+        assert transaction is not None
+        return transaction
+
+    # -- the driver ------------------------------------------------------------------------------
+
+    def ledger(self, sink: str | None = None, **options: str) -> Ledger:
+        ledger = Ledger(self.options(**options), sink or self.sink, self.client)
+        self._stack.callback(ledger.close)
+        return ledger
+
+    def driver(
+        self, run: str = "run", steps: Failpoints | None = None, now_ms: Callable[[], int] = SYSTEM_CLOCK.time_ms
+    ) -> Committer:
+        parts = (self.ledger(), self.transactions, self.redo)
+        committer = Committer(self.sink, run, *parts, steps or Steps(), now_ms)
+        self._stack.callback(committer.close)
+        return committer
+
+    def batch(self, number: int, *reports: Report) -> Batch:
+        transactions = [report.transaction for report in reports if report.transaction is not None]
+        return Batch(QUERY, number, transactions, merged([*reports]))
+
+    def decision(self, batch: int = 0, *transactions: TaskTransaction, query: str = QUERY) -> Decision:
+        return Decision(self.sink, query, "run", batch, transactions)
+
+    def producer(self, transactional_id: str, **config: str) -> Producer:
+        """Another client's transactional producer, ready for its first transaction."""
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        producer = Producer(
+            {"bootstrap.servers": self.broker.bootstrap, "transactional.id": transactional_id, **settings}
+        )
+        self._stack.callback(producer.close, 0)
+        producer.init_transactions()
+        return producer
+
+    # -- what is in the topics -------------------------------------------------------------------
+
+    def rows(self) -> list[str]:
+        """The values that a reader of committed records sees, by partition and offset."""
+        found = committed(self.broker.bootstrap, self.topic)
+        return [(value or b"").decode() for _, records in sorted(found.items()) for _, value in records]
+
+
+def _columns(rows: Sequence[str], partition: int | None) -> pa.RecordBatch:
+    columns: Mapping[str, object] = {"key": [row[:1] for row in rows], "value": list(rows)}
+    batch = pa.RecordBatch.from_pydict(columns)
+    if partition is None:
+        return batch
+    return batch.append_column("partition", pa.array([partition] * len(rows), pa.int32()))
+
+
+def hours_from_now(hours: float) -> Callable[[], int]:
+    """A clock that is wrong by this much."""
+    return lambda: SYSTEM_CLOCK.time_ms() + int(hours * 3_600_000)
