@@ -162,6 +162,19 @@ def test_a_constructor_that_fails_closes_what_it_opened():
     assert closed[-2:] == ["reporter", "serializer"]
 
 
+@pytest.mark.behaviour("P04")
+def test_a_constructor_that_cannot_start_its_thread_leaves_no_socket(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Producer(bootstrap_servers=NOWHERE)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 class Broken:
     def configure(self, config):
         raise ValueError("no")
@@ -448,6 +461,54 @@ def test_a_callback_that_fails_for_a_refused_record_is_logged_and_ctrl_c_in_it_i
         with pytest.raises(KeyboardInterrupt):
             producer.send("t", b"x" * 2000, on_delivery=interrupted)
         producer.send("t", b"v").result(SECONDS)
+
+
+@pytest.mark.behaviour("P08")
+def test_the_wait_for_metadata_leaves_less_time_to_wait_for_memory(broker, monkeypatch):
+    with make(broker, max_block_ms=10_000, retry_backoff_ms=20, retry_backoff_max_ms=20) as producer:
+        broker.knows_topics.clear()
+        threading.Timer(0.3, broker.knows_topics.set).start()
+        allowed = []
+        allocate = producer._pool.allocate
+
+        def noting(size, max_block_ms, claim):
+            allowed.append(max_block_ms)
+            return allocate(size, max_block_ms, claim)
+
+        monkeypatch.setattr(producer._pool, "allocate", noting)
+        producer.send("t", b"v").result(SECONDS)
+        (left_ms,) = allowed
+        assert left_ms <= 10_000 - 300
+
+
+@pytest.mark.behaviour("P41")
+def test_no_more_requests_are_in_flight_than_allowed(broker):
+    with make(broker, max_in_flight_requests_per_connection=2, batch_size=0, linger_ms=0) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        broker.answers.clear()
+        for number in range(10):
+            producer.send("t", b"%d" % number)
+        with pytest.raises(TimedOutError):
+            producer.flush(0.3)
+        tags = (("client-id", producer.settings.client_id),)
+        assert producer.metrics()[MetricName("requests-in-flight", "producer-metrics", tags)] == 2
+        broker.answers.set()
+
+
+@pytest.mark.behaviour("P01")
+@pytest.mark.parametrize("way", ["mapping", "file"])
+def test_a_serializer_object_wins_over_the_configured_class(broker, tmp_path, way):
+    file = tmp_path / "producer.properties"
+    file.write_text("value.serializer=org.apache.kafka.common.serialization.StringSerializer\n")
+    config = {"value.serializer": "str"} if way == "mapping" else file
+
+    def shouting(value):
+        return value.upper().encode()
+
+    address = broker.address
+    with Producer(config, value_serializer=shouting, bootstrap_servers=address, enable_idempotence=False) as producer:
+        producer.send("t", "text").result(SECONDS)
+    assert broker.values("t") == [b"TEXT"]
 
 
 def test_wrong_arguments_are_told_before_anything_happens(broker):
