@@ -375,7 +375,7 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.behaviour("P50")
+@pytest.mark.behaviour("P37", "P50")
 @pytest.mark.parametrize(("options", "given", "kind"), REFUSALS)
 @pytest.mark.parametrize("plugins", [{}, {"interceptor_classes": ProducerInterceptor()}], ids=["short", "intercepted"])
 def test_a_refused_record_fails_its_future_and_calls_its_callback(broker, options, given, kind, plugins):

@@ -286,6 +286,6 @@ def test_a_signal_handler_may_send_or_is_refused_at_once(broker: SmallBroker, to
         sent: list[Any] = [outcome for outcome in outcomes if not isinstance(outcome, IllegalStateError)]
         assert len(futures) == len(outcomes) + 1  # it goes on where it was interrupted
         assert all(future.exception(SECONDS) is None for future in [*futures, *sent])
-    assert refused
+    assert refused or topics == "new"  # there it is sampled only
     assert sent
     each_once(broker, "t")

@@ -5,7 +5,7 @@ are Python functions: a handler that raises inside their `__enter__` leaves the 
 the C module cannot be interrupted between taking the lock and entering the block, nor on the way out.
 
 A handler that interrupts a thread inside such a block, and needs the same lock, would wait for itself. Hence locks know
-their owner: public calls ask `is_owned` first, and raise.
+their owner: who is about to take one that a handler may want asks first, and raises.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class OwnedLock(_RLock):
 
     is_owned = _RLock._is_owned
 
+    def check_not_owned(self) -> None:
+        """Raise if this thread holds the lock: then we are in a signal handler, or a finalizer."""
+        if self.is_owned():
+            raise IllegalStateError(REENTERED)
+
 
 class TurnLock(OwnedLock):
     """A lock that nobody holds while waiting for the GIL, but for a thread that was interrupted in it.
@@ -57,10 +62,10 @@ class TurnLock(OwnedLock):
     __slots__ = ()
 
     def __enter__(self) -> bool:
-        if self.is_owned():
+        if self.is_owned():  # as in check_not_owned, without another call
             raise IllegalStateError(REENTERED)
         try:
-            while not self.acquire(blocking=False):
+            while not self.acquire(False):
                 time.sleep(TURN_S)
         except BaseException:
             if self.is_owned():  # the handler has raised just after it was acquired

@@ -97,15 +97,17 @@ class Accumulator:
     def topic(self, name: str, partition_count: int) -> TopicQueues:
         """The queues of a topic, made or grown to the number of partitions that it has now."""
         queues = self.topics.get(name)
-        if queues is None or len(queues.queues) < partition_count or name not in self.lanes:
+        if queues is None or len(queues.queues) < partition_count:
+            self.topics_lock.check_not_owned()
             with self.topics_lock:
                 queues = self.topics.get(name)
                 if queues is None:
-                    queues = self.topics[name] = TopicQueues(name, partition_count, self._make_lane)
+                    queues = TopicQueues(name, partition_count, self._make_lane)
                 elif len(queues.queues) < partition_count:
-                    self.lanes.pop(name, None)  # until it has grown: then this is done again if it was interrupted
                     queues.grow(partition_count)
+                # No call in between: a signal handler that raises comes before both or after both.
                 self.lanes[name] = queues.lane
+                self.topics[name] = queues
         return queues
 
     def _make_lane(self, topic: TopicQueues, partition_count: int) -> Lane:

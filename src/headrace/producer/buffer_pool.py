@@ -44,11 +44,9 @@ class Claim:
     cannot make memory disappear: who made the claim gives back what is in it.
     """
 
-    __slots__ = ("buffer", "size")
-
-    def __init__(self, buffer: bytearray | None = None, size: int = 0) -> None:
-        self.buffer = buffer
-        self.size = size
+    # Defaults on the class: one is made for every batch.
+    size = 0
+    buffer: bytearray | None = None
 
 
 class BufferPool:
@@ -98,9 +96,11 @@ class BufferPool:
                 f"a batch of {size} bytes is larger than buffer.memory ({self.total_bytes}): "
                 f"send smaller records or raise buffer.memory"
             )
+        self.lock.check_not_owned()
         with self.lock:
-            self._check_open()
-            if self.available_bytes >= size and not (self._waiters and not self._waiters[0].let_pass(size)):
+            if self._closed is not None:
+                raise self._closed
+            if self.available_bytes >= size and (not self._waiters or self._waiters[0].let_pass(size)):
                 self._take(size, claim, spare)
                 return
         self._wait_in_line(size, max_block_ms, claim, spare)
@@ -128,7 +128,8 @@ class BufferPool:
             while True:
                 woken = turn.woken = OneShotEvent()
                 with self.lock:
-                    self._check_open()
+                    if self._closed is not None:
+                        raise self._closed
                     if self._waiters[0] is turn and self.available_bytes >= size:
                         self._take(size, claim, spare)
                         return
@@ -158,7 +159,9 @@ class BufferPool:
 
     def release(self, buffer: bytearray | None, size: int) -> None:
         """Take back a buffer that was allocated with `size`, or the count of what was only reserved."""
-        self.give_back(Claim(buffer, size))
+        claim = Claim()
+        claim.buffer, claim.size = buffer, size
+        self.give_back(claim)
 
     def give_back(self, claim: Claim) -> None:
         """Take back what is in the claim: nobody has become its owner."""
@@ -173,10 +176,6 @@ class BufferPool:
                 self._unallocated += size
             if self._waiters:
                 self._waiters[0].woken.set()
-
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise self._closed
 
     def close(self, error: HeadraceError | None = None) -> None:
         """Tell all who wait, or begin to, that there is nothing to wait for."""

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from headrace.client.clock import SYSTEM_CLOCK, Clock
-from headrace.client.locks import REENTERED, OwnedLock
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, PartitionInfo
 from headrace.client.network import NetworkClient
 from headrace.errors import (
@@ -178,9 +177,6 @@ class Producer(SendPath, TransactionScope):
         self._register_gauges()
         self.config.warn_of_unused(self._log)
         self.lanes = self._accumulator.lanes
-        # Those that an application thread takes; the topics' locks look after themselves.
-        self._locks: list[OwnedLock] = [self._pool.lock, self._metadata.lock, self._metrics.lock]
-        self._locks += [self._accumulator.topics_lock, *([self._transactions.lock] if self._transactions else [])]
         # Who needs none of the steps that only Python can do may take the short way.
         self.is_short = self._steps.are_none
         self._thread = threading.Thread(target=self._run, name=f"headrace-{settings.client_id}", daemon=True)
@@ -535,6 +531,7 @@ class Producer(SendPath, TransactionScope):
         return threading.current_thread() is self._thread
 
     def _check_may_wait(self, what: str) -> None:
+        self._check_not_reentered()
         if self._on_io_thread():
             raise IllegalStateError(f"{what} in a callback: that runs on the thread that would be waited for")
 
@@ -548,10 +545,10 @@ class Producer(SendPath, TransactionScope):
             raise IllegalStateError(
                 "this producer was made before fork(): its I/O thread is in the parent. Make a new one in the child"
             )
-        self._check_not_reentered()
         if self._closed:
             raise ClosedError("the producer is closed")
-        self._raise_failure()
+        if self._sender.failure is not None:
+            self._raise_failure()
 
     def _raise_failure(self) -> None:
         failure = self._sender.failure
@@ -560,9 +557,11 @@ class Producer(SendPath, TransactionScope):
 
     def _check_not_reentered(self) -> None:
         """Raise in a signal handler that would wait for the very thread it has interrupted."""
-        for lock in self._locks:
-            if lock.is_owned():
-                raise IllegalStateError(REENTERED)
+        locks = [self._pool.lock, self._metadata.lock, self._accumulator.topics_lock]
+        if self._transactions is not None:
+            locks.append(self._transactions.lock)
+        for lock in locks:
+            lock.check_not_owned()
 
     def _warn_of_undelivered(self) -> None:
         count = sum(batch.record_count for batch in self._accumulator.incomplete())

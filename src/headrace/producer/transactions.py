@@ -312,6 +312,7 @@ class TransactionManager:
 
         Raises where there is no transaction, or not any more: another thread may have ended it since `may_send`.
         """
+        self.lock.check_not_owned()
         with self.lock:
             self.may_send()
             key = (topic, partition)
