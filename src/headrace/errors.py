@@ -13,6 +13,7 @@
     ├── NotFoundError               a topic, a group, a transaction that is not there
     ├── AuthenticationError         the broker or we refuse to go on: no retry will help
     │   └── TlsError                of the handshake: certificates, names, protocols
+    ├── IoThreadError               the thread that sends has died, and of what
     └── BrokerError                 an error code in a response, see `ERROR_CODES`
 
 All of them survive pickling with their attributes, because Spark carries them from
@@ -120,6 +121,10 @@ class RecordTooLargeError(HeadraceError):
     """A record that is larger than a request, or the whole buffer, may be."""
 
 
+class IoThreadError(HeadraceError):
+    """The producer's I/O thread has died; `__cause__` is what it died of. Close the producer and make a new one."""
+
+
 class TransactionError(HeadraceError):
     """What became of a transaction."""
 
@@ -152,6 +157,10 @@ class BrokerError(HeadraceError):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.code}): {self.args[0]}" if self.args[0] else f"{self.name} ({self.code})"
+
+
+API_ERRORS = (AuthenticationError, BrokerError, RecordTooLargeError, TimedOutError, UnsupportedVersionError)
+"""Kafka's ApiException. A `send` that meets one returns a future that has failed with it; all else is raised."""
 
 
 class ErrorCode(NamedTuple):

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 
-from headrace import GroupMetadata, Producer, TransactionError
+from headrace import (
+    AbortableError,
+    GroupMetadata,
+    HeadraceError,
+    Producer,
+    SerializationError,
+    TransactionError,
+)
 from headrace.broker import EmbeddedBroker
 from headrace.client import admin as admin_client
 from headrace.client.admin import AdminClient
@@ -55,6 +63,53 @@ def test_what_is_committed_is_seen_and_what_is_aborted_is_not(connection, broker
     wanted = [b"%d %c" % (n, c) for n in (0, 2, 3, 5) for c in b"ab"]
     eventually("the last commit", lambda: visible(connection, topic) == wanted)
     assert visible(connection, topic, committed=False) == [b"%d %c" % (n, c) for n in range(6) for c in b"ab"]
+
+
+REFUSED = {
+    "too large": (lambda producer, topic: producer.send(topic, b"x" * 5000), "max.request.size"),
+    "too large in columns": (
+        lambda producer, topic: producer.send_arrow(topic, pa.table({"value": [b"x" * 5000]})),
+        "max.request.size",
+    ),
+    "unknown partition": (lambda producer, topic: producer.send(topic, b"v", partition=99), "partition 99"),
+    "invalid topic": (lambda producer, topic: producer.send("no spaces", b"v"), "INVALID_TOPIC"),
+}
+
+
+@pytest.mark.behaviour("P50", "T08")
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refused_record_makes_the_commit_of_its_transaction_fail(connection, broker, topic, kind):
+    send, said = REFUSED[kind]
+    options = {"max.request.size": 4000, "max.block.ms": 1000, "transactional.id": unique("txn")}
+    with Producer(options, bootstrap_servers=broker.bootstrap) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"before").result(SECONDS)
+        with pytest.raises(HeadraceError, match=said):
+            send(producer, topic).result(0)
+        with pytest.raises(AbortableError, match=said):
+            producer.send(topic, b"after")  # by the open batch, too
+        with pytest.raises(AbortableError, match=said):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        with pytest.raises(AbortableError, match=said), producer.transaction():
+            send(producer, topic)  # nobody looks at it: the commit does
+        with producer.transaction():
+            producer.send(topic, b"again")
+    eventually("the commit", lambda: visible(connection, topic) == [b"again"])
+
+
+@pytest.mark.behaviour("P50")
+def test_what_is_raised_leaves_the_transaction_as_it_is(connection, broker, topic):
+    options = {"transactional.id": unique("txn"), "value.serializer": "str"}
+    with Producer(options, bootstrap_servers=broker.bootstrap) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send(topic, "one")
+            with pytest.raises(SerializationError):
+                producer.send(topic, b"bytes")
+            producer.send(topic, "two")
+    eventually("the commit", lambda: visible(connection, topic) == [b"one", b"two"])
 
 
 @pytest.mark.behaviour("B04")

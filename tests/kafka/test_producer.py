@@ -276,14 +276,14 @@ def test_the_four_ways_to_make_a_producer_give_the_same_one(either, tmp_path):
         lambda: Producer(bootstrap_servers=either.bootstrap, value_serializer="str", linger_ms=7),
         lambda: Producer.from_properties(file),
         lambda: Producer(file),
-        lambda: Producer(mapping, value_serializer=lambda value: value.encode()),  # an object wins
-        lambda: Producer.from_properties(file, value_serializer=lambda value: value.encode()),
+        lambda: Producer(mapping, value_serializer=lambda value: value.upper().encode()),  # an object wins
+        lambda: Producer.from_properties(file, value_serializer=lambda value: value.upper().encode()),
     )
     for make in ways:
         with make() as producer:
             assert producer.settings.linger_ms == 7
             producer.send(topic, "text").result(SECONDS)
-    assert values_of(either, topic, len(ways)) == [b"text"] * len(ways)
+    assert values_of(either, topic, len(ways)) == [b"text"] * 4 + [b"TEXT"] * 2
 
 
 @pytest.mark.parametrize("name", ["kafka", "kafka39", "headrace_broker"])

@@ -45,7 +45,7 @@ def test_a_topic_that_is_not_there_is_waited_for_no_longer_than_max_block(strict
     with Producer(bootstrap_servers=strict.bootstrap, max_block_ms=700) as producer:
         started = time.monotonic()
         with pytest.raises(TimedOutError, match=r"topic 'nowhere' is not known after 7\d\d ms \(max.block.ms\)"):
-            producer.send("nowhere", b"v")
+            producer.send("nowhere", b"v").result(0)
         with pytest.raises(TimedOutError, match="topic 'nowhere'"):
             producer.partitions_for("nowhere")
         assert time.monotonic() - started < 3
@@ -58,9 +58,9 @@ def test_a_partition_that_is_not_there_names_how_many_there_are(strict):
         with pytest.raises(
             TimedOutError, match=rf"partition 5 of topic '{topic}' is not known \(it has 2 partitions\)"
         ):
-            producer.send(topic, b"v", partition=5)
+            producer.send(topic, b"v", partition=5).result(0)
         with pytest.raises(TimedOutError, match="partition 7"):
-            producer.send_arrow(topic, pa.table({"value": [b"v"], "partition": [7]}))
+            producer.send_arrow(topic, pa.table({"value": [b"v"], "partition": [7]})).result(0)
         assert producer.send(topic, b"v", partition=1).result(SECONDS).partition == 1
 
 
@@ -78,7 +78,7 @@ def test_an_invalid_topic_fails_at_once(either):
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         started = time.monotonic()
         with pytest.raises(BrokerError, match=r"INVALID_TOPIC_EXCEPTION \(17\): topic 'no spaces'"):
-            producer.send("no spaces", b"v")
+            producer.send("no spaces", b"v").result(0)
         assert time.monotonic() - started < 5
         with pytest.raises(ValueError, match="topic is ''"):
             producer.send("", b"v")
@@ -90,15 +90,15 @@ def test_records_that_are_too_large_are_refused_with_size_and_option(either):
     small = {"bootstrap_servers": either.bootstrap, "max_request_size": 10_000}
     with Producer(small, batch_size=1000) as producer:
         with pytest.raises(RecordTooLargeError, match=r"10036 bytes .* max.request.size \(10000\)"):
-            producer.send(topic, b"x" * 10_000)
+            producer.send(topic, b"x" * 10_000).result(0)
         with pytest.raises(RecordTooLargeError, match=r"row 1 has 11003 bytes .* max.request.size \(10000\)"):
-            producer.send_arrow(topic, pa.table({"value": [b"x", b"x" * 11_000], "key": [b"key", b"key"]}))
+            producer.send_arrow(topic, pa.table({"value": [b"x", b"x" * 11_000], "key": [b"key", b"key"]})).result(0)
         assert producer.send(topic, b"fits").result(SECONDS).offset == 0
     with (
         Producer(bootstrap_servers=either.bootstrap, buffer_memory=20_000, batch_size=1000) as producer,
         pytest.raises(RecordTooLargeError, match=r"buffer.memory \(20000\)"),
     ):
-        producer.send(topic, b"x" * 20_000)
+        producer.send(topic, b"x" * 20_000).result(0)
     assert [record.value for record in librdkafka.consume(either.bootstrap, topic, 1)] == [b"fits"]
 
 
@@ -142,7 +142,9 @@ def test_a_full_buffer_blocks_then_says_what_is_full_and_who_is_away(kafka_jars,
 
         def fill():
             for _ in range(10):
-                producer.send(topic, b"x" * 9_000)
+                future = producer.send(topic, b"x" * 9_000)
+                if future.done():
+                    future.result(0)
 
         message = r"buffer full: 0.0 of 0.0\d+ MiB for 0\.\d+ s.* no connection to broker 1: .*raise buffer.memory"
         with pytest.raises(BufferExhaustedError, match=message):
@@ -176,14 +178,14 @@ def test_a_port_that_speaks_http_is_told_from_one_where_nobody_is():
             Producer(bootstrap_servers=f"127.0.0.1:{server.server_address[1]}", max_block_ms=600) as producer,
             pytest.raises(TimedOutError, match=r"no broker has answered yet: .*HTTP"),
         ):
-            producer.send("t", b"v")
+            producer.send("t", b"v").result(0)
         server.shutdown()
     (port,) = free_ports(1)
     with (
         Producer(bootstrap_servers=f"127.0.0.1:{port}", max_block_ms=600) as producer,
         pytest.raises(TimedOutError, match=rf"no broker has answered yet: .*{port}.*refused"),
     ):
-        producer.send("t", b"v")
+        producer.send("t", b"v").result(0)
 
 
 def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(either):

@@ -1,4 +1,4 @@
-"""Threads that share a producer do better than those that have one each, and ask less of the broker (P07)."""
+"""Threads that share a producer do not hold each other up, and send fewer requests than with one each (P07)."""
 
 from __future__ import annotations
 

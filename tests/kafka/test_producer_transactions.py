@@ -134,6 +134,8 @@ def test_a_record_that_fails_makes_the_commit_fail_and_after_an_abort_all_is_wel
         producer.abort_transaction()
         with pytest.raises(AbortableError, match="MESSAGE_TOO_LARGE"), producer.transaction():
             producer.send(topic, b"x" * 5000)  # here the block aborts
+        with pytest.raises(AbortableError, match=r"max\.request\.size"), producer.transaction():
+            producer.send(topic, b"x" * 2_000_000)  # refused before it is queued
         with producer.transaction():
             producer.send(topic, b"again")
     assert committed(either, topic, 1) == [b"again"]

@@ -95,7 +95,7 @@ def test_what_is_in_trouble_is_marked_in_words(page: Page, broker, live):
     )
     with producer:
         with pytest.raises(Exception, match="is not known"):
-            producer.send("orders", b"one")
+            producer.send("orders", b"one").result(0)
         drawn = open_journey(page, client_id)
         expect(drawn.locator("svg")).to_contain_text("no broker has answered yet")
         expect(table(page, "Last errors")).to_contain_text("is a broker running there?")

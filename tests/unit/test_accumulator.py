@@ -293,7 +293,7 @@ def test_a_node_is_ready_when_a_batch_is_full():
 def test_a_node_is_ready_while_threads_wait_for_memory():
     rig = Rig(linger_ms=50)
     rig.send()
-    rig.pool._waiters.append(Turn(rig.pool._lock, 1))
+    rig.pool._waiters.append(Turn(1))
     assert ready_nodes(rig) == [0]
 
 
@@ -303,7 +303,7 @@ def test_what_is_still_filling_is_left_alone_while_full_batches_will_give_back_t
         rig.send(b"x" * 200, 0)
     rig.send(b"filling", 2)
     rig.send(b"filling", 3)
-    rig.pool._waiters.append(Turn(rig.pool._lock, 1))
+    rig.pool._waiters.append(Turn(1))
     ready = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms)
     assert {node: [q.partition for q in queues] for node, queues in ready.nodes.items()} == {0: [0], 1: [3]}
 

@@ -16,9 +16,11 @@ from headrace import (
     ClosedError,
     IllegalStateError,
     ProducerRecord,
+    RecordTooLargeError,
     SerializationError,
     TimedOutError,
 )
+from headrace.producer.buffer_pool import Claim
 from small_broker import SmallBroker
 
 SECONDS = 10
@@ -123,7 +125,7 @@ def test_a_topic_that_never_comes_times_out(broker):
 
     async def main():
         async with make(broker, max_block_ms=200) as producer, watched():
-            for attempt in (producer.send("t", b"v"), producer.partitions_for("t")):
+            for attempt in (producer.send_and_wait("t", b"v"), producer.partitions_for("t")):
                 with pytest.raises(TimedOutError, match="topic 't' is not known"):
                     await attempt
 
@@ -162,7 +164,9 @@ def test_a_buffer_that_stays_full_is_an_error(broker):
 
             async def fill():
                 for _ in range(10):
-                    await producer.send("t", b"x" * 4_000)
+                    future = await producer.send("t", b"x" * 4_000)
+                    if future.done():
+                        await future
 
             async with watched():
                 with pytest.raises(BufferExhaustedError, match="buffer full"):
@@ -217,6 +221,47 @@ def test_cancelling_while_metadata_is_missing_leaves_nothing_behind(broker):
 
     asyncio.run(main())
     assert broker.values("t") == [b"yes"]
+
+
+@pytest.mark.behaviour("P50")
+def test_a_refused_record_fails_the_future_that_send_returns_and_calls_its_callback(broker):
+    told = []
+
+    async def main():
+        async with make(broker, max_request_size=1000) as producer:
+            future = await producer.send("t", b"x" * 2000, on_delivery=lambda *outcome: told.append(outcome))
+            with pytest.raises(RecordTooLargeError):
+                await future
+            delivery = await producer.send_arrow("t", pa.table({"value": [b"x" * 2000]}))
+            with pytest.raises(RecordTooLargeError):
+                await delivery
+            assert (await producer.send_and_wait("t", b"fits")).offset == 0
+        assert told == [(None, future.exception(0))]
+
+    asyncio.run(main())
+
+
+def test_batches_that_compress_well_take_more_memory_and_the_loop_goes_on(broker):
+    """What a batch takes from the pool grows with how well records compress; a pool for one such batch is full."""
+
+    async def main():
+        options = {"compression_type": "zstd", "batch_size": 16_000, "buffer_memory": 128_000 + 16_000, "linger_ms": 0}
+        async with make(broker, **options) as producer:
+            for _ in range(200):  # until it is known that zeros compress
+                await producer.send_and_wait("t", bytes(15_000))
+            topic = producer._producer._accumulator.topics["t"]
+            room = producer._producer._accumulator.room_bytes(topic, 0)
+            assert room > 16_000
+            claim, pool = Claim(), producer._producer._pool
+            pool.reserve(pool.available_bytes - room + 1, 0, claim)  # as send_arrow does in another thread
+            async with watched():
+                sending = asyncio.create_task(producer.send("t", b"v"))
+                await asyncio.sleep(0.3)
+                assert not sending.done()
+                pool.give_back(claim)
+                await (await sending)
+
+    asyncio.run(main())
 
 
 def test_errors_of_serializers_and_of_use_are_raised_at_once(broker):

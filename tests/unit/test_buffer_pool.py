@@ -9,7 +9,7 @@ import pytest
 
 from fakes import FakeClock
 from headrace.errors import BufferExhaustedError, ClosedError, RecordTooLargeError, TimedOutError
-from headrace.producer.buffer_pool import PASSED_MAX, BufferPool, Turn
+from headrace.producer.buffer_pool import PASSED_MAX, BufferPool, Claim, Turn
 from waiting import eventually
 
 BATCH, TOTAL = 1024, 4096
@@ -124,7 +124,7 @@ def test_nobody_passes_a_thread_that_waits():
 def test_a_running_thread_may_take_what_the_first_in_line_has_yet_to_wake_up_for_but_not_for_ever():
     pool = make_pool()
     held = pool.allocate(TOTAL, 0)
-    pool._waiters.append(Turn(pool._lock, BATCH))  # a thread that never wakes up
+    pool._waiters.append(Turn(BATCH))  # a thread that never wakes up
     pool.release(held, TOTAL)
     for _ in range(PASSED_MAX):
         pool.release(pool.allocate(BATCH, 0), BATCH)
@@ -164,9 +164,11 @@ def test_closing_wakes_those_who_wait_and_refuses_new_ones():
 
 def test_a_reservation_is_counted_without_a_buffer():
     pool = make_pool()
-    assert pool.reserve(3 * BATCH, 0) is None
-    assert pool.available_bytes == BATCH
-    pool.release(None, 3 * BATCH)
+    claim = Claim()
+    pool.reserve(3 * BATCH, 0, claim)
+    assert (claim.size, claim.buffer, pool.available_bytes) == (3 * BATCH, None, BATCH)
+    pool.give_back(claim)
+    pool.give_back(claim)  # there is nothing in it any more
     assert pool.available_bytes == TOTAL
 
 

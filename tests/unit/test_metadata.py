@@ -191,7 +191,7 @@ def test_a_fatal_error_reaches_everybody_who_waits_and_nobody_later(metadata):
     for thread in threads:
         thread.start()
     started.wait(10)
-    while metadata._waiting < 3:
+    while len(metadata._waiting) < 3:
         assert any(thread.is_alive() for thread in threads)
     metadata.fail(AuthenticationError("wrong password"), fatal=True)
     for thread in threads:

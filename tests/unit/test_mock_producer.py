@@ -47,11 +47,11 @@ def test_what_the_real_one_refuses_is_refused():
     with pytest.raises(SerializationError):
         producer.send("t", 5)
     with pytest.raises(RecordTooLargeError, match="1000"):
-        producer.send("t", b"x" * 2000)
+        producer.send("t", b"x" * 2000).result(0)
     with pytest.raises(TimedOutError, match="topic 'other' is not known"):
-        producer.send("other", b"v")
+        producer.send("other", b"v").result(0)
     with pytest.raises(TimedOutError, match="partition 3 of topic 't'"):
-        producer.send("t", b"v", partition=3)
+        producer.send("t", b"v", partition=3).result(0)
     with pytest.raises(IllegalStateError, match=r"transactional\.id"):
         producer.begin_transaction()
     assert producer.history == []
@@ -134,6 +134,23 @@ def test_a_record_that_fails_in_a_transaction_has_it_aborted():
     assert (sent(producer), future.done()) == ([b"3"], True)
 
 
+@pytest.mark.behaviour("P50")
+def test_a_refused_record_tells_its_callback_and_has_the_transaction_aborted():
+    told = []
+    producer = MockProducer(transactional_id="t", max_request_size=1000)
+    producer.init_transactions()
+    producer.begin_transaction()
+    future = producer.send("t", b"x" * 2000, on_delivery=lambda *outcome: told.append(outcome))
+    assert isinstance(future.exception(0), RecordTooLargeError)
+    assert told == [(None, future.exception(0))]
+    with pytest.raises(AbortableError, match=r"max\.request\.size"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    with producer.transaction():
+        producer.send("t", b"fits")
+    assert [sent.value for sent in producer.history] == [b"fits"]
+
+
 def test_a_fenced_producer_can_do_no_more():
     producer = MockProducer(transactional_id="t1", auto_complete=False)
     producer.init_transactions()
@@ -156,7 +173,7 @@ def test_any_call_can_be_made_to_fail():
     producer = MockProducer()
     producer.failures["send"] = TimedOutError("full")
     with pytest.raises(TimedOutError, match="full"):
-        producer.send("t", b"v")
+        producer.send("t", b"v").result(0)
     del producer.failures["send"]
     producer.send("t", b"v")
     producer.failures["flush"] = TimedOutError("slow")

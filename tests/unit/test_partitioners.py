@@ -105,19 +105,28 @@ def test_being_asked_again_for_a_new_batch_costs_no_turn(cls):
         first = choose(partitioner, cluster)
         partitioner.on_new_batch("t", cluster, first)
         found.append(choose(partitioner, cluster))
-    assert found == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert found == [(found[0] + turn) % 4 for turn in range(8)]
+
+
+@pytest.mark.behaviour("P17")
+def test_turns_of_the_older_default_begin_at_a_random_number_of_each_topic():
+    partitioner, cluster = KeyHashRoundRobinPartitioner(FakeRandom(4, 11)), FakeCluster(3)
+    assert [choose(partitioner, cluster, topic=topic) for topic in "aabba"] == [1, 2, 2, 0, 0]
+    begun = {choose(KeyHashRoundRobinPartitioner(), FakeCluster(1000)) for _ in range(20)}
+    assert len(begun) > 1
+    assert {choose(RoundRobinPartitioner(), FakeCluster(1000)) for _ in range(20)} == {0}  # as in Java
 
 
 @pytest.mark.behaviour("P17")
 def test_the_older_default_hashes_keys_and_takes_turns_without():
-    partitioner, cluster = KeyHashRoundRobinPartitioner(), FakeCluster(5, available=[0, 2, 4])
+    partitioner, cluster = KeyHashRoundRobinPartitioner(FakeRandom(0)), FakeCluster(5, available=[0, 2, 4])
     by_key = partition_for_key(KEYED, 5)
     found = [choose(partitioner, cluster, key) for key in (None, KEYED, None, KEYED, None, None)]
     assert found == [0, by_key, 2, by_key, 4, 0]
 
 
 def test_a_keyed_record_in_a_new_batch_does_not_move_the_next_keyless_one():
-    partitioner, cluster = KeyHashRoundRobinPartitioner(), FakeCluster(50)
+    partitioner, cluster = KeyHashRoundRobinPartitioner(FakeRandom(0)), FakeCluster(50)
     first = choose(partitioner, cluster, KEYED)
     partitioner.on_new_batch("t", cluster, first)
     assert choose(partitioner, cluster, KEYED) == first

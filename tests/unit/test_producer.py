@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,12 +16,17 @@ import pytest
 
 from headrace import (
     BrokerError,
+    BufferExhaustedError,
     ClosedError,
     ConfigError,
+    HeadraceError,
+    MetricName,
     MetricsReporter,
     Producer,
     ProducerInterceptor,
     ProducerRecord,
+    RecordTooLargeError,
+    SerializationError,
     Serializer,
     TimedOutError,
 )
@@ -28,6 +35,7 @@ from waiting import eventually
 
 SECONDS = 10
 NOWHERE = "127.0.0.1:1"
+HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 
 
 @pytest.fixture
@@ -75,7 +83,43 @@ def test_construction_does_not_wait_for_a_broker_and_the_first_send_says_who_is_
     with Producer(bootstrap_servers=NOWHERE, max_block_ms=300) as producer:
         assert time.monotonic() - started < 2
         with pytest.raises(TimedOutError, match=r"topic 't' is not known after 3\d\d ms .*127\.0\.0\.1:1"):
-            producer.send("t", b"v")
+            producer.send("t", b"v").result(0)
+
+
+@pytest.mark.behaviour("P05")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda producer: producer.send("t", b"v"),
+        lambda producer: producer.send_arrow("t", pa.table({"value": [b"v"]})),
+        lambda producer: producer.partitions_for("t"),
+        lambda producer: producer.init_transactions(),
+    ],
+    ids=["send", "send_arrow", "partitions_for", "init_transactions"],
+)
+def test_the_first_connection_comes_with_the_first_use(request, use):
+    is_transactional = "init_transactions" in request.node.name
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        transactional_id = "t" if is_transactional else None
+        with Producer(bootstrap_servers=address, max_block_ms=10_000, transactional_id=transactional_id) as producer:
+            listening.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                listening.accept()
+
+            def run():
+                with contextlib.suppress(HeadraceError):  # nobody answers here
+                    use(producer)
+
+            using = threading.Thread(target=run, daemon=True)
+            using.start()
+            listening.settimeout(SECONDS)
+            listening.accept()[0].close()
+            producer.close(0)
+            using.join(SECONDS)
+            assert not using.is_alive()
 
 
 @pytest.mark.behaviour("P04")
@@ -118,6 +162,19 @@ def test_a_constructor_that_fails_closes_what_it_opened():
     assert closed[-2:] == ["reporter", "serializer"]
 
 
+@pytest.mark.behaviour("P04")
+def test_a_constructor_that_cannot_start_its_thread_leaves_no_socket(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Producer(bootstrap_servers=NOWHERE)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 class Broken:
     def configure(self, config):
         raise ValueError("no")
@@ -132,25 +189,98 @@ def test_an_option_that_nobody_knows_is_warned_of_with_the_nearest_name(caplog):
         def configure(self, config, is_key):
             assert config["mine.too"] == "x"
 
-    with Producer({"bootstrap.servers": NOWHERE, "linger": 5, "batch.sise": 1, "mine.too": "x"}, key_serializer=Reads):
+    given = {"bootstrap.servers": NOWHERE, "client.id": "c", "linger": 5, "batch.sise": 1, "mine.too": "x"}
+    with Producer(given, key_serializer=Reads):
         pass
     assert [record.getMessage() for record in caplog.records if "not known" in record.getMessage()] == [
-        "option 'batch.sise' is not known and has no effect; did you mean 'batch.size'?",
-        "option 'linger' is not known and has no effect; did you mean 'linger.ms'?",
+        "[producer client_id=c] option 'batch.sise' is not known and has no effect; did you mean 'batch.size'?",
+        "[producer client_id=c] option 'linger' is not known and has no effect; did you mean 'linger.ms'?",
     ]
 
 
 @pytest.mark.behaviour("P03")
-def test_client_ids_are_made_up_and_stand_in_every_log_line(caplog):
-    caplog.set_level(logging.DEBUG, "headrace.producer")
-    with Producer(bootstrap_servers=NOWHERE) as one, Producer(bootstrap_servers=NOWHERE, transactional_id="t1") as two:
+def test_client_ids_are_made_up_and_stand_in_every_log_line(broker, caplog):
+    """Every part that logs is made to: options, plug-ins, interceptors, reporters, callbacks, network, the end."""
+    caplog.set_level(logging.DEBUG, "headrace")
+
+    class Failing(ProducerInterceptor, MetricsReporter):
+        def on_send(self, record):
+            raise ValueError("mine")
+
+        def on_acknowledgement(self, metadata, error):
+            raise ValueError("mine")
+
+        def on_update(self, cluster):
+            raise ValueError("mine")
+
+        def metric_change(self, metric):
+            raise ValueError("mine")
+
+        def close(self):
+            raise ValueError("mine")
+
+    def failing(metadata, error):
+        raise ValueError("mine")
+
+    failing_plugin = Failing()
+    options = {
+        "linger.ms": 0,
+        "request.timeout.ms": 130_000,  # raises delivery.timeout.ms
+        "retry.backoff.ms": 2000,
+        "acks": "1",  # turns idempotence off
+        "nonsense": 1,
+        "metrics.recording.level": "DEBUG",
+        "interceptor.classes": failing_plugin,
+        "metric.reporters": [failing_plugin, "view"],
+        "view.url": f"http://{NOWHERE}",
+    }
+    with Producer(options, bootstrap_servers=[NOWHERE, broker.address]) as one:
         assert one.settings.client_id.startswith("producer-")
+        one.send("t", b"v", on_delivery=failing).result(SECONDS)
+        one.send_record(ProducerRecord("t", b"x" * 2_000_000), on_delivery=failing)
+        eventually("the view", lambda: "live view" in caplog.text)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("headrace")]
+    prefix = f"[producer client_id={one.settings.client_id}] "
+    assert [line for line in lines if not line.startswith(prefix)] == []
+    for part in (
+        "delivery.timeout.ms is raised",
+        "retry.backoff.ms is",
+        "idempotence is off",
+        "'nonsense' is not known",
+        "metrics.recording.level has no effect",
+        "on_send failed",
+        "on_acknowledgement failed",
+        "on_send_error failed",
+        "a cluster listener failed",
+        "a metrics reporter failed",
+        "could not be closed",
+        "a delivery callback for t-0 failed",
+        "a delivery callback for topic t failed",
+        "connected to node",
+        "the live view",
+    ):
+        assert any(part in line for line in lines), part
+    caplog.clear()
+    with Producer(bootstrap_servers=NOWHERE, transactional_id="t1", max_block_ms=200) as two:
         assert two.settings.client_id == "producer-t1"
-        one._log.warning("first")
-        two._log.warning("second")
         assert repr(two) == "Producer(client_id='producer-t1', bootstrap_servers='127.0.0.1:1')"
-    assert f"[producer client_id={one.settings.client_id}] first" in caplog.text
-    assert "[producer client_id=producer-t1 transactional_id=t1] second" in caplog.text
+        with pytest.raises(TimedOutError):
+            two.init_transactions()
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("headrace")]
+    assert lines
+    assert all(line.startswith("[producer client_id=producer-t1 transactional_id=t1] ") for line in lines)
+
+
+@pytest.mark.behaviour("P02")
+def test_options_that_change_nothing_are_warned_of_unless_they_are_off(broker, caplog, monkeypatch):
+    monkeypatch.setattr("headrace.producer.settings._warned_no_effect", set())
+    with Producer(bootstrap_servers=NOWHERE, enable_metrics_push=False):
+        pass
+    assert "no effect" not in caplog.text
+    with Producer(bootstrap_servers=NOWHERE, enable_metrics_push=True, metrics_recording_level="TRACE"):
+        pass
+    assert "option enable.metrics.push has no effect: metrics are not sent to brokers" in caplog.text
+    assert "option metrics.recording.level has no effect: every metric of a producer has the level INFO" in caplog.text
 
 
 @pytest.mark.behaviour("P06")
@@ -206,7 +336,7 @@ def test_interceptors_hear_of_every_failure_with_the_partition_as_far_as_it_is_k
         producer.send("t", b"v")
     with make(broker, interceptor_classes=heard, partitioner_class=lambda *_: 0, max_request_size=1000) as producer:
         with pytest.raises(Exception, match=r"max.request.size"):
-            producer.send("t", b"v" * 2000)
+            producer.send("t", b"v" * 2000).result(0)
         broker.error_code = 29  # TOPIC_AUTHORIZATION_FAILED
         future = producer.send("t", b"v")
         assert isinstance(future.exception(SECONDS), BrokerError)
@@ -235,6 +365,150 @@ def test_a_failed_batch_of_the_built_in_partitioner_tells_its_partition_too(brok
     ((metadata, error),) = told
     assert metadata is None
     assert "INVALID_RECORD" in str(error)
+
+
+# What Kafka's producer tells by the future: options, what is sent, the error.
+REFUSALS = [
+    ({"max_request_size": 1000}, {"value": b"x" * 2000}, RecordTooLargeError),
+    ({"buffer_memory": 20_000, "max_request_size": 100_000}, {"value": b"x" * 30_000}, RecordTooLargeError),
+    ({"max_block_ms": 100}, {"value": b"v", "partition": 7}, TimedOutError),
+]
+
+
+@pytest.mark.behaviour("P37", "P50")
+@pytest.mark.parametrize(("options", "given", "kind"), REFUSALS)
+@pytest.mark.parametrize("plugins", [{}, {"interceptor_classes": ProducerInterceptor()}], ids=["short", "intercepted"])
+def test_a_refused_record_fails_its_future_and_calls_its_callback(broker, options, given, kind, plugins):
+    told = []
+    with make(broker, **options, **plugins) as producer:
+        future = producer.send("t", **given, on_delivery=lambda *outcome: told.append(outcome))
+        assert future.done()
+        with pytest.raises(kind):
+            future.result(0)
+        assert isinstance(future.exception(0), kind)
+        ((metadata, error),) = told
+        assert metadata is None
+        assert error is future.exception(0)
+        later: list = []
+        future.add_done_callback(later.append)
+        assert later == [future]
+        assert producer.send("t", b"fits").result(SECONDS).offset == 0
+        tags = (("client-id", producer.settings.client_id),)
+        assert producer.metrics()[MetricName("record-error-total", "producer-metrics", tags)] == 1
+    assert broker.values("t") == [b"fits"]
+
+
+@pytest.mark.behaviour("P50")
+def test_a_full_buffer_is_told_by_the_future_and_the_callback(broker):
+    told = []
+    with make(broker, buffer_memory=16_384, max_block_ms=100, linger_ms=0) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        broker.answers.clear()
+        producer.send("t", bytes(16_000))
+        future = producer.send("t", bytes(16_000), on_delivery=lambda _, error: told.append(error))
+        assert future.done()
+        assert isinstance(future.exception(0), BufferExhaustedError)
+        assert told == [future.exception(0)]
+        broker.answers.set()
+
+
+@pytest.mark.behaviour("P50")
+def test_refused_rows_fail_their_delivery_and_those_before_them_are_sent(broker):
+    with make(broker, max_request_size=10_000) as producer:
+        delivery = producer.send_arrow("t", pa.table({"value": [b"x" * 20_000]}))
+        assert delivery.done()
+        assert isinstance(delivery.refusal, RecordTooLargeError)
+        with pytest.raises(RecordTooLargeError, match="row 0 has 20000 bytes"):
+            delivery.result(0)
+        # By its headers: seen only when the slice is encoded.
+        headers = [[], [{"key": "h", "value": b"x" * 20_000}]]
+        table = pa.Table.from_batches(
+            [pa.record_batch({"value": [b"v%d" % n], "headers": pa.array([h], HEADERS)}) for n, h in enumerate(headers)]
+        )
+        delivery = producer.send_arrow("t", table)
+        assert delivery.queued_rows == 1
+        with pytest.raises(RecordTooLargeError, match="with its headers"):
+            delivery.result(SECONDS)
+        producer.flush(SECONDS)
+        assert producer._pool.available_bytes == producer._pool.total_bytes
+    assert broker.values("t") == [b"v0"]
+
+
+@pytest.mark.behaviour("P50")
+def test_what_is_no_api_error_is_raised_and_calls_no_callback(broker):
+    told = []
+    with make(broker, value_serializer="str") as producer:
+        with pytest.raises(SerializationError):
+            producer.send("t", b"bytes", on_delivery=lambda *outcome: told.append(outcome))
+        with pytest.raises(ValueError, match="partition"):
+            producer.send("t", "v", partition=-1, on_delivery=lambda *outcome: told.append(outcome))
+    with pytest.raises(ClosedError):
+        producer.send("t", "v", on_delivery=lambda *outcome: told.append(outcome))
+    assert told == []
+
+
+@pytest.mark.behaviour("P50", "P51")
+def test_a_callback_that_fails_for_a_refused_record_is_logged_and_ctrl_c_in_it_is_raised(broker, caplog):
+    def fails(_, error):
+        raise ValueError("of the callback")
+
+    def interrupted(_, error):
+        raise KeyboardInterrupt
+
+    with make(broker, max_request_size=1000) as producer:
+        assert producer.send("t", b"x" * 2000, on_delivery=fails).done()
+        assert "of the callback" in caplog.text
+        with pytest.raises(KeyboardInterrupt):
+            producer.send("t", b"x" * 2000, on_delivery=interrupted)
+        producer.send("t", b"v").result(SECONDS)
+
+
+@pytest.mark.behaviour("P08")
+def test_the_wait_for_metadata_leaves_less_time_to_wait_for_memory(broker, monkeypatch):
+    with make(broker, max_block_ms=10_000, retry_backoff_ms=20, retry_backoff_max_ms=20) as producer:
+        broker.knows_topics.clear()
+        threading.Timer(0.3, broker.knows_topics.set).start()
+        allowed = []
+        allocate = producer._pool.allocate
+
+        def noting(size, max_block_ms, claim):
+            allowed.append(max_block_ms)
+            return allocate(size, max_block_ms, claim)
+
+        monkeypatch.setattr(producer._pool, "allocate", noting)
+        producer.send("t", b"v").result(SECONDS)
+        (left_ms,) = allowed
+        assert left_ms <= 10_000 - 300
+
+
+@pytest.mark.behaviour("P41")
+def test_no_more_requests_are_in_flight_than_allowed(broker):
+    with make(broker, max_in_flight_requests_per_connection=2, batch_size=0, linger_ms=0) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        broker.answers.clear()
+        for number in range(10):
+            producer.send("t", b"%d" % number)
+        with pytest.raises(TimedOutError):
+            producer.flush(0.3)
+        tags = (("client-id", producer.settings.client_id),)
+        assert producer.metrics()[MetricName("requests-in-flight", "producer-metrics", tags)] == 2
+        broker.answers.set()
+
+
+@pytest.mark.behaviour("P01")
+@pytest.mark.parametrize("way", ["mapping", "file"])
+def test_a_serializer_object_wins_over_the_configured_class(broker, tmp_path, way):
+    file = tmp_path / "producer.properties"
+    file.write_text("value.serializer=org.apache.kafka.common.serialization.StringSerializer\n")
+    config = {"value.serializer": "str"} if way == "mapping" else file
+
+    def shouting(value):
+        return value.upper().encode()
+
+    address = broker.address
+    with Producer(config, value_serializer=shouting, bootstrap_servers=address, enable_idempotence=False) as producer:
+        producer.send("t", "text").result(SECONDS)
+    assert broker.values("t") == [b"TEXT"]
 
 
 def test_wrong_arguments_are_told_before_anything_happens(broker):

@@ -272,11 +272,11 @@ def test_a_client_id_is_made_up_when_missing():
 
 def test_options_of_java_are_accepted_and_warned_of_once(caplog):
     for _ in range(2):
-        resolve({**BOOTSTRAP, "ssl.provider": "SunJSSE", "auto.include.jmx.reporter": "true"})
+        resolve({**BOOTSTRAP, "client.id": "c", "ssl.provider": "SunJSSE", "auto.include.jmx.reporter": "true"})
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == [
-        "option auto.include.jmx.reporter has no effect: Python has no JMX",
-        "option ssl.provider has no effect: TLS here is OpenSSL's",
+        "[producer client_id=c] option auto.include.jmx.reporter has no effect: Python has no JMX",
+        "[producer client_id=c] option ssl.provider has no effect: TLS here is OpenSSL's",
     ]
     assert settle(metric_reporters="org.apache.kafka.common.metrics.JmxReporter,my.R").metric_reporters == ("my.R",)
 

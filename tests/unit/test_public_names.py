@@ -24,6 +24,7 @@ NAMES = {
     "GroupMetadata",
     "HeadraceError",
     "IllegalStateError",
+    "IoThreadError",
     "Metric",
     "MetricName",
     "MetricsReporter",

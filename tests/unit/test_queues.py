@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-from headrace.producer.queues import TURN_S, TurnLock
+import pytest
+
+from headrace.client.locks import TURN_S, TurnLock
+from headrace.errors import IllegalStateError
 
 SECONDS_MAX = 20
 
@@ -31,12 +34,13 @@ def test_only_one_thread_is_inside():
     assert (inside, most) == (0, 1)
 
 
-def test_the_thread_that_is_inside_may_enter_again():
+def test_the_thread_that_is_inside_is_refused_and_still_inside():
     lock = TurnLock()
-    with lock, lock:
-        pass
     with lock:
-        pass
+        with pytest.raises(IllegalStateError, match="signal handler"), lock:
+            pass
+        assert lock.is_owned()
+    assert not lock.is_owned()
 
 
 def test_who_waits_does_not_own_it_before_running_again(monkeypatch):
@@ -49,7 +53,7 @@ def test_who_waits_does_not_own_it_before_running_again(monkeypatch):
         assert owner_left.wait(SECONDS_MAX)
 
     release = threading.Event()
-    monkeypatch.setattr("headrace.producer.queues.time.sleep", sleep)
+    monkeypatch.setattr("headrace.client.locks.time.sleep", sleep)
 
     def own() -> None:
         with lock:

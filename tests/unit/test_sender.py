@@ -355,6 +355,23 @@ def test_a_muted_partition_waits_for_its_answer_while_others_go_on():
     assert [s.node_id for s in rig.client.of(PRODUCE)] == [0, 1, 1]
 
 
+@pytest.mark.behaviour("P33")
+def test_a_batch_on_its_way_keeps_the_next_one_back_when_the_leader_moves():
+    rig = Rig(partitions=1, brokers=2, max_in_flight=1)
+    rig.client.script(PRODUCE, After(1000, rig.log.produce))
+    first = rig.send_batches(1)
+    rig.turn(3)
+    assert [sent.node_id for sent in rig.client.of(PRODUCE)] == [0]
+    rig.leaders[0], rig.leader_epochs[0] = 1, 1
+    rig.metadata.request_update(is_urgent=True)
+    rig.run_until(lambda: rig.metadata.cluster.leader("t", 0) == 1)
+    second = rig.send_batches(1)
+    rig.turn(5)
+    assert [sent.node_id for sent in rig.client.of(PRODUCE)] == [0]  # node 1 is free, but must not overtake
+    rig.run_until(lambda: all(future.done() for future in first + second))
+    assert [sent.node_id for sent in rig.client.of(PRODUCE)] == [0, 1]
+
+
 def test_without_numbers_several_in_flight_may_change_the_order():
     rig = Rig(max_in_flight=5)
     rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER))

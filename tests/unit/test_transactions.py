@@ -8,7 +8,15 @@ import pytest
 
 from fakes import DISCONNECT, SILENCE, After
 from headrace.errors import BrokerError, ClosedError, FatalTransactionError, IllegalStateError
-from headrace.producer.sequences import ProducerIdAndEpoch
+from headrace.producer.pending import PendingResult
+from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH, ProducerIdAndEpoch
+from headrace.producer.transaction_requests import (
+    AddOffsets,
+    AddPartitions,
+    EndTransaction,
+    FindCoordinator,
+    InitProducerId,
+)
 from headrace.producer.transaction_state import State
 from headrace.wire.api.init_producer_id import InitProducerIdResponse
 from headrace.wire.records import read_batches
@@ -171,6 +179,28 @@ def test_requests_leave_in_the_order_of_their_priority():
     assert keys.index(FIND_COORDINATOR) < keys.index(END_TXN)
     assert set(keys[:-1]) == {ADD_OFFSETS, ADD_PARTITIONS, FIND_COORDINATOR, TXN_OFFSET_COMMIT, PRODUCE}
     offsets.wait(0)
+
+
+@pytest.mark.behaviour("T06")
+def test_whatever_order_they_are_queued_in_requests_leave_by_priority():
+    rig = rig_in_transaction()
+    manager, group = rig.manager, GROUP
+    fresh, current = NO_PRODUCER_ID_AND_EPOCH, manager.producer
+    queued = [
+        InitProducerId(manager, current, None),  # for a new epoch, after the end
+        EndTransaction(manager, True, PendingResult("commit_transaction")),
+        AddOffsets(manager, {("t", 0): 1}, group, PendingResult("send_offsets_to_transaction")),
+        AddPartitions(manager, frozenset({("t", 0)})),
+        InitProducerId(manager, fresh, None),
+        FindCoordinator(manager, ("transaction", "x"), rig.client.set_node),
+    ]
+    manager.transaction_started = True
+    for request in queued:
+        manager.enqueue(request)
+    left = [manager.next_request(lambda: False, rig.clock.now_ms) for _ in queued]
+    kinds = [FindCoordinator, InitProducerId, AddOffsets, AddPartitions, EndTransaction, InitProducerId]
+    assert [type(request) for request in left] == kinds
+    assert left[1] is queued[4]
 
 
 def test_one_request_is_in_flight_at_a_time():

@@ -8,6 +8,7 @@ one poll brought, the next fetch is under way.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
@@ -32,6 +33,8 @@ from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic, No
 from headrace.wire.columns import OFFSET_MAX, ArrowDecoder
 from headrace.wire.layout import Record
 from headrace.wire.records import RecordBatch
+
+log = logging.getLogger("headrace.client")
 
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 100, 103
@@ -340,8 +343,18 @@ class Fetcher:
                 continue
             for topic in response.responses:
                 for answer in topic.partitions:
-                    name = topic.topic or names[topic.topic_id]
-                    state, position = asked[TopicPartition(name, answer.partition_index)]
+                    name = topic.topic or names.get(topic.topic_id, "")
+                    request = asked.get(TopicPartition(name, answer.partition_index))
+                    if request is None:
+                        log.warning(
+                            "node %d returned partition %d of topic %r (id %s), which was not requested: ignored",
+                            node_id,
+                            answer.partition_index,
+                            name,
+                            topic.topic_id.hex(),
+                        )
+                        continue
+                    state, position = request
                     # Unless it was assigned anew, or moved, while the answer was on its way.
                     if self._partitions.get(state.name) is state and state.position == position:
                         self._take(state, answer, response.node_endpoints, now)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from headrace.client.addresses import Endpoint
 from headrace.client.clock import Clock
+from headrace.client.locks import OneShotEvent, OwnedLock
 from headrace.client.network import CONNECTING_MS_MAX, NetworkClient, backoff_ms
 from headrace.client.requests import Request, Response
 from headrace.errors import BrokerError, HeadraceError, UnsupportedVersionError, error_name
@@ -94,8 +95,11 @@ class Metadata:
         retry_backoff_ms: float = 100,
         retry_backoff_max_ms: float = 1000,
         on_update: Callable[[Cluster], None] | None = None,
+        is_lazy: bool = False,
     ) -> None:
+        """`is_lazy`: no update is due before somebody has asked for one, or for a topic."""
         self.clock = clock
+        self._is_lazy = is_lazy
         self._max_age_ms = max_age_ms
         self._max_idle_ms = max_idle_ms
         self._retry_backoff_ms = retry_backoff_ms
@@ -103,15 +107,15 @@ class Metadata:
         self._on_update = on_update
         self._chance = random.Random()
         self.cluster = Cluster()  # Replaced as a whole, by the polling thread.
-        self._changed = threading.Condition()
-        self._topics: dict[str, float] = {}  # Guarded by _changed: topic → when it was last used.
-        self._version = 0  # Guarded by _changed: counts updates.
-        self._wishes = 0  # Guarded by _changed: counts requests for an update.
-        self._granted = 0  # Guarded by _changed: how many of them the last answer met.
-        self._hurry = False  # Guarded by _changed: for a new topic, say, no pause has to be over.
-        self._waiting = 0  # Guarded by _changed: threads in wait_for_update.
-        self._fatal: HeadraceError | None = None  # Guarded by _changed: every waiter gets it.
-        self._closed: HeadraceError | None = None  # Guarded by _changed: as _fatal, and for good.
+        self.lock = OwnedLock()
+        self._topics: dict[str, float] = {}  # Guarded by lock: topic → when it was last used.
+        self._version = 0  # Guarded by lock: counts updates.
+        self._wishes = 0  # Guarded by lock: counts requests for an update.
+        self._granted = 0  # Guarded by lock: how many of them the last answer met.
+        self._hurry = False  # Guarded by lock: for a new topic, say, no pause has to be over.
+        self._waiting: dict[object, OneShotEvent] = {}  # Guarded by lock: threads in wait_for_update.
+        self._fatal: HeadraceError | None = None  # Guarded by lock: every waiter gets it.
+        self._closed: HeadraceError | None = None  # Guarded by lock: as _fatal, and for good.
         # The polling thread's.
         self._refreshed_ms = -1e18
         self._attempted_ms = -1e18
@@ -123,7 +127,7 @@ class Metadata:
 
     def add_topic(self, topic: str) -> bool:
         """Track a topic; True if it is new."""
-        with self._changed:
+        with self.lock:
             new = topic not in self._topics
             self._topics[topic] = self.clock.monotonic_ms()
             if new:
@@ -134,7 +138,7 @@ class Metadata:
     def touch(self, topics: Iterable[str]) -> None:
         """These are in use: they stay."""
         now = self.clock.monotonic_ms()
-        with self._changed:
+        with self.lock:
             for topic in topics:
                 self._topics[topic] = now
 
@@ -148,7 +152,7 @@ class Metadata:
 
         An urgent one is not kept waiting for having been asked for lately, only by failures.
         """
-        with self._changed:
+        with self.lock:
             self._wishes += 1
             self._hurry = self._hurry or (is_urgent and not self._failures)
             return self._wishes
@@ -162,24 +166,44 @@ class Metadata:
         return self._wait_until(lambda: self._granted >= wish, timeout_ms)
 
     def _wait_until(self, is_there: Callable[[], bool], timeout_ms: float) -> bool:
-        with self._changed:
-            self._waiting += 1
-            self._changed.wait_for(lambda: is_there() or self._fatal or self._closed, max(0.0, timeout_ms) / 1000)
-            self._waiting -= 1
-            if self._closed is not None:
-                raise self._closed
-            if self._fatal is not None:
-                error = self._fatal
-                if not self._waiting:
-                    self._fatal = None
-                raise error
-            return is_there()
+        deadline = time.monotonic() + timeout_ms / 1000
+        waiter = object()
+        try:
+            while True:
+                changed = OneShotEvent()
+                with self.lock:
+                    self._waiting[waiter] = changed
+                    self._raise_error(waiter)
+                    if is_there():
+                        return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                changed.wait(left)
+        finally:
+            self._waiting.pop(waiter, None)
+
+    def _raise_error(self, waiter: object) -> None:
+        """Raise what all who wait are told. The lock is held."""
+        if self._closed is not None:
+            raise self._closed
+        if self._fatal is not None:
+            error = self._fatal
+            del self._waiting[waiter]
+            if not self._waiting:  # everybody has it
+                self._fatal = None
+            raise error
+
+    def _notify(self) -> None:
+        """Wake all who wait. The lock is held."""
+        for changed in list(self._waiting.values()):
+            changed.set()
 
     def close(self, error: HeadraceError) -> None:
         """Nothing will come any more: whoever waits, or begins to, is told."""
-        with self._changed:
+        with self.lock:
             self._closed = error
-            self._changed.notify_all()
+            self._notify()
 
     def raise_topic_error(self, topic: str) -> None:
         """What can never work is said at once."""
@@ -191,19 +215,21 @@ class Metadata:
 
     def time_to_update_ms(self, now: float) -> float:
         """How long until an update is due."""
+        if self._is_lazy and not self._wishes:
+            return float("inf")
         wait = 0.0 if self._wishes > self._granted else self._refreshed_ms + self._max_age_ms - now
         return max(0.0, wait, 0.0 if self._hurry else self._retry_at_ms - now)
 
     def topics_wanted(self, now: float) -> list[str]:
         """What to ask for; topics that nobody has used for long are let go."""
-        with self._changed:
+        with self.lock:
             self._topics = {t: used for t, used in self._topics.items() if now - used <= self._max_idle_ms}
             return list(self._topics)
 
     def attempt(self, now: float) -> None:
         """A request goes out: what is wished from now on, it may be too early to meet."""
         self._attempted_ms = now
-        with self._changed:
+        with self.lock:
             self._wishes_asked = self._wishes
             self._hurry = False
         self._pause()
@@ -217,14 +243,14 @@ class Metadata:
         self._failures += 1
         self._pause()
         if fatal:
-            with self._changed:
+            with self.lock:
                 self._fatal = error
-                self._changed.notify_all()
+                self._notify()
 
     def update(self, response: MetadataResponse, now: float) -> None:
         """Take over what a broker said; older leader epochs than known ones are stale and ignored (KIP-320)."""
         cluster = self._merge(response)
-        with self._changed:
+        with self.lock:
             new_topics = [t for t in self._topics if t not in cluster.topics and t not in cluster.errors]
             self.cluster = cluster
             retry = any(code not in FATAL_TOPIC_ERRORS for code in cluster.errors.values())
@@ -239,7 +265,7 @@ class Metadata:
             self._pause()
             self._refreshed_ms = now
             self._version += 1
-            self._changed.notify_all()
+            self._notify()
         if self._on_update is not None:
             self._on_update(cluster)
 

@@ -251,10 +251,12 @@ class NetworkClient:
     def wakeup(self) -> None:
         """Make `poll` return soon. Any thread."""
         if not self._wake_pending:
+            # No call in between: a signal handler that raised there would leave the flag up for ever.
             self._wake_pending = True
-            # A full pipe is as good as a byte in it.
-            with contextlib.suppress(BlockingIOError, OSError):
+            try:
                 self._wake_sender.send(b"\0")
+            except OSError:  # a full pipe is as good as a byte in it
+                return
 
     def poll(self, timeout_ms: float, now: float) -> None:
         """Wait for events up to `timeout_ms`, deal with them, and call the handlers of what was answered or lost."""
@@ -357,7 +359,7 @@ class NetworkClient:
         """A handler that fails must not take the others, or the loop, with it."""
         try:
             response.request.on_response(response)
-        except Exception:
+        except BaseException:
             self._log.exception("a response handler failed; the connection goes on")
 
     # -- losing connections --------------------------------------------------------------------

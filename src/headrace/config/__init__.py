@@ -8,7 +8,7 @@ cipher_names   Java's names of cipher suites → OpenSSL's
 
 from headrace.config.option import INT_MAX, LONG_MAX, Between, Check, Importance, Kind, NotEmpty, OneOf, Option, Secret
 from headrace.config.properties import parse_properties, read_properties
-from headrace.config.resolved import Config, Layer, Options, Origin
+from headrace.config.resolved import Config, Layer, Log, Options, Origin
 
 __all__ = [
     "INT_MAX",
@@ -19,6 +19,7 @@ __all__ = [
     "Importance",
     "Kind",
     "Layer",
+    "Log",
     "NotEmpty",
     "OneOf",
     "Option",

@@ -11,12 +11,13 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from headrace.config.option import Option
 from headrace.errors import ConfigError
 
-log = logging.getLogger("headrace")
+Log: TypeAlias = logging.Logger | logging.LoggerAdapter[logging.Logger]
+log: Log = logging.getLogger("headrace")
 
 T = TypeVar("T")
 Origin = Literal["default", "profile", "file", "argument", "derived"]
@@ -93,7 +94,7 @@ class Config(Mapping[str, object]):
         """Given names that nobody declared and nobody has asked for."""
         return self._extras.keys() - self._read
 
-    def warn_of_unused(self) -> None:
+    def warn_of_unused(self, log: Log = log) -> None:
         """To be called when all plug-ins have been configured, for they may read names of their own."""
         for name in sorted(self.unused):
             log.warning("option %r is not known and has no effect%s", name, self._options.suggestion(name))

@@ -11,17 +11,17 @@ been quicker. The lock of a topic guards its deques; it is held for a moment and
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.client.clock import SYSTEM_CLOCK, Clock
+from headrace.client.locks import OwnedLock
 from headrace.client.metadata import NO_LEADER, Cluster
 from headrace.client.network import backoff_ms
-from headrace.errors import ClosedError, RecordTooLargeError
+from headrace.errors import ClosedError, HeadraceError, RecordTooLargeError
 from headrace.producer.batch import Delivery, ProducerBatch
-from headrace.producer.buffer_pool import BufferPool
+from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.queues import PartitionQueue, TopicQueues
 from headrace.producer.sticky import StickyChoice
 from headrace.wire.compression import NONE
@@ -83,13 +83,13 @@ class Accumulator:
         self._on_open = on_open  # told of every partition that gets a batch
         self.topics: dict[str, TopicQueues] = {}
         self.lanes: dict[str, Lane] = {}  # what send() looks into first
-        self._topics_lock = threading.Lock()
+        self.topics_lock = OwnedLock()
         # Queues that may hold batches, the one first that was served least recently; adding is atomic, any thread.
         self._active: dict[PartitionQueue, None] = {}
         self._incomplete: dict[ProducerBatch, None] = {}  # Not answered yet. Added by any thread, removed by I/O.
         self.unsendable: list[tuple[ProducerBatch, Exception]] = []  # I/O thread only: could not be put into bytes.
-        self._flushes = 0  # Guarded by _topics_lock.
-        self._closed = False
+        self._flushes = 0  # Guarded by topics_lock.
+        self._closed: HeadraceError | None = None  # What an append is refused with.
         self.spare_buffers: list[bytearray] = []  # For encoding columns; one end of it is as good as the other.
 
     # -- application threads -------------------------------------------------------------------
@@ -98,13 +98,16 @@ class Accumulator:
         """The queues of a topic, made or grown to the number of partitions that it has now."""
         queues = self.topics.get(name)
         if queues is None or len(queues.queues) < partition_count:
-            with self._topics_lock:
+            self.topics_lock.check_not_owned()
+            with self.topics_lock:
                 queues = self.topics.get(name)
                 if queues is None:
-                    queues = self.topics[name] = TopicQueues(name, partition_count, self._make_lane)
+                    queues = TopicQueues(name, partition_count, self._make_lane)
                 elif len(queues.queues) < partition_count:
                     queues.grow(partition_count)
+                # No call in between: a signal handler that raises comes before both or after both.
                 self.lanes[name] = queues.lane
+                self.topics[name] = queues
         return queues
 
     def _make_lane(self, topic: TopicQueues, partition_count: int) -> Lane:
@@ -146,7 +149,7 @@ class Accumulator:
                 self._check_open()
                 if keyless and topic.lane.sticky < 0:
                     self.sticky.move_on(topic, cluster)
-                future = topic.lane.append(key, value, partition, timestamp, headers, on_delivery)
+                future = topic.lane.append_locked(key, value, partition, timestamp, headers, on_delivery)
                 if future is None:
                     place = partition if partition is not None else self._place(topic, key)
                     closed = topic.close_open(place) or closed
@@ -177,29 +180,27 @@ class Accumulator:
         size: int,
         deadline_ms: float,
     ) -> RecordFuture | None:
-        room = max(self._room_bytes(topic), HEADER_BYTES + size)
+        room = self.room_bytes(topic, size)
         if self.pool.available_bytes < room:
             self._wake()  # what is buffered has to go out for memory to come back
-        buffer: bytearray | None = self.pool.allocate(room, max(0.0, deadline_ms - self._clock.monotonic_ms()))
+        claim = Claim()
         try:
+            buffer = self.pool.allocate(room, max(0.0, deadline_ms - self._clock.monotonic_ms()), claim)
             with topic.lock:
                 self._check_open()
                 opened = topic.lane.open_batches[place]
-                if opened is None or opened.closed:
-                    assert buffer is not None
-                    batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
-                    self._enqueue(topic, batch)
-                    topic.lane.open_batches[place] = batch
-                    buffer = None
-                # At `place`, wherever the sticky partition is by now: the batch that was opened must not stay empty.
                 try:
-                    return topic.lane.append(key, value, place, timestamp, headers, on_delivery)
+                    if opened is None or opened.closed:
+                        batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
+                        self._enqueue(topic, batch, claim)
+                    # At `place`, wherever the sticky partition is by now: a batch that was opened must not stay empty.
+                    return topic.lane.append_locked(key, value, place, timestamp, headers, on_delivery)
                 except BaseException:
                     self._discard_empty(topic, place)
                     raise
         finally:
-            if buffer is not None:
-                self.pool.release(buffer, room)
+            if claim.size:
+                self.pool.give_back(claim)
             else:
                 self._wake()
 
@@ -211,30 +212,36 @@ class Accumulator:
             topic.queues[place].batches.remove(batch)
             self.finish(batch)
 
-    def _enqueue(self, topic: TopicQueues, batch: ProducerBatch) -> None:
-        """A new batch at the end of its queue. topic.lock is held."""
+    def _enqueue(self, topic: TopicQueues, batch: ProducerBatch, claim: Claim | None = None) -> None:
+        """A new batch at the end of its queue. topic.lock is held. With a claim on its memory, it is an open one."""
         # Known as incomplete first: a transaction that is committed from now on waits for it.
         self._incomplete[batch] = None
         try:
             if self._on_open is not None:
                 self._on_open(topic.name, batch.partition)
+            queue = topic.queues[batch.partition]
+            # No call from here on: a signal handler that raises comes before all of this or after it.
+            if claim is not None:
+                topic.lane.open_batches[batch.partition] = batch
+                claim.size = 0
+            queue.batches += (batch,)
+            self._active[queue] = None
         except BaseException:
-            del self._incomplete[batch]
+            self._incomplete.pop(batch, None)
             raise
-        queue = topic.queues[batch.partition]
-        queue.batches.append(batch)
-        self._active[queue] = None
 
     def _place(self, topic: TopicQueues, key: bytes | None) -> int:
         if key is not None and self._settings.hashes_keys:
             return int((kernel.murmur2(key) & 0x7FFFFFFF) % len(topic.queues))
         return topic.lane.sticky
 
-    def _room_bytes(self, topic: TopicQueues) -> int:
-        if self._settings.codec == NONE:
-            return self._settings.batch_bytes
-        limit = min(self._settings.max_request_bytes, self.pool.total_bytes // ROOM_SHARE_OF_POOL)
-        return topic.ratio.room_bytes(self._settings.batch_bytes, limit)
+    def room_bytes(self, topic: TopicQueues, record_bytes: int) -> int:
+        """How much of the pool the next batch takes, for a first record of so many bytes."""
+        room = self._settings.batch_bytes
+        if self._settings.codec != NONE:
+            limit = min(self._settings.max_request_bytes, self.pool.total_bytes // ROOM_SHARE_OF_POOL)
+            room = topic.ratio.room_bytes(room, limit)
+        return max(room, HEADER_BYTES + record_bytes)
 
     def _checked_size(self, key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
         size = record_bytes_max(key, value, headers)
@@ -251,28 +258,27 @@ class Accumulator:
         return size
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the producer is closed")
+        if self._closed is not None:
+            raise self._closed
 
-    def append_encoded(
-        self, topic: TopicQueues, encoded: Iterable[EncodedBatch], reserved_bytes: int
-    ) -> list[ProducerBatch]:
-        """Queue batches that were encoded from columns, for which so much of the pool was reserved."""
+    def append_encoded(self, topic: TopicQueues, encoded: Iterable[EncodedBatch], claim: Claim) -> list[ProducerBatch]:
+        """Queue batches that were encoded from columns into memory that was claimed for them."""
         now = self._clock.monotonic_ms()
         pieces = list(encoded)
         batches = [ProducerBatch.from_encoded(topic.name, piece, piece.size, now) for piece in pieces]
-        self.pool.release(None, reserved_bytes - sum(piece.size for piece in pieces))
-        queued = 0
+        used = sum(piece.size for piece in pieces)
         try:
+            claim.size -= used  # from here on it belongs to the batches
+            self.pool.give_back(claim)
             with topic.lock:
                 self._check_open()
                 for batch in batches:
                     topic.close_open(batch.partition)  # records sent before go first
                     self._enqueue(topic, batch)
-                    queued += 1
         except BaseException:
-            for batch in batches[queued:]:
-                self.finish(batch)
+            for batch in batches:
+                if batch not in self._incomplete:
+                    self.finish(batch)
             raise
         self._wake()
         return batches
@@ -286,7 +292,7 @@ class Accumulator:
     def ready(self, cluster: Cluster, now: float) -> Ready:
         """Which nodes have something to be sent to them: full, lingered, retried, or wanted at once (P25)."""
         result = Ready()
-        hurry = self._flushes > 0 or self._closed
+        hurry = self._flushes > 0 or self._closed is not None
         exhausted = self.pool.waiting_threads > 0
         still_filling: dict[int, list[PartitionQueue]] = {}
         linger = self._settings.linger_ms
@@ -483,17 +489,20 @@ class Accumulator:
 
     def begin_flush(self) -> list[ProducerBatch]:
         """Send without lingering from now on; returns what was there at this moment."""
-        with self._topics_lock:
+        with self.topics_lock:
             self._flushes += 1
         self.close_open_batches()  # what is appended later must not keep this flush waiting: it gets a new batch
         return list(self._incomplete)
 
     def end_flush(self) -> None:
-        with self._topics_lock:
+        with self.topics_lock:
             self._flushes -= 1
 
-    def close(self) -> None:
-        """Refuse new records and send the rest at once."""
-        self._closed = True
-        self.pool.close()
+    def close(self, error: HeadraceError | None = None) -> None:
+        """Refuse new records, with `error` if there is one, and send the rest at once.
+
+        When this is over, no batch is added any more: an append looks for `_closed` under the lock of its topic.
+        """
+        self._closed = error or ClosedError("the producer is closed")
+        self.pool.close(error)
         self.close_open_batches()

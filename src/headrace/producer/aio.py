@@ -25,6 +25,7 @@ from headrace.config import Config
 from headrace.errors import AbortableError, BufferExhaustedError, TimedOutError
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.batch import Delivery
+from headrace.producer.buffer_pool import Claim
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.offload import in_thread
 from headrace.producer.producer import Headers, Producer
@@ -32,11 +33,13 @@ from headrace.producer.queues import TopicQueues
 from headrace.producer.records import ProducerRecord, RecordMetadata
 from headrace.producer.steps import Prepared
 from headrace.producer.transactions import GroupMetadata
-from headrace.wire.layout import HEADER_BYTES
 from headrace.wire.records import record_bytes_max
 
 if TYPE_CHECKING:
     from headrace.wire._reference import RecordFuture
+
+
+NOT_WAITING_MS = 0.0  # a deadline that is over
 
 
 class AsyncProducer:
@@ -111,16 +114,20 @@ class AsyncProducer:
             topic = await self._topic(record.topic, record.partition, deadline_ms)
             cluster = producer._metadata.cluster
             prepared = producer._steps.prepare(record, on_delivery, cluster)
-            if not self._memory_turn.locked() and self._has_room(prepared):
+            if not self._memory_turn.locked() and self._has_room(topic, prepared):
                 with contextlib.suppress(BufferExhaustedError):  # a thread was faster
-                    return producer._append(topic, cluster, prepared, on_delivery, 0.0)
+                    return producer._append(topic, cluster, prepared, on_delivery, NOT_WAITING_MS)
             async with self._memory_turn:
-                while not self._has_room(prepared):
-                    await in_thread(partial(self._wait_for_room, prepared, deadline_ms))
-                return producer._append(topic, cluster, prepared, on_delivery, deadline_ms)
+                while True:
+                    if self._has_room(topic, prepared):
+                        with contextlib.suppress(BufferExhaustedError):
+                            return producer._append(topic, cluster, prepared, on_delivery, NOT_WAITING_MS)
+                    await in_thread(partial(self._wait_for_room, topic, prepared, deadline_ms))
         except Exception as error:
-            producer._refuse(on_delivery, error)
-            raise
+            refused = producer._refuse(record.topic, on_delivery, error)
+            if refused is None:
+                raise
+            return refused
 
     async def _topic(self, topic: str, partition: int | None, deadline_ms: float) -> TopicQueues:
         producer = self._producer
@@ -150,20 +157,22 @@ class AsyncProducer:
             wait.add_done_callback(forget)
         return wait
 
-    def _room_wanted(self, prepared: Prepared) -> int:
-        size = HEADER_BYTES + record_bytes_max(prepared.key, prepared.value, prepared.headers)
-        return min(max(self._producer.settings.batch_size, size), self._producer._pool.total_bytes)
+    def _room_wanted(self, topic: TopicQueues, prepared: Prepared) -> int:
+        """What `Accumulator.append` would take from the pool if it had to open a batch now."""
+        size = record_bytes_max(prepared.key, prepared.value, prepared.headers)
+        return min(self._producer._accumulator.room_bytes(topic, size), self._producer._pool.total_bytes)
 
-    def _has_room(self, prepared: Prepared) -> bool:
+    def _has_room(self, topic: TopicQueues, prepared: Prepared) -> bool:
         pool = self._producer._pool
-        return not pool.waiting_threads and pool.available_bytes >= self._room_wanted(prepared)
+        return not pool.waiting_threads and pool.available_bytes >= self._room_wanted(topic, prepared)
 
-    def _wait_for_room(self, prepared: Prepared, deadline_ms: float) -> None:
+    def _wait_for_room(self, topic: TopicQueues, prepared: Prepared, deadline_ms: float) -> None:
         """Blocks until there is memory, and leaves it where it is."""
-        producer, room = self._producer, self._room_wanted(prepared)
+        producer = self._producer
         producer._wake()  # what is buffered has to go out for memory to come back
-        producer._pool.reserve(room, max(0.0, deadline_ms - producer._clock.monotonic_ms()))
-        producer._pool.release(None, room)
+        claim, left_ms = Claim(), max(0.0, deadline_ms - producer._clock.monotonic_ms())
+        producer._pool.reserve(self._room_wanted(topic, prepared), left_ms, claim)
+        producer._pool.give_back(claim)
 
     async def send_arrow(self, topic: str, table_or_batch: pa.Table | pa.RecordBatch, **columns: str) -> ArrowDelivery:
         """Send whole columns; await what comes back for the offsets.

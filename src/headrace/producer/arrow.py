@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from headrace.client.clock import Clock
 from headrace.client.metadata import Cluster
-from headrace.errors import RecordTooLargeError, TimedOutError
+from headrace.errors import API_ERRORS, RecordTooLargeError, TimedOutError
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProducerBatch
-from headrace.producer.buffer_pool import BufferPool
+from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.offload import in_thread
 from headrace.producer.queues import TopicQueues
 from headrace.wire import columns
@@ -45,14 +45,22 @@ class OffsetRange(NamedTuple):
 class ArrowDelivery:
     """What becomes of the rows of one `send_arrow`."""
 
-    def __init__(self, batches: Sequence[ProducerBatch]) -> None:
+    def __init__(self, batches: Sequence[ProducerBatch], refusal: Exception | None = None) -> None:
         self._batches = batches
+        self.refusal = refusal
+        """Why rows were not queued, if some were not. Those before them are sent all the same."""
+
+    @property
+    def queued_rows(self) -> int:
+        return sum(batch.record_count for batch in self._batches)
 
     def done(self) -> bool:
         return all(batch.wait_done(0) for batch in self._batches)
 
     def result(self, timeout: float | None = None) -> dict[int, list[OffsetRange]]:
         """Wait (seconds) for all rows; partition → ranges of offsets, in order. Raises the first error there is."""
+        if self.refusal is not None:
+            raise self.refusal
         deadline = None if timeout is None else time.monotonic() + timeout
         found: defaultdict[int, list[OffsetRange]] = defaultdict(list)
         for batch in self._batches:
@@ -121,7 +129,10 @@ class ArrowSender:
         names: Mapping[str, str],
         max_block_ms: float,
     ) -> ArrowDelivery:
-        """Encode and queue rows that were checked. The wait for memory is bounded for each slice."""
+        """Encode and queue rows that were checked. The wait for memory is bounded for each slice.
+
+        What is refused half-way stands in the delivery, beside the rows that were queued before.
+        """
         batches: list[ProducerBatch] = []
         for batch in _batches(data):
             found = _columns(batch, names)
@@ -129,7 +140,10 @@ class ArrowSender:
             step = max(1, min(SLICE_ROWS_MAX, SLICE_BYTES * rows // max(1, batch.nbytes))) if rows else 1
             for start in range(0, rows, step):
                 piece = {name: column.slice(start, step) for name, column in found.items()}
-                batches += self._send_slice(topic, cluster, piece, max_block_ms)
+                try:
+                    batches += self._send_slice(topic, cluster, piece, max_block_ms)
+                except API_ERRORS as error:
+                    return ArrowDelivery(batches, error)
         return ArrowDelivery(batches)
 
     def _send_slice(
@@ -138,8 +152,9 @@ class ArrowSender:
         count = len(topic.queues)
         # The wait for memory comes first: what is encoded has its place.
         reserved = min(_bytes_bound(piece, count), self._pool.total_bytes)
-        self._pool.reserve(reserved, max_block_ms)
+        claim = Claim()
         try:
+            self._pool.reserve(reserved, max_block_ms, claim)
             partition, partition_rows = self._partitions(topic, cluster, piece, count)
             encoded = columns.encode(
                 piece["value"],
@@ -156,10 +171,9 @@ class ArrowSender:
             largest = max((one.size for one in encoded if one.record_count == 1), default=0)
             if largest > self._max_request_bytes:  # by its headers: key and value were looked at before
                 raise self._too_large(f"a row takes {largest} bytes with its headers")
-        except BaseException:
-            self._pool.release(None, reserved)
-            raise
-        return self._accumulator.append_encoded(topic, encoded, reserved)
+            return self._accumulator.append_encoded(topic, encoded, claim)
+        finally:
+            self._pool.give_back(claim)
 
     def _partitions(
         self, topic: TopicQueues, cluster: Cluster, piece: dict[str, pa.Array], count: int

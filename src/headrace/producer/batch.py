@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from headrace.client.locks import OneShotEvent
 from headrace.errors import BrokerError, HeadraceError, TimedOutError, UnsupportedVersionError
-from headrace.producer.records import RecordMetadata
+from headrace.producer.records import NULL_SIZE, UNKNOWN_PARTITION, RecordMetadata
 from headrace.wire import legacy
 from headrace.wire import records as wire_records
 from headrace.wire.kernel import kernel
-from headrace.wire.layout import HEADER_BYTES, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, EncodedBatch, Record
+from headrace.wire.layout import (
+    HEADER_BYTES,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    EncodedBatch,
+    Record,
+)
 
 if TYPE_CHECKING:
     from headrace.wire._reference import OpenBatch, RecordFuture
@@ -31,11 +39,9 @@ Delivery = Callable[[RecordMetadata | None, Exception | None], object]
 
 INVALID_RECORD = 87
 
-log = logging.getLogger("headrace.producer")
-
-# Guards the step from "not done" to "done" against threads that begin to wait. One for all: it is held for a moment,
-# once for each batch.
-_done_lock = threading.Lock()
+# Guards the step from "not done" to "done" against threads that add a callback. One for all: it is held for a moment,
+# once for each batch. Re-entrant, for a signal handler may add a callback, too.
+_done_lock = threading.RLock()
 
 
 class ProducerBatch(OpenBatch):
@@ -62,7 +68,9 @@ class ProducerBatch(OpenBatch):
     error: Exception | None = None
     _record_errors: Mapping[int, str] = MappingProxyType({})
     _parts: Sequence[ProducerBatch] = ()
-    _event: threading.Event | None = None
+    _event: OneShotEvent | None = None  # Made by the first thread that waits.
+    callback_errors: Sequence[BaseException] = ()
+    """What callbacks have raised; the caller of `complete` or `fail` tells it."""
 
     def __init__(self, topic: str, partition: int, buffer: bytearray, allocated_bytes: int, now: float) -> None:
         super().__init__(buffer)
@@ -149,7 +157,7 @@ class ProducerBatch(OpenBatch):
             for future, callback in self._callback_pairs():
                 self._part_of(future).callbacks += (future, callback)
             self.callbacks = []
-            event = self._event
+        event = self._event
         if event is not None:
             event.set()  # whoever waits goes on waiting for its part
         return parts
@@ -161,16 +169,14 @@ class ProducerBatch(OpenBatch):
         if not self._finish(base_offset, append_time, None, {}):
             return False
         if self.callbacks:
-            self._log_callback_errors(
-                kernel.run_callbacks(
-                    self.callbacks,
-                    RecordMetadata,
-                    self.topic,
-                    self.partition,
-                    base_offset,
-                    self.first_index,
-                    append_time,
-                )
+            self.callback_errors = kernel.run_callbacks(
+                self.callbacks,
+                RecordMetadata,
+                self.topic,
+                self.partition,
+                base_offset,
+                self.first_index,
+                append_time,
             )
             self.callbacks = []  # futures in it point back here
         return True
@@ -183,10 +189,9 @@ class ProducerBatch(OpenBatch):
         for future, callback in self._callback_pairs():
             try:
                 callback(None, self.error_of(future))
-            except Exception as raised:
+            except BaseException as raised:  # as in run_callbacks
                 errors.append(raised)
-        self.callbacks = []
-        self._log_callback_errors(errors)
+        self.callbacks, self.callback_errors = [], errors
         return True
 
     def _finish(
@@ -198,17 +203,13 @@ class ProducerBatch(OpenBatch):
             self.base_offset, self.append_time, self.error = base_offset, append_time, error
             self._record_errors = record_errors
             self.is_done = True
-            event = self._event
+        event = self._event
         if event is not None:
             event.set()
         return True
 
     def _callback_pairs(self) -> Iterator[tuple[RecordFuture, Delivery]]:
         return zip(self.callbacks[::2], self.callbacks[1::2], strict=True)
-
-    def _log_callback_errors(self, errors: list[Exception]) -> None:
-        for error in errors:
-            log.error("a delivery callback for %s-%d failed", self.topic, self.partition, exc_info=error)
 
     # -- what futures ask ----------------------------------------------------------------------
 
@@ -234,13 +235,11 @@ class ProducerBatch(OpenBatch):
         return part.error_of(future)
 
     def _wait(self, timeout: float | None) -> bool:
-        with _done_lock:
-            if self.is_done or self._parts:
-                return True
-            if self._event is None:
-                self._event = threading.Event()
-            event = self._event
-        return event.wait(timeout)
+        if self.is_done:
+            return True
+        # First the event, then the look: who ends the batch does it the other way round.
+        event: OneShotEvent = self.__dict__.setdefault("_event", OneShotEvent())
+        return bool(self.is_done or self._parts) or event.wait(timeout)
 
     def wait_done(self, timeout: float | None = None) -> bool:
         """Wait until it is over, with all it was split into; False if the time is up first."""
@@ -305,3 +304,14 @@ class ProducerBatch(OpenBatch):
             self.add_done_callback(future, wake)
             await waiter
         return self.wait(future, 0)
+
+
+def refused_future(topic: str, error: Exception, on_delivery: Delivery | None, now: float) -> RecordFuture:
+    """The future of a record that was not queued: it has failed already. Its callback is called here."""
+    batch = ProducerBatch(topic, UNKNOWN_PARTITION, bytearray(HEADER_BYTES), 0, now)
+    batch.close()
+    future = RecordFuture(batch, 0, NULL_SIZE, NULL_SIZE, NO_TIMESTAMP)
+    if on_delivery is not None:
+        batch.callbacks += (future, on_delivery)
+    batch.fail(error)
+    return future

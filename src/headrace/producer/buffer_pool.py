@@ -8,24 +8,26 @@ running, a few times. To change threads for every single batch would cost more t
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 
 from headrace.client.clock import Clock
-from headrace.errors import BufferExhaustedError, ClosedError, RecordTooLargeError
+from headrace.client.locks import OneShotEvent, OwnedLock
+from headrace.errors import BufferExhaustedError, ClosedError, HeadraceError, RecordTooLargeError
 
 MIB = 1024 * 1024
 PASSED_MAX = 32  # how often others may go before the first in line
 
 
-class Turn(threading.Condition):
+class Turn:
     """A thread's place in the line."""
 
-    def __init__(self, lock: threading.Lock, size: int) -> None:
-        super().__init__(lock)
+    __slots__ = ("passed", "size", "woken")
+
+    def __init__(self, size: int) -> None:
         self.size = size
         self.passed = 0
+        self.woken = OneShotEvent()  # Replaced by the thread that waits, before each look.
 
     def let_pass(self, size: int) -> bool:
         """True if another thread may take so much first. A large request never waits for small ones."""
@@ -33,6 +35,18 @@ class Turn(threading.Condition):
             return False
         self.passed += 1
         return True
+
+
+class Claim:
+    """Memory that was taken from the pool and has no other owner yet: `size` bytes, and perhaps a buffer.
+
+    It is written in the same step as the pool's own count, without a call in between. So a signal handler that raises
+    cannot make memory disappear: who made the claim gives back what is in it.
+    """
+
+    # Defaults on the class: one is made for every batch.
+    size = 0
+    buffer: bytearray | None = None
 
 
 class BufferPool:
@@ -53,11 +67,11 @@ class BufferPool:
         self._why_full = why_full
         self._on_wait = on_wait
         self._on_exhausted = on_exhausted
-        self._lock = threading.Lock()
-        self._spare: list[bytearray] = []  # Guarded by _lock: buffers of batch_bytes, counted as available.
-        self._unallocated = total_bytes  # Guarded by _lock: available beyond the spare buffers.
-        self._waiters: deque[Turn] = deque()  # Guarded by _lock.
-        self._closed = False  # Guarded by _lock.
+        self.lock = OwnedLock()
+        self._spare: list[bytearray] = []  # Guarded by lock: buffers of batch_bytes, counted as available.
+        self._unallocated = total_bytes  # Guarded by lock: available beyond the spare buffers.
+        self._waiters: deque[Turn] = deque()  # Guarded by lock.
+        self._closed: HeadraceError | None = None  # Guarded by lock: what all who wait are told.
 
     @property
     def available_bytes(self) -> int:
@@ -67,47 +81,70 @@ class BufferPool:
     def waiting_threads(self) -> int:
         return len(self._waiters)
 
-    def allocate(self, size: int, max_block_ms: float) -> bytearray:
+    def allocate(self, size: int, max_block_ms: float, claim: Claim | None = None) -> bytearray:
         """A buffer of `size` bytes, after waiting up to `max_block_ms` for others to be given back."""
-        return self.reserve(size, max_block_ms, spare=size == self.batch_bytes) or bytearray(size)
+        claim = claim or Claim()
+        self.reserve(size, max_block_ms, claim, spare=size == self.batch_bytes)
+        if claim.buffer is None:
+            claim.buffer = bytearray(size)
+        return claim.buffer
 
-    def reserve(self, size: int, max_block_ms: float, *, spare: bool = False) -> bytearray | None:
-        """Count `size` bytes as used; gives a buffer to use again if there is one and `spare` allows."""
+    def reserve(self, size: int, max_block_ms: float, claim: Claim, *, spare: bool = False) -> None:
+        """Count `size` bytes as used; `claim` gets a buffer to use again if there is one and `spare` allows."""
         if size > self.total_bytes:
             raise RecordTooLargeError(
                 f"a batch of {size} bytes is larger than buffer.memory ({self.total_bytes}): "
                 f"send smaller records or raise buffer.memory"
             )
-        with self._lock:
-            self._check_open()
-            if self.available_bytes < size or (self._waiters and not self._waiters[0].let_pass(size)):
-                self._wait_for(size, max_block_ms)
-            if spare and self._spare:
-                return self._spare.pop()
-            while self._unallocated < size:
-                self._spare.pop()
-                self._unallocated += self.batch_bytes
-            self._unallocated -= size
-        return None
+        self.lock.check_not_owned()
+        with self.lock:
+            if self._closed is not None:
+                raise self._closed
+            if self.available_bytes >= size and (not self._waiters or self._waiters[0].let_pass(size)):
+                self._take(size, claim, spare)
+                return
+        self._wait_in_line(size, max_block_ms, claim, spare)
 
-    def _wait_for(self, size: int, max_block_ms: float) -> None:
-        """Wait in line until `size` bytes are there and it is our turn. The lock is held on entry and on exit."""
-        turn = Turn(self._lock, size)
-        self._waiters.append(turn)
+    def _take(self, size: int, claim: Claim, spare: bool) -> None:
+        """Move `size` bytes to the claim. The lock is held, and they are there."""
+        if spare and self._spare:
+            claim.buffer = self._spare[-1]
+            claim.size = size
+            del self._spare[-1]
+            return
+        while self._unallocated < size:
+            del self._spare[-1]
+            self._unallocated += self.batch_bytes
+        self._unallocated -= size
+        claim.size = size
+
+    def _wait_in_line(self, size: int, max_block_ms: float, claim: Claim, spare: bool) -> None:
+        """Wait until `size` bytes are there and it is our turn, then take them. The lock is not held."""
+        turn = Turn(size)
         started = self._clock.monotonic_ms()
         try:
-            while self._waiters[0] is not turn or self.available_bytes < size:
+            with self.lock:
+                self._waiters.append(turn)
+            while True:
+                woken = turn.woken = OneShotEvent()
+                with self.lock:
+                    if self._closed is not None:
+                        raise self._closed
+                    if self._waiters[0] is turn and self.available_bytes >= size:
+                        self._take(size, claim, spare)
+                        return
                 left = max_block_ms - (self._clock.monotonic_ms() - started)
                 if left <= 0:
                     self._on_exhausted()
                     raise BufferExhaustedError(self._exhausted(size, max_block_ms))
-                turn.wait(left / 1000)
-                self._check_open()
+                woken.wait(left / 1000)
         finally:
-            self._waiters.remove(turn)
-            # Whatever is still free belongs to the next in line, also when we leave empty-handed.
-            if self._waiters and self.available_bytes:
-                self._waiters[0].notify()
+            with self.lock:
+                if turn in self._waiters:
+                    self._waiters.remove(turn)
+                # Whatever is still free belongs to the next in line, also when we leave empty-handed.
+                if self._waiters and self.available_bytes:
+                    self._waiters[0].woken.set()
             self._on_wait(self._clock.monotonic_ms() - started)
 
     def _exhausted(self, size: int, max_block_ms: float) -> str:
@@ -122,21 +159,27 @@ class BufferPool:
 
     def release(self, buffer: bytearray | None, size: int) -> None:
         """Take back a buffer that was allocated with `size`, or the count of what was only reserved."""
-        with self._lock:
-            if buffer is not None and size == self.batch_bytes and len(buffer) == size:
-                self._spare.append(buffer)
+        claim = Claim()
+        claim.buffer, claim.size = buffer, size
+        self.give_back(claim)
+
+    def give_back(self, claim: Claim) -> None:
+        """Take back what is in the claim: nobody has become its owner."""
+        buffer, size = claim.buffer, claim.size
+        spare = (buffer,) if buffer is not None and size == self.batch_bytes and len(buffer) == size else ()
+        with self.lock:
+            # No call until it is done: see Claim.
+            claim.size = 0
+            if spare:
+                self._spare += spare
             else:
                 self._unallocated += size
             if self._waiters:
-                self._waiters[0].notify()
+                self._waiters[0].woken.set()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the producer was closed while waiting for buffer memory")
-
-    def close(self) -> None:
-        """Whoever waits is told that there is nothing to wait for."""
-        with self._lock:
-            self._closed = True
+    def close(self, error: HeadraceError | None = None) -> None:
+        """Tell all who wait, or begin to, that there is nothing to wait for."""
+        with self.lock:
+            self._closed = error or ClosedError("the producer was closed while waiting for buffer memory")
             for turn in self._waiters:
-                turn.notify()
+                turn.woken.set()

@@ -15,6 +15,7 @@ from typing import Any
 from headrace.client.clock import Clock
 from headrace.client.metadata import Cluster, Metadata
 from headrace.client.network import NetworkClient
+from headrace.config import Log
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.metrics import ProducerMetrics
 from headrace.producer.queues import PartitionQueue
@@ -42,6 +43,7 @@ class Inside:
     metadata: Metadata
     transactions: TransactionManager | None
     recent: Recent
+    log: Log
 
     def look(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""

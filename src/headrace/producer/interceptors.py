@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from headrace.config import Log
 from headrace.producer.batch import Delivery
-from headrace.producer.plugins import PluginKind
+from headrace.producer.plugins import PluginKind, is_for_application
 from headrace.producer.records import UNKNOWN_PARTITION, ProducerRecord, RecordMetadata
 
 log = logging.getLogger("headrace")
@@ -43,10 +44,11 @@ class ProducerInterceptor:
 class Interceptors:
     """The chain. What one of them throws is logged and counted in `errors`."""
 
-    __slots__ = ("_chain", "errors")
+    __slots__ = ("_chain", "_log", "errors")
 
-    def __init__(self, chain: Sequence[ProducerInterceptor]) -> None:
+    def __init__(self, chain: Sequence[ProducerInterceptor], log: Log = log) -> None:
         self._chain = tuple(chain)
+        self._log = log
         self.errors = 0  # Statistics only: an increment lost between threads does no harm.
 
     def __bool__(self) -> bool:
@@ -62,7 +64,9 @@ class Interceptors:
                 changed = interceptor.on_send(record)
                 if not isinstance(changed, ProducerRecord):
                     raise TypeError(f"on_send must return a ProducerRecord, got {type(changed).__name__}")
-            except Exception as error:
+            except BaseException as error:
+                if is_for_application(error):
+                    raise
                 self._failed(interceptor, "on_send", record.topic, error)
             else:
                 record = changed
@@ -80,12 +84,14 @@ class Interceptors:
         for interceptor in self._chain:
             try:
                 call(interceptor)
-            except Exception as error:
+            except BaseException as error:
+                if is_for_application(error):
+                    raise
                 self._failed(interceptor, method, topic, error)
 
-    def _failed(self, interceptor: ProducerInterceptor, method: str, topic: str, error: Exception) -> None:
+    def _failed(self, interceptor: ProducerInterceptor, method: str, topic: str, error: BaseException) -> None:
         self.errors += 1
-        log.warning(
+        self._log.warning(
             "%s.%s failed for a record of topic %s; the record goes on without it",
             _name(interceptor),
             method,
@@ -97,12 +103,12 @@ class Interceptors:
 class Ending:
     """The callback of a record that was intercepted: tells the chain how it ended, then whoever sent it."""
 
-    __slots__ = ("_chain", "_on_delivery", "_record", "partition")
+    __slots__ = ("_chain", "_record", "on_delivery", "partition")
 
     def __init__(self, chain: Interceptors, record: ProducerRecord, on_delivery: Delivery | None) -> None:
         self._chain = chain
         self._record = record
-        self._on_delivery = on_delivery
+        self.on_delivery = on_delivery
         self.partition = record.partition
         """As far as it is known; the partitioner may find it later than this is made."""
 
@@ -113,11 +119,11 @@ class Ending:
         else:
             told = metadata
         self._chain.on_acknowledgement(told, error)
-        if self._on_delivery is not None:
-            self._on_delivery(metadata, error)
+        if self.on_delivery is not None:
+            self.on_delivery(metadata, error)
 
     def refused(self, error: Exception) -> None:
-        """The record was not queued; whoever sent it gets the error itself."""
+        """The record was not queued. Who sent it gets the error from `send`, or as Kafka's producer tells it."""
         self._chain.on_send_error(self._record, self.partition, error)
 
 

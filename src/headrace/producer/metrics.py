@@ -12,14 +12,16 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headrace import __version__
 from headrace.client.clock import SYSTEM_CLOCK, Clock
+from headrace.client.locks import OwnedLock
+from headrace.config import Log
 from headrace.producer.metric_tables import GAUGES, NODE, NODE_ROWS, PRODUCER, PRODUCER_ROWS, TOPIC, TOPIC_ROWS, Row
+from headrace.producer.plugins import is_for_application
 from headrace.producer.sampling import Samples
 
 if TYPE_CHECKING:
@@ -91,17 +93,19 @@ class ProducerMetrics:
         samples: int = 2,
         sample_window_ms: float = 30_000,
         reporters: Iterable[MetricsReporter] = (),
+        log: Log = log,
     ) -> None:
+        self._log = log
         self._tags: Tags = (("client-id", client_id),)
         self._now = clock.monotonic_ms
         self._windows = samples
         self._window_ms = sample_window_ms
         self._reporters = tuple(reporters)
-        self._lock = threading.Lock()  # held for a moment only, and never while a reporter is called
-        self._metrics: dict[MetricName, Metric] = {}  # Changed under _lock.
+        self.lock = OwnedLock()  # held for a moment only, and never while a reporter is called
+        self._metrics: dict[MetricName, Metric] = {}  # Changed under lock.
         self._gauges: dict[str, Callable[[], float]] = {}
         self._nodes: dict[int, dict[str, Samples]] = {}  # I/O thread only.
-        self._topics: dict[str, dict[str, Samples]] = {}  # Changed under _lock.
+        self._topics: dict[str, dict[str, Samples]] = {}  # Changed under lock.
         self._connections = 0  # I/O thread only.
         self._producer, made = self._make(PRODUCER_ROWS, PRODUCER, self._tags)
         made += [self._gauge(name, description) for name, description in GAUGES.items()]
@@ -132,7 +136,7 @@ class ProducerMetrics:
 
     def largest_topics(self, count_max: int) -> list[tuple[str, float, float]]:
         """(topic, records, bytes) of those that got the most. Any thread."""
-        with self._lock:
+        with self.lock:
             topics = list(self._topics.items())
         rows = ((topic, samples["records"].total, samples["bytes"].total) for topic, samples in topics)
         return heapq.nlargest(count_max, rows, key=lambda row: row[2])
@@ -147,7 +151,7 @@ class ProducerMetrics:
 
     def close(self) -> None:
         """Take the metrics back from the reporters. Who made the reporters closes them."""
-        with self._lock:
+        with self.lock:
             gone = self.metrics()
             self._metrics.clear()
         for metric in gone:
@@ -188,7 +192,7 @@ class ProducerMetrics:
     def record_failed(self, topic: str | None, count: int = 1) -> None:
         """Without a topic where a send failed before it had one that is known. Any thread."""
         per_topic = None if topic is None else self._topic(topic)
-        with self._lock:
+        with self.lock:
             now = self._now()
             self._producer["record-error"].record(count, now)
             if per_topic is not None:
@@ -273,7 +277,7 @@ class ProducerMetrics:
         self._record_locked(f"txn-{call}", ns)
 
     def _record_locked(self, samples: str, value: float) -> None:
-        with self._lock:
+        with self.lock:
             self._producer[samples].record(value, self._now())
 
     # -- what there is -------------------------------------------------------------------------
@@ -290,7 +294,7 @@ class ProducerMetrics:
         known = self._topics.get(topic)
         if known is None:
             known, made = self._make(TOPIC_ROWS, TOPIC, (*self._tags, ("topic", topic)))
-            with self._lock:
+            with self.lock:
                 first = self._topics.setdefault(topic, known)
             if first is not known:
                 return first  # another thread was faster
@@ -298,7 +302,7 @@ class ProducerMetrics:
         return known
 
     def _register(self, made: list[Metric]) -> None:
-        with self._lock:
+        with self.lock:
             self._metrics.update((metric.name, metric) for metric in made)
         for metric in made:
             self._tell(_change(metric))
@@ -336,8 +340,10 @@ class ProducerMetrics:
         for reporter in self._reporters:
             try:
                 what(reporter)
-            except Exception:
-                log.exception("a metrics reporter failed: %r", reporter)
+            except BaseException as error:
+                if is_for_application(error):
+                    raise
+                self._log.exception("a metrics reporter failed: %r", reporter)
 
 
 def _change(metric: Metric) -> Callable[[MetricsReporter], None]:

@@ -23,6 +23,7 @@ from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import Cluster, PartitionInfo, TopicInfo
 from headrace.config import read_properties
 from headrace.errors import (
+    API_ERRORS,
     AbortableError,
     ClosedError,
     FatalTransactionError,
@@ -31,14 +32,14 @@ from headrace.errors import (
     TimedOutError,
 )
 from headrace.producer.arrow import ArrowDelivery
-from headrace.producer.batch import Delivery, ProducerBatch
+from headrace.producer.batch import Delivery, ProducerBatch, refused_future
 from headrace.producer.interceptors import Ending
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.partitioners import partition_for_key
-from headrace.producer.plugins import PluginLoader
+from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.producer import Headers
 from headrace.producer.records import ProducerRecord
-from headrace.producer.settings import ProducerSettings, resolve
+from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
 from headrace.producer.steps import Prepared, Steps
 from headrace.producer.transaction_scope import TransactionScope
 from headrace.producer.transaction_state import State, is_legal
@@ -93,7 +94,8 @@ class MockProducer(TransactionScope):
         self.config = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
-        self._plugins = PluginLoader(self.config)
+        self._log = PrefixedLogger(self.config.of(str, "client.id"), self.config.optional(str, "transactional.id"))
+        self._plugins = PluginLoader(self.config, self._log)
         self.settings = ProducerSettings.build(self.config, self._plugins)
         self._steps = Steps(self.settings, self._plugins)
         self._clock = clock
@@ -149,7 +151,14 @@ class MockProducer(TransactionScope):
         except Exception as error:
             if isinstance(on_delivery, Ending):
                 on_delivery.refused(error)
-            raise
+                on_delivery = on_delivery.on_delivery
+            if not isinstance(error, API_ERRORS):
+                raise
+            with self._lock:
+                self._fail_transaction(error)
+            future = refused_future(record.topic, error, on_delivery, self._clock.monotonic_ms())
+            self._report_callback_errors(future.batch)
+            return future
         if self.auto_complete:
             self.complete_next()
         return future
@@ -241,7 +250,9 @@ class MockProducer(TransactionScope):
             place = (batch.topic, batch.partition)
             offset = self._next_offsets.get(place, 0)
             self._next_offsets[place] = offset + 1
-        return batch.complete(-1 if self.settings.acks == 0 else offset, -1)
+        is_news = batch.complete(-1 if self.settings.acks == 0 else offset, -1)
+        self._report_callback_errors(batch)
+        return is_news
 
     def error_next(self, error: Exception) -> bool:
         """Let the oldest record that waits fail; in a transaction, that has to be aborted then."""
@@ -249,10 +260,23 @@ class MockProducer(TransactionScope):
             if not self._pending:
                 return False
             batch = self._pending.popleft()
-            if self._state is State.IN_TRANSACTION:
-                self._state = State.ABORTABLE_ERROR
-                self._error = AbortableError(str(error))
-        return batch.fail(error)
+            self._fail_transaction(error)
+        is_news = batch.fail(error)
+        self._report_callback_errors(batch)
+        return is_news
+
+    def _fail_transaction(self, error: Exception) -> None:
+        """An open transaction has to be aborted now. The lock is held."""
+        if self._state is State.IN_TRANSACTION:
+            self._state = State.ABORTABLE_ERROR
+            self._error = AbortableError(str(error))
+
+    def _report_callback_errors(self, batch: ProducerBatch) -> None:
+        errors, batch.callback_errors = batch.callback_errors, ()
+        for error in errors:
+            if is_for_application(error):
+                raise error
+            self._log.error("a delivery callback for %s-%d failed", batch.topic, batch.partition, exc_info=error)
 
     def fence(self) -> None:
         """Another producer has taken over the transactional.id: this one can do no more."""
@@ -391,6 +415,7 @@ class MockProducer(TransactionScope):
             self._pending.clear()
         for batch in pending:
             batch.fail(error)
+            self._report_callback_errors(batch)
 
     def _begin(self, call: str) -> None:
         if self.closed:

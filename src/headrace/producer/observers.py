@@ -45,6 +45,9 @@ class MetricsObserver:
     def batch_split(self, batch: ProducerBatch) -> None:
         self._metrics.batch_split()
 
+    def callback_failed(self, batch: ProducerBatch, error: BaseException) -> None:
+        self._recent.failed(f"delivery callback of {batch.topic}-{batch.partition}", error)
+
     # -- network -------------------------------------------------------------------------------
 
     def connection_opened(self, node_id: int) -> None:

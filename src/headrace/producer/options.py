@@ -159,6 +159,7 @@ _COMMON = (
         "How much is measured.",
         OneOf("INFO", "DEBUG", "TRACE", ignore_case=True),
         "low",
+        "every metric of a producer has the level INFO, as in Kafka, and is always recorded",
     ),
     Option("metric.reporters", "classes", (), "Plug-ins that are told of every metric.", None, "low"),
     Option(
@@ -177,6 +178,7 @@ _COMMON = (
         "Send metrics to the cluster if its administrator has subscribed to them (KIP-714).",
         None,
         "low",
+        "metrics are not sent to brokers; metric.reporters has other ways out",
     ),
     Option("auto.include.jmx.reporter", "bool", True, "Kafka 3: report through JMX.", None, "low", _NO_JMX),
     Option("config.providers", "list", (), "Where to look up values given as references.", None, "low", _NO_PROVIDERS),

@@ -21,6 +21,8 @@ from typing import NamedTuple, Protocol
 from headrace.producer.plugins import PluginKind
 from headrace.wire.kernel import kernel
 
+FIRST_TURN_MAX = 1 << 31
+
 
 class Random(Protocol):
     """What is asked of a source of randomness: `random.Random`, or a fake."""
@@ -154,9 +156,12 @@ class RoundRobinPartitioner(Partitioner):
         again = self._again.pop(topic, None)
         if again is not None:
             return again
-        turns = self._turns.get(topic) or self._turns.setdefault(topic, itertools.count())
+        turns = self._turns.get(topic) or self._turns.setdefault(topic, itertools.count(self._first_turn()))
         choices = cluster.available_partitions_for(topic) or cluster.partitions_for(topic)
         return choices[next(turns) % len(choices)]
+
+    def _first_turn(self) -> int:
+        return 0
 
     def on_new_batch(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
         # Being asked twice for one record must not cost a turn, or half the partitions stay empty (KAFKA-9965).
@@ -164,7 +169,17 @@ class RoundRobinPartitioner(Partitioner):
 
 
 class KeyHashRoundRobinPartitioner(RoundRobinPartitioner):
-    """The default before Kafka 2.4: by key if there is one, else in turn over the available partitions."""
+    """The default before Kafka 2.4: by key if there is one, else in turn over the available partitions.
+
+    Where a topic's turns begin is left to chance, so that producers which start together do not go in step.
+    """
+
+    def __init__(self, random: Random | None = None) -> None:
+        super().__init__()
+        self._random = random or random_module.Random()
+
+    def _first_turn(self) -> int:
+        return self._random.randrange(FIRST_TURN_MAX)
 
     def partition(
         self,

@@ -1,10 +1,6 @@
-"""What each part of a producer wants to know of its settings, and the logger they share."""
+"""What each part of a producer wants to know of its settings."""
 
 from __future__ import annotations
-
-import logging
-from collections.abc import MutableMapping
-from typing import Any
 
 from headrace.client import tls
 from headrace.client.connection import ConnectionSettings
@@ -12,20 +8,6 @@ from headrace.client.network import NetworkSettings
 from headrace.producer.accumulator import AccumulatorSettings
 from headrace.producer.sender import SenderSettings
 from headrace.producer.settings import ProducerSettings
-
-
-class PrefixedLogger(logging.LoggerAdapter[logging.Logger]):
-    """Every line says which producer it is about."""
-
-    def __init__(self, settings: ProducerSettings) -> None:
-        super().__init__(logging.getLogger("headrace.producer"), {})
-        prefix = f"producer client_id={settings.client_id}"
-        if settings.transactional_id is not None:
-            prefix += f" transactional_id={settings.transactional_id}"
-        self._prefix = f"[{prefix}]"
-
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        return f"{self._prefix} {msg}", kwargs
 
 
 def accumulator_settings(settings: ProducerSettings) -> AccumulatorSettings:

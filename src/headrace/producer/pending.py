@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+from headrace.client.locks import OneShotEvent
 from headrace.errors import TimedOutError
 
 
@@ -12,7 +11,7 @@ class PendingResult:
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
-        self._event = threading.Event()
+        self._event = OneShotEvent()
         self._error: Exception | None = None  # Written before _event is set.
         self.acknowledged = False
         """True once a caller has seen the outcome. Until then the operation is not over for the application."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from headrace.config import Log
 from headrace.errors import ConfigError
 
 log = logging.getLogger("headrace")
@@ -33,11 +35,20 @@ class PluginKind(Generic[T]):
     """Makes one from an object that is not a `base` but will do, or gives None."""
 
 
+def is_for_application(error: BaseException) -> bool:
+    """True if an error of user code has to reach the application: Ctrl-C and sys.exit() on its main thread.
+
+    On any other thread these would only end that thread.
+    """
+    return not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
+
+
 class PluginLoader:
     """Loads the plug-ins of one producer, tells them of the cluster, and closes them."""
 
-    def __init__(self, config: Mapping[str, object]) -> None:
+    def __init__(self, config: Mapping[str, object], log: Log = log) -> None:
         self._config = config
+        self.log = log
         self._closers: dict[int, tuple[object, Callable[[], object]]] = {}  # by identity: each is closed once
         self._listeners: dict[int, Callable[[object], object]] = {}
 
@@ -72,8 +83,10 @@ class PluginLoader:
         for on_update in self._listeners.values():
             try:
                 on_update(cluster)
-            except Exception:
-                log.exception("a cluster listener failed: %r", on_update)
+            except BaseException as error:
+                if is_for_application(error):
+                    raise
+                self.log.exception("a cluster listener failed: %r", on_update)
 
     def close(self) -> None:
         """Close every plug-in once, the last loaded first; what one throws is logged."""
@@ -81,8 +94,10 @@ class PluginLoader:
             _, (given, close) = self._closers.popitem()
             try:
                 close()
-            except Exception:
-                log.exception("%s could not be closed", _name(given))
+            except BaseException as error:
+                if is_for_application(error):
+                    raise
+                self.log.exception("%s could not be closed", _name(given))
         self._listeners.clear()
 
 

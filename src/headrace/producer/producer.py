@@ -25,22 +25,29 @@ import pyarrow as pa
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, PartitionInfo
 from headrace.client.network import NetworkClient
-from headrace.errors import ClosedError, HeadraceError, IllegalStateError, TimedOutError
+from headrace.errors import (
+    API_ERRORS,
+    ClosedError,
+    HeadraceError,
+    IllegalStateError,
+    IoThreadError,
+    TimedOutError,
+)
 from headrace.producer import parts, process, reporters
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.arrow import ArrowDelivery, ArrowSender
-from headrace.producer.batch import Delivery
+from headrace.producer.batch import Delivery, refused_future
 from headrace.producer.buffer_pool import BufferPool
 from headrace.producer.inside import Inside
 from headrace.producer.interceptors import Ending
 from headrace.producer.metrics import MetricName, ProducerMetrics, Transaction, Value
 from headrace.producer.observers import MetricsObserver
-from headrace.producer.plugins import PluginLoader
+from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.queues import TopicQueues
 from headrace.producer.recent import Recent
 from headrace.producer.records import ProducerRecord, checked_headers
 from headrace.producer.sender import Sender
-from headrace.producer.settings import ProducerSettings, resolve
+from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
 from headrace.producer.steps import Prepared, Steps
 from headrace.producer.sticky import StickyChoice
 from headrace.producer.transaction_scope import TransactionScope
@@ -57,7 +64,7 @@ Headers = Iterable[Header] | Mapping[str, bytes | None] | None
 
 
 class Producer(SendPath, TransactionScope):
-    """Sends records to Kafka. Safe to share between threads, and faster so than one for each thread."""
+    """Sends records to Kafka. Safe to share between threads: their records then share batches and requests."""
 
     def __init__(
         self,
@@ -76,7 +83,8 @@ class Producer(SendPath, TransactionScope):
         self.config = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
-        self._plugins = PluginLoader(self.config)
+        self._log = PrefixedLogger(self.config.of(str, "client.id"), self.config.optional(str, "transactional.id"))
+        self._plugins = PluginLoader(self.config, self._log)
         with contextlib.ExitStack() as opened:
             opened.callback(self._plugins.close)
             self._build(clock, opened)
@@ -85,7 +93,6 @@ class Producer(SendPath, TransactionScope):
     def _build(self, clock: Clock, opened: contextlib.ExitStack) -> None:
         settings = self.settings = ProducerSettings.build(self.config, self._plugins)
         self._clock = clock
-        self._log = parts.PrefixedLogger(settings)
         self._steps = Steps(settings, self._plugins)
         self._metrics = ProducerMetrics(
             settings.client_id,
@@ -95,6 +102,7 @@ class Producer(SendPath, TransactionScope):
             reporters=[
                 self._plugins.load("metric.reporters", given, reporters.KIND) for given in settings.metric_reporters
             ],
+            log=self._log,
         )
         opened.callback(self._metrics.close)
         self._recent = Recent(clock)
@@ -132,6 +140,7 @@ class Producer(SendPath, TransactionScope):
             retry_backoff_ms=settings.retry_backoff_ms,
             retry_backoff_max_ms=settings.retry_backoff_max_ms,
             on_update=self._on_cluster,
+            is_lazy=True,
         )
         self._client = NetworkClient(
             parts.connection_settings(settings), parts.network_settings(settings), clock, observer, self._log
@@ -166,7 +175,7 @@ class Producer(SendPath, TransactionScope):
             hashes_keys=not settings.partitioner_ignore_keys,
         )
         self._register_gauges()
-        self.config.warn_of_unused()
+        self.config.warn_of_unused(self._log)
         self.lanes = self._accumulator.lanes
         # Who needs none of the steps that only Python can do may take the short way.
         self.is_short = self._steps.are_none
@@ -186,6 +195,7 @@ class Producer(SendPath, TransactionScope):
             self._metadata,
             self._transactions,
             self._recent,
+            self._log,
         )
 
     def _register_gauges(self) -> None:
@@ -239,8 +249,10 @@ class Producer(SendPath, TransactionScope):
             prepared = Prepared(partition, timestamp_ms, key, value, pairs, None)
             return self._append(queues, self._metadata.cluster, prepared, on_delivery, deadline_ms)
         except Exception as error:
-            self._refuse(on_delivery, error)
-            raise
+            refused = self._refuse(topic, on_delivery, error)
+            if refused is None:
+                raise
+            return refused
 
     def send_record(self, record: ProducerRecord, on_delivery: Delivery | None = None) -> RecordFuture:
         """`send` with a record as one object."""
@@ -251,8 +263,10 @@ class Producer(SendPath, TransactionScope):
             topic = self._topic(record.topic, record.partition, deadline_ms)
             return self._queue(topic, record, on_delivery, deadline_ms)
         except Exception as error:
-            self._refuse(on_delivery, error)
-            raise
+            refused = self._refuse(record.topic, on_delivery, error)
+            if refused is None:
+                raise
+            return refused
 
     def _queue(
         self, topic: TopicQueues, record: ProducerRecord, on_delivery: Delivery | None, deadline_ms: float
@@ -278,12 +292,32 @@ class Producer(SendPath, TransactionScope):
             on_delivery.partition = future.batch.partition
         return future
 
-    def _refuse(self, on_delivery: Delivery | None, error: Exception) -> None:
-        """A record was not queued."""
-        self._metrics.record_failed(None)
-        self._recent.failed("send", error)
+    def _refuse(self, topic: str, on_delivery: Delivery | None, error: Exception) -> RecordFuture | None:
+        """Deal with a record that was not queued.
+
+        As in Kafka's producer, an API error is told by the future, the callback and the transaction: returns the
+        future. Anything else is raised, and this returns None.
+        """
+        self._count_refused(error)
         if isinstance(on_delivery, Ending):
             on_delivery.refused(error)
+            on_delivery = on_delivery.on_delivery
+        if not isinstance(error, API_ERRORS):
+            return None
+        future = refused_future(topic, error, on_delivery, self._clock.monotonic_ms())
+        for raised in future.batch.callback_errors:
+            if is_for_application(raised):
+                raise raised
+            self._log.error("a delivery callback for topic %s failed", topic, exc_info=raised)
+            self._recent.failed(f"delivery callback of {topic}", raised)
+        return future
+
+    def _count_refused(self, error: Exception, count: int = 1) -> None:
+        self._metrics.record_failed(None, count)
+        self._recent.failed("send", error)
+        if isinstance(error, API_ERRORS) and self._transactions is not None and self._transactions.is_transactional:
+            self._transactions.record_refused(error)
+            self._accumulator.close_open_batches()  # so that the next send hears of it
 
     def _deadline_ms(self) -> float:
         return self._clock.monotonic_ms() + self.settings.max_block_ms
@@ -305,9 +339,17 @@ class Producer(SendPath, TransactionScope):
         """
         self._check_may_send()
         names = {"key": key, "value": value, "headers": headers, "partition": partition, "timestamp": timestamp}
-        highest = self._arrow.check(table_or_batch, names)
-        queues = self._topic(topic, highest, self._deadline_ms())
-        return self._arrow.send(queues, self._metadata.cluster, table_or_batch, names, self.settings.max_block_ms)
+        try:
+            highest = self._arrow.check(table_or_batch, names)
+            queues = self._topic(topic, highest, self._deadline_ms())
+            delivery = self._arrow.send(
+                queues, self._metadata.cluster, table_or_batch, names, self.settings.max_block_ms
+            )
+        except API_ERRORS as error:
+            delivery = ArrowDelivery([], error)
+        if delivery.refusal is not None:
+            self._count_refused(delivery.refusal, table_or_batch.num_rows - delivery.queued_rows)
+        return delivery
 
     # -- metadata ------------------------------------------------------------------------------
 
@@ -428,12 +470,14 @@ class Producer(SendPath, TransactionScope):
         Without a timeout, that is when every record must have been answered or have expired. From a callback it gives
         up at once: the thread that would have to wait is the one that is waited for.
         """
-        if self._closed or self._forked:
+        if self._forked:
             return
-        self._closed = True
+        self._check_not_reentered()
+        was_closed, self._closed = self._closed, True
         process.closed(self)
         if self._on_io_thread():
-            self._sender.force_close()
+            if not was_closed:
+                self._sender.force_close()
             return
         settings, thread = self.settings, self._thread
         assert thread is not None
@@ -447,6 +491,8 @@ class Producer(SendPath, TransactionScope):
             self._log.warning("closed by force after %g s: %d records were not acknowledged", timeout, undelivered)
             self._sender.force_close()
             thread.join(settings.request_timeout_ms / 1000)
+        if not was_closed:
+            self._raise_failure()
 
     def __enter__(self) -> Self:
         return self
@@ -485,6 +531,7 @@ class Producer(SendPath, TransactionScope):
         return threading.current_thread() is self._thread
 
     def _check_may_wait(self, what: str) -> None:
+        self._check_not_reentered()
         if self._on_io_thread():
             raise IllegalStateError(f"{what} in a callback: that runs on the thread that would be waited for")
 
@@ -500,6 +547,21 @@ class Producer(SendPath, TransactionScope):
             )
         if self._closed:
             raise ClosedError("the producer is closed")
+        if self._sender.failure is not None:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        failure = self._sender.failure
+        if failure is not None:
+            raise IoThreadError(*failure.args) from failure.__cause__
+
+    def _check_not_reentered(self) -> None:
+        """Raise in a signal handler that would wait for the very thread it has interrupted."""
+        locks = [self._pool.lock, self._metadata.lock, self._accumulator.topics_lock]
+        if self._transactions is not None:
+            locks.append(self._transactions.lock)
+        for lock in locks:
+            lock.check_not_owned()
 
     def _warn_of_undelivered(self) -> None:
         count = sum(batch.record_count for batch in self._accumulator.incomplete())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headrace.client.locks import TurnLock
 from headrace.client.metadata import Cluster
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.compression_ratio import CompressionRatio
@@ -15,30 +14,6 @@ from headrace.producer.partitioners import Odds
 
 if TYPE_CHECKING:
     from headrace.wire._reference import Lane
-
-TURN_S = 0.00005
-
-
-class TurnLock:
-    """A re-entrant lock that nobody holds while waiting for the GIL, but for a thread that was interrupted in it.
-
-    Threads that block in `Lock.acquire` get the lock first and the GIL up to 5 ms later. The one that runs meanwhile
-    needs the lock again for its next batch, blocks, and so on: they form a convoy in which every batch costs
-    two switches of threads, and four threads with one producer need twice the time of four with one each. Here a thread
-    that finds the lock taken lets the others run and tries again, with the GIL in its hands. For moments only.
-    """
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        while not self._lock.acquire(blocking=False):
-            time.sleep(TURN_S)
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._lock.release()
 
 
 class PartitionQueue:
@@ -73,11 +48,13 @@ class TopicQueues:
         """More partitions: a new lane that goes on with the open batches of the old one."""
         with self.lock:
             old = self.lane
-            self.queues += [PartitionQueue(self, p) for p in range(len(self.queues), partition_count)]
+            added = [PartitionQueue(self, p) for p in range(len(self.queues), partition_count)]
             lane = self._make_lane(self, partition_count)
             lane.open_batches[: len(old.open_batches)] = old.open_batches
             lane.sticky = old.sticky
+            # No call in between: a signal handler that raises comes before both or after both.
             self.lane = lane
+            self.queues += added
 
     def close_open(self, partition: int) -> bool:
         """The open batch takes no more; False if there is none. The lock is held."""

@@ -41,7 +41,9 @@ class Recent:
 
     def failed(self, where: str, error: BaseException) -> None:
         """Something went wrong. The same again is counted, not listed."""
-        text = (str(error) or type(error).__name__)[:ERROR_CHARACTERS_MAX]
+        # An exception that is not an Exception (sys.exit in a callback) says little without its type.
+        is_plain = isinstance(error, Exception) and str(error)
+        text = (str(error) if is_plain else repr(error))[:ERROR_CHARACTERS_MAX]
         last = self._errors[-1] if self._errors else None
         if last is not None and (last.where, last.text) == (where, text):
             last.count += 1

@@ -9,6 +9,7 @@ Everything in here runs on that thread, but for `wakeup`, `initiate_close` and `
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -27,6 +28,7 @@ from headrace.errors import (
     ClosedError,
     ConnectionFailedError,
     HeadraceError,
+    IoThreadError,
     TimedOutError,
     UnsupportedVersionError,
 )
@@ -68,6 +70,7 @@ class SenderObserver(Protocol):
     def batch_retried(self, batch: ProducerBatch, error: Exception) -> None: ...
     def batch_failed(self, batch: ProducerBatch) -> None: ...
     def batch_split(self, batch: ProducerBatch) -> None: ...
+    def callback_failed(self, batch: ProducerBatch, error: BaseException) -> None: ...
 
 
 class Sender:
@@ -99,6 +102,9 @@ class Sender:
         # Set by other threads, read here.
         self._running = True
         self._forced = False
+        # Set here, read by other threads.
+        self.failure: IoThreadError | None = None
+        """Why this thread has died, if it has."""
 
     # -- other threads -------------------------------------------------------------------------
 
@@ -107,8 +113,9 @@ class Sender:
 
     def initiate_close(self) -> None:
         """Send what is left, then stop."""
-        self._running = False
+        # In this order: once the loop has ended, nothing may be added that nobody would send.
         self._accumulator.close()
+        self._running = False
         self.wakeup()
 
     def force_close(self) -> None:
@@ -119,14 +126,42 @@ class Sender:
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The thread's whole life."""
-        while self._running:
-            self._turn()
-        while not self._forced and self._has_work():
-            self._turn()
-        if self._transactions is not None and self._transactions.is_transactional:
-            self._abort_open_transaction(self._transactions)
-        self._finish()
+        """The thread's whole life. Whatever ends it, nobody is left waiting."""
+        try:
+            while self._running:
+                self._turn()
+            while not self._forced and self._has_work():
+                self._turn()
+            if self._transactions is not None and self._transactions.is_transactional:
+                self._abort_open_transaction(self._transactions)
+            self._finish()
+        except BaseException as error:
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        """Fail all that waits, and all that comes later, with the reason for which this thread ends."""
+        failure = IoThreadError(
+            f"the I/O thread of the producer has died of {error!r}: close this producer and make a new one"
+        )
+        failure.__cause__ = error
+        self.failure = failure
+        self._running, self._forced = False, True
+        # What killed the thread may strike again in any of these; the next one must be tried all the same.
+        with contextlib.suppress(BaseException):
+            self._accumulator.close(failure)
+        for batch in self._accumulator.incomplete():
+            with contextlib.suppress(BaseException):
+                batch.fail(failure)
+                self._report_callback_errors(batch)
+        with contextlib.suppress(BaseException):
+            self._metadata.close(failure)
+        with contextlib.suppress(BaseException):
+            if self._transactions is not None:
+                self._transactions.cancel_requests(failure)
+        with contextlib.suppress(BaseException):
+            self._client.close()
+        with contextlib.suppress(BaseException):
+            self._log.critical("%s", failure, exc_info=error)
 
     def _abort_open_transaction(self, transactions: TransactionManager) -> None:
         """A transaction that nobody will commit any more is not left to its time-out."""
@@ -142,7 +177,7 @@ class Sender:
     def _turn(self) -> None:
         try:
             self.run_once()
-        except Exception:
+        except BaseException:
             self._log.exception("a turn of the I/O thread failed; it goes on")
             time.sleep(RETRY_SEND_ERROR_PAUSE_S)  # an error that stays must not burn the machine
 
@@ -158,7 +193,7 @@ class Sender:
             self._transactions.cancel_requests(ClosedError("the producer was closed"))
         try:
             self._client.close()  # hands back what was in flight
-        except Exception:
+        except BaseException:
             self._log.exception("closing the connections failed")
         self._fail_undrained(error)
         for batch in self._accumulator.incomplete():
@@ -347,12 +382,14 @@ class Sender:
         """What goes wrong with one batch is not the others' fault, and nobody waits for it for ever."""
         try:
             outcome(batch, *args)
-        except Exception as error:
+        except BaseException as error:
             self._log.exception("the answer for %s-%d could not be dealt with", batch.topic, batch.partition)
+            reason = HeadraceError(f"the response could not be processed: {error!r}")
             if self._transactions is not None and not batch.is_done:
                 self._transactions.mark_unresolved(batch)
-                self._tell_failure(self._transactions, batch, error, adjust=False)
-            batch.fail(HeadraceError(f"the answer could not be dealt with: {error!r}"))
+                self._tell_failure(self._transactions, batch, reason, adjust=False)
+            batch.fail(reason)
+            self._report_callback_errors(batch)
             self._accumulator.finish(batch)
 
     def _on_lost(self, batch: ProducerBatch, error: HeadraceError, now: float) -> None:
@@ -436,6 +473,8 @@ class Sender:
         if self._transactions is not None:
             self._transactions.batch_completed(batch, base_offset)
         batch.complete(base_offset, append_time)
+        if batch.callback_errors:
+            self._report_callback_errors(batch)
         self._accumulator.finish(batch)
 
     def _give_up(self, batch: ProducerBatch, error: Exception, now: float) -> None:
@@ -464,10 +503,18 @@ class Sender:
 
     def _end_failed(self, batch: ProducerBatch, error: Exception, record_errors: dict[int, str] | None = None) -> None:
         is_news = batch.fail(error, record_errors)  # else it expired on the wire, and this is what came of it later
+        self._report_callback_errors(batch)
         if not batch.in_flight:  # else a socket may still read its bytes (KAFKA-19012)
             self._accumulator.finish(batch)
         if is_news and self._observer is not None:
             self._observer.batch_failed(batch)
+
+    def _report_callback_errors(self, batch: ProducerBatch) -> None:
+        errors, batch.callback_errors = batch.callback_errors, ()
+        for error in errors:
+            self._log.error("a delivery callback for %s-%d failed", batch.topic, batch.partition, exc_info=error)
+            if self._observer is not None:
+                self._observer.callback_failed(batch, error)
 
     def _tell_failure(
         self, transactions: TransactionManager, batch: ProducerBatch, error: Exception, *, adjust: bool

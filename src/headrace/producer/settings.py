@@ -12,8 +12,9 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.client import addresses
 from headrace.client.addresses import Endpoint
@@ -26,8 +27,6 @@ from headrace.producer.plugins import PluginLoader
 from headrace.producer.security import sasl_settings, tls_settings
 from headrace.wire.compression import CODEC_IDS, DEFAULT_LEVELS, GZIP, LZ4, ZSTD
 
-log = logging.getLogger("headrace")
-
 IDEMPOTENT_IN_FLIGHT_MAX = 5
 """A broker remembers this many batches of a producer: with more in flight it could not tell a repetition."""
 ACKS_ALL = -1
@@ -36,6 +35,20 @@ _JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"  # Kafka's default
 _LZ4_LEVEL_FAST = 9  # Kafka's default, by which it means the fast compressor
 _client_numbers = itertools.count(1)  # next() is atomic
 _warned_no_effect: set[str] = set()  # Process-wide: one line for each option is enough.
+
+
+class PrefixedLogger(logging.LoggerAdapter[logging.Logger]):
+    """Every line says which producer it is about."""
+
+    def __init__(self, client_id: str, transactional_id: str | None) -> None:
+        super().__init__(logging.getLogger("headrace.producer"), {})
+        prefix = f"producer client_id={client_id}"
+        if transactional_id is not None:
+            prefix += f" transactional_id={transactional_id}"
+        self._prefix = f"[{prefix}]"
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"{self._prefix} {msg}", kwargs
 
 
 def resolve(
@@ -62,25 +75,29 @@ def resolve(
     serializers = {"key_serializer": key_serializer, "value_serializer": value_serializer}
     layers.append(("argument", PRODUCER_OPTIONS.named({**options, **serializers})))
     resolved = PRODUCER_OPTIONS.resolve(*layers)
-    _warn_of_no_effect(resolved)
+    changes = _settle_client_id(resolved)
+    log = PrefixedLogger(
+        str(changes.get("client.id", resolved["client.id"])), resolved.optional(str, "transactional.id")
+    )
+    _warn_of_no_effect(resolved, log)
     if resolved["transaction.two.phase.commit.enable"]:
         raise ConfigError("transaction.two.phase.commit.enable is true, which no released broker offers; unset it")
     addresses.parse(resolved.optional(tuple, "bootstrap.servers") or ())
-    changes = _settle_idempotence(resolved)
-    changes |= _settle_backoffs(resolved, profile)
-    changes |= _settle_delivery_timeout(resolved)
-    changes |= _settle_client_id(resolved)
+    changes |= _settle_idempotence(resolved, log)
+    changes |= _settle_backoffs(resolved, profile, log)
+    changes |= _settle_delivery_timeout(resolved, log)
     return resolved.derived(changes)
 
 
-def _warn_of_no_effect(config: Config) -> None:
+def _warn_of_no_effect(config: Config, log: PrefixedLogger) -> None:
     for name, option in PRODUCER_OPTIONS.items():
-        if option.no_effect and config.given(name) and name not in _warned_no_effect:
+        is_off = config[name] is False  # what does not happen anyway
+        if option.no_effect and config.given(name) and not is_off and name not in _warned_no_effect:
             _warned_no_effect.add(name)
             log.warning("option %s has no effect: %s", name, option.no_effect)
 
 
-def _settle_idempotence(config: Config) -> dict[str, object]:
+def _settle_idempotence(config: Config, log: PrefixedLogger) -> dict[str, object]:
     """Idempotence needs retries, acks=all and few requests in flight; a transaction needs idempotence.
 
     Asked for, it makes the rest follow or is refused. On by default only, it gives way, as in Kafka (KIP-679).
@@ -121,7 +138,7 @@ def _settle_idempotence(config: Config) -> dict[str, object]:
     return changes
 
 
-def _settle_backoffs(config: Config, profile: str | None) -> dict[str, object]:
+def _settle_backoffs(config: Config, profile: str | None, log: PrefixedLogger) -> dict[str, object]:
     changes: dict[str, object] = {}
     if config.given("reconnect.backoff.ms") and not config.given("reconnect.backoff.max.ms"):
         changes["reconnect.backoff.max.ms"] = config["reconnect.backoff.ms"]
@@ -137,7 +154,7 @@ def _settle_backoffs(config: Config, profile: str | None) -> dict[str, object]:
     return changes
 
 
-def _settle_delivery_timeout(config: Config) -> dict[str, object]:
+def _settle_delivery_timeout(config: Config, log: PrefixedLogger) -> dict[str, object]:
     linger_ms, request_ms = config.of(int, "linger.ms"), config.of(int, "request.timeout.ms")
     least_ms = min(linger_ms + request_ms, INT_MAX)
     delivery_ms = config.of(int, "delivery.timeout.ms")
@@ -232,8 +249,6 @@ class ProducerSettings:
     metric_reporters: tuple[object, ...]
     metrics_num_samples: int
     metrics_sample_window_ms: int
-    metrics_recording_level: str
-    enable_metrics_push: bool
 
     @classmethod
     def build(cls, config: Config, plugins: PluginLoader) -> ProducerSettings:
@@ -283,6 +298,4 @@ class ProducerSettings:
             metric_reporters=tuple(r for r in config.of(tuple, "metric.reporters") if r != _JMX_REPORTER),
             metrics_num_samples=config.of(int, "metrics.num.samples"),
             metrics_sample_window_ms=config.of(int, "metrics.sample.window.ms"),
-            metrics_recording_level=config.of(str, "metrics.recording.level"),
-            enable_metrics_push=config.of(bool, "enable.metrics.push"),
         )

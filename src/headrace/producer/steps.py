@@ -41,7 +41,8 @@ class Steps:
             "value.serializer", settings.value_serializer, serializers.KIND, is_key=False
         )
         self._interceptors = interceptors.Interceptors(
-            [plugins.load("interceptor.classes", given, interceptors.KIND) for given in settings.interceptors]
+            [plugins.load("interceptor.classes", given, interceptors.KIND) for given in settings.interceptors],
+            plugins.log,
         )
         self._partitioner: partitioners.Partitioner | None = None
         if settings.partitioner is not None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.client.locks import OwnedLock
 from headrace.errors import (
     AbortableError,
     BrokerError,
@@ -78,7 +78,7 @@ class TransactionManager:
         self.transaction_timeout_ms = transaction_timeout_ms
         self._log = log
         self._wake = wake
-        self.lock = threading.RLock()
+        self.lock = OwnedLock()
         # All guarded by lock.
         self.state = State.UNINITIALIZED
         self.last_error: Exception | None = None
@@ -300,11 +300,18 @@ class TransactionManager:
             missing = "begin_transaction" if self.has_producer_id else "init_transactions"
             raise IllegalStateError(f"send() while the producer is {self.state}: call {missing}() first")
 
+    def record_refused(self, error: Exception) -> None:
+        """A record of the transaction was not queued: without it, the transaction must not be committed."""
+        with self.lock:
+            if self.state is State.IN_TRANSACTION:
+                self.fail_abortable(error)
+
     def add_partition(self, topic: str, partition: int) -> None:
         """A batch is opened for this partition: it has to be part of the transaction before the batch leaves.
 
         Raises where there is no transaction, or not any more: another thread may have ended it since `may_send`.
         """
+        self.lock.check_not_owned()
         with self.lock:
             self.may_send()
             key = (topic, partition)

@@ -21,6 +21,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from headrace.config import Log
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def check_url(url: str) -> str:
 class ViewLink:
     """Tells one view of one source: every so many seconds, and soon after `wake`."""
 
-    def __init__(self, url: str, token: str | None, source: Source, interval_seconds: float) -> None:
+    def __init__(self, url: str, token: str | None, source: Source, interval_seconds: float, log: Log = log) -> None:
+        self._log = log
         self._url = check_url(url)
         self._token = token
         self._source = source
@@ -117,7 +119,7 @@ class ViewLink:
             with socket.create_connection(address[:2], seconds_max) as connection:
                 connection.sendall(head.encode() + body)
         except Exception:  # as in _tell
-            log.debug("the last report to %s is lost", self._url, exc_info=True)
+            self._log.debug("the last report to %s is lost", self._url, exc_info=True)
             return False
         return True
 
@@ -167,12 +169,12 @@ class ViewLink:
         """One line when it begins to fail, one when it works again."""
         if problem is None:
             if self._failures:
-                log.info("the live view at %s answers again", self._url)
+                self._log.info("the live view at %s answers again", self._url)
             self._failures = 0
             return
         self._disconnect()
         if not self._failures:
-            log.warning(
+            self._log.warning(
                 "the live view at %s is told nothing for now: %s. It will be tried again; nothing else is affected",
                 self._url,
                 problem,

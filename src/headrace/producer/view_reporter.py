@@ -36,7 +36,7 @@ class ViewReporter(MetricsReporter):
         self._token = token.reveal() if isinstance(token, Secret) else None
 
     def look_inside(self, inside: Inside) -> None:
-        link = ViewLink(self._url, self._token, _Told(inside), INTERVAL_SECONDS)
+        link = ViewLink(self._url, self._token, _Told(inside), INTERVAL_SECONDS, inside.log)
         self._links.append(link)
         link.wake()
 

@@ -195,7 +195,9 @@ class Ledger:
 
 def _send(producer: Producer, topic: str, columns: pa.RecordBatch, batch: int) -> None:
     try:
-        producer.send_arrow(topic, columns)
+        delivery = producer.send_arrow(topic, columns)
+        if delivery.refusal is not None:
+            raise delivery.refusal
     except TransactionError:
         raise
     except HeadraceError as error:

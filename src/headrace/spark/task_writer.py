@@ -210,7 +210,10 @@ class _Sender:
 
     def send(self, sending: Sending) -> None:
         with self._explained(sending.topic):
-            self._open.append((sending.topic, self.producer.send_arrow(sending.topic, sending.columns)))
+            delivery = self.producer.send_arrow(sending.topic, sending.columns)
+            if delivery.refusal is not None:
+                raise delivery.refusal
+            self._open.append((sending.topic, delivery))
         if len(self._open) > UNANSWERED_MAX:
             while self._open and self._open[0][1].done():
                 self._take(*self._open.pop(0))

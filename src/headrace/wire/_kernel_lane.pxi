@@ -14,6 +14,13 @@ cdef class RecordFuture:
     cdef readonly int32_t key_size, value_size
     cdef readonly int64_t timestamp
 
+    def __init__(self, batch, int32_t index, int32_t key_size, int32_t value_size, int64_t timestamp):
+        self.batch = batch
+        self.index = index
+        self.key_size = key_size
+        self.value_size = value_size
+        self.timestamp = timestamp
+
     def done(self):
         """True once there is a result or an error."""
         return self.batch.done_for(self)
@@ -70,6 +77,10 @@ cdef class Lane:
         Returns its future, or None where that takes more: another kind of value, a partition that is not known, a
         batch that is full or not there.
         """
+        return self.take(key, value, partition, timestamp, headers, callback)
+
+    def append_locked(self, key, value, partition, timestamp, headers, callback):
+        """`append` for a thread that holds the lock of the topic: it makes no difference here."""
         return self.take(key, value, partition, timestamp, headers, callback)
 
     cdef object take(self, key, value, partition, timestamp, headers, callback):
@@ -169,6 +180,6 @@ def run_callbacks(
         _place(metadata, 5, future.value_size)
         try:
             callbacks[place + 1](metadata, None)
-        except Exception as error:
+        except BaseException as error:  # sys.exit() in a callback must not end the thread that runs it
             errors.append(error)
     return errors

@@ -78,6 +78,19 @@ class Lane:
         Returns its future, or None where that takes more: another kind of value, a partition that is not known, a
         batch that is full or not there.
         """
+        with self._lock:
+            return self.append_locked(key, value, partition, timestamp, headers, callback)
+
+    def append_locked(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None,
+        timestamp: int | None,
+        headers: Sequence[Header] | None,
+        callback: Callable[..., object] | None,
+    ) -> RecordFuture | None:
+        """`append` for a thread that holds the lock."""
         if (value is not None and type(value) is not bytes) or (key is not None and type(key) is not bytes):
             return None
         if partition is None:
@@ -86,20 +99,19 @@ class Lane:
         if not 0 <= partition < self._partition_count:
             return None
         key_size, value_size = -1 if key is None else len(key), -1 if value is None else len(value)
-        with self._lock:
-            batch = self.open_batches[partition]
-            if batch is None or key_size + value_size > self._record_bytes_max:
-                return None
-            stamp = self._now_ms() if timestamp is None else timestamp
-            if stamp < 0:
-                return None
-            index = batch.append(stamp, key, value, headers or ())
-            if index < 0:
-                return None
-            future = RecordFuture(batch, index, key_size, value_size, stamp)
-            if callback is not None:
-                batch.callbacks += (future, callback)
-            return future
+        batch = self.open_batches[partition]
+        if batch is None or key_size + value_size > self._record_bytes_max:
+            return None
+        stamp = self._now_ms() if timestamp is None else timestamp
+        if stamp < 0:
+            return None
+        index = batch.append(stamp, key, value, headers or ())
+        if index < 0:
+            return None
+        future = RecordFuture(batch, index, key_size, value_size, stamp)
+        if callback is not None:
+            batch.callbacks += (future, callback)
+        return future
 
 
 class SendPath:
@@ -149,17 +161,17 @@ def run_callbacks(
     base_offset: int,
     first_index: int,
     append_time: int,
-) -> list[Exception]:
+) -> list[BaseException]:
     """Tell each callback the metadata of its future. Returns the errors that callbacks raised.
 
     `first_index` is that of the first record of the batch, where futures count from an earlier one.
     """
-    errors = []
+    errors: list[BaseException] = []
     for future, callback in zip(callbacks[::2], callbacks[1::2], strict=True):
         offset = base_offset + future.index - first_index if base_offset >= 0 else None
         stamp = append_time if append_time >= 0 else future.timestamp
         try:
             callback(metadata_class(topic, partition, offset, stamp, future.key_size, future.value_size), None)
-        except Exception as error:
+        except BaseException as error:  # sys.exit() in a callback must not end the thread that runs it
             errors.append(error)
     return errors

@@ -52,12 +52,15 @@ class OpenBatch:
         record = encode_record(timestamp - self.base_timestamp if index else 0, index, key, value, headers)
         if self.closed or self.size + len(record) > len(self.buffer):
             return -1
-        self.buffer[self.size : self.size + len(record)] = record
-        self.size += len(record)
+        end = self.size + len(record)
+        # No call from here on: a signal handler that raises comes before all of this or after it.
+        self.buffer[self.size : end] = record
+        self.size = end
         if not index:
             self.base_timestamp = self.max_timestamp = timestamp
-        self.max_timestamp = max(self.max_timestamp, timestamp)
-        self.record_count += 1
+        elif timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+        self.record_count = index + 1
         return index
 
 

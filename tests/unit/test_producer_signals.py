@@ -1,0 +1,291 @@
+"""Ctrl-C, and signal handlers that send, at every point of a call at which Python would run them.
+
+Python runs a signal handler on the main thread when a function begins, after a call, and when a loop goes round. A
+trace function visits each of these points of our code in turn, one a trial: there it raises KeyboardInterrupt, or calls
+`send` as a handler would. After each trial the producer has to work, with no lock held and no memory lost.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+import headrace
+from headrace import IllegalStateError, Producer, ProducerInterceptor
+from small_broker import SmallBroker
+
+SECONDS = 10
+POINTS_MAX = 3000
+PACKAGE = str(Path(headrace.__file__).parent)
+# Where locks are taken, and state is changed that others see.
+OURS = tuple(
+    f"{PACKAGE}/{part}" for part in ("producer/", "client/", "wire/_reference/lane", "wire/_reference/records")
+)
+BATCH_BYTES = 16_384
+
+
+class Instruction(NamedTuple):
+    opcode: str
+    handler: int | None
+    """Where an exception of it is caught."""
+
+
+@cache
+def instructions(code: CodeType) -> dict[int, Instruction]:
+    code_info = dis.Bytecode(code)
+    ranges = code_info.exception_entries  # type: ignore[attr-defined]
+    found = {}
+    for one in code_info:
+        handlers = [entry.target for entry in ranges if entry.start <= one.offset < entry.end]
+        found[one.offset] = Instruction(one.opname, handlers[-1] if handlers else None)
+    return found
+
+
+def is_interruptible(last: Instruction | None, following: Instruction) -> bool:
+    """Does Python run signal handlers between these two? To be raised here, it has to be caught as if in the first."""
+    if last is None or last.opcode == "RESUME":
+        return True
+    return last.opcode.startswith(("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")) and last.handler == following.handler
+
+
+class Interruption:
+    """Runs a call, and `action` at its `number`-th point."""
+
+    def __init__(self, number: int, action: Callable[[], None]) -> None:
+        self.happened = False
+        self.where = ""
+        self._left = number
+        self._action = action
+        self._last: dict[FrameType, Instruction] = {}
+
+    def run(self, call: Callable[[], object]) -> None:
+        sys.settrace(self._begin)
+        try:
+            call()
+        finally:
+            sys.settrace(None)
+            self._last.clear()
+
+    def _begin(self, frame: FrameType, event: str, argument: object) -> Any:
+        if self.happened or not frame.f_code.co_filename.startswith(OURS):
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._trace
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event != "opcode" or self.happened:
+            return self._trace
+        last, following = self._last.get(frame), instructions(frame.f_code)[frame.f_lasti]
+        self._last[frame] = following
+        if is_interruptible(last, following):
+            self._left -= 1
+            if self._left == 0:
+                self.happened = True
+                self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}, before {following.opcode}"
+                self._action()
+        return self._trace
+
+
+def ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+def sweep(
+    prepare: Callable[[int], Callable[[], object]],
+    action: Callable[[], None],
+    check: Callable[[int], None],
+    step: int = 1,
+) -> int:
+    """Interrupt what `prepare` gives at its first point, its second (or `step`), and so on; returns how many it has."""
+    for number in range(1, POINTS_MAX, step):
+        call = prepare(number)
+        interruption = Interruption(number, action)
+        try:
+            interruption.run(call)
+        except KeyboardInterrupt:
+            assert interruption.happened
+        try:
+            check(number)
+        except BaseException as error:
+            raise AssertionError(f"interrupted at point {number}, {interruption.where}: {error!r}") from error
+        if not interruption.happened:
+            return number - 1
+    raise AssertionError(f"more than {POINTS_MAX} points")
+
+
+@pytest.fixture
+def broker() -> Iterator[SmallBroker]:
+    with SmallBroker() as broker:
+        yield broker
+
+
+def make(broker: SmallBroker, **options: Any) -> Producer:
+    short = {"request.timeout.ms": 10_000, "delivery.timeout.ms": 20_000, "linger.ms": 0}
+    return Producer({**short, **options}, bootstrap_servers=broker.address, enable_idempotence=False)
+
+
+class Checks:
+    """That the producer works, for this thread and for others, and has all of its memory."""
+
+    def __init__(
+        self, broker: SmallBroker, producer: Producer, encode: Callable[[bytes], object] = lambda value: value
+    ) -> None:
+        self.broker, self.producer, self.encode = broker, producer, encode
+        self.errors: list[BaseException] = []
+
+    def __call__(self, number: int) -> None:
+        producer = self.producer
+        producer.send("check", self.encode(b"here %d" % number))
+        other = threading.Thread(target=self._send, args=(number,), daemon=True)
+        other.start()
+        other.join(SECONDS)
+        assert not other.is_alive(), f"a lock is held after point {number}"
+        assert not self.errors, f"after point {number}"
+        producer.flush(SECONDS)
+        assert producer._pool.available_bytes == producer._pool.total_bytes, f"memory is lost at point {number}"
+        assert self.broker.values("check")[-2:] in (
+            [b"here %d" % number, b"there %d" % number],
+            [b"there %d" % number, b"here %d" % number],
+        )
+
+    def _send(self, number: int) -> None:
+        try:
+            self.producer.send("check", self.encode(b"there %d" % number)).result(SECONDS)
+        except BaseException as error:
+            self.errors.append(error)
+
+
+def each_once(broker: SmallBroker, topic: str) -> None:
+    values = broker.values(topic)
+    assert len(values) == len(set(values))
+
+
+@pytest.mark.behaviour("P51")
+def test_ctrl_c_in_a_send_that_opens_a_batch_leaves_no_lock_held(broker: SmallBroker) -> None:
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        check = Checks(broker, producer)
+        points = sweep(lambda number: lambda: producer.send("t", b"%d" % number), ctrl_c, check)
+    assert points > 30
+    each_once(broker, "t")
+
+
+@pytest.mark.behaviour("P51")
+def test_ctrl_c_in_a_send_with_interceptors_leaves_no_lock_held(broker: SmallBroker) -> None:
+    with make(broker, **{"interceptor.classes": ProducerInterceptor(), "value.serializer": "str"}) as producer:
+        producer.send("t", "0").result(SECONDS)
+        points = sweep(
+            lambda number: lambda: producer.send("t", str(number), headers=[("a", b"b")]),
+            ctrl_c,
+            Checks(broker, producer, encode=lambda value: value.decode()),
+        )
+    assert points > 50
+    each_once(broker, "t")
+
+
+@pytest.mark.behaviour("P51")
+def test_ctrl_c_while_metadata_is_waited_for_leaves_no_lock_held(broker: SmallBroker) -> None:
+    with make(broker) as producer:
+        points = sweep(
+            lambda number: lambda: producer.send(f"topic-{number}", b"v"), ctrl_c, Checks(broker, producer), 2
+        )
+    assert points > 50
+
+
+@pytest.mark.behaviour("P51")
+def test_ctrl_c_while_memory_is_waited_for_leaves_no_lock_held(broker: SmallBroker) -> None:
+    with make(broker, **{"buffer.memory": BATCH_BYTES}) as producer:
+        producer.send("t", b"0").result(SECONDS)
+
+        def prepare(number: int) -> Callable[[], object]:
+            broker.answers.clear()
+            producer.send("t", bytes(BATCH_BYTES - 500))
+            timer = threading.Timer(0.005, broker.answers.set)
+            timer.daemon = True
+            timer.start()
+            return lambda: producer.send("t", b"%1000d" % number)
+
+        def check(number: int) -> None:
+            broker.answers.set()
+            checks(number)
+
+        checks = Checks(broker, producer)
+        points = sweep(prepare, ctrl_c, check)
+    assert points > 50
+
+
+@pytest.mark.behaviour("P51")
+def test_ctrl_c_in_send_arrow_leaves_no_lock_held(broker: SmallBroker) -> None:
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        points = sweep(
+            lambda number: lambda: producer.send_arrow("t", pa.table({"value": [b"%d" % number, b"%d!" % number]})),
+            ctrl_c,
+            Checks(broker, producer),
+        )
+    assert points > 50
+    each_once(broker, "t")
+
+
+@pytest.mark.behaviour("P51")
+@pytest.mark.parametrize("wait", ["result", "flush"])
+def test_ctrl_c_while_a_record_is_waited_for_leaves_the_io_thread_alive(broker: SmallBroker, wait: str) -> None:
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+
+        def prepare(number: int) -> Callable[[], object]:
+            broker.answers.clear()
+            future = producer.send("t", b"%d" % number)
+            timer = threading.Timer(0.005, broker.answers.set)
+            timer.daemon = True
+            timer.start()
+            return (lambda: future.result(SECONDS)) if wait == "result" else (lambda: producer.flush(SECONDS))
+
+        def check(number: int) -> None:
+            broker.answers.set()
+            checks(number)
+
+        checks = Checks(broker, producer)
+        assert sweep(prepare, ctrl_c, check) > 10
+
+
+@pytest.mark.behaviour("P51")
+@pytest.mark.parametrize("topics", ["known", "new"])
+def test_a_signal_handler_may_send_or_is_refused_at_once(broker: SmallBroker, topics: str) -> None:
+    outcomes: list[object] = []
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        producer.send("handler", b"0").result(SECONDS)
+
+        def handler() -> None:
+            try:
+                outcomes.append(producer.send("t", b"of the handler %d" % len(outcomes)))
+                producer.send("handler", b"v")
+            except IllegalStateError as error:
+                assert "signal handler" in str(error)  # noqa: PT017
+                outcomes.append(error)
+
+        futures = []
+
+        def prepare(number: int) -> Callable[[], object]:
+            topic = "t" if topics == "known" else f"topic-{number}"
+            return lambda: futures.append(producer.send(topic, b"%d" % number))
+
+        sweep(prepare, handler, Checks(broker, producer), step=1 if topics == "known" else 7)
+        refused = [outcome for outcome in outcomes if isinstance(outcome, IllegalStateError)]
+        sent: list[Any] = [outcome for outcome in outcomes if not isinstance(outcome, IllegalStateError)]
+        assert len(futures) == len(outcomes) + 1  # it goes on where it was interrupted
+        assert all(future.exception(SECONDS) is None for future in [*futures, *sent])
+    assert refused or topics == "new"  # there it is sampled only
+    assert sent
+    each_once(broker, "t")
