@@ -1,11 +1,13 @@
 """The decision log: which batch of which query is decided, and what still has to be done for it.
 
-    decision topic (one partition, compacted), key (sink, query) → the last decision of that query
+    decision topic (one partition, compacted), key [sink, query]        → the last decision of that query
+                                               key [sink, "holders", 1] → the runs that have held the sink (holders.py)
 
 A decision is a record like any other, written in the transaction of `sink.id` that also holds the inline rows of the
 batch. So the moment that transaction is committed is the moment the batch is decided: there is no other one.
 
     DecisionLog.read    the decisions of one sink, as of now: everything that was begun before is waited for
+    Fingerprint         what the rows of a batch were, so that a batch that comes again is known from another one
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from headrace.client.blocking import BlockingClient, TopicPartition
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code
+from headrace.spark.holders import DriverProcess
 from headrace.spark.sink_errors import SinkError
 from headrace.spark.sink_options import DECISION_BYTES_MAX
 
-VERSION = 1
+VERSION = 2
+"""Since 2 a decision has the fingerprint of its rows and the driver that took it. Keys that are unknown are ignored."""
+VERSIONS_READ = (1, 2)
 PLAIN_BYTES_MAX = 32 * 1024
 """Decisions beyond this are compressed: with many tasks and partitions they are long, and all alike."""
 INFLATED_BYTES_MAX = 256 * 1024 * 1024
@@ -36,6 +41,7 @@ SETTLE_POLL_MS = 50
 READ_MS_MAX = 60_000
 POLL_MS = 500
 REPLICAS_MAX = 3
+HASH_MODULUS = 1 << 64
 _TOPIC_CONFIGS = {
     "cleanup.policy": "compact",
     "max.message.bytes": str(DECISION_BYTES_MAX),
@@ -83,6 +89,20 @@ class TaskTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What the rows of a batch are, whatever their order: how many, and the sum of a hash of each (modulo 2^64)."""
+
+    rows: int = 0
+    hash: int = 0
+
+    def __add__(self, other: Fingerprint) -> Fingerprint:
+        return Fingerprint(self.rows + other.rows, (self.hash + other.hash) % HASH_MODULUS)
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows with hash {self.hash:016x}"
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A batch is to be seen, whole."""
 
@@ -96,6 +116,15 @@ class Decision:
     is_finished: bool = False
     redone: frozenset[str] = field(default_factory=frozenset)
     """Ids of transactions that had expired and whose rows were written again."""
+    fingerprint: Fingerprint | None = None
+    """None in decisions of version 1."""
+    driver: DriverProcess | None = None
+    """The driver that took the decision. None in decisions of version 1."""
+
+    @property
+    def rows(self) -> int:
+        """All rows of the batch, dead letters included."""
+        return self.inline_rows + sum(one.record_count for one in self.transactions)
 
     def finished(self) -> Decision:
         return replace(self, is_finished=True)
@@ -111,21 +140,24 @@ class Decision:
         return decision_key(self.sink, self.query)
 
     def encode(self) -> bytes:
-        text = json.dumps(
-            {
-                "v": VERSION,
-                "sink": self.sink,
-                "query": self.query,
-                "run": self.run,
-                "batch": self.batch,
-                "state": "finished" if self.is_finished else "decided",
-                "at": self.at_ms,
-                "inline": self.inline_rows,
-                "transactions": [_transaction_json(one) for one in self.transactions],
-                "redone": sorted(self.redone),
-            },
-            separators=(",", ":"),
-        ).encode()
+        found: dict[str, Any] = {
+            "v": VERSION,
+            "sink": self.sink,
+            "query": self.query,
+            "run": self.run,
+            "batch": self.batch,
+            "state": "finished" if self.is_finished else "decided",
+            "at": self.at_ms,
+            "inline": self.inline_rows,
+            "transactions": [_transaction_json(one) for one in self.transactions],
+            "redone": sorted(self.redone),
+        }
+        # Keys that may be missing: each has a default that says what its absence means.
+        if self.fingerprint is not None:
+            found |= {"rows": self.fingerprint.rows, "hash": f"{self.fingerprint.hash:016x}"}
+        if self.driver is not None:
+            found["driver"] = self.driver.to_json()
+        text = json.dumps(found, separators=(",", ":")).encode()
         return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text)
 
     @classmethod
@@ -133,7 +165,7 @@ class Decision:
         try:
             found = json.loads(data if data[:1] == b"{" else _inflate(data))
             version = found["v"]
-            if version != VERSION:
+            if version not in VERSIONS_READ:
                 raise SinkError(
                     f"a decision of version {version}, and this headrace knows {VERSION}: use the one that wrote it"
                 )
@@ -147,6 +179,8 @@ class Decision:
                 int(found["at"]),
                 {"finished": True, "decided": False}[found["state"]],
                 frozenset(found["redone"]),
+                Fingerprint(int(found["rows"]), int(found["hash"], 16)) if "hash" in found else None,
+                DriverProcess.from_json(found["driver"]) if "driver" in found else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             raise SinkError(f"this is no decision: {data[:100]!r} ({error!r})") from error

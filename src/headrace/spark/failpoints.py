@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace.errors import ConfigError, HeadraceError
+from headrace.spark.holders import nearest_jvm
 
 ENABLED, FOLDER = "HEADRACE_FAILPOINTS", "HEADRACE_FAILPOINTS_DIR"
 SLEEP_SECONDS_MAX = 600.0
 HOLD_POLL_SECONDS = 0.02
-ANCESTORS_MAX = 32
 MARKERS = "markers"
 
 FAILPOINTS = {
@@ -130,18 +130,6 @@ def _kill_self() -> NoReturn:
 
 def _kill_driver() -> None:
     """Kill the nearest Java process above this one: that is the driver where this runs in the driver's workers."""
-    pid = os.getpid()
-    for _ in range(ANCESTORS_MAX):
-        pid = _parent(pid)
-        if pid <= 1:
-            return
-        if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
-            os.kill(pid, signal.SIGKILL)
-            return
-
-
-def _parent(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("PPid:"):
-            return int(line.split()[1])
-    return 0
+    driver = nearest_jvm()
+    if driver is not None:
+        os.kill(driver, signal.SIGKILL)
