@@ -148,7 +148,9 @@ def hash_rows(bytes topic not None, keys, values not None, headers, int64_t row_
     cdef _BytesColumn value_column = _BytesColumn(values)
     cdef _HeadersColumn header_column = None if headers is None else _HeadersColumn(headers)
     cdef bint has_keys = key_column is not None, has_headers = header_column is not None
-    cdef uint64_t seed = hr_hash_cell(0, <const uint8_t *>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic))
+    cdef uint64_t seed = hr_hash_cell(
+        HR_HASH_START, <const uint8_t *>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)
+    )
     cdef uint64_t keyless = hr_hash_cell(seed, NULL, -1), hashed, total = 0
     cdef int64_t row, item
     cdef Piece piece

@@ -22,6 +22,9 @@ static inline uint64_t hr_fold(uint64_t a, uint64_t b) {
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
+/* The hash of no cell at all. Not 0: what is multiplied with that stays 0. */
+#define HR_HASH_START HR_HASH_A
+
 /* Go on from `hash` with a cell of `size` bytes; -1: null. */
 static inline uint64_t hr_hash_cell(uint64_t hash, const uint8_t *p, int64_t size) {
     uint64_t one = hash, two = hash, first = 0, last = 0;

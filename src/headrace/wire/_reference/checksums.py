@@ -59,6 +59,8 @@ def murmur2(data: Buffer) -> int:
 # The fractional parts of the golden ratio and of the square roots of 2, 3 and 5: odd, and about half of the bits set.
 _HASH_A, _HASH_B, _HASH_C, _HASH_D = 0x9E3779B97F4A7C15, 0x6A09E667F3BCC909, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B
 _HASH_MASK = (1 << 64) - 1
+HASH_START = _HASH_A
+"""The hash of no cell at all. Not 0: what is multiplied with that stays 0."""
 
 
 def _fold(a: int, b: int) -> int:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from headrace.errors import MalformedError
-from headrace.wire._reference.checksums import hash_cell, murmur2
+from headrace.wire._reference.checksums import HASH_START, hash_cell, murmur2
 from headrace.wire._reference.records import encode_record, read_headers, read_record_body, read_record_bounds
 from headrace.wire.layout import HEADER_BYTES, BytesColumn, EncodedBatch, Header, HeadersColumn
 from headrace.wire.primitives import Buffer
@@ -57,7 +57,7 @@ def hash_rows(
 
     A row without headers is the same as one whose headers are null.
     """
-    seed = hash_cell(0, topic)
+    seed = hash_cell(HASH_START, topic)
     key_cells = [None] * row_count if keys is None else _cells(keys, range(row_count))
     header_cells = [[]] * row_count if headers is None else _headers(headers, row_count)
     total = 0
