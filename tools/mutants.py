@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEST_SECONDS_MAX = 300
 COPIED = ("src", "tests", "tools", "bench", "docs", "examples", "pyproject.toml", "setup.py", "README.md", "Makefile")
 _ENTRY = re.compile(
-    r"^### (?P<title>.+)\n`(?P<path>[^`]+)` is caught by `(?P<test>[^`]+)`\.\n+```diff\n(?P<diff>.*?)^```$",
+    r"^### (?P<title>[^\n]+)\n`(?P<path>[^`]+)` is caught by `(?P<test>[^`]+)`\.\n+```diff\n(?P<diff>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 PYTEST_TESTS_FAILED = 1
