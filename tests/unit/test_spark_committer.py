@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +16,15 @@ from headrace.errors import TimedOutError
 from headrace.spark.committer import Batch, Committer
 from headrace.spark.decisions import Decision, Span, TaskTransaction
 from headrace.spark.failpoints import FAILPOINTS
+from headrace.spark.holders import DriverProcess, Holders
 from headrace.spark.redo import Outcome
-from headrace.spark.sink_errors import FencedError, InDoubtError, LostError, NotDecidedError
+from headrace.spark.sink_errors import (
+    FencedError,
+    InDoubtError,
+    LostError,
+    NotDecidedError,
+    SinkError,
+)
 from headrace.spark.transactions import Ending, OpenState
 
 SINK, QUERY = "sink", "query"
@@ -29,18 +37,21 @@ class Crash(BaseException):
 
 
 class DyingAt:
-    """Failpoints that end the process at one of them, once."""
+    """Failpoints that end the process at one of them, once; or where something happens instead."""
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name
         self.reached: list[str] = []
+        self.instead: Callable[[], object] | None = None
 
     def reach(self, name: str) -> None:
         assert name in FAILPOINTS
         self.reached.append(name)
         if name == self._name:
             self._name = None
-            raise Crash(name)
+            if self.instead is None:
+                raise Crash(name)
+            self.instead()
 
 
 @dataclass
@@ -51,7 +62,10 @@ class World:
     decisions: dict[str, Decision] = field(default_factory=dict)
     states: dict[tuple[str, int, int], str] = field(default_factory=dict)
     rows: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
+    holders: Holders = field(default_factory=Holders)
     owner: object = None
+    opens: int = 0
+    refusals: int = 0
     epochs: Counter[str] = field(default_factory=Counter)
     age_ms: int = 0
     are_gone: bool = False
@@ -91,14 +105,22 @@ class FakeLedger:
     def __init__(self, world: World) -> None:
         self.world = world
         self.token: object = None
+        self.holders = Holders()
 
     def open(self, transaction_ms: int = 0) -> None:
         self.token = self.world.owner = object()
+        self.world.opens += 1
 
     def read(self) -> dict[str, Decision]:
         if self.world.unreachable:
             raise TimedOutError("no broker")
+        self.holders = self.world.holders
         return dict(self.world.decisions)
+
+    def hold(self, holders: Holders) -> None:
+        if self.token is not self.world.owner:
+            raise FencedError("fenced")
+        self.holders = self.world.holders = holders
 
     def write(
         self,
@@ -113,6 +135,7 @@ class FakeLedger:
         on_rows()
         on_written()
         if self.token is not self.world.owner:
+            self.world.refusals += 1
             raise FencedError("fenced")
         self.world.visible += texts
         self.world.decisions[decision.query] = decision
@@ -173,9 +196,9 @@ def columns(rows: list[str]) -> pa.RecordBatch:
 
 
 class Driver:
-    """A run of the query."""
+    """A process that commits for a run of the query; there may be several of them for one run."""
 
-    def __init__(self, world: World, run: str, dies_at: str | None = None) -> None:
+    def __init__(self, world: World, run: str, dies_at: str | None = None, **options: Any) -> None:
         self.world = world
         self.run = run
         self.failpoints = DyingAt(dies_at)
@@ -187,6 +210,8 @@ class Driver:
             FakeRedo(world),
             self.failpoints,  # type: ignore[arg-type]
             lambda: NOW,
+            driver=DriverProcess("host-of-" + run, 4711, 1_700_000_000_000),
+            **options,
         )
 
     def tasks(self, number: int, mode: str) -> Batch:
@@ -226,7 +251,16 @@ def test_every_batch_is_seen_once_and_nothing_is_left_open(mode):
 
 
 # Where a driver passes that has nothing to mend, and that one more which finds its batch decided.
-PASSED = ["begin.fence", "begin.read", "begin.done", "decide.begin", "decide.rows", "decide.written", "decide.done"]
+PASSED = [
+    "begin.fence",
+    "begin.read",
+    "begin.held",
+    "begin.done",
+    "decide.begin",
+    "decide.rows",
+    "decide.written",
+    "decide.done",
+]
 PASSED_WITH_TRANSACTIONS = ["check.done", "end.done", "finish.done"]
 CELLS = [(place, mode) for place in PASSED for mode in MODES]
 CELLS += [(place, mode) for place in PASSED_WITH_TRANSACTIONS for mode in ("parallel", "mixed")]
@@ -358,7 +392,7 @@ def test_a_zombie_driver_is_fenced_and_its_transactions_are_aborted():
     late = zombie.tasks(1, "mixed")
     heir = Driver(world, "run-2")
     heir.process(1, "mixed")
-    with pytest.raises((FencedError, NotDecidedError)):
+    with pytest.raises(FencedError, match="run run-2"):
         zombie.committer.commit(late)
     zombie.committer.abort(late)
     heir.process(2, "mixed")
@@ -479,3 +513,223 @@ def test_a_write_that_nobody_will_repeat_leaves_no_decision_behind(mode):
     driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
     assert sorted(world.visible) == expected(1)
     assert world.decisions == {}
+
+
+# -- several processes of one run ----------------------------------------------------------------
+
+
+@pytest.mark.behaviour("S11")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("processes", [2, 3])
+def test_any_process_of_a_run_may_serve_a_commit(mode, processes):
+    world = World()
+    pool = [Driver(world, "run") for _ in range(processes)]
+    for number in range(3 * processes):
+        pool[number * number % processes].process(number, mode)
+    assert_all_seen_once(world, 3 * processes)
+    assert [holder.run for holder in world.holders.history] == ["run"]
+    assert world.refusals == 0
+
+
+def test_a_process_that_serves_all_commits_opens_the_ledger_once():
+    world = World()
+    driver = Driver(world, "run")
+    for number in range(5):
+        driver.process(number, "mixed")
+    driver.committer.commit(Batch(QUERY, 5))
+    driver.process(6, "mixed")
+    assert world.opens == 1
+
+
+@pytest.mark.behaviour("S11")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("place", PASSED + PASSED_WITH_TRANSACTIONS + ["end.between"])
+def test_another_process_of_the_run_may_take_the_lock_anywhere(place, mode):
+    """It opens the ledger and reads, as for a commit, and does nothing more: the first one takes the lock again."""
+    world = World()
+    Driver(world, "run-1").process(0, mode)
+    driver = Driver(world, "run-2", place)
+    batch = driver.tasks(1, mode)
+
+    def take_lock() -> None:
+        with pytest.raises(Crash):
+            Driver(world, "run-2", "begin.done").committer.commit(batch)
+
+    driver.failpoints.instead = take_lock
+    driver.committer.commit(batch)
+    driver.process(2, mode)
+    assert_all_seen_once(world, 3)
+
+
+@pytest.mark.behaviour("S06", "S11")
+@pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
+@pytest.mark.parametrize(("place", "mode"), CELLS)
+def test_a_committing_process_may_die_anywhere_and_another_of_its_run_goes_on(place, mode, expires):
+    world = World()
+    Driver(world, "run-1").process(0, mode)
+    dying = Driver(world, "run-2", place)
+    batch = dying.tasks(1, mode)
+    with pytest.raises(Crash):
+        dying.committer.commit(batch)
+    if expires:
+        world.expire()
+    other = Driver(world, "run-2")
+    try:
+        other.committer.commit(batch)
+    except NotDecidedError:
+        assert expires
+        other = Driver(world, "run-3")
+        other.process(1, mode)
+    other.process(2, mode)
+    assert_all_seen_once(world, 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_died_before_it_held_the_sink_fences_nobody(mode):
+    world = World()
+    driver = Driver(world, "run-1")
+    driver.process(0, "inline")
+    with pytest.raises(Crash):
+        Driver(world, "run-2", "begin.read").committer.commit(Batch(QUERY, 1))
+    driver.process(1, mode)
+    assert_all_seen_once(world, 2)
+    assert world.holders.is_held_by("run-1")
+
+
+@pytest.mark.behaviour("S11")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_fresh", [False, True], ids=["same process", "another process"])
+def test_the_older_of_two_applications_is_fenced_whatever_process_serves_it(mode, is_fresh):
+    world = World()
+    older = Driver(world, "run-1")
+    older.process(0, mode)
+    newer = Driver(world, "run-2")
+    newer.process(1, mode)
+    batch = older.tasks(2, mode)
+    late = Driver(world, "run-1") if is_fresh else older
+    for _ in range(2):
+        with pytest.raises(FencedError) as caught:
+            late.committer.commit(batch)
+    assert str(caught.value) == (
+        "sink.id 'sink' is held by another driver: run run-2 (host host-of-run-2, process 4711, started "
+        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this driver wrote for batch 2 is not seen. If "
+        "that driver runs this query, restarted, let this one end; if both are meant to run, give each a sink.id of "
+        "its own"
+    )
+    newer.process(2, mode)
+    assert_all_seen_once(world, 3)
+
+
+def test_a_run_whose_transactions_were_aborted_by_the_next_one_is_told_who_did_it():
+    world = World()
+    older = Driver(world, "run-1")
+    older.process(0, "parallel")
+    batch = older.tasks(1, "parallel")
+    Driver(world, "run-2").committer.commit(Batch(QUERY, 1))
+    with pytest.raises(FencedError, match="run run-2"):
+        older.committer.commit(batch)
+
+
+@pytest.mark.parametrize("place", ["decide.done", "end.done"])
+def test_a_driver_that_is_fenced_after_its_decision_is_told_that_the_batch_is_delivered(place):
+    world = World()
+    older = Driver(world, "run-1", place)
+    older.failpoints.instead = lambda: Driver(world, "run-2").process(1, "parallel")
+    with pytest.raises(FencedError, match="Batch 0 was decided before that, and is delivered"):
+        older.process(0, "parallel")
+    assert_all_seen_once(world, 2)
+
+
+def test_a_process_that_is_refused_while_it_takes_the_lock_takes_it_again(monkeypatch):
+    world = World()
+    refusals = iter([FencedError("two at once"), None])
+    real = FakeLedger.open
+
+    def open_second_time(self: FakeLedger, transaction_ms: int = 0) -> None:
+        if (error := next(refusals, None)) is not None:
+            raise error
+        real(self, transaction_ms)
+
+    monkeypatch.setattr(FakeLedger, "open", open_second_time)
+    Driver(world, "run").process(0, "mixed")
+    assert_all_seen_once(world, 1)
+
+
+def test_a_process_that_keeps_losing_the_lock_gives_up():
+    world = World()
+    driver = Driver(world, "run-1")
+    driver.process(0, "inline")
+
+    class Robbed(FakeLedger):
+        def write(self, *arguments: Any, **options: Any) -> None:
+            raise FencedError("fenced")
+
+    driver.committer._ledger = Robbed(world)
+    driver.committer._ledger.read()
+    with pytest.raises(FencedError, match="opened by other processes 5 times during the commit of batch 1"):
+        driver.process(1, "inline")
+    assert world.visible == expected(1)
+
+
+@pytest.mark.parametrize("place", ["redo.begin", "redo.done"])
+def test_a_redo_that_another_process_of_the_run_has_done_is_not_done_again(place):
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "decide.done").process(0, "parallel")
+    world.expire()
+    first = Driver(world, "run-2", place)
+    first.failpoints.instead = lambda: Driver(world, "run-2").process(0, "parallel")
+    first.process(0, "parallel")
+    assert_all_seen_once(world, 1)
+
+
+def test_a_redo_of_a_driver_that_was_fenced_meanwhile_is_left_to_the_other():
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "decide.done").process(0, "parallel")
+    world.expire()
+    first = Driver(world, "run-2", "redo.begin")
+    first.failpoints.instead = lambda: Driver(world, "run-3").process(0, "parallel")
+    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and finished by that driver"):
+        first.process(0, "parallel")
+    assert_all_seen_once(world, 1)
+
+
+def test_a_redo_whose_decision_is_gone_from_the_log_stops():
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "decide.done").process(0, "parallel")
+    world.expire()
+    driver = Driver(world, "run-2", "redo.begin")
+    driver.failpoints.instead = world.decisions.clear
+    with pytest.raises(SinkError, match="is gone from the decision topic"):
+        driver.process(0, "parallel")
+
+
+def test_a_sink_of_its_own_has_no_holder():
+    world = World()
+    driver = Driver(world, "run", is_alone=True)
+    driver.committer.commit(replace(driver.tasks(0, "mixed"), is_forgotten=True))
+    assert world.holders == Holders()
+    assert sorted(world.visible) == expected(1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_stored", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(3))
+def test_a_write_that_leaves_no_decision_is_not_repeated_when_the_lock_is_lost(mode, is_stored, number, monkeypatch):
+    """At its n-th write in the ledger, which is stored or not: nobody tells."""
+    world = World()
+    real, left = FakeLedger.write, iter(range(100))
+
+    def lose_lock(self: FakeLedger, *arguments: Any, **options: Any) -> None:
+        is_lost = next(left) == number
+        if is_stored or not is_lost:
+            real(self, *arguments, **options)
+        if is_lost:
+            raise FencedError("fenced")
+
+    monkeypatch.setattr(FakeLedger, "write", lose_lock)
+    driver = Driver(world, "run")
+    driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
+    assert_all_seen_once(world, 1)

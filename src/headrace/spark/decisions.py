@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from headrace.client.blocking import BlockingClient, TopicPartition
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code
-from headrace.spark.holders import DriverProcess
+from headrace.spark.holders import DriverProcess, Holders, holders_key
 from headrace.spark.sink_errors import SinkError
 from headrace.spark.sink_options import DECISION_BYTES_MAX
 
@@ -216,13 +217,25 @@ def _transaction(found: dict[str, Any]) -> TaskTransaction:
     return TaskTransaction(found["id"], int(found["pid"]), int(found["epoch"]), bool(found["v2"]), spans)
 
 
+@dataclass(slots=True)
+class _SinkState:
+    """What the log says of one sink, up to an offset."""
+
+    offset: int = EARLIEST
+    """The first offset that is not read yet. Everything before it is settled: it will not change any more."""
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    holders: Holders = field(default_factory=Holders)
+
+
 class DecisionLog:
-    """Reads the decision topic, and makes it where there is none."""
+    """Reads the decision topic, and makes it where there is none. Reading again costs what is new in the log."""
 
     def __init__(self, client: BlockingClient, topic: str) -> None:
         self._client = client
         self.topic = topic
         self._place = TopicPartition(topic, 0)
+        self._topic_id: uuid.UUID | None = None
+        self._states: dict[str, _SinkState] = {}
 
     def ensure(self) -> None:
         """Make the topic, unless it is there."""
@@ -233,12 +246,17 @@ class DecisionLog:
             if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
             self._create(admin)
+            self._states.clear()
+            self._topic_id = None
             return
         if len(found.partitions) != 1:
             raise SinkError(
                 f"decision.topic {self.topic!r} has {len(found.partitions)} partitions, and decisions need their "
                 "order: it must have one; name another topic"
             )
+        if found.topic_id != self._topic_id:  # another topic of that name: what was read before is not in it
+            self._states.clear()
+            self._topic_id = found.topic_id
 
     def _create(self, admin: TopicAdmin) -> None:
         brokers = len(self._client.cluster((), self._client.deadline(), fresh=True).brokers)
@@ -258,10 +276,20 @@ class DecisionLog:
         Whatever was begun before this call is waited for, whoever began it: behind an open transaction a committed
         decision would not be seen, and the batch be taken for undecided.
         """
+        return dict(self._read(sink).decisions)
+
+    def holders(self, sink: str) -> Holders:
+        """The runs that have held a sink, as of the last `read`."""
+        return self._states.get(sink, _SinkState()).holders
+
+    def _read(self, sink: str) -> _SinkState:
         end = self._settled_end()
+        state = self._states.get(sink)
+        if state is None or state.offset > end:  # an end before what was read: the topic was made anew
+            state = _SinkState()
         found: dict[bytes, bytes | None] = {}
         with Fetcher(self._client, isolation="read_committed", max_wait_ms=POLL_MS) as fetcher:
-            fetcher.assign({self._place: EARLIEST}, until={self._place: end})
+            fetcher.assign({self._place: state.offset}, until={self._place: end})
             deadline = self._client.deadline(READ_MS_MAX)
             while not fetcher.is_finished():
                 for record in fetcher.poll(POLL_MS):
@@ -272,8 +300,16 @@ class DecisionLog:
                         f"the decisions in {self.topic!r} could not be read within {READ_MS_MAX / 1000:g} s: "
                         f"at offset {fetcher.position(self._place)} of {end}"
                     )
-        decisions = [Decision.decode(value) for value in found.values() if value is not None]
-        return {decision.query: decision for decision in decisions}
+        decisions, holders = dict(state.decisions), state.holders
+        for key, value in found.items():
+            if key == holders_key(sink):
+                holders = Holders() if value is None else Holders.decode(value)
+            elif value is None:
+                decisions.pop(json.loads(key)[1], None)
+            else:
+                decisions[json.loads(key)[1]] = Decision.decode(value)
+        self._states[sink] = state = _SinkState(end, decisions, holders)
+        return state
 
     def _settled_end(self) -> int:
         """The end of the log, once nothing before it is open any more."""
@@ -294,9 +330,10 @@ class DecisionLog:
 
 
 def _sink_of(key: bytes) -> str | None:
-    """Another's record, readable or not, is none of our business."""
+    """The sink that a record belongs to; None for records of other kinds, readable or not."""
     try:
-        sink, _ = json.loads(key)
+        sink, name, *version = json.loads(key)
     except (ValueError, TypeError):
         return None
-    return sink if isinstance(sink, str) else None
+    is_known = isinstance(sink, str) and isinstance(name, str) and (not version or key == holders_key(sink))
+    return sink if is_known else None

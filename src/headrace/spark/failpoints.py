@@ -31,8 +31,9 @@ FAILPOINTS = {
     "task.sent": "some rows are sent, not all",
     "task.flushed": "all is written and acknowledged, the transaction is open, the report not on its way",
     # On the driver, in commit().
-    "begin.fence": "before older drivers are shut out",
-    "begin.read": "older drivers are shut out, the decisions are not read",
+    "begin.fence": "before the lock of the ledger is taken",
+    "begin.read": "the lock is taken, the decisions are not read",
+    "begin.held": "a new run holds the sink, nothing else is done",
     "begin.finish": "an unfinished decision was found, nothing is done about it",
     "begin.abort": "before the leftovers of older runs are aborted",
     "begin.done": "begun, nothing of this batch is done",

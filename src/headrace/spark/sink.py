@@ -2,10 +2,10 @@
 
     planning (a process for each batch)      options and columns are checked, the topic looked up; the writer is pickled
     executors                                write → TaskWriter → Report
-    committing (a process for each query)    commit, abort → Committer
+    committing (processes of a pool)         commit, abort → Committer
 
-Nothing on a writer survives from one of these to the next but what is pickled, so what the driver has to remember is
-kept by this module, for each run of a query.
+Nothing on a writer survives from one of these to the next but what is pickled. Spark serves each commit in any process
+that is idle, so what this module keeps for each run of a query only saves time: what counts is in the decision topic.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ except ImportError:  # Spark 4.0 hands a stream's rows over one by one
     DataSourceStreamArrowWriter = None  # type: ignore[assignment,misc]
 
 SESSIONS_MAX = 8
-"""Runs of queries that one committing process looks after; Spark gives each query a process of its own."""
+"""Runs of queries for which a committing process keeps connections; with more, the longest unused is closed."""
+SESSION_IDLE_SECONDS_MAX = 120.0
+"""A run that has had no commit here for so long has ended, perhaps, or is served by other processes."""
 CHECKED_MAX = 64
-_sessions: PerRun[Committer] = PerRun(SESSIONS_MAX)
+_sessions: PerRun[Committer] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
 _limits: dict[str, Limits] = {}
 
 
@@ -109,7 +111,7 @@ def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskT
     return limits, times
 
 
-def _committer(options: SinkOptions, sink: str, run: str) -> Committer:
+def _committer(options: SinkOptions, sink: str, run: str, *, is_alone: bool = False) -> Committer:
     show_log()
     client = BlockingClient(options.client_settings())
     return Committer(
@@ -120,6 +122,7 @@ def _committer(options: SinkOptions, sink: str, run: str) -> Committer:
         Redo(client),
         WatchedPlaces(options.failpoints),
         on_close=client.close,
+        is_alone=is_alone,
     )
 
 
@@ -185,7 +188,8 @@ class BatchWriter(DataSourceArrowWriter):
     def _end(self, reports: list[Report], *, is_commit: bool) -> None:
         is_forgotten = self._options.write_id is None
         batch = _batch(reports, 0, is_forgotten=is_forgotten) if reports else Batch(self._query, 0)
-        committer = _committer(self._options, self._sink, self._run)
+        is_alone = is_forgotten and self._options.sink_id is None
+        committer = _committer(self._options, self._sink, self._run, is_alone=is_alone)
         try:
             if is_commit:
                 committer.commit(batch)
@@ -228,7 +232,7 @@ class _StreamWriter:
                     committer.abort(batch)
 
     def _session(self, place: Place) -> Committer:
-        """The committer of this run. A new run of the same sink begins anew."""
+        """The committer of this run in this process. A new run of the same sink begins anew."""
         return _sessions.get(
             self._options.kafka["bootstrap.servers"],
             place.sink,
