@@ -18,7 +18,7 @@ from headrace.client.blocking import BlockingClient
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST
 from headrace.spark.committer import Batch, Committer
-from headrace.spark.decisions import Decision, DecisionLog
+from headrace.spark.decisions import Decision, DecisionLog, Fingerprint
 from headrace.spark.holders import DriverProcess, Holder, Holders
 from headrace.spark.ledger import Ledger
 from headrace.spark.redo import Redo
@@ -79,7 +79,7 @@ def sink(either: Any) -> Iterator[Sink]:
 
 def batch(number: int) -> Batch:
     rows = pa.RecordBatch.from_pydict({"value": [f"{number}"]})
-    return Batch(QUERY, number, inline=[("", rows)])
+    return Batch(QUERY, number, inline=[("", rows)], fingerprint=Fingerprint(1, number))
 
 
 def commit(committer: Committer, sink: Sink, number: int) -> None:

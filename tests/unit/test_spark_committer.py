@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +16,7 @@ pytest.importorskip("pyspark")
 
 from headrace.errors import TimedOutError
 from headrace.spark.committer import Batch, Committer
-from headrace.spark.decisions import Decision, Span, TaskTransaction
+from headrace.spark.decisions import Decision, Fingerprint, Span, TaskTransaction
 from headrace.spark.failpoints import FAILPOINTS
 from headrace.spark.holders import DriverProcess, Holders
 from headrace.spark.redo import Outcome
@@ -23,6 +25,7 @@ from headrace.spark.sink_errors import (
     InDoubtError,
     LostError,
     NotDecidedError,
+    RepeatedBatchError,
     SinkError,
 )
 from headrace.spark.transactions import Ending, OpenState
@@ -217,7 +220,7 @@ class Driver:
     def tasks(self, number: int, mode: str) -> Batch:
         """The tasks of a batch have run: two, the rows of each the same on every replay."""
         parts = [[f"{number}-{task}-{row}" for row in range(2)] for task in range(2)]
-        batch = Batch(QUERY, number)
+        batch = Batch(QUERY, number, fingerprint=Fingerprint(4, 1000 + number))
         for task, rows in enumerate(parts):
             if mode == "parallel" or (mode == "mixed" and task == 0):
                 batch.transactions.append(self.world.write_in_transaction(self.run, task, rows))
@@ -732,4 +735,177 @@ def test_a_write_that_leaves_no_decision_is_not_repeated_when_the_lock_is_lost(m
     monkeypatch.setattr(FakeLedger, "write", lose_lock)
     driver = Driver(world, "run")
     driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
+    assert_all_seen_once(world, 1)
+
+
+# -- batches that come again ---------------------------------------------------------------------
+
+
+def other_rows(world: World, run: str, number: int, mode: str) -> Batch:
+    """A batch of this number with rows that were never in one before."""
+    rows = [f"other {n}" for n in range(4)]
+    batch = Batch(QUERY, number, fingerprint=Fingerprint(4, 77))
+    if mode == "inline":
+        batch.inline.append(("topic", columns(rows)))
+    else:
+        batch.transactions.append(world.write_in_transaction(run, 5, rows))
+    return batch
+
+
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("mode", ["inline", "parallel"])
+def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
+    world = World()
+    Driver(world, "run-1").process(0, mode)
+    for number in (0, 0):
+        with pytest.raises(RepeatedBatchError) as caught:
+            Driver(world, "run-2").committer.commit(other_rows(world, "run-2", number, mode))
+    assert str(caught.value) == (
+        "batch 0 of query query (sink.id 'sink') comes again with other rows: now 4 rows with hash 000000000000004d; "
+        "batch 0 had 4 rows with hash 00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, "
+        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. The checkpoint is older than what was "
+        "delivered: it was restored from a backup, or is a copy of one that another query has gone on with. Nothing "
+        "of this batch is seen. Go on with the checkpoint that has batch 0; or set a new sink.id to deliver the rows "
+        "of this checkpoint all the same, those of the batches since then once more; or, if the query computes other "
+        "rows when a batch is run again, see the option replay.check"
+    )
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("check", ["fingerprint", "rows", "none"])
+@pytest.mark.parametrize("mode", ["inline", "parallel", "empty"])
+def test_a_batch_before_the_last_decided_one_is_refused_whatever_is_compared(mode, check):
+    """Also if it is empty: a checkpoint that goes back is one of another time."""
+    world = World()
+    driver = Driver(world, "run-1")
+    for number in range(3):
+        driver.process(number, "parallel")
+    restored = Driver(world, "run-2", replay_check=check)
+    batch = Batch(QUERY, 1, fingerprint=Fingerprint()) if mode == "empty" else restored.tasks(1, mode)
+    with pytest.raises(RepeatedBatchError, match=r"batch 1 of query query .* comes after batch 2: .*restored"):
+        restored.committer.commit(batch)
+    assert_all_seen_once(world, 3)
+
+
+def test_a_decided_batch_is_finished_also_by_a_query_that_is_refused():
+    """To go on with another sink.id, as the error says, must not leave half of a batch behind."""
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "end.between").process(0, "parallel")
+    with pytest.raises(RepeatedBatchError):
+        Driver(world, "run-2").committer.commit(other_rows(world, "run-2", 0, "inline"))
+    assert_all_seen_once(world, 1)
+    assert world.decisions[QUERY].is_finished
+
+
+def test_a_query_that_is_refused_does_not_take_the_sink_over():
+    world = World()
+    driver = Driver(world, "run-1")
+    for number in range(2):
+        driver.process(number, "parallel")
+    with pytest.raises(RepeatedBatchError):
+        Driver(world, "run-2").process(0, "parallel")
+    driver.process(2, "parallel")
+    assert_all_seen_once(world, 3)
+    assert world.holders.is_held_by("run-1")
+
+
+@pytest.mark.behaviour("S12")
+def test_a_copied_checkpoint_goes_on_and_the_first_one_is_refused_after_that():
+    """Blue, then green with a copy of its checkpoint, then blue again."""
+    world = World()
+    Driver(world, "blue").process(0, "parallel")
+    green = Driver(world, "green")
+    for number in (0, 1, 2):
+        green.process(number, "parallel")
+    with pytest.raises(RepeatedBatchError, match="decided by run green"):
+        Driver(world, "blue-again").committer.commit(other_rows(world, "blue-again", 1, "parallel"))
+    assert_all_seen_once(world, 3)
+
+
+def test_a_healthy_query_with_empty_batches_is_never_refused():
+    """After empty batches the last decision is older than the batch that is replayed."""
+    world = World()
+    driver = Driver(world, "run-1")
+    driver.process(0, "mixed")
+    for number in (1, 2):
+        driver.committer.commit(Batch(QUERY, number, fingerprint=Fingerprint()))
+    restarted = Driver(world, "run-2")
+    restarted.committer.commit(Batch(QUERY, 2, fingerprint=Fingerprint()))
+    restarted.process(3, "mixed")
+    assert sorted(world.visible) == sorted(expected(1) + [row for row in expected(4) if row.startswith("3-")])
+
+
+@pytest.mark.behaviour("S12")
+def test_a_batch_that_was_decided_and_comes_again_empty_is_refused():
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    with pytest.raises(RepeatedBatchError, match="now 0 rows"):
+        Driver(world, "run-2").committer.commit(Batch(QUERY, 0, fingerprint=Fingerprint()))
+
+
+@pytest.mark.behaviour("S12")
+def test_a_skipped_replay_is_logged_with_rows_and_run(caplog):
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    with caplog.at_level(logging.INFO, "headrace.spark"):
+        Driver(world, "run-2").process(0, "mixed")
+    (record,) = [record for record in caplog.records if "decided before" in record.message]
+    assert record.levelname == "INFO"
+    assert record.message == (
+        "sink sink: batch 0 of query query was decided before, by run run-1 (host host-of-run-1, process 4711, started "
+        "2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC: its 4 rows are not written again"
+    )
+
+
+@pytest.mark.parametrize("check", ["rows", "none"])
+def test_a_replay_with_other_rows_is_skipped_with_a_warning_where_the_option_allows_it(check, caplog):
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    driver = Driver(world, "run-2", replay_check=check)
+    with caplog.at_level(logging.WARNING, "headrace.spark"):
+        driver.committer.commit(other_rows(world, "run-2", 0, "parallel"))
+    assert f"(replay.check={check}: that they are the same rows is not known)" in caplog.text
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.parametrize(("check", "is_refused"), [("fingerprint", True), ("rows", True), ("none", False)])
+def test_a_replay_with_another_number_of_rows(check, is_refused):
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    driver = Driver(world, "run-2", replay_check=check)
+    batch = Batch(QUERY, 0, inline=[("topic", columns(["one"]))], fingerprint=Fingerprint(1, 1))
+    with pytest.raises(RepeatedBatchError) if is_refused else contextlib.nullcontext():
+        driver.committer.commit(batch)
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_a_decision_of_version_1_is_compared_by_its_number_of_rows(rows, caplog):
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    world.decisions[QUERY] = replace(world.decisions[QUERY], fingerprint=None, driver=None)
+    batch = Batch(QUERY, 0, inline=[("topic", columns(["x"] * rows))], fingerprint=Fingerprint(rows, 5))
+    with pytest.raises(RepeatedBatchError) if rows != 4 else contextlib.nullcontext():
+        Driver(world, "run-2").committer.commit(batch)
+    assert ("that they are the same rows is not known" in caplog.text) == (rows == 4)
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.behaviour("S12")
+def test_a_write_id_that_was_used_for_other_rows_is_refused():
+    world = World()
+    first = Driver(world, "run-1")
+    first.committer.commit(replace(first.tasks(0, "mixed"), query="write:daily"))
+    again = Driver(world, "run-2")
+    again.committer.commit(replace(again.tasks(0, "mixed"), query="write:daily"))
+    with pytest.raises(RepeatedBatchError) as caught:
+        Driver(world, "run-3").committer.commit(replace(other_rows(world, "run-3", 0, "parallel"), query="write:daily"))
+    assert str(caught.value) == (
+        "write.id 'daily' was used before for other rows: now 4 rows with hash 000000000000004d; then 4 rows with hash "
+        "00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, started 2023-11-14 22:13:20 UTC) at "
+        "1970-01-01 00:16:40 UTC. Nothing of this write is seen. Use a new write.id for new rows; to repeat a write, "
+        "give it the rows that it had"
+    )
     assert_all_seen_once(world, 1)

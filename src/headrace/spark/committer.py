@@ -1,7 +1,7 @@
 """The driver's part of the commit protocol: who may be seen, and when.
 
     begin    take the lock → read the log → hold the sink → finish what is decided → abort what is left over
-    commit   decided before? → done.  Else: check → DECIDE → end → mark as finished
+    commit   decided before? → the same rows: done; others: an error.  Else: check → DECIDE → end → mark as finished
     abort    only what no decision holds
 
 Spark may serve each commit of a run in another process. The lock of the ledger goes to the process that opened it last;
@@ -25,17 +25,19 @@ import pyarrow as pa
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import HeadraceError
 from headrace.spark.commit_log import CommitTimes, Stopwatch
-from headrace.spark.decisions import Decision, TaskTransaction
+from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.failpoints import NO_FAILPOINTS, Failpoints
-from headrace.spark.holders import DriverProcess, Holder, Holders, this_driver
+from headrace.spark.holders import DriverProcess, Holder, Holders, this_driver, utc_text
 from headrace.spark.ledger import REDO_TRANSACTION_MS, TRANSACTION_MS, Rows
 from headrace.spark.redo import Outcome
-from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, SinkError
-from headrace.spark.sink_options import SEPARATOR
+from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, RepeatedBatchError, SinkError
+from headrace.spark.sink_options import CHECK_FINGERPRINT, CHECK_NONE, SEPARATOR
 from headrace.spark.transactions import Ending, OpenState
 
 log = logging.getLogger("headrace.spark")
 
+WRITE_PREFIX = "write:"
+"""Of the name of a batch write among the queries of a sink."""
 SPARE_MS_MAX = 60_000
 SPARE_SHARE = 4
 """A transaction has time to spare if a minute is left, or a quarter of its time-out where that is less."""
@@ -86,6 +88,8 @@ class Batch:
     had_retries: bool = False
     is_forgotten: bool = False
     """Nobody will ever ask for it again: once it is finished, its decision is erased."""
+    fingerprint: Fingerprint | None = None
+    """Of all its rows; None if it is not known, then rows are only counted."""
 
     @property
     def inline_rows(self) -> int:
@@ -114,6 +118,7 @@ class Committer:
         now_ms: Callable[[], int] = SYSTEM_CLOCK.time_ms,
         on_close: Callable[[], None] = lambda: None,
         *,
+        replay_check: str = CHECK_FINGERPRINT,
         driver: DriverProcess | None = None,
         is_alone: bool = False,
     ) -> None:
@@ -126,6 +131,7 @@ class Committer:
         self._reach = failpoints.reach
         self._now_ms = now_ms
         self._on_close = on_close
+        self._replay_check = replay_check
         self._driver = this_driver() if driver is None else driver
         self._is_alone = is_alone
         self._decisions: dict[str, Decision] | None = None  # None: not begun
@@ -139,7 +145,7 @@ class Committer:
         """After this the batch is seen, whole and once; after an error that it raises, run the batch again."""
         try:
             self._commit(batch)
-        except (FencedError, InDoubtError):
+        except (FencedError, InDoubtError, RepeatedBatchError):
             self._forget()
             raise
 
@@ -174,18 +180,20 @@ class Committer:
     # -- begin -----------------------------------------------------------------------------------
 
     def _begin(self, batch: Batch) -> None:
-        """Take the lock, and read. A run that is new to the sink takes it over."""
+        """Take the lock, and read. A run that is new to the sink takes it over, unless its first batch is refused."""
         self._reach("begin.fence")
         with self._locked():
             self._ledger.open()
         self._reach("begin.read")
         self._decisions = self._ledger.read()
         self._check_holder(partial(self._leave_to_holder, batch))
-        self._hold()
-        for decision in list(self._decisions.values()):
+        if not self._is_repeated(batch):
+            self._hold()
+        for decision in list(self._decisions.values()):  # whatever becomes of this batch: they are decided
             if not decision.is_finished:
                 self._reach("begin.finish")
                 self._carry_out(decision)
+        self._check_repeated(batch)
         if not self._is_clean:
             self._abort_leftovers(batch)
             self._is_clean = True
@@ -281,14 +289,14 @@ class Committer:
         if is_first or batch.number != self._next_batch:
             self._begin(batch)
         times.begin_ms = watch.lap_ms()
+        self._check_repeated(batch)
         last = self._known(batch.query)
         if last is None and batch.is_forgotten and batch.number == self._last_decided:
             return  # in an earlier round: it is finished and erased
         if last is not None and not last.is_finished:
             self._carry_out(last)
         if last is not None and batch.number <= last.batch:
-            self._reach("replay.abort")
-            self._abort_undecided(batch, last)
+            self._skip_replay(batch, last)
             return
         if not batch.transactions and not batch.inline_rows:
             return
@@ -305,6 +313,41 @@ class Committer:
             self._abort_leftovers(batch)
         times.clean_ms = watch.lap_ms()
         times.tell(self._sink)
+
+    def _is_repeated(self, batch: Batch) -> bool:
+        """Whether its number was decided before, for other rows. A healthy query replays its last batch only, as is."""
+        last = self._known(batch.query)
+        if last is None or batch.number > last.batch:
+            return False
+        return batch.number < last.batch or not self._is_same(batch, last)
+
+    def _check_repeated(self, batch: Batch) -> None:
+        last = self._known(batch.query)
+        if last is None or not self._is_repeated(batch):
+            return
+        try:
+            self._abort_undecided(batch, last)
+        except HeadraceError as error:
+            log.warning("sink %s: transactions of batch %d will have to expire: %s", self._sink, batch.number, error)
+        raise RepeatedBatchError(_repeated_text(self._sink, batch, last))
+
+    def _is_same(self, batch: Batch, last: Decision) -> bool:
+        if self._replay_check == CHECK_NONE:
+            return True
+        if self._replay_check == CHECK_FINGERPRINT and batch.fingerprint is not None and last.fingerprint is not None:
+            return batch.fingerprint == last.fingerprint
+        return batch.rows == last.rows
+
+    def _skip_replay(self, batch: Batch, last: Decision) -> None:
+        self._reach("replay.abort")
+        self._abort_undecided(batch, last)
+        is_proven = None not in (batch.fingerprint, last.fingerprint) and batch.fingerprint == last.fingerprint
+        log.log(
+            logging.INFO if is_proven else logging.WARNING,
+            "sink %s: batch %d of query %s was decided before, by %s: its %d rows are not written again%s",
+            *(self._sink, batch.number, batch.query, _decider(last), batch.rows),
+            "" if is_proven else f" (replay.check={self._replay_check}: that they are the same rows is not known)",
+        )
 
     def _check(self, batch: Batch) -> None:
         """Decide on nothing that is lost already, or soon will be."""
@@ -350,6 +393,7 @@ class Committer:
             batch.inline_rows,
             self._now_ms(),
             is_finished=not batch.transactions,
+            fingerprint=batch.fingerprint,
             driver=self._driver,
         )
         self._reach("decide.begin")
@@ -442,3 +486,32 @@ class Committer:
     def _remember(self, decision: Decision) -> None:
         if self._decisions is not None:
             self._decisions[decision.query] = decision
+
+
+def _decider(decision: Decision) -> str:
+    where = "" if decision.driver is None else f" ({decision.driver})"
+    return f"run {decision.run}{where} at {utc_text(decision.at_ms)}"
+
+
+def _repeated_text(sink: str, batch: Batch, last: Decision) -> str:
+    now = f"{batch.rows} rows" if batch.fingerprint is None else str(batch.fingerprint)
+    then = f"{last.rows} rows" if last.fingerprint is None else str(last.fingerprint)
+    if batch.query.startswith(WRITE_PREFIX):
+        return (
+            f"write.id {batch.query.removeprefix(WRITE_PREFIX)!r} was used before for other rows: now {now}; then "
+            f"{then}, decided by {_decider(last)}. Nothing of this write is seen. Use a new write.id for new rows; "
+            "to repeat a write, give it the rows that it had"
+        )
+    what = "comes again with other rows" if batch.number == last.batch else f"comes after batch {last.batch}"
+    return (
+        f"batch {batch.number} of query {batch.query} (sink.id {sink!r}) {what}: now {now}; batch {last.batch} had "
+        f"{then}, decided by {_decider(last)}. The checkpoint is older than what was delivered: it was restored from "
+        "a backup, or is a copy of one that another query has gone on with. Nothing of this batch is seen. Go on "
+        f"with the checkpoint that has batch {last.batch}; or set a new sink.id to deliver the rows of this "
+        "checkpoint all the same, those of the batches since then once more"
+        + (
+            "; or, if the query computes other rows when a batch is run again, see the option replay.check"
+            if batch.number == last.batch
+            else ""
+        )
+    )

@@ -33,7 +33,8 @@ from headrace.spark.commit_watch import (
     watch_of,
     watched,
 )
-from headrace.spark.committer import Batch, Committer
+from headrace.spark.committer import WRITE_PREFIX, Batch, Committer
+from headrace.spark.decisions import Fingerprint
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.ledger import Ledger
 from headrace.spark.per_run import PerRun
@@ -122,6 +123,7 @@ def _committer(options: SinkOptions, sink: str, run: str, *, is_alone: bool = Fa
         Redo(client),
         WatchedPlaces(options.failpoints),
         on_close=client.close,
+        replay_check=options.replay_check,
         is_alone=is_alone,
     )
 
@@ -149,6 +151,7 @@ def _batch(reports: list[Report], number: int, *, is_forgotten: bool = False) ->
         merged(reports),
         had_retries=any(report.place.attempt for report in reports),
         is_forgotten=is_forgotten,
+        fingerprint=sum((report.fingerprint for report in reports), Fingerprint()),
     )
 
 
@@ -162,7 +165,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._limits, self._times = _timed_plan(self._options, schema)
         self._run = uuid.uuid4().hex
         write_id = self._options.write_id
-        self._query = f"write:{write_id or self._run}"
+        self._query = f"{WRITE_PREFIX}{write_id or self._run}"
         self._sink = self._options.sink_id or f"headrace-write-{write_id or self._run}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -187,7 +190,9 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _end(self, reports: list[Report], *, is_commit: bool) -> None:
         is_forgotten = self._options.write_id is None
-        batch = _batch(reports, 0, is_forgotten=is_forgotten) if reports else Batch(self._query, 0)
+        batch = Batch(self._query, 0, fingerprint=Fingerprint())
+        if reports:
+            batch = _batch(reports, 0, is_forgotten=is_forgotten)
         is_alone = is_forgotten and self._options.sink_id is None
         committer = _committer(self._options, self._sink, self._run, is_alone=is_alone)
         try:
