@@ -13,12 +13,13 @@ SPARK := tests/spark tests/docs
 LIVE_VIEW := tests/ui
 NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
-.PHONY: help setup demo test test-units test-brokers test-quick test-spark test-ui lint bench bench-wire \
-	bench-producer bench-broker bench-legacy bench-cluster bench-spark bench-spark-long bench-ui faults-producer \
+.PHONY: help setup demo test test-units test-brokers test-quick test-spark test-many-queries test-ui lint bench \
+	bench-wire bench-producer bench-broker bench-legacy bench-cluster bench-spark bench-spark-long bench-ui faults-producer \
 	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos docs dist test-wheel clean
 
 help:
-	@echo "make demo | setup | test | test-quick | test-spark | test-ui | test-wheel | lint | docs | dist | clean"
+	@echo "make demo | setup | test | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
+		"dist | clean"
 	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-spark |" \
 		"bench-spark-long | bench-ui"
 	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
@@ -65,6 +66,10 @@ test-ui: .venv/.ready .venv/.kernel
 # What `make test-spark` does in small: everything that can happen, at every failpoint, on both brokers and on clusters.
 crash-matrix: .venv/.ready .venv/.kernel
 	@HEADRACE_CRASH_MATRIX=all $(PYTEST) -q -s tests/spark/test_crash_matrix.py tests/spark/test_cluster.py
+
+# What `make test` does in a minute, in three, on both brokers: five queries in one driver, and kills meanwhile.
+test-many-queries: .venv/.ready .venv/.kernel
+	@HEADRACE_MANY_QUERIES_SECONDS=180 $(PYTEST) -s tests/spark/test_many_queries.py
 
 test-quick: .venv/.ready .venv/.kernel
 	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q -m "not slow" tests/unit; else $(NO_KERNEL); fi

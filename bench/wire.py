@@ -145,6 +145,8 @@ def column_cases() -> list[Case]:
         Case("columns: encode and seal, 12 partitions", encoder(12, False), ROWS, limit_ns=45),
         Case("columns: encode and seal, 12 partitions, keyed", encoder(12, True), ROWS),
         Case("columns: murmur2 and partition", lambda: columns.partition_for_keys(key, 12), ROWS),
+        Case("columns: hash of rows", lambda: columns.hash_rows("orders", value), ROWS, limit_ns=15),
+        Case("columns: hash of rows, keyed", lambda: columns.hash_rows("orders", value, key=key), ROWS, limit_ns=15),
         Case("columns: decode to Arrow, keyed", decode, ROWS, limit_ns=60),
     ]
 

@@ -1,7 +1,9 @@
 """A Spark driver that takes orders: many streaming queries in one JVM, started and looked at from outside.
 
     {"do": "open", "master": …, "settings": {…}}           → {"jvm": pid, "session": pid}
-    {"do": "start", "name": …, "source": folder, "checkpoint": folder, "options": {…}, "tasks": 3}   → {}
+    {"do": "start", "name": …, "source": folder, "checkpoint": folder, "options": {…}, "tasks": 3}   → {"run": …}
+    {"do": "stream", "name": …, "source": {…}, "columns": […], "checkpoint": folder, "options": {…}, "tasks": 2}   → {}
+    {"do": "stop", "name": …}                              → {}, when the query has ended
     {"do": "look"}                                         → {name: null while it runs, "" when done, or its error}
     {"do": "retries", "name": …}                           → {"count": how often a stage of it was run again}
 
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 ERROR_CHARS_MAX = 20_000
+CAUSES_MAX = 8
 
 
 class Host:
@@ -47,6 +50,27 @@ class Host:
         rows = rows if tasks is None else rows.repartition(tasks, "key")
         writer = rows.writeStream.format("headrace").options(**options).option("checkpointLocation", checkpoint)
         self._queries[name] = writer.trigger(availableNow=True).start()
+        return {"run": str(self._queries[name].runId)}
+
+    def stream(
+        self,
+        name: str,
+        source: dict[str, str],
+        columns: list[str],
+        checkpoint: str,
+        options: dict[str, str],
+        tasks: int | None = None,
+    ) -> dict[str, Any]:
+        """A query that runs until it is stopped. `source`: its format, and options for it."""
+        given = {option: value for option, value in source.items() if option != "format"}
+        rows = self._spark.readStream.format(source["format"]).options(**given).load().selectExpr(*columns)
+        rows = rows if tasks is None else rows.repartition(tasks)
+        writer = rows.writeStream.format("headrace").options(**options).option("checkpointLocation", checkpoint)
+        self._queries[name] = writer.trigger(processingTime="200 milliseconds").start()
+        return {}
+
+    def stop(self, name: str) -> dict[str, Any]:
+        self._queries[name].stop()
         return {}
 
     def look(self) -> dict[str, Any]:
@@ -60,7 +84,7 @@ class Host:
 
     def __call__(self, do: str, seconds_max: float, **arguments: Any) -> Any:
         del seconds_max  # whoever asks looks at the clock
-        orders: list[Callable[..., Any]] = [self.open, self.start, self.look, self.retries]
+        orders: list[Callable[..., Any]] = [self.open, self.start, self.stream, self.stop, self.look, self.retries]
         return next(order for order in orders if order.__name__ == do)(**arguments)
 
 
@@ -68,7 +92,11 @@ def _state(query: Any) -> str | None:
     if query.isActive:
         return None
     error = query.exception()
-    return "" if error is None else str(error)[:ERROR_CHARS_MAX]
+    texts: list[str] = []
+    while error is not None and len(texts) < CAUSES_MAX:
+        texts.append(str(error)[:ERROR_CHARS_MAX])
+        error = error._cause
+    return "\ncaused by: ".join(texts)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -118,9 +119,9 @@ def test_a_row_beyond_the_topics_own_limit(spark, either, mode):
 
 
 @pytest.mark.every_run
-@pytest.mark.behaviour("S06")
+@pytest.mark.behaviour("S06", "S11")
 def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
-    """The second shuts out the first, which ends with an error that says so. Neither loses or doubles anything."""
+    """The second fences the first, which ends with an error that names it. Neither loses or doubles anything."""
     sink, marks = unique("shared"), tmp_path / "marks"
     marks.mkdir()
     one, two = (
@@ -136,8 +137,11 @@ def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's kind says nothing
         one.end(query)
     said = explain(caught.value)
-    assert f"another driver has taken over sink.id '{sink}'" in said
-    assert "give each its own sink.id" in said
+    driver = f"host {socket.gethostname()}, process {spark._jvm.java.lang.ProcessHandle.current().pid()}, started "
+    assert f"sink.id '{sink}' is held by another driver: run " in said
+    assert driver in said
+    assert "What this driver wrote for batch 0 is not seen." in said
+    assert "give each a sink.id of its own" in said
     one.process()
     for stream in (one, two):
         assert str(stream.audit()) == "clean"

@@ -28,6 +28,7 @@ from crash_cells import (
     LEADER,
     NONSENSE,
     PLACES,
+    PROCESS,
     RETRY,
     SHORT_TRANSACTION_MS,
     TWIN,
@@ -55,6 +56,7 @@ SHORT = {
     (OURS, RETRY): ("task.sent", "end.between"),
     (OURS, TWIN): ("task.flushed", "decide.begin"),
     (OURS, ZOMBIE): ("begin.fence", "decide.begin"),
+    (OURS, PROCESS): ("begin.held", "decide.written", "decide.done", "redo.written"),
     (APACHE, DRIVER): ("task.flushed", "decide.written", "decide.done", "replay.abort"),
     (CLUSTER, LEADER): ("task.flushed", "decide.written", "end.between"),
 }

@@ -103,6 +103,25 @@ def test_a_second_write_with_the_same_id_delivers_nothing(spark, either, mode):
     assert not open_transactions(either.bootstrap, topic)
 
 
+@pytest.mark.every_run
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_write_id_that_was_used_for_other_rows_is_refused(spark, headrace_broker, mode):
+    topic, write_id = new_topic(headrace_broker, "reused", 2), unique("job")
+    write(numbers(spark, 300), headrace_broker, topic, commit__mode=mode, write__id=write_id)
+    refused = (
+        rf"write\.id '{write_id}' was used before for other rows: now 200 rows with hash [0-9a-f]{{16}}; then 300 "
+        r"rows with hash [0-9a-f]{16}, decided by run [0-9a-f]{32} \(host \S+, process \d+, started \S+ \S+ UTC\) at "
+        r"\S+ \S+ UTC\. Nothing of this write is seen\. Use a new write\.id for new rows; to repeat a write, give it "
+        r"the rows that it had"
+    )
+    with pytest.raises(Exception, match=refused):
+        write(numbers(spark, 200), headrace_broker, topic, commit__mode=mode, write__id=write_id)
+    assert values(headrace_broker, topic) == expected(300)
+    settle(headrace_broker.bootstrap, topic)
+    assert not open_transactions(headrace_broker.bootstrap, topic)
+
+
 def test_a_write_that_died_between_decision_and_end_is_finished_by_the_next_one_of_its_sink(spark, either, tmp_path):
     """Without write.id nobody can know it again, but sink.id is enough to carry out what it had decided."""
     topic, sink = new_topic(either, "half", 2), unique("sink")

@@ -16,7 +16,9 @@ from crashes import Audit, CrashingQuery, open_transactions
 from headrace.client.blocking import BlockingClient, ClientSettings
 from headrace.spark.decisions import DecisionLog
 from headrace.spark.failpoints import FAILPOINTS
-from headrace.spark.sink_options import SEPARATOR
+from headrace.spark.holders import Holder, this_driver
+from headrace.spark.ledger import Ledger
+from headrace.spark.sink_options import SEPARATOR, SinkOptions
 from headrace.spark.transactions import Transactions
 from peers.broker import Broker
 from spark_driver import SparkDriver
@@ -24,8 +26,8 @@ from topics import new_topic, unique
 
 EXECUTOR, DRIVER, BROKER = "executor killed", "driver killed", "broker restarted"
 EXPIRY, TWIN, RETRY, ZOMBIE = "transaction expired", "speculative twin", "stage retry", "zombie driver"
-LEADER = "leader killed"
-FAULTS = (EXECUTOR, DRIVER, BROKER, EXPIRY, TWIN, RETRY, ZOMBIE, LEADER)
+LEADER, PROCESS = "leader killed", "process changes"
+FAULTS = (EXECUTOR, DRIVER, BROKER, EXPIRY, TWIN, RETRY, ZOMBIE, PROCESS, LEADER)
 PLACES = tuple(FAILPOINTS)
 
 NONSENSE = {
@@ -116,7 +118,8 @@ class Cell:
         self._folder = folder / self.topic
         self._query = CrashingQuery(self._folder, broker.bootstrap, self.topic)
         self._sink, self._decisions = unique("sink"), f"decisions-{self.topic}"
-        self._run = ""
+        self._run = self._spark_run = ""
+        self._options: dict[str, str] = {}
         self.add_batch()
 
     def add_batch(self) -> None:
@@ -150,7 +153,9 @@ class Cell:
             options["headrace.failpoints"] = f"markers={self._marks}, {failpoints}"
         if transaction_ms is not None:
             options["kafka.transaction.timeout.ms"] = str(transaction_ms)
-        driver.start(self._run, self._folder / "source", self._folder / "checkpoint", options, TASKS)
+        self._options = options
+        folder = self._folder
+        self._spark_run = driver.start(self._run, folder / "source", folder / "checkpoint", options, TASKS)
 
     def has_reached(self, place: str | None = None) -> bool:
         return (self._marks / (place or self.place)).exists()
@@ -162,6 +167,21 @@ class Cell:
     def release(self) -> Callable[[], None]:
         """The same order to go on, for later: other runs may come between."""
         return partial(_order, self._marks / f"{self.place}.go", "")
+
+    def take_lock(self) -> None:
+        """As another process of the last start does that serves a commit: open the ledger, read, hold the sink."""
+        options = SinkOptions.parse(
+            {name: value for name, value in self._options.items() if name != "headrace.failpoints"}, is_stream=True
+        )
+        with BlockingClient(options.client_settings()) as client:
+            ledger = Ledger(options, self._sink, client)
+            try:
+                ledger.open()
+                ledger.read()
+                if not ledger.holders.is_held_by(self._spark_run):
+                    ledger.hold(ledger.holders.followed_by(Holder(self._spark_run, this_driver(), 0)))
+            finally:
+                ledger.close()
 
     # -- what is there ---------------------------------------------------------------------------
 

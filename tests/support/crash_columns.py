@@ -21,6 +21,7 @@ from crash_cells import (
     EXECUTOR,
     EXPIRY,
     LEADER,
+    PROCESS,
     RETRY,
     SHORT_TRANSACTION_MS,
     TWIN,
@@ -78,6 +79,7 @@ class Column:
             TWIN: self._speculative_twin,
             RETRY: self._stage_retry,
             ZOMBIE: self._zombie_driver,
+            PROCESS: self._process_changes,
             LEADER: self._leader_killed,
         }[self._fault](cells)
         self._judge(cells)
@@ -180,6 +182,19 @@ class Column:
                 release()
             zombie.ends_of(runs)
             self._go_on(heir, cells)
+
+    def _process_changes(self, cells: list[Cell]) -> None:
+        """Another process of the same run takes the lock of the ledger: no reason for a commit to fail."""
+        with self._driver("driver") as driver:
+            self._hold(driver, cells)
+            for cell in cells:
+                cell.take_lock()
+            self._let_go(cells)
+            ends = {cell.label: end for cell in cells for end in self._end(driver, [cell]).values()}
+            self._go_on(driver, cells)
+        for cell in cells:
+            if cell.place != "abort.begin":  # there the batch has failed before
+                cell.outcome.problem = cell.outcome.problem or ends[cell.label][-500:]
 
     def _leader_killed(self, cells: list[Cell]) -> None:
         """A broker of several, that leads a partition of every topic and coordinates transactions: others take over.

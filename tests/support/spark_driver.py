@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,10 +57,10 @@ class SparkDriver:
         self._jvm, self._session = found["jvm"], found["session"]
         return self
 
-    def start(self, name: str, source: Path, checkpoint: Path, options: Mapping[str, str], tasks: int | None) -> None:
-        """Start a query; its name has to be new."""
+    def start(self, name: str, source: Path, checkpoint: Path, options: Mapping[str, str], tasks: int | None) -> str:
+        """Start a query; its name has to be new. Returns Spark's id of the run."""
         self._states[name] = None
-        self._program(
+        started = self._program(
             "start",
             seconds_max=START_SECONDS_MAX,
             name=name,
@@ -69,6 +69,39 @@ class SparkDriver:
             options=dict(options),
             tasks=tasks,
         )
+        return str(started["run"])
+
+    def stream(
+        self,
+        name: str,
+        source: Mapping[str, str],
+        columns: Sequence[str],
+        checkpoint: Path,
+        options: Mapping[str, str],
+        tasks: int | None = None,
+    ) -> None:
+        """Start a query that runs until it is stopped. A name that was used before stands for the new one from now."""
+        self._states[name] = None
+        self._program(
+            "stream",
+            seconds_max=START_SECONDS_MAX,
+            name=name,
+            source=dict(source),
+            columns=list(columns),
+            checkpoint=str(checkpoint),
+            options=dict(options),
+            tasks=tasks,
+        )
+
+    def stop(self, name: str) -> None:
+        """Stop a query, and return when it has ended."""
+        self._program("stop", seconds_max=QUERY_SECONDS_MAX, name=name)
+
+    def python_workers(self, module: str) -> list[int]:
+        """Process ids of the Python workers that Spark runs with this module of its own, without their daemon."""
+        found = dict(self._processes())
+        daemons = [pid for pid, command in found.items() if command.endswith(f"-m pyspark.daemon {module}")]
+        return [pid for pid in found if _parent(pid) in daemons]
 
     def end_of(self, name: str) -> str | None:
         """None as long as it runs, "" when it is done, else its error."""
@@ -117,6 +150,13 @@ def processes() -> Iterator[tuple[int, str]]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             yield int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def kill_all(pids: Iterable[int]) -> None:

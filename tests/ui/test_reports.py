@@ -98,6 +98,21 @@ def test_a_batch_that_is_told_again_counts_once():
     assert (told.totals.committed, told.totals.failed) == (1, 1)
 
 
+def test_a_run_whose_commits_come_from_several_processes_is_shown_by_the_one_at_work():
+    """Spark serves each commit in any process; those that are idle tell that they are, and one is ended at times."""
+    reports = Reports()
+    at_hand = {**BATCH, "batch": 2, "place": "decide.begin", "since_ms": 1}
+    take(reports, {**COMMITS, "id": "one", "pid": 1})
+    take(reports, {**COMMITS, "id": "two", "pid": 2, "batches": [{**BATCH, "batch": 1}], "now": at_hand})
+    take(reports, {**COMMITS, "id": "one", "pid": 1, "batches": []})
+    take(reports, {**COMMITS, "id": "three", "pid": 3, "batches": [], "is_closed": True})
+    (told,) = reports.pipelines()
+    assert told.run is not None
+    assert (told.run.id, told.state) == ("two", "running")
+    assert [one.batch for one in told.batches] == [0, 1]
+    assert told.totals.committed == 2
+
+
 def test_a_driver_that_was_killed_is_silent_and_the_next_run_goes_on(monkeypatch):
     reports = Reports()
     take(reports, DRIVER)

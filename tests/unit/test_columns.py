@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatchError, WireError
+from headrace.wire import _reference as reference
 from headrace.wire import columns
 from headrace.wire.compression import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from headrace.wire.kernel import kernel
@@ -254,3 +256,121 @@ def test_a_record_larger_than_the_limit_has_a_batch_of_its_own():
     )
     assert [batch.record_count for batch in encoded] == [1, 1, 1]
     assert [v for _, _, v, _ in by_partition(encoded)[0]] == [b"a", b"b" * 5000, b"c"]
+
+
+# -- the hash of rows ----------------------------------------------------------------------------
+
+
+def hash_of(rows, topic="topic"):
+    keys, values, headers = [list(column) for column in zip(*rows, strict=True)] or [[]] * 3
+    binary = pa.binary()
+    return columns.hash_rows(
+        topic, pa.array(values, binary), key=pa.array(keys, binary), headers=headers_array(headers)
+    )
+
+
+hashed_row = st.tuples(cells, st.none() | st.binary(max_size=200), header_lists)
+
+
+@settings(deadline=None)
+@given(st.lists(hashed_row, max_size=20), st.text(max_size=10), st.booleans())
+def test_both_kernels_hash_rows_alike(rows, topic, large):
+    keys, values, headers = [list(column) for column in zip(*rows, strict=True)] or [[]] * 3
+    kind = pa.large_binary() if large else pa.binary()
+    arguments = (
+        topic.encode(),
+        columns.bytes_column(pa.array(keys, kind), "key"),
+        columns.bytes_column(pa.array(values, kind), "value"),
+        columns.headers_column(headers_array(headers)),
+        len(rows),
+    )
+    assert kernel.hash_rows(*arguments) == reference.hash_rows(*arguments)
+
+
+@settings(deadline=None)
+@given(st.lists(hashed_row, max_size=12), st.randoms(use_true_random=False), st.integers(0, 12))
+def test_the_hash_of_rows_is_a_sum_that_knows_no_order(rows, chance, cut):
+    shuffled = list(rows)
+    chance.shuffle(shuffled)
+    assert hash_of(shuffled) == hash_of(rows) == (hash_of(rows[:cut]) + hash_of(rows[cut:])) % 2**64
+
+
+@settings(deadline=None)
+@given(st.lists(hashed_row, min_size=1, max_size=4), st.lists(hashed_row, min_size=1, max_size=4))
+def test_other_rows_have_another_hash(one, two):
+    def plain(rows):
+        return sorted(repr((key, value, tuple(headers or ()))) for key, value, headers in rows)
+
+    assert (hash_of(one) == hash_of(two)) == (plain(one) == plain(two))
+
+
+@pytest.mark.parametrize("size", range(70))
+def test_every_byte_of_a_cell_counts_for_its_hash(size):
+    data = bytes(range(size))
+    changed = [bytes((*data[:at], data[at] ^ 1, *data[at + 1 :])) for at in range(size)]
+    found = {hash_of([(None, cell, None)]) for cell in (data, *changed, data + bytes(1))}
+    assert len(found) == size + 2
+
+
+def test_the_hash_tells_apart_what_lies_side_by_side_in_a_row():
+    rows = [
+        (b"ab", b"c", None),
+        (b"a", b"bc", None),
+        (None, b"abc", None),
+        (b"", b"abc", None),
+        (b"abc", None, None),
+        (b"abc", b"", None),
+        (b"a", b"b", [("c", None)]),
+        (b"a", b"b", [("c", b"")]),
+        (b"a", b"b", [("", b"c")]),
+        (b"a", b"b", [("c", None), ("c", None)]),
+    ]
+    found = [hash_of([row]) for row in rows]
+    assert len(set(found)) == len(rows)
+    assert hash_of(rows[:1], "another") != found[0]
+    assert hash_of(rows[:1] * 2) != found[0] * 2 + 1
+
+
+SHORT = ("", "x", "y", "zz", "one", "four", "fifteen bytes..", "more than sixteen bytes, and less than forty")
+
+
+def test_cells_that_are_exchanged_between_rows_change_the_hash():
+    """A hash in which topic, key and value only added up would not notice."""
+    single: dict[tuple[str, ...], int] = {
+        (topic, key, value): hash_of([(key.encode(), value.encode(), None)], topic)
+        for topic, key, value in itertools.product(SHORT, repeat=3)
+    }
+    assert len(set(single.values())) == len(single)
+    pairs = [*itertools.combinations(SHORT, 2)]
+    for (one, two), (three, four), fixed, place in itertools.product(pairs, pairs, SHORT, range(3)):
+
+        def sum_of(*rows: tuple[str, str], fixed: str = fixed, place: int = place) -> int:
+            return sum(single[(*row[:place], fixed, *row[place:])] for row in rows) % 2**64
+
+        assert sum_of((one, three), (two, four)) != sum_of((one, four), (two, three))
+
+
+def test_the_hash_of_rows_never_changes():
+    """It is kept in decisions, and compared by later versions."""
+    row = (b"key", bytes(range(100)), [("trace", b"0123456789")])
+    assert hash_of([row]) == 0x1C6023C69E2E2B20
+    assert hash_of([]) == 0
+
+
+def test_no_key_and_no_headers_hash_like_nulls():
+    value = pa.array([b"one", b"two"], pa.binary())
+    nulls = pa.nulls(2, pa.binary())
+    plain = columns.hash_rows("topic", value)
+    assert plain == columns.hash_rows("topic", value, key=nulls, headers=pa.nulls(2))
+    assert plain == columns.hash_rows("topic", value, headers=headers_array([None, []]))
+
+
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.string(), pa.string_view()], ids=str)
+def test_slices_and_other_types_of_a_column_have_the_same_hash(kind):
+    cells = pa.array([None if i % 5 == 0 else f"row {i}" for i in range(60)])
+    headers = headers_array([[("h", b"%d" % i)] if i % 2 else None for i in range(60)])
+    expected = hash_of(
+        [(None if i % 5 == 0 else b"row %d" % i,) * 2 + ([("h", b"%d" % i)] if i % 2 else None,) for i in range(20, 41)]
+    )
+    part = cells.cast(kind).slice(20, 21)
+    assert columns.hash_rows("topic", part, key=part, headers=headers.slice(20, 21)) == expected

@@ -28,8 +28,10 @@ from headrace.producer.partitioners import Partitioner
 from headrace.producer.records import ProducerRecord
 from headrace.producer.serializers import Serializer
 from headrace.spark.columns import ColumnPlan, Limits, check_schema
+from headrace.spark.decisions import Fingerprint
 from headrace.spark.sink_errors import BadRowError, PlanError
 from headrace.spark.sink_options import SinkOptions
+from headrace.spark.task_writer import fingerprint_of
 from headrace.wire.columns import HEADERS_TYPE
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -170,6 +172,33 @@ def test_bad_rows_become_dead_letters():
     assert "5000 bytes" in texts[1]["headrace.error"]
     assert texts[1]["headrace.topic"] == "x"
     assert "partition is 9" in texts[2]["headrace.error"]
+
+
+def fingerprint(batches: list[dict[str, list[object]]], attempt: int) -> Fingerprint:
+    given = options(on__bad__row="dead-letter", dead__letter__topic="dead")
+    plan = ColumnPlan(given, Limits(2000, {"x": 3, "y": 3}), f"batch 3, task 1 (attempt {attempt})", unasked)
+    found = Fingerprint()
+    for columns in batches:
+        for sending in plan.prepare(pa.RecordBatch.from_pydict(columns)):
+            found += fingerprint_of(sending)
+    return found
+
+
+@pytest.mark.behaviour("S12")
+def test_a_fingerprint_is_the_same_whatever_the_attempt_and_the_order_of_rows():
+    """Dead letters count as well, without their headers: those name attempt and row."""
+    values: list[object] = ["one", "two", "v" * 5000, "no topic"]
+    topics: list[object] = ["x", "y", "x", None]
+    first = fingerprint([{"value": values, "topic": topics}], attempt=0)
+    again = fingerprint(
+        [{"value": values[:1:-1], "topic": topics[:1:-1]}, {"value": values[1::-1], "topic": topics[1::-1]}], attempt=1
+    )
+    assert first == again
+    assert first.rows == 4
+    others: list[list[object]] = [["one", "two", "w" * 5000, "no topic"], ["one", "three", "v" * 5000, "no topic"]]
+    for other in others:
+        assert fingerprint([{"value": other, "topic": topics}], attempt=0) != first
+    assert fingerprint([{"value": values, "topic": ["y", "x", "x", None]}], attempt=0) != first
 
 
 # -- plug-ins -----------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,10 +16,18 @@ pytest.importorskip("pyspark")
 
 from headrace.errors import TimedOutError
 from headrace.spark.committer import Batch, Committer
-from headrace.spark.decisions import Decision, Span, TaskTransaction
+from headrace.spark.decisions import Decision, Fingerprint, Span, TaskTransaction
 from headrace.spark.failpoints import FAILPOINTS
+from headrace.spark.holders import DriverProcess, Holders
 from headrace.spark.redo import Outcome
-from headrace.spark.sink_errors import FencedError, InDoubtError, LostError, NotDecidedError
+from headrace.spark.sink_errors import (
+    FencedError,
+    InDoubtError,
+    LostError,
+    NotDecidedError,
+    RepeatedBatchError,
+    SinkError,
+)
 from headrace.spark.transactions import Ending, OpenState
 
 SINK, QUERY = "sink", "query"
@@ -30,18 +41,21 @@ class Crash(BaseException):
 
 
 class DyingAt:
-    """Failpoints that end the process at one of them, once."""
+    """Failpoints that end the process at one of them, once; or where something happens instead."""
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name
         self.reached: list[str] = []
+        self.instead: Callable[[], object] | None = None
 
     def reach(self, name: str) -> None:
         assert name in FAILPOINTS
         self.reached.append(name)
         if name == self._name:
             self._name = None
-            raise Crash(name)
+            if self.instead is None:
+                raise Crash(name)
+            self.instead()
 
 
 @dataclass
@@ -52,7 +66,10 @@ class World:
     decisions: dict[str, Decision] = field(default_factory=dict)
     states: dict[tuple[str, int, int], str] = field(default_factory=dict)
     rows: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
+    holders: Holders = field(default_factory=Holders)
     owner: object = None
+    opens: int = 0
+    refusals: int = 0
     epochs: Counter[str] = field(default_factory=Counter)
     age_ms: int = 0
     is_old_broker: bool = False
@@ -93,14 +110,22 @@ class FakeLedger:
     def __init__(self, world: World) -> None:
         self.world = world
         self.token: object = None
+        self.holders = Holders()
 
     def open(self, transaction_ms: int = 0) -> None:
         self.token = self.world.owner = object()
+        self.world.opens += 1
 
     def read(self) -> dict[str, Decision]:
         if self.world.unreachable:
             raise TimedOutError("no broker")
+        self.holders = self.world.holders
         return dict(self.world.decisions)
+
+    def hold(self, holders: Holders) -> None:
+        if self.token is not self.world.owner:
+            raise FencedError("fenced")
+        self.holders = self.world.holders = holders
 
     def write(
         self,
@@ -115,6 +140,7 @@ class FakeLedger:
         on_rows()
         on_written()
         if self.token is not self.world.owner:
+            self.world.refusals += 1
             raise FencedError("fenced")
         self.world.visible += texts
         self.world.decisions[decision.query] = decision
@@ -176,9 +202,9 @@ def columns(rows: list[str]) -> pa.RecordBatch:
 
 
 class Driver:
-    """A run of the query."""
+    """A process that commits for a run of the query; there may be several of them for one run."""
 
-    def __init__(self, world: World, run: str, dies_at: str | None = None) -> None:
+    def __init__(self, world: World, run: str, dies_at: str | None = None, **options: Any) -> None:
         self.world = world
         self.run = run
         self.failpoints = DyingAt(dies_at)
@@ -190,12 +216,14 @@ class Driver:
             FakeRedo(world),
             self.failpoints,  # type: ignore[arg-type]
             lambda: NOW,
+            driver=DriverProcess("host-of-" + run, 4711, 1_700_000_000_000),
+            **options,
         )
 
     def tasks(self, number: int, mode: str) -> Batch:
         """The tasks of a batch have run: two, the rows of each the same on every replay."""
         parts = [[f"{number}-{task}-{row}" for row in range(2)] for task in range(2)]
-        batch = Batch(QUERY, number)
+        batch = Batch(QUERY, number, fingerprint=Fingerprint(4, 1000 + number))
         for task, rows in enumerate(parts):
             if mode == "parallel" or (mode == "mixed" and task == 0):
                 batch.transactions.append(self.world.write_in_transaction(self.run, task, rows))
@@ -229,7 +257,16 @@ def test_every_batch_is_seen_once_and_nothing_is_left_open(mode):
 
 
 # Where a driver passes that has nothing to mend, and that one more which finds its batch decided.
-PASSED = ["begin.fence", "begin.read", "begin.done", "decide.begin", "decide.rows", "decide.written", "decide.done"]
+PASSED = [
+    "begin.fence",
+    "begin.read",
+    "begin.held",
+    "begin.done",
+    "decide.begin",
+    "decide.rows",
+    "decide.written",
+    "decide.done",
+]
 PASSED_WITH_TRANSACTIONS = ["check.done", "end.done", "finish.done"]
 CELLS = [(place, mode) for place in PASSED for mode in MODES]
 CELLS += [(place, mode) for place in PASSED_WITH_TRANSACTIONS for mode in ("parallel", "mixed")]
@@ -361,7 +398,7 @@ def test_a_zombie_driver_is_fenced_and_its_transactions_are_aborted():
     late = zombie.tasks(1, "mixed")
     heir = Driver(world, "run-2")
     heir.process(1, "mixed")
-    with pytest.raises((FencedError, NotDecidedError)):
+    with pytest.raises(FencedError, match="run run-2"):
         zombie.committer.commit(late)
     zombie.committer.abort(late)
     heir.process(2, "mixed")
@@ -489,3 +526,396 @@ def test_a_write_that_nobody_will_repeat_leaves_no_decision_behind(mode):
     driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
     assert sorted(world.visible) == expected(1)
     assert world.decisions == {}
+
+
+# -- several processes of one run ----------------------------------------------------------------
+
+
+@pytest.mark.behaviour("S11")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("processes", [2, 3])
+def test_any_process_of_a_run_may_serve_a_commit(mode, processes):
+    world = World()
+    pool = [Driver(world, "run") for _ in range(processes)]
+    for number in range(3 * processes):
+        pool[number * number % processes].process(number, mode)
+    assert_all_seen_once(world, 3 * processes)
+    assert [holder.run for holder in world.holders.history] == ["run"]
+    assert world.refusals == 0
+
+
+def test_a_process_that_serves_all_commits_opens_the_ledger_once():
+    world = World()
+    driver = Driver(world, "run")
+    for number in range(5):
+        driver.process(number, "mixed")
+    driver.committer.commit(Batch(QUERY, 5))
+    driver.process(6, "mixed")
+    assert world.opens == 1
+
+
+@pytest.mark.behaviour("S11")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("place", PASSED + PASSED_WITH_TRANSACTIONS + ["end.between"])
+def test_another_process_of_the_run_may_take_the_lock_anywhere(place, mode):
+    """It opens the ledger and reads, as for a commit, and does nothing more: the first one takes the lock again."""
+    world = World()
+    Driver(world, "run-1").process(0, mode)
+    driver = Driver(world, "run-2", place)
+    batch = driver.tasks(1, mode)
+
+    def take_lock() -> None:
+        with pytest.raises(Crash):
+            Driver(world, "run-2", "begin.done").committer.commit(batch)
+
+    driver.failpoints.instead = take_lock
+    driver.committer.commit(batch)
+    driver.process(2, mode)
+    assert_all_seen_once(world, 3)
+
+
+@pytest.mark.behaviour("S06", "S11")
+@pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
+@pytest.mark.parametrize(("place", "mode"), CELLS)
+def test_a_committing_process_may_die_anywhere_and_another_of_its_run_goes_on(place, mode, expires):
+    world = World()
+    Driver(world, "run-1").process(0, mode)
+    dying = Driver(world, "run-2", place)
+    batch = dying.tasks(1, mode)
+    with pytest.raises(Crash):
+        dying.committer.commit(batch)
+    if expires:
+        world.expire()
+    other = Driver(world, "run-2")
+    try:
+        other.committer.commit(batch)
+    except NotDecidedError:
+        assert expires
+        other = Driver(world, "run-3")
+        other.process(1, mode)
+    other.process(2, mode)
+    assert_all_seen_once(world, 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_died_before_it_held_the_sink_fences_nobody(mode):
+    world = World()
+    driver = Driver(world, "run-1")
+    driver.process(0, "inline")
+    with pytest.raises(Crash):
+        Driver(world, "run-2", "begin.read").committer.commit(Batch(QUERY, 1))
+    driver.process(1, mode)
+    assert_all_seen_once(world, 2)
+    assert world.holders.is_held_by("run-1")
+
+
+@pytest.mark.behaviour("S11")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_fresh", [False, True], ids=["same process", "another process"])
+def test_the_older_of_two_applications_is_fenced_whatever_process_serves_it(mode, is_fresh):
+    world = World()
+    older = Driver(world, "run-1")
+    older.process(0, mode)
+    newer = Driver(world, "run-2")
+    newer.process(1, mode)
+    batch = older.tasks(2, mode)
+    late = Driver(world, "run-1") if is_fresh else older
+    for _ in range(2):
+        with pytest.raises(FencedError) as caught:
+            late.committer.commit(batch)
+    assert str(caught.value) == (
+        "sink.id 'sink' is held by another driver: run run-2 (host host-of-run-2, process 4711, started "
+        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this driver wrote for batch 2 is not seen. If "
+        "that driver runs this query, restarted, let this one end; if both are meant to run, give each a sink.id of "
+        "its own"
+    )
+    newer.process(2, mode)
+    assert_all_seen_once(world, 3)
+
+
+def test_a_run_whose_transactions_were_aborted_by_the_next_one_is_told_who_did_it():
+    world = World()
+    older = Driver(world, "run-1")
+    older.process(0, "parallel")
+    batch = older.tasks(1, "parallel")
+    Driver(world, "run-2").committer.commit(Batch(QUERY, 1))
+    with pytest.raises(FencedError, match="run run-2"):
+        older.committer.commit(batch)
+
+
+@pytest.mark.parametrize("place", ["decide.done", "end.done"])
+def test_a_driver_that_is_fenced_after_its_decision_is_told_that_the_batch_is_delivered(place):
+    world = World()
+    older = Driver(world, "run-1", place)
+    older.failpoints.instead = lambda: Driver(world, "run-2").process(1, "parallel")
+    with pytest.raises(FencedError, match="Batch 0 was decided before that, and is delivered"):
+        older.process(0, "parallel")
+    assert_all_seen_once(world, 2)
+
+
+def test_a_process_that_is_refused_while_it_takes_the_lock_takes_it_again(monkeypatch):
+    world = World()
+    refusals = iter([FencedError("two at once"), None])
+    real = FakeLedger.open
+
+    def open_second_time(self: FakeLedger, transaction_ms: int = 0) -> None:
+        if (error := next(refusals, None)) is not None:
+            raise error
+        real(self, transaction_ms)
+
+    monkeypatch.setattr(FakeLedger, "open", open_second_time)
+    Driver(world, "run").process(0, "mixed")
+    assert_all_seen_once(world, 1)
+
+
+def test_a_process_that_keeps_losing_the_lock_gives_up():
+    world = World()
+    driver = Driver(world, "run-1")
+    driver.process(0, "inline")
+
+    class Robbed(FakeLedger):
+        def write(self, *arguments: Any, **options: Any) -> None:
+            raise FencedError("fenced")
+
+    driver.committer._ledger = Robbed(world)
+    driver.committer._ledger.read()
+    with pytest.raises(FencedError, match="opened by other processes 5 times during the commit of batch 1"):
+        driver.process(1, "inline")
+    assert world.visible == expected(1)
+
+
+@pytest.mark.parametrize("place", ["redo.begin", "redo.done"])
+def test_a_redo_that_another_process_of_the_run_has_done_is_not_done_again(place):
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "decide.done").process(0, "parallel")
+    world.expire()
+    first = Driver(world, "run-2", place)
+    first.failpoints.instead = lambda: Driver(world, "run-2").process(0, "parallel")
+    first.process(0, "parallel")
+    assert_all_seen_once(world, 1)
+
+
+def test_a_redo_of_a_driver_that_was_fenced_meanwhile_is_left_to_the_other():
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "decide.done").process(0, "parallel")
+    world.expire()
+    first = Driver(world, "run-2", "redo.begin")
+    first.failpoints.instead = lambda: Driver(world, "run-3").process(0, "parallel")
+    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and finished by that driver"):
+        first.process(0, "parallel")
+    assert_all_seen_once(world, 1)
+
+
+def test_a_redo_whose_decision_is_gone_from_the_log_stops():
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "decide.done").process(0, "parallel")
+    world.expire()
+    driver = Driver(world, "run-2", "redo.begin")
+    driver.failpoints.instead = world.decisions.clear
+    with pytest.raises(SinkError, match="is gone from the decision topic"):
+        driver.process(0, "parallel")
+
+
+def test_a_sink_of_its_own_has_no_holder():
+    world = World()
+    driver = Driver(world, "run", is_alone=True)
+    driver.committer.commit(replace(driver.tasks(0, "mixed"), is_forgotten=True))
+    assert world.holders == Holders()
+    assert sorted(world.visible) == expected(1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_stored", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(3))
+def test_a_write_that_leaves_no_decision_is_not_repeated_when_the_lock_is_lost(mode, is_stored, number, monkeypatch):
+    """At its n-th write in the ledger, which is stored or not: nobody tells."""
+    world = World()
+    real, left = FakeLedger.write, iter(range(100))
+
+    def lose_lock(self: FakeLedger, *arguments: Any, **options: Any) -> None:
+        is_lost = next(left) == number
+        if is_stored or not is_lost:
+            real(self, *arguments, **options)
+        if is_lost:
+            raise FencedError("fenced")
+
+    monkeypatch.setattr(FakeLedger, "write", lose_lock)
+    driver = Driver(world, "run")
+    driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
+    assert_all_seen_once(world, 1)
+
+
+# -- batches that come again ---------------------------------------------------------------------
+
+
+def other_rows(world: World, run: str, number: int, mode: str) -> Batch:
+    """A batch of this number with rows that were never in one before."""
+    rows = [f"other {n}" for n in range(4)]
+    batch = Batch(QUERY, number, fingerprint=Fingerprint(4, 77))
+    if mode == "inline":
+        batch.inline.append(("topic", columns(rows)))
+    else:
+        batch.transactions.append(world.write_in_transaction(run, 5, rows))
+    return batch
+
+
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("mode", ["inline", "parallel"])
+def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
+    world = World()
+    Driver(world, "run-1").process(0, mode)
+    for number in (0, 0):
+        with pytest.raises(RepeatedBatchError) as caught:
+            Driver(world, "run-2").committer.commit(other_rows(world, "run-2", number, mode))
+    assert str(caught.value) == (
+        "batch 0 of query query (sink.id 'sink') comes again with other rows: now 4 rows with hash 000000000000004d; "
+        "batch 0 had 4 rows with hash 00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, "
+        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. The checkpoint is older than what was "
+        "delivered: it was restored from a backup, or is a copy of one that another query has gone on with. Nothing "
+        "of this batch is seen. Go on with the checkpoint that has batch 0; or set a new sink.id to deliver the rows "
+        "of this checkpoint all the same, those of the batches since then once more; or, if the query computes other "
+        "rows when a batch is run again, see the option replay.check"
+    )
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("check", ["fingerprint", "rows", "none"])
+@pytest.mark.parametrize("mode", ["inline", "parallel", "empty"])
+def test_a_batch_before_the_last_decided_one_is_refused_whatever_is_compared(mode, check):
+    """Also if it is empty: a checkpoint that goes back is one of another time."""
+    world = World()
+    driver = Driver(world, "run-1")
+    for number in range(3):
+        driver.process(number, "parallel")
+    restored = Driver(world, "run-2", replay_check=check)
+    batch = Batch(QUERY, 1, fingerprint=Fingerprint()) if mode == "empty" else restored.tasks(1, mode)
+    with pytest.raises(RepeatedBatchError, match=r"batch 1 of query query .* comes after batch 2: .*restored"):
+        restored.committer.commit(batch)
+    assert_all_seen_once(world, 3)
+
+
+def test_a_decided_batch_is_finished_also_by_a_query_that_is_refused():
+    """To go on with another sink.id, as the error says, must not leave half of a batch behind."""
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "end.between").process(0, "parallel")
+    with pytest.raises(RepeatedBatchError):
+        Driver(world, "run-2").committer.commit(other_rows(world, "run-2", 0, "inline"))
+    assert_all_seen_once(world, 1)
+    assert world.decisions[QUERY].is_finished
+
+
+def test_a_query_that_is_refused_does_not_take_the_sink_over():
+    world = World()
+    driver = Driver(world, "run-1")
+    for number in range(2):
+        driver.process(number, "parallel")
+    with pytest.raises(RepeatedBatchError):
+        Driver(world, "run-2").process(0, "parallel")
+    driver.process(2, "parallel")
+    assert_all_seen_once(world, 3)
+    assert world.holders.is_held_by("run-1")
+
+
+@pytest.mark.behaviour("S12")
+def test_a_copied_checkpoint_goes_on_and_the_first_one_is_refused_after_that():
+    """Blue, then green with a copy of its checkpoint, then blue again."""
+    world = World()
+    Driver(world, "blue").process(0, "parallel")
+    green = Driver(world, "green")
+    for number in (0, 1, 2):
+        green.process(number, "parallel")
+    with pytest.raises(RepeatedBatchError, match="decided by run green"):
+        Driver(world, "blue-again").committer.commit(other_rows(world, "blue-again", 1, "parallel"))
+    assert_all_seen_once(world, 3)
+
+
+def test_a_healthy_query_with_empty_batches_is_never_refused():
+    """After empty batches the last decision is older than the batch that is replayed."""
+    world = World()
+    driver = Driver(world, "run-1")
+    driver.process(0, "mixed")
+    for number in (1, 2):
+        driver.committer.commit(Batch(QUERY, number, fingerprint=Fingerprint()))
+    restarted = Driver(world, "run-2")
+    restarted.committer.commit(Batch(QUERY, 2, fingerprint=Fingerprint()))
+    restarted.process(3, "mixed")
+    assert sorted(world.visible) == sorted(expected(1) + [row for row in expected(4) if row.startswith("3-")])
+
+
+@pytest.mark.behaviour("S12")
+def test_a_batch_that_was_decided_and_comes_again_empty_is_refused():
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    with pytest.raises(RepeatedBatchError, match="now 0 rows"):
+        Driver(world, "run-2").committer.commit(Batch(QUERY, 0, fingerprint=Fingerprint()))
+
+
+@pytest.mark.behaviour("S12")
+def test_a_skipped_replay_is_logged_with_rows_and_run(caplog):
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    with caplog.at_level(logging.INFO, "headrace.spark"):
+        Driver(world, "run-2").process(0, "mixed")
+    (record,) = [record for record in caplog.records if "decided before" in record.message]
+    assert record.levelname == "INFO"
+    assert record.message == (
+        "sink sink: batch 0 of query query was decided before, by run run-1 (host host-of-run-1, process 4711, started "
+        "2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC: its 4 rows are not written again"
+    )
+
+
+@pytest.mark.parametrize("check", ["rows", "none"])
+def test_a_replay_with_other_rows_is_skipped_with_a_warning_where_the_option_allows_it(check, caplog):
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    driver = Driver(world, "run-2", replay_check=check)
+    with caplog.at_level(logging.WARNING, "headrace.spark"):
+        driver.committer.commit(other_rows(world, "run-2", 0, "parallel"))
+    assert f"(replay.check={check}: that they are the same rows is not known)" in caplog.text
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.parametrize(("check", "is_refused"), [("fingerprint", True), ("rows", True), ("none", False)])
+def test_a_replay_with_another_number_of_rows(check, is_refused):
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    driver = Driver(world, "run-2", replay_check=check)
+    batch = Batch(QUERY, 0, inline=[("topic", columns(["one"]))], fingerprint=Fingerprint(1, 1))
+    with pytest.raises(RepeatedBatchError) if is_refused else contextlib.nullcontext():
+        driver.committer.commit(batch)
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_a_decision_of_version_1_is_compared_by_its_number_of_rows(rows, caplog):
+    world = World()
+    Driver(world, "run-1").process(0, "mixed")
+    world.decisions[QUERY] = replace(world.decisions[QUERY], fingerprint=None, driver=None)
+    batch = Batch(QUERY, 0, inline=[("topic", columns(["x"] * rows))], fingerprint=Fingerprint(rows, 5))
+    with pytest.raises(RepeatedBatchError) if rows != 4 else contextlib.nullcontext():
+        Driver(world, "run-2").committer.commit(batch)
+    assert ("that they are the same rows is not known" in caplog.text) == (rows == 4)
+    assert_all_seen_once(world, 1)
+
+
+@pytest.mark.behaviour("S12")
+def test_a_write_id_that_was_used_for_other_rows_is_refused():
+    world = World()
+    first = Driver(world, "run-1")
+    first.committer.commit(replace(first.tasks(0, "mixed"), query="write:daily"))
+    again = Driver(world, "run-2")
+    again.committer.commit(replace(again.tasks(0, "mixed"), query="write:daily"))
+    with pytest.raises(RepeatedBatchError) as caught:
+        Driver(world, "run-3").committer.commit(replace(other_rows(world, "run-3", 0, "parallel"), query="write:daily"))
+    assert str(caught.value) == (
+        "write.id 'daily' was used before for other rows: now 4 rows with hash 000000000000004d; then 4 rows with hash "
+        "00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, started 2023-11-14 22:13:20 UTC) at "
+        "1970-01-01 00:16:40 UTC. Nothing of this write is seen. Use a new write.id for new rows; to repeat a write, "
+        "give it the rows that it had"
+    )
+    assert_all_seen_once(world, 1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from headrace.spark.decisions import PLAIN_BYTES_MAX, Decision, Span, TaskTransaction
+from headrace.spark.decisions import HASH_MODULUS, PLAIN_BYTES_MAX, Decision, Fingerprint, Span, TaskTransaction
+from headrace.spark.holders import HOLDERS_MAX, DriverProcess, Holder, Holders, holders_key, this_driver
 from headrace.spark.sink_errors import SinkError
 
 
@@ -19,7 +22,12 @@ def transaction(number: int, partitions: int = 2) -> TaskTransaction:
 
 def decision(count: int = 2, partitions: int = 2) -> Decision:
     made = tuple(transaction(number, partitions) for number in range(count))
-    return Decision("sink", "query", "run", 7, made, 11, 1_700_000_000_000)
+    rows = 11 + sum(one.record_count for one in made)
+    return Decision(
+        *("sink", "query", "run", 7, made, 11, 1_700_000_000_000),
+        fingerprint=Fingerprint(rows, 0x0123456789ABCDEF),
+        driver=DriverProcess("host", 4711, 1_600_000_000_000),
+    )
 
 
 def test_a_decision_survives_the_log():
@@ -52,6 +60,78 @@ def test_what_is_no_decision_is_refused(data):
 
 
 def test_a_decision_of_a_newer_version_is_refused():
-    newer = json.loads(decision().encode()) | {"v": 2}
-    with pytest.raises(SinkError, match="version 2"):
+    newer = json.loads(decision().encode()) | {"v": 3}
+    with pytest.raises(SinkError, match="version 3"):
         Decision.decode(json.dumps(newer).encode())
+
+
+def test_a_decision_of_version_1_has_no_fingerprint_but_a_row_count():
+    older = json.loads(decision().encode()) | {"v": 1}
+    for name in ("rows", "hash", "driver"):
+        del older[name]
+    decoded = Decision.decode(json.dumps(older).encode())
+    assert (decoded.fingerprint, decoded.driver) == (None, None)
+    assert decoded.rows == 11 + 2 * 12
+
+
+def test_keys_that_are_unknown_are_ignored():
+    newer = json.loads(decision().encode()) | {"something": [1]}
+    assert Decision.decode(json.dumps(newer).encode()) == decision()
+
+
+def test_fingerprints_add_up_whatever_the_order():
+    parts = [Fingerprint(1, HASH_MODULUS - 1), Fingerprint(2, 5), Fingerprint()]
+    assert sum(parts, Fingerprint()) == sum(reversed(parts), Fingerprint()) == Fingerprint(3, 4)
+
+
+def holder(number: int) -> Holder:
+    return Holder(f"run-{number}", DriverProcess("host", number, 1_700_000_000_000), 1_700_000_001_000)
+
+
+def test_holders_survive_the_log():
+    made = Holders().followed_by(holder(1)).followed_by(holder(2))
+    assert Holders.decode(made.encode()) == made
+    assert json.loads(holders_key("sink"))[0] == "sink"
+
+
+def test_only_the_last_run_holds_the_sink_and_older_ones_are_fenced():
+    holders = Holders().followed_by(holder(1)).followed_by(holder(2))
+    assert holders.is_held_by("run-2")
+    assert not holders.is_fenced("run-2")
+    assert holders.is_fenced("run-1")
+    assert not holders.is_fenced("run-3")
+    assert not Holders().is_fenced("run-1")
+    assert not Holders().is_held_by("run-1")
+
+
+def test_the_history_of_holders_is_bounded():
+    holders = Holders()
+    for number in range(HOLDERS_MAX + 10):
+        holders = holders.followed_by(holder(number))
+    assert len(holders.history) == HOLDERS_MAX
+    assert holders.is_held_by(f"run-{HOLDERS_MAX + 9}")
+    assert not holders.is_fenced("run-9")
+    assert holders.is_fenced("run-10")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"v": 1}', b'{"v": 1, "holders": [[1]]}', b'{"v": 1, "holders": 3}'])
+def test_an_invalid_holder_record_is_refused(data):
+    with pytest.raises(SinkError, match="invalid holder record"):
+        Holders.decode(data)
+
+
+def test_a_holder_record_of_a_newer_version_is_refused():
+    with pytest.raises(SinkError, match="expected version 1, got 2"):
+        Holders.decode(b'{"v": 2, "holders": []}')
+
+
+def test_a_holder_is_named_with_host_process_and_start_time():
+    assert str(holder(7)) == (
+        "run run-7 (host host, process 7, started 2023-11-14 22:13:20 UTC), since 2023-11-14 22:13:21 UTC"
+    )
+
+
+def test_a_process_without_a_jvm_above_it_is_its_own_driver():
+    driver = this_driver()
+    assert driver.pid == os.getpid()
+    assert -2_000 < time.time() * 1000 - driver.started_ms < 24 * 3_600_000

@@ -51,6 +51,7 @@ class Sending(NamedTuple):
 
     topic: str
     columns: pa.RecordBatch
+    are_dead_letters: bool = False
 
 
 class BadRows(NamedTuple):
@@ -129,7 +130,7 @@ class ColumnPlan:
         for letters in dead:
             assert self._options.dead_letter_topic is not None
             self.bad_count += letters.num_rows
-            yield Sending(self._options.dead_letter_topic, letters)
+            yield Sending(self._options.dead_letter_topic, letters, are_dead_letters=True)
 
     def close(self) -> None:
         if self._plugins is not None:

@@ -32,7 +32,7 @@ class CommitTimes:
     transactions: int = 0
     had_retries: bool = False
     begin_ms: float = 0.0
-    """Shutting out older drivers and reading what they decided: the first batch of a run only."""
+    """Taking the lock and reading what is decided: the first batch of a run in a process, and after other processes."""
     check_ms: float = 0.0
     decide_ms: float = 0.0
     end_ms: float = 0.0

@@ -35,6 +35,8 @@ INTERVAL_SECONDS = 5.0
 BATCHES_MAX = 64
 """Batches that wait to be told while the view is away; then the oldest are forgotten."""
 WATCHES_MAX = 8
+IDLE_SECONDS_MAX = 120.0
+"""A run that has had no commit in this process for so long has ended, or other processes serve it."""
 LAST_SECONDS_MAX = 0.25
 """To reach the view after a batch write, when all is committed: then Spark ends the process, and all its threads."""
 ERROR_CHARACTERS_MAX = 500
@@ -117,7 +119,7 @@ class CommitWatch:
         assert options.view_url is not None
         self._about = {
             "kind": "commits",
-            "id": uuid.uuid4().hex,  # its own: Spark commits in another process after a failure
+            "id": uuid.uuid4().hex,  # its own: Spark serves each commit of a run in any process
             "name": options.view_name or sink,
             "sink": sink,
             "query": query,
@@ -197,7 +199,7 @@ class CommitWatch:
 
 
 # Of this process, in which one thread commits.
-_watches: PerRun[CommitWatch] = PerRun(WATCHES_MAX)
+_watches: PerRun[CommitWatch] = PerRun(WATCHES_MAX, IDLE_SECONDS_MAX)
 _current: CommitWatch | None = None
 
 

@@ -1,17 +1,23 @@
 """The driver's part of the commit protocol: who may be seen, and when.
 
-    begin    fence older drivers → read the decisions → finish what is decided → abort what is left over
-    commit   decided before? → done.  Else: check → DECIDE → end → mark as finished
+    begin    take the lock → read the log → hold the sink → finish what is decided → abort what is left over
+    commit   decided before? → the same rows: done; others: an error.  Else: check → DECIDE → end → mark as finished
     abort    only what no decision holds
+
+Spark may serve each commit of a run in another process. The lock of the ledger goes to the process that opened it last;
+the right to decide stays with the run that the log names as the holder of the sink (holders.py). A process that has
+lost the lock takes it again, reads what is new, and goes on if its run still holds the sink.
 
 What a crash leaves is mended by the next `begin`, whoever calls it: docs/exactly-once.md goes through the cases.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -19,24 +25,32 @@ import pyarrow as pa
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import HeadraceError
 from headrace.spark.commit_log import CommitTimes, Stopwatch
-from headrace.spark.decisions import Decision, TaskTransaction
+from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.failpoints import NO_FAILPOINTS, Failpoints
+from headrace.spark.holders import DriverProcess, Holder, Holders, this_driver, utc_text
 from headrace.spark.ledger import REDO_TRANSACTION_MS, TRANSACTION_MS, Rows
 from headrace.spark.redo import Outcome
-from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, SinkError
-from headrace.spark.sink_options import SEPARATOR
+from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, RepeatedBatchError, SinkError
+from headrace.spark.sink_options import CHECK_FINGERPRINT, CHECK_NONE, SEPARATOR
 from headrace.spark.transactions import Ending, OpenState
 
 log = logging.getLogger("headrace.spark")
 
+WRITE_PREFIX = "write:"
+"""Of the name of a batch write among the queries of a sink."""
 SPARE_MS_MAX = 60_000
 SPARE_SHARE = 4
 """A transaction has time to spare if a minute is left, or a quarter of its time-out where that is less."""
+REOPENS_MAX = 5
+"""How often a commit takes the lock of the ledger again, when other processes have taken it meanwhile."""
 
 
 class LedgerPort(Protocol):
     def open(self, transaction_ms: int = TRANSACTION_MS) -> None: ...
     def read(self) -> dict[str, Decision]: ...
+    @property
+    def holders(self) -> Holders: ...
+    def hold(self, holders: Holders) -> None: ...
     def write(
         self,
         decision: Decision,
@@ -75,6 +89,8 @@ class Batch:
     had_retries: bool = False
     is_forgotten: bool = False
     """Nobody will ever ask for it again: once it is finished, its decision is erased."""
+    fingerprint: Fingerprint | None = None
+    """Of all its rows; None if it is not known, then rows are only counted."""
 
     @property
     def inline_rows(self) -> int:
@@ -83,6 +99,10 @@ class Batch:
     @property
     def rows(self) -> int:
         return self.inline_rows + sum(one.record_count for one in self.transactions)
+
+
+class _SupersededError(Exception):
+    """Another process has opened the ledger since this one did."""
 
 
 class Committer:
@@ -98,7 +118,12 @@ class Committer:
         failpoints: Failpoints = NO_FAILPOINTS,
         now_ms: Callable[[], int] = SYSTEM_CLOCK.time_ms,
         on_close: Callable[[], None] = lambda: None,
+        *,
+        replay_check: str = CHECK_FINGERPRINT,
+        driver: DriverProcess | None = None,
+        is_alone: bool = False,
     ) -> None:
+        """`is_alone`: no other run knows the name of this sink, so that nobody can take it over."""
         self._sink = sink
         self._run = run
         self._ledger = ledger
@@ -107,7 +132,13 @@ class Committer:
         self._reach = failpoints.reach
         self._now_ms = now_ms
         self._on_close = on_close
+        self._replay_check = replay_check
+        self._driver = this_driver() if driver is None else driver
+        self._is_alone = is_alone
         self._decisions: dict[str, Decision] | None = None  # None: not begun
+        self._next_batch = -1  # the batch that comes next, unless other processes serve some of this run
+        self._last_decided = -1
+        self._is_clean = False  # whether what older runs left open is aborted
 
     # -- what Spark calls ------------------------------------------------------------------------
 
@@ -115,7 +146,7 @@ class Committer:
         """After this the batch is seen, whole and once; after an error that it raises, run the batch again."""
         try:
             self._commit(batch)
-        except (FencedError, InDoubtError):
+        except (FencedError, InDoubtError, RepeatedBatchError):
             self._forget()
             raise
 
@@ -144,25 +175,78 @@ class Committer:
     def _forget(self) -> None:
         """Whoever comes next begins anew, by reading."""
         self._decisions = None
+        self._is_clean = False
         self._ledger.close()
 
     # -- begin -----------------------------------------------------------------------------------
 
-    def _begin(self, batch: Batch) -> dict[str, Decision]:
+    def _begin(self, batch: Batch) -> None:
+        """Take the lock, and read. A run that is new to the sink takes it over, unless its first batch is refused."""
         self._reach("begin.fence")
-        self._ledger.open()
+        with self._locked():
+            self._ledger.open()
         self._reach("begin.read")
         self._decisions = self._ledger.read()
-        for decision in list(self._decisions.values()):
+        self._check_holder(partial(self._leave_to_holder, batch))
+        if not self._is_repeated(batch):
+            self._hold()
+        for decision in list(self._decisions.values()):  # whatever becomes of this batch: they are decided
             if not decision.is_finished:
                 self._reach("begin.finish")
                 self._carry_out(decision)
-        self._abort_leftovers(batch)
+        self._check_repeated(batch)
+        if not self._is_clean:
+            self._abort_leftovers(batch)
+            self._is_clean = True
         self._reach("begin.done")
-        return self._decisions
+
+    def _check_holder(self, leave: Callable[[], str]) -> None:
+        """Stop here if another run has taken the sink over from this one. `leave` says what becomes of the batch."""
+        holders = self._ledger.holders
+        if holders.is_fenced(self._run):
+            raise FencedError(
+                f"sink.id {self._sink!r} is held by another driver: {holders.last}. {leave()} If that driver runs "
+                "this query, restarted, let this one end; if both are meant to run, give each a sink.id of its own"
+            )
+
+    def _leave_to_holder(self, batch: Batch) -> str:
+        """Another run goes on with the sink: end what this one has written as the log says, and tell how."""
+        decision = self._known(batch.query)
+        is_ours = decision is not None and (decision.run, decision.batch) == (self._run, batch.number)
+        try:
+            if decision is not None and is_ours:
+                self._transactions.end(self._unended(decision), committed=True)
+            elif batch.number != self._last_decided:
+                self._abort_undecided(batch, decision)
+        except HeadraceError as error:
+            log.warning("sink %s: batch %d is left to the new driver: %s", self._sink, batch.number, error)
+        if is_ours or batch.number == self._last_decided:
+            return f"Batch {batch.number} was decided before that, and is delivered."
+        return f"What this driver wrote for batch {batch.number} is not seen."
+
+    def _hold(self) -> None:
+        holders = self._ledger.holders
+        if self._is_alone or holders.is_held_by(self._run):
+            return
+        before = holders.last
+        with self._locked():
+            self._ledger.hold(holders.followed_by(Holder(self._run, self._driver, self._now_ms())))
+        log.info(
+            "sink %s: run %s (%s) holds it now%s",
+            *(self._sink, self._run, self._driver, "" if before is None else f"; before, {before} did"),
+        )
+        self._reach("begin.held")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Around what needs the lock: _SupersededError if another process has taken it meanwhile."""
+        try:
+            yield
+        except FencedError as error:
+            raise _SupersededError from error
 
     def _abort_leftovers(self, batch: Batch) -> None:
-        """Open transactions of this sink that are in no decision, and never will be: their driver is shut out.
+        """Open transactions of this sink that are in no decision, and never will be: their driver is fenced.
 
         Until they are aborted, readers of committed records wait for them. Should it fail, they expire.
         """
@@ -179,16 +263,41 @@ class Committer:
     # -- commit ----------------------------------------------------------------------------------
 
     def _commit(self, batch: Batch) -> None:
+        for _ in range(1 + REOPENS_MAX):
+            try:
+                self._commit_once(batch)
+            except _SupersededError as error:
+                if self._is_alone:
+                    raise FencedError(
+                        f"sink {self._sink!r} is this write's own, and another process has opened it. This is a defect "
+                        "of headrace: please report it"
+                    ) from error
+                # A process of this run, or of one that never came to hold the sink: the next round reads who.
+                self._next_batch = -1
+            else:
+                self._next_batch = batch.number + 1
+                return
+        raise FencedError(
+            f"sink.id {self._sink!r} was opened by other processes {REOPENS_MAX} times during the commit of batch "
+            f"{batch.number}, while {self._ledger.holders.last} holds it. Look for drivers that are started again and "
+            "again with this sink.id"
+        )
+
+    def _commit_once(self, batch: Batch) -> None:
         is_first = self._decisions is None
         watch, times = Stopwatch(), CommitTimes(batch.number, batch.rows, len(batch.transactions), batch.had_retries)
-        decisions = self._begin(batch) if self._decisions is None else self._decisions
+        # Batches of a run are numbered without a gap: after one, another process of this run has the lock.
+        if is_first or batch.number != self._next_batch:
+            self._begin(batch)
         times.begin_ms = watch.lap_ms()
-        last = decisions.get(batch.query)
+        self._check_repeated(batch)
+        last = self._known(batch.query)
+        if last is None and batch.is_forgotten and batch.number == self._last_decided:
+            return  # in an earlier round: it is finished and erased
         if last is not None and not last.is_finished:
             self._carry_out(last)
         if last is not None and batch.number <= last.batch:
-            self._reach("replay.abort")
-            self._abort_undecided(batch, last)
+            self._skip_replay(batch, last)
             return
         if not batch.transactions and not batch.inline_rows:
             return
@@ -197,16 +306,65 @@ class Committer:
         decision = self._decide(batch)
         times.decide_ms = watch.lap_ms()
         self._carry_out(decision, is_erased=batch.is_forgotten)
+        if batch.is_forgotten and decision.is_finished and not self._is_alone:
+            with self._locked():
+                self._ledger.write(decision, is_erased=True)
         times.end_ms = watch.lap_ms()
         if not is_first and (batch.transactions or batch.had_retries):
             self._abort_leftovers(batch)
         times.clean_ms = watch.lap_ms()
         times.tell(self._sink)
 
+    def _is_repeated(self, batch: Batch) -> bool:
+        """Whether its number was decided before, for other rows. A healthy query replays its last batch only, as is."""
+        last = self._known(batch.query)
+        if last is None or batch.number > last.batch:
+            return False
+        return batch.number < last.batch or not self._is_same(batch, last)
+
+    def _check_repeated(self, batch: Batch) -> None:
+        last = self._known(batch.query)
+        if last is None or not self._is_repeated(batch):
+            return
+        try:
+            self._abort_undecided(batch, last)
+        except HeadraceError as error:
+            log.warning("sink %s: transactions of batch %d will have to expire: %s", self._sink, batch.number, error)
+        raise RepeatedBatchError(_repeated_text(self._sink, batch, last))
+
+    def _is_same(self, batch: Batch, last: Decision) -> bool:
+        if self._replay_check == CHECK_NONE:
+            return True
+        if self._replay_check == CHECK_FINGERPRINT and batch.fingerprint is not None and last.fingerprint is not None:
+            return batch.fingerprint == last.fingerprint
+        return batch.rows == last.rows
+
+    def _skip_replay(self, batch: Batch, last: Decision) -> None:
+        self._reach("replay.abort")
+        self._abort_undecided(batch, last)
+        is_proven = None not in (batch.fingerprint, last.fingerprint) and batch.fingerprint == last.fingerprint
+        log.log(
+            logging.INFO if is_proven else logging.WARNING,
+            "sink %s: batch %d of query %s was decided before, by %s: its %d rows are not written again%s",
+            *(self._sink, batch.number, batch.query, _decider(last), batch.rows),
+            "" if is_proven else f" (replay.check={self._replay_check}: that they are the same rows is not known)",
+        )
+
     def _check(self, batch: Batch) -> None:
         """Decide on nothing that is lost already, or soon will be."""
         if not batch.transactions:
             return
+        try:
+            self._check_open(batch)
+        except NotDecidedError:
+            # A run that takes the sink over aborts what it finds open: then that is the reason to name.
+            with contextlib.suppress(HeadraceError):
+                self._decisions = self._ledger.read()
+            self._check_holder(partial(self._leave_to_holder, batch))
+            raise
+        self._reach("check.done")
+
+    def _check_open(self, batch: Batch) -> None:
         states = self._transactions.describe([one.id for one in batch.transactions])
         for one in batch.transactions if states is not None else ():
             state = states.get(one.id) if states is not None else None
@@ -219,7 +377,6 @@ class Committer:
                 )
         if states is not None:
             self._check_age(batch, min(states[one.id].timeout_ms for one in batch.transactions))
-        self._reach("check.done")
 
     def _check_age(self, batch: Batch, timeout_ms: int) -> None:
         """Brokers tell by their own clocks what is about to expire: this machine's may differ by any amount."""
@@ -242,33 +399,23 @@ class Committer:
             batch.inline_rows,
             self._now_ms(),
             is_finished=not batch.transactions,
+            fingerprint=batch.fingerprint,
+            driver=self._driver,
         )
         self._reach("decide.begin")
-        try:
+        with self._locked():
             self._ledger.write(
                 decision,
                 batch.inline,
-                is_erased=batch.is_forgotten and decision.is_finished,
+                # Of a sink that others may open, the log has to tell what became of a write that is refused.
+                is_erased=batch.is_forgotten and decision.is_finished and self._is_alone,
                 on_rows=lambda: self._reach("decide.rows"),
                 on_written=lambda: self._reach("decide.written"),
             )
-        except FencedError:
-            self._learn_after_fencing(batch)
-            raise
+        self._last_decided = batch.number
         self._remember(decision)
         self._reach("decide.done")
         return decision
-
-    def _learn_after_fencing(self, batch: Batch) -> None:
-        """Another driver has taken over; whether ours was decided before that is in the log. It goes on from there."""
-        try:
-            decision = self._ledger.read().get(batch.query)
-            if decision is not None and any(decision.holds(one) for one in batch.transactions):
-                self._transactions.end(self._unended(decision), committed=True)
-            else:
-                self._abort_undecided(batch, decision)
-        except HeadraceError as error:
-            log.warning("sink %s: batch %d is left to the new driver: %s", self._sink, batch.number, error)
 
     def _abort_undecided(self, batch: Batch, decision: Decision | None) -> None:
         undecided = [one for one in batch.transactions if decision is None or not decision.holds(one)]
@@ -294,9 +441,12 @@ class Committer:
         for one in unended:
             if endings[one.id] is Ending.REFUSED and self._redo.outcome(decision, one) is Outcome.ABORTED:
                 decision = self._write_again(decision, one)
+                if decision.is_finished:
+                    return
         self._reach("end.done")
         decision = decision.finished()
-        self._ledger.write(decision, is_erased=is_erased)
+        with self._locked():
+            self._ledger.write(decision, is_erased=is_erased)
         self._remember(decision)
         self._reach("finish.done")
 
@@ -310,22 +460,64 @@ class Committer:
             "sink %s: %r of batch %d was decided and had expired: its %d records are written again",
             *(self._sink, transaction.id, decision.batch, transaction.record_count),
         )
-        self._ledger.open(REDO_TRANSACTION_MS)
-        found = self._ledger.read().get(decision.query)
-        if found is None or found.batch != decision.batch or transaction.id in found.redone or found.is_finished:
-            raise FencedError(
-                f"another driver is at work with sink.id {self._sink!r}: it has finished batch {decision.batch}"
+        with self._locked():
+            self._ledger.open(REDO_TRANSACTION_MS)
+        self._decisions = self._ledger.read()
+        self._check_holder(lambda: f"Batch {decision.batch} is decided, and finished by that driver.")
+        found = self._known(decision.query)
+        if found is None or found.batch < decision.batch:
+            raise SinkError(
+                f"the decision on batch {decision.batch} of query {decision.query!r} (sink.id {self._sink!r}) is gone "
+                f"from the decision topic, which has {'nothing' if found is None else f'batch {found.batch}'} in its "
+                "place. Was the topic deleted? Compare the rows of this batch with what is in their topics"
             )
+        if found.is_finished or found.batch > decision.batch:  # by another process of this run: nobody else could
+            return decision.finished()
+        if transaction.id in found.redone:
+            return found
         decision = found.with_redone(transaction)
-        self._ledger.write(
-            decision,
-            self._redo.rows(decision, transaction),
-            on_written=lambda: self._reach("redo.written"),
-        )
+        with self._locked():
+            self._ledger.write(
+                decision,
+                self._redo.rows(decision, transaction),
+                on_written=lambda: self._reach("redo.written"),
+            )
         self._remember(decision)
         self._reach("redo.done")
         return decision
 
+    def _known(self, query: str) -> Decision | None:
+        return None if self._decisions is None else self._decisions.get(query)
+
     def _remember(self, decision: Decision) -> None:
         if self._decisions is not None:
             self._decisions[decision.query] = decision
+
+
+def _decider(decision: Decision) -> str:
+    where = "" if decision.driver is None else f" ({decision.driver})"
+    return f"run {decision.run}{where} at {utc_text(decision.at_ms)}"
+
+
+def _repeated_text(sink: str, batch: Batch, last: Decision) -> str:
+    now = f"{batch.rows} rows" if batch.fingerprint is None else str(batch.fingerprint)
+    then = f"{last.rows} rows" if last.fingerprint is None else str(last.fingerprint)
+    if batch.query.startswith(WRITE_PREFIX):
+        return (
+            f"write.id {batch.query.removeprefix(WRITE_PREFIX)!r} was used before for other rows: now {now}; then "
+            f"{then}, decided by {_decider(last)}. Nothing of this write is seen. Use a new write.id for new rows; "
+            "to repeat a write, give it the rows that it had"
+        )
+    what = "comes again with other rows" if batch.number == last.batch else f"comes after batch {last.batch}"
+    return (
+        f"batch {batch.number} of query {batch.query} (sink.id {sink!r}) {what}: now {now}; batch {last.batch} had "
+        f"{then}, decided by {_decider(last)}. The checkpoint is older than what was delivered: it was restored from "
+        "a backup, or is a copy of one that another query has gone on with. Nothing of this batch is seen. Go on "
+        f"with the checkpoint that has batch {last.batch}; or set a new sink.id to deliver the rows of this "
+        "checkpoint all the same, those of the batches since then once more"
+        + (
+            "; or, if the query computes other rows when a batch is run again, see the option replay.check"
+            if batch.number == last.batch
+            else ""
+        )
+    )

@@ -1,17 +1,20 @@
 """The decision log: which batch of which query is decided, and what still has to be done for it.
 
-    decision topic (one partition, compacted), key (sink, query) → the last decision of that query
+    decision topic (one partition, compacted), key [sink, query]        → the last decision of that query
+                                               key [sink, "holders", 1] → the runs that have held the sink (holders.py)
 
 A decision is a record like any other, written in the transaction of `sink.id` that also holds the inline rows of the
 batch. So the moment that transaction is committed is the moment the batch is decided: there is no other one.
 
     DecisionLog.read    the decisions of one sink, as of now: everything that was begun before is waited for
+    Fingerprint         what the rows of a batch were, so that a batch that comes again is known from another one
 """
 
 from __future__ import annotations
 
 import json
 import time
+import uuid
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -23,10 +26,13 @@ from headrace.client.blocking import BlockingClient, TopicPartition
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code
+from headrace.spark.holders import DriverProcess, Holders, holders_key
 from headrace.spark.sink_errors import SinkError
 from headrace.spark.sink_options import DECISION_BYTES_MAX
 
-VERSION = 1
+VERSION = 2
+"""Since 2 a decision has the fingerprint of its rows and the driver that took it. Keys that are unknown are ignored."""
+VERSIONS_READ = (1, 2)
 PLAIN_BYTES_MAX = 32 * 1024
 """Decisions beyond this are compressed: with many tasks and partitions they are long, and all alike."""
 INFLATED_BYTES_MAX = 256 * 1024 * 1024
@@ -36,6 +42,7 @@ SETTLE_POLL_MS = 50
 READ_MS_MAX = 60_000
 POLL_MS = 500
 REPLICAS_MAX = 3
+HASH_MODULUS = 1 << 64
 _TOPIC_CONFIGS = {
     "cleanup.policy": "compact",
     "max.message.bytes": str(DECISION_BYTES_MAX),
@@ -83,6 +90,20 @@ class TaskTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What the rows of a batch are, whatever their order: how many, and the sum of a hash of each (modulo 2^64)."""
+
+    rows: int = 0
+    hash: int = 0
+
+    def __add__(self, other: Fingerprint) -> Fingerprint:
+        return Fingerprint(self.rows + other.rows, (self.hash + other.hash) % HASH_MODULUS)
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows with hash {self.hash:016x}"
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A batch is to be seen, whole."""
 
@@ -96,6 +117,15 @@ class Decision:
     is_finished: bool = False
     redone: frozenset[str] = field(default_factory=frozenset)
     """Ids of transactions that had expired and whose rows were written again."""
+    fingerprint: Fingerprint | None = None
+    """None in decisions of version 1."""
+    driver: DriverProcess | None = None
+    """The driver that took the decision. None in decisions of version 1."""
+
+    @property
+    def rows(self) -> int:
+        """All rows of the batch, dead letters included."""
+        return self.inline_rows + sum(one.record_count for one in self.transactions)
 
     def finished(self) -> Decision:
         return replace(self, is_finished=True)
@@ -111,21 +141,24 @@ class Decision:
         return decision_key(self.sink, self.query)
 
     def encode(self) -> bytes:
-        text = json.dumps(
-            {
-                "v": VERSION,
-                "sink": self.sink,
-                "query": self.query,
-                "run": self.run,
-                "batch": self.batch,
-                "state": "finished" if self.is_finished else "decided",
-                "at": self.at_ms,
-                "inline": self.inline_rows,
-                "transactions": [_transaction_json(one) for one in self.transactions],
-                "redone": sorted(self.redone),
-            },
-            separators=(",", ":"),
-        ).encode()
+        found: dict[str, Any] = {
+            "v": VERSION,
+            "sink": self.sink,
+            "query": self.query,
+            "run": self.run,
+            "batch": self.batch,
+            "state": "finished" if self.is_finished else "decided",
+            "at": self.at_ms,
+            "inline": self.inline_rows,
+            "transactions": [_transaction_json(one) for one in self.transactions],
+            "redone": sorted(self.redone),
+        }
+        # Keys that may be missing: each has a default that says what its absence means.
+        if self.fingerprint is not None:
+            found |= {"rows": self.fingerprint.rows, "hash": f"{self.fingerprint.hash:016x}"}
+        if self.driver is not None:
+            found["driver"] = self.driver.to_json()
+        text = json.dumps(found, separators=(",", ":")).encode()
         return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text)
 
     @classmethod
@@ -133,7 +166,7 @@ class Decision:
         try:
             found = json.loads(data if data[:1] == b"{" else _inflate(data))
             version = found["v"]
-            if version != VERSION:
+            if version not in VERSIONS_READ:
                 raise SinkError(
                     f"a decision of version {version}, and this headrace knows {VERSION}: use the one that wrote it"
                 )
@@ -147,6 +180,8 @@ class Decision:
                 int(found["at"]),
                 {"finished": True, "decided": False}[found["state"]],
                 frozenset(found["redone"]),
+                Fingerprint(int(found["rows"]), int(found["hash"], 16)) if "hash" in found else None,
+                DriverProcess.from_json(found["driver"]) if "driver" in found else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             raise SinkError(f"this is no decision: {data[:100]!r} ({error!r})") from error
@@ -182,13 +217,25 @@ def _transaction(found: dict[str, Any]) -> TaskTransaction:
     return TaskTransaction(found["id"], int(found["pid"]), int(found["epoch"]), bool(found["v2"]), spans)
 
 
+@dataclass(slots=True)
+class _SinkState:
+    """What the log says of one sink, up to an offset."""
+
+    offset: int = EARLIEST
+    """The first offset that is not read yet. Everything before it is settled: it will not change any more."""
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    holders: Holders = field(default_factory=Holders)
+
+
 class DecisionLog:
-    """Reads the decision topic, and makes it where there is none."""
+    """Reads the decision topic, and makes it where there is none. Reading again costs what is new in the log."""
 
     def __init__(self, client: BlockingClient, topic: str) -> None:
         self._client = client
         self.topic = topic
         self._place = TopicPartition(topic, 0)
+        self._topic_id: uuid.UUID | None = None
+        self._states: dict[str, _SinkState] = {}
 
     def ensure(self) -> None:
         """Make the topic, unless it is there."""
@@ -199,12 +246,17 @@ class DecisionLog:
             if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
             self._create(admin)
+            self._states.clear()
+            self._topic_id = None
             return
         if len(found.partitions) != 1:
             raise SinkError(
                 f"decision.topic {self.topic!r} has {len(found.partitions)} partitions, and decisions need their "
                 "order: it must have one; name another topic"
             )
+        if found.topic_id != self._topic_id:  # another topic of that name: what was read before is not in it
+            self._states.clear()
+            self._topic_id = found.topic_id
 
     def _create(self, admin: TopicAdmin) -> None:
         brokers = len(self._client.cluster((), self._client.deadline(), fresh=True).brokers)
@@ -224,10 +276,20 @@ class DecisionLog:
         Whatever was begun before this call is waited for, whoever began it: behind an open transaction a committed
         decision would not be seen, and the batch be taken for undecided.
         """
+        return dict(self._read(sink).decisions)
+
+    def holders(self, sink: str) -> Holders:
+        """The runs that have held a sink, as of the last `read`."""
+        return self._states.get(sink, _SinkState()).holders
+
+    def _read(self, sink: str) -> _SinkState:
         end = self._settled_end()
+        state = self._states.get(sink)
+        if state is None or state.offset > end:  # an end before what was read: the topic was made anew
+            state = _SinkState()
         found: dict[bytes, bytes | None] = {}
         with Fetcher(self._client, isolation="read_committed", max_wait_ms=POLL_MS) as fetcher:
-            fetcher.assign({self._place: EARLIEST}, until={self._place: end})
+            fetcher.assign({self._place: state.offset}, until={self._place: end})
             deadline = self._client.deadline(READ_MS_MAX)
             while not fetcher.is_finished():
                 for record in fetcher.poll(POLL_MS):
@@ -238,8 +300,16 @@ class DecisionLog:
                         f"the decisions in {self.topic!r} could not be read within {READ_MS_MAX / 1000:g} s: "
                         f"at offset {fetcher.position(self._place)} of {end}"
                     )
-        decisions = [Decision.decode(value) for value in found.values() if value is not None]
-        return {decision.query: decision for decision in decisions}
+        decisions, holders = dict(state.decisions), state.holders
+        for key, value in found.items():
+            if key == holders_key(sink):
+                holders = Holders() if value is None else Holders.decode(value)
+            elif value is None:
+                decisions.pop(json.loads(key)[1], None)
+            else:
+                decisions[json.loads(key)[1]] = Decision.decode(value)
+        self._states[sink] = state = _SinkState(end, decisions, holders)
+        return state
 
     def _settled_end(self) -> int:
         """The end of the log, once nothing before it is open any more."""
@@ -260,9 +330,10 @@ class DecisionLog:
 
 
 def _sink_of(key: bytes) -> str | None:
-    """Another's record, readable or not, is none of our business."""
+    """The sink that a record belongs to; None for records of other kinds, readable or not."""
     try:
-        sink, _ = json.loads(key)
+        sink, name, *version = json.loads(key)
     except (ValueError, TypeError):
         return None
-    return sink if isinstance(sink, str) else None
+    is_known = isinstance(sink, str) and isinstance(name, str) and (not version or key == holders_key(sink))
+    return sink if is_known else None

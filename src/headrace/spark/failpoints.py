@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace.errors import ConfigError, HeadraceError
+from headrace.spark.holders import nearest_jvm
 
 ENABLED, FOLDER = "HEADRACE_FAILPOINTS", "HEADRACE_FAILPOINTS_DIR"
 SLEEP_SECONDS_MAX = 600.0
 HOLD_POLL_SECONDS = 0.02
-ANCESTORS_MAX = 32
 MARKERS = "markers"
 
 FAILPOINTS = {
@@ -31,8 +31,9 @@ FAILPOINTS = {
     "task.sent": "some rows are sent, not all",
     "task.flushed": "all is written and acknowledged, the transaction is open, the report not on its way",
     # On the driver, in commit().
-    "begin.fence": "before older drivers are shut out",
-    "begin.read": "older drivers are shut out, the decisions are not read",
+    "begin.fence": "before the lock of the ledger is taken",
+    "begin.read": "the lock is taken, the decisions are not read",
+    "begin.held": "a new run holds the sink, nothing else is done",
     "begin.finish": "an unfinished decision was found, nothing is done about it",
     "begin.abort": "before the leftovers of older runs are aborted",
     "begin.done": "begun, nothing of this batch is done",
@@ -130,18 +131,6 @@ def _kill_self() -> NoReturn:
 
 def _kill_driver() -> None:
     """Kill the nearest Java process above this one: that is the driver where this runs in the driver's workers."""
-    pid = os.getpid()
-    for _ in range(ANCESTORS_MAX):
-        pid = _parent(pid)
-        if pid <= 1:
-            return
-        if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
-            os.kill(pid, signal.SIGKILL)
-            return
-
-
-def _parent(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("PPid:"):
-            return int(line.split()[1])
-    return 0
+    driver = nearest_jvm()
+    if driver is not None:
+        os.kill(driver, signal.SIGKILL)

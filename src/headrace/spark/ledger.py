@@ -1,9 +1,10 @@
 """The driver's hand on the decision topic: one transactional producer for a sink.
 
-    open → (fences older drivers) → read → write: rows + decision, one transaction → … → close
+    open → (takes the lock) → read → write: rows + decision, one transaction → … → close
 
-Its transactional id is the sink's id, so whoever opens the ledger last is the only one who can write in it. A decision
-is therefore a test and a set in one: what was read after opening still holds when a write succeeds.
+The transactional id is the sink's id, so only the process that opened the ledger last can write in it. A decision is
+therefore a compare and set: what was read after opening still holds when a write succeeds. Which run may decide is in
+the log: see holders.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pyarrow as pa
 
@@ -27,6 +29,7 @@ from headrace.errors import (
 )
 from headrace.producer.producer import Producer
 from headrace.spark.decisions import Decision, DecisionLog
+from headrace.spark.holders import Holders, holders_key
 from headrace.spark.sink_errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
 
@@ -60,7 +63,7 @@ class Ledger:
         self._producer: Producer | None = None
 
     def open(self, transaction_ms: int = TRANSACTION_MS) -> None:
-        """Shut out older drivers of this sink; what they had under way is over when this returns.
+        """Take the lock of this sink from any other process; what that one had under way is over when this returns.
 
         Brokers may allow less time for a transaction than is asked for here: then it is what the user gave for tasks.
         """
@@ -84,6 +87,8 @@ class Ledger:
             producer.init_transactions()
         except HeadraceError as error:
             producer.close(0)
+            if _has_code(error, _FENCED):  # by another process that opens it at the same time
+                raise self._fenced() from error
             if _has_code(error, {Code.INVALID_TRANSACTION_TIMEOUT}):
                 raise ConfigError(
                     f"the brokers do not allow a transaction of {transaction_ms} ms: their "
@@ -115,6 +120,15 @@ class Ledger:
                 return {}  # nobody has ever opened a ledger: opening makes the topic
             raise
 
+    @property
+    def holders(self) -> Holders:
+        """The runs that have held the sink, as of the last `read`."""
+        return self._log.holders(self._sink)
+
+    def hold(self, holders: Holders) -> None:
+        """Store who holds the sink. Errors as in `write`."""
+        self._write_records(holders_key(self._sink), holders.encode())
+
     def write(
         self,
         decision: Decision,
@@ -128,15 +142,27 @@ class Ledger:
 
         NotDecidedError: it is certain that nothing was stored. FencedError, InDoubtError: only the log can tell.
         """
+        value = None if is_erased else decision.encode()
+        sends = (partial(_send, topic=topic, columns=columns, batch=decision.batch) for topic, columns in rows)
+        self._write_records(decision.key, value, sends, on_rows, on_written)
+
+    def _write_records(
+        self,
+        key: bytes,
+        value: bytes | None,
+        sends: Iterable[Callable[[Producer], None]] = (),
+        on_rows: Callable[[], None] = _nothing,
+        on_written: Callable[[], None] = _nothing,
+    ) -> None:
         producer = self._producer
         if producer is None:
             raise SinkError("the ledger is not open")
         try:
             producer.begin_transaction()
-            for topic, columns in rows:
-                _send(producer, topic, columns, decision.batch)
+            for send in sends:
+                send(producer)
             on_rows()
-            producer.send(self._options.decision_topic, None if is_erased else decision.encode(), decision.key)
+            producer.send(self._options.decision_topic, value, key)
             on_written()
         except BaseException as error:
             self._abort(producer)
@@ -177,10 +203,7 @@ class Ledger:
         return InDoubtError(f"the decision of sink {self._sink!r} failed, and may be stored all the same: {error}")
 
     def _fenced(self) -> FencedError:
-        return FencedError(
-            f"another driver has taken over sink.id {self._sink!r}: a restarted query, or a second query with the same "
-            "sink.id. If this is the old one, let it end; if both are meant to run, give each its own sink.id"
-        )
+        return FencedError(f"another process has opened the ledger of sink.id {self._sink!r} since this one did")
 
     def _abort(self, producer: Producer) -> None:
         """The error that led here is the one to be told; an open transaction would end by itself in a minute."""

@@ -2,10 +2,10 @@
 
     planning (a process for each batch)      options and columns are checked, the topic looked up; the writer is pickled
     executors                                write → TaskWriter → Report
-    committing (a process for each query)    commit, abort → Committer
+    committing (processes of a pool)         commit, abort → Committer
 
-Nothing on a writer survives from one of these to the next but what is pickled, so what the driver has to remember is
-kept by this module, for each run of a query.
+Nothing on a writer survives from one of these to the next but what is pickled. Spark serves each commit in any process
+that is idle, so what this module keeps for each run of a query only saves time: what counts is in the decision topic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from headrace.spark.commit_watch import (
     watch_of,
     watched,
 )
-from headrace.spark.committer import Batch, Committer
+from headrace.spark.committer import WRITE_PREFIX, Batch, Committer
+from headrace.spark.decisions import Fingerprint
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.ledger import Ledger
 from headrace.spark.per_run import PerRun
@@ -53,9 +54,11 @@ except ImportError:  # Spark 4.0 hands a stream's rows over one by one
     DataSourceStreamArrowWriter = None  # type: ignore[assignment,misc]
 
 SESSIONS_MAX = 8
-"""Runs of queries that one committing process looks after; Spark gives each query a process of its own."""
+"""Runs of queries for which a committing process keeps connections; with more, the longest unused is closed."""
+SESSION_IDLE_SECONDS_MAX = 120.0
+"""A run that has had no commit here for so long has ended, perhaps, or is served by other processes."""
 CHECKED_MAX = 64
-_sessions: PerRun[Committer] = PerRun(SESSIONS_MAX)
+_sessions: PerRun[Committer] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
 _limits: dict[str, Limits] = {}
 
 
@@ -109,7 +112,7 @@ def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskT
     return limits, times
 
 
-def _committer(options: SinkOptions, sink: str, run: str) -> Committer:
+def _committer(options: SinkOptions, sink: str, run: str, *, is_alone: bool = False) -> Committer:
     show_log()
     client = BlockingClient(options.client_settings())
     return Committer(
@@ -120,6 +123,8 @@ def _committer(options: SinkOptions, sink: str, run: str) -> Committer:
         Redo(client),
         WatchedPlaces(options.failpoints),
         on_close=client.close,
+        replay_check=options.replay_check,
+        is_alone=is_alone,
     )
 
 
@@ -146,6 +151,7 @@ def _batch(reports: list[Report], number: int, *, is_forgotten: bool = False) ->
         merged(reports),
         had_retries=any(report.place.attempt for report in reports),
         is_forgotten=is_forgotten,
+        fingerprint=sum((report.fingerprint for report in reports), Fingerprint()),
     )
 
 
@@ -159,7 +165,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._limits, self._times = _timed_plan(self._options, schema)
         self._run = uuid.uuid4().hex
         write_id = self._options.write_id
-        self._query = f"write:{write_id or self._run}"
+        self._query = f"{WRITE_PREFIX}{write_id or self._run}"
         self._sink = self._options.sink_id or f"headrace-write-{write_id or self._run}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -184,8 +190,11 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _end(self, reports: list[Report], *, is_commit: bool) -> None:
         is_forgotten = self._options.write_id is None
-        batch = _batch(reports, 0, is_forgotten=is_forgotten) if reports else Batch(self._query, 0)
-        committer = _committer(self._options, self._sink, self._run)
+        batch = Batch(self._query, 0, fingerprint=Fingerprint())
+        if reports:
+            batch = _batch(reports, 0, is_forgotten=is_forgotten)
+        is_alone = is_forgotten and self._options.sink_id is None
+        committer = _committer(self._options, self._sink, self._run, is_alone=is_alone)
         try:
             if is_commit:
                 committer.commit(batch)
@@ -228,7 +237,7 @@ class _StreamWriter:
                     committer.abort(batch)
 
     def _session(self, place: Place) -> Committer:
-        """The committer of this run. A new run of the same sink begins anew."""
+        """The committer of this run in this process. A new run of the same sink begins anew."""
         return _sessions.get(
             self._options.kafka["bootstrap.servers"],
             place.sink,

@@ -5,6 +5,7 @@ SinkError
 ├── BadRowError        a row that can never be sent
 ├── NotDecidedError    the batch has no decision: nothing of it will ever be seen; run it again
 ├── FencedError        another driver has taken over this sink.id; what it has decided stands
+├── RepeatedBatchError a batch number or write.id that was decided before comes again with other rows
 ├── InDoubtError       whether the batch is decided is not known yet: the next start finds out
 └── LostError          a decided batch that can no longer be carried out: its records are gone from the log
 """
@@ -35,6 +36,10 @@ class NotDecidedError(SinkError):
 
 class FencedError(SinkError):
     """Another driver writes with this sink.id."""
+
+
+class RepeatedBatchError(SinkError):
+    """A batch that was decided before comes again, and is not the same: nothing of it is written."""
 
 
 class InDoubtError(SinkError):

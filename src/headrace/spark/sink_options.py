@@ -21,6 +21,7 @@ from headrace.producer.view_link import check_url
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 FAIL, DEAD_LETTER = "fail", "dead-letter"
+CHECK_FINGERPRINT, CHECK_ROWS, CHECK_NONE = "fingerprint", "rows", "none"
 KAFKA_PREFIX = "kafka."
 DECISION_TOPIC = "headrace-decisions"
 SEPARATOR = "~"
@@ -57,14 +58,15 @@ SINK_OPTIONS = Options(
         "sink.id",
         "str",
         None,
-        "The name under which this sink's decisions are kept and its older drivers are shut out. By default made from "
+        "The name under which this sink's decisions are kept and its older drivers are fenced. By default made from "
         "the id of the query, which stays with the checkpoint.",
     ),
     Option(
         "write.id",
         "str",
         None,
-        "Batch writes only: a second write with the same id delivers nothing, if the first one was decided.",
+        "Batch writes only: a second write of the same rows with the same id delivers nothing, if the first one was "
+        "decided. Other rows with an id that was used are an error.",
     ),
     Option(
         "commit.mode",
@@ -80,6 +82,15 @@ SINK_OPTIONS = Options(
         INLINE_BYTES_MAX,
         "The most that one task may send to the driver.",
         Between(0, 256 * 1024 * 1024),
+    ),
+    Option(
+        "replay.check",
+        "str",
+        CHECK_FINGERPRINT,
+        "How a batch that was decided before is compared with what comes again under its number, before it is skipped. "
+        "fingerprint: number and content of the rows. rows: their number. none: not at all. For queries that compute "
+        "other rows when a batch is run again; the weaker the check, the more a restored checkpoint may lose.",
+        OneOf(CHECK_FINGERPRINT, CHECK_ROWS, CHECK_NONE),
     ),
     Option("decision.topic", "str", DECISION_TOPIC, "The compacted topic that holds the decisions.", None, "low"),
     Option(
@@ -125,6 +136,7 @@ class SinkOptions:
     write_id: str | None = None
     commit_mode: str = "auto"
     inline_bytes_max: int = INLINE_BYTES_MAX
+    replay_check: str = CHECK_FINGERPRINT
     decision_topic: str = DECISION_TOPIC
     on_bad_row: str = FAIL
     dead_letter_topic: str | None = None
@@ -155,6 +167,7 @@ class SinkOptions:
             write_id=_identifier(config, "write.id"),
             commit_mode=config.of(str, "commit.mode"),
             inline_bytes_max=config.of(int, "commit.inline.bytes.max"),
+            replay_check=config.of(str, "replay.check"),
             decision_topic=config.of(str, "decision.topic"),
             on_bad_row=config.of(str, "on.bad.row"),
             dead_letter_topic=_text(config, "dead.letter.topic"),

@@ -24,10 +24,11 @@ from headrace.producer.producer import Producer
 from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_watch import TaskTimes
-from headrace.spark.decisions import Span, TaskTransaction
+from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.sink_errors import SinkError, not_sent
 from headrace.spark.sink_options import SinkOptions
+from headrace.wire.columns import hash_rows
 
 UNANSWERED_MAX = 64
 """Sendings whose answers are not looked at yet."""
@@ -60,7 +61,22 @@ class Report(WriterCommitMessage):
     inline: list[tuple[str, bytes]] = field(default_factory=list)  # topic, Arrow IPC stream
     row_count: int = 0
     dead_count: int = 0
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
+    """Of all that was sent, dead letters included."""
     times: TaskTimes = field(default_factory=TaskTimes)
+
+
+def fingerprint_of(sending: Sending) -> Fingerprint:
+    """What these rows add to the fingerprint of their batch.
+
+    The headers of dead letters do not count: they name the attempt, which is another one when the batch is replayed.
+    """
+    columns = {name: sending.columns.column(name) for name in sending.columns.schema.names}
+    headers = None if sending.are_dead_letters else columns.get("headers")
+    return Fingerprint(
+        sending.columns.num_rows,
+        hash_rows(sending.topic, columns["value"], key=columns.get("key"), headers=headers),
+    )
 
 
 def place_of_task(sink: str | None, batch_run: str | None, batch_query: str = "") -> Place:
@@ -118,6 +134,8 @@ class TaskWriter:
             if batch.num_rows:
                 for sending in self._plan.prepare(batch):
                     self._report.times.sent_bytes += sending.columns.nbytes
+                    if self._options.is_exactly_once:
+                        self._report.fingerprint += fingerprint_of(sending)
                     yield sending
 
     def _count_partitions(self, topic: str) -> int:

@@ -28,8 +28,8 @@ IDLE_SECONDS_MAX = 60.0
 """A producer that no task has asked for is closed: threads and connections are not free."""
 CLOSE_SECONDS_MAX = 5.0
 ABORT_MS_MAX = 10_000
-RUNS_MAX = 16
-"""Runs of queries whose ids a worker remembers."""
+RUNS_MAX = 64
+"""Runs of queries whose ids a worker remembers; with more, the run that wrote the longest time ago is forgotten."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,8 @@ class _Worker:
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     lock: threading.Lock = field(default_factory=threading.Lock)
     kept: dict[tuple[tuple[str, str], ...], _Kept] = field(default_factory=dict)  # Guarded by lock.
-    batches: dict[str, list[int]] = field(default_factory=dict)  # By sink and run: the last batch of each id.
+    batches: dict[str, dict[int, int]] = field(default_factory=dict)  # By sink and run: the last batch of each id.
+    ids: int = 0
     closer: threading.Thread | None = None  # Guarded by lock.
 
 
@@ -67,12 +68,15 @@ def transactional_id(sink: str, run: str, batch: int) -> str:
     """An id of this worker whose last transaction is over, or a new one."""
     worker = _this()
     prefix = f"{sink}{SEPARATOR}{run}"
-    used = worker.batches.setdefault(prefix, [])
+    used = worker.batches[prefix] = worker.batches.pop(prefix, {})
     while len(worker.batches) > RUNS_MAX:
         del worker.batches[next(iter(worker.batches))]
     # Spark begins a batch when the one before is committed: what was written in that one is ended.
-    number = next((number for number, last in enumerate(used) if last < batch), len(used))
-    used[number : number + 1] = [batch]
+    number = next((number for number, last in used.items() if last < batch), None)
+    if number is None:
+        # Never one that was given out before: its run may be forgotten here, and its transaction still be open.
+        number, worker.ids = worker.ids, worker.ids + 1
+    used[number] = batch
     return f"{prefix}{SEPARATOR}{worker.name}{SEPARATOR}{number}"
 
 

@@ -86,7 +86,7 @@ class AtHand:
 
 @dataclass(slots=True)
 class CommitRun:
-    """One run of a sink."""
+    """A process that commits for a run of a sink: Spark may serve each commit in another one."""
 
     id: str
     sink: str
@@ -99,6 +99,10 @@ class CommitRun:
     is_closed: bool = False
     heard_s: float = 0.0
     last_sequence: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        return not self.is_closed and not _is_silent(self.heard_s, self.interval_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +204,9 @@ class ToldPipeline:
 
     @property
     def run(self) -> CommitRun | None:
-        """The one that was heard of last."""
-        return next(reversed(self.runs.values()), None)
+        """The one that is committing; else the living one that was heard of last."""
+        newest_first = reversed(self.runs.values())
+        return min(newest_first, key=lambda run: (not run.is_live, run.now is None), default=None)
 
     @property
     def heard_s(self) -> float:

@@ -45,6 +45,10 @@ cdef extern from "_bytes.h" nogil:
     bint hr_is_utf8(const uint8_t *p, int64_t size)
     int32_t hr_murmur2(const uint8_t *data, int32_t length)
 
+cdef extern from "_row_hash.h" nogil:
+    const uint64_t HR_HASH_START
+    uint64_t hr_hash_cell(uint64_t hash, const uint8_t *data, int64_t size)
+
 cdef extern from "time.h" nogil:
     ctypedef int clockid_t
     cdef struct timespec:

@@ -139,6 +139,39 @@ def largest_row(keys, values not None, int64_t row_count):
     return found, max(most, 0)
 
 
+def hash_rows(bytes topic not None, keys, values not None, headers, int64_t row_count):
+    """The sum, modulo 2^64, of a hash of each row over topic, key, value and headers. The order of rows is no matter.
+
+    A row without headers is the same as one whose headers are null.
+    """
+    cdef _BytesColumn key_column = None if keys is None else _BytesColumn(keys)
+    cdef _BytesColumn value_column = _BytesColumn(values)
+    cdef _HeadersColumn header_column = None if headers is None else _HeadersColumn(headers)
+    cdef bint has_keys = key_column is not None, has_headers = header_column is not None
+    cdef uint64_t seed = hr_hash_cell(
+        HR_HASH_START, <const uint8_t *>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)
+    )
+    cdef uint64_t keyless = hr_hash_cell(seed, NULL, -1), hashed, total = 0
+    cdef int64_t row, item
+    cdef Piece piece
+    with nogil:
+        for row in range(row_count):
+            hashed = keyless
+            if has_keys:
+                key_column.at(row, &piece)
+                hashed = hr_hash_cell(seed, piece.data, piece.size)
+            value_column.at(row, &piece)
+            hashed = hr_hash_cell(hashed, piece.data, piece.size)
+            if has_headers and not header_column.missing(row):
+                for item in range(header_column.offsets[row], header_column.offsets[row + 1]):
+                    header_column.keys.at(item, &piece)
+                    hashed = hr_hash_cell(hashed, piece.data, piece.size)
+                    header_column.values.at(item, &piece)
+                    hashed = hr_hash_cell(hashed, piece.data, piece.size)
+            total += hashed
+    return total
+
+
 cdef struct OpenPartition:
     uint8_t *start  # NULL: no batch open
     uint8_t *at

@@ -70,6 +70,20 @@ def largest_row(value: pa.Array, key: pa.Array | None = None) -> tuple[int, int]
     return kernel.largest_row(keys, bytes_column(value, "value"), len(value))
 
 
+def hash_rows(topic: str, value: pa.Array, *, key: pa.Array | None = None, headers: pa.Array | None = None) -> int:
+    """The sum, modulo 2^64, of a hash of each row over topic, key, value and headers. The order of rows is no matter.
+
+    Equal rows have equal hashes, whatever Arrow's type of a column; no key is the same as a null key.
+    """
+    return kernel.hash_rows(
+        topic.encode(),
+        None if key is None else bytes_column(key, "key"),
+        bytes_column(value, "value"),
+        None if headers is None else headers_column(headers),
+        len(value),
+    )
+
+
 def partition_for_keys(key: pa.Array, partition_count: int) -> pa.Int32Array:
     """The partition of each key as Java's clients choose it; null for a null key."""
     raw = kernel.partition_keys(bytes_column(key, "key"), len(key), partition_count)

@@ -2,7 +2,7 @@
 
 from headrace.wire._reference.batches import cut_batches, find_timestamp, scan_batches, scan_records
 from headrace.wire._reference.checksums import crc32c, murmur2
-from headrace.wire._reference.columns import ColumnDecoder, encode_columns, largest_row, partition_keys
+from headrace.wire._reference.columns import ColumnDecoder, encode_columns, hash_rows, largest_row, partition_keys
 from headrace.wire._reference.lane import Lane, RecordFuture, SendPath, run_callbacks
 from headrace.wire._reference.messages import MessageCodec
 from headrace.wire._reference.old_messages import decode_messages, encode_messages
@@ -23,6 +23,7 @@ __all__ = [
     "encode_columns",
     "encode_messages",
     "find_timestamp",
+    "hash_rows",
     "largest_row",
     "murmur2",
     "partition_keys",

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from headrace.errors import MalformedError
-from headrace.wire._reference.checksums import murmur2
+from headrace.wire._reference.checksums import HASH_START, hash_cell, murmur2
 from headrace.wire._reference.records import encode_record, read_headers, read_record_body, read_record_bounds
 from headrace.wire.layout import HEADER_BYTES, BytesColumn, EncodedBatch, Header, HeadersColumn
 from headrace.wire.primitives import Buffer
@@ -48,6 +48,25 @@ def largest_row(keys: BytesColumn | None, values: BytesColumn, row_count: int) -
     if keys is not None:
         sizes = [size + len(key or b"") for size, key in zip(sizes, _cells(keys, range(row_count)), strict=True)]
     return (sizes.index(max(sizes)), max(sizes)) if sizes else (-1, 0)
+
+
+def hash_rows(
+    topic: bytes, keys: BytesColumn | None, values: BytesColumn, headers: HeadersColumn | None, row_count: int
+) -> int:
+    """The sum, modulo 2^64, of a hash of each row over topic, key, value and headers. The order of rows is no matter.
+
+    A row without headers is the same as one whose headers are null.
+    """
+    seed = hash_cell(HASH_START, topic)
+    key_cells = [None] * row_count if keys is None else _cells(keys, range(row_count))
+    header_cells = [[]] * row_count if headers is None else _headers(headers, row_count)
+    total = 0
+    for key, value, row_headers in zip(key_cells, _cells(values, range(row_count)), header_cells, strict=True):
+        row = hash_cell(hash_cell(seed, key), value)
+        for name, content in row_headers:
+            row = hash_cell(hash_cell(row, name.encode()), content)
+        total += row
+    return total % (1 << 64)
 
 
 def encode_columns(
