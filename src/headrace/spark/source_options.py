@@ -78,7 +78,7 @@ SOURCE_OPTIONS = Options(
         "failOnDataLoss",
         "bool",
         True,
-        "Fail if rows have gone that were to be read (retention, deleted records, a topic made anew). With false they "
+        "Fail if rows have gone that were to be read (retention, deleted records, a recreated topic). With false they "
         "are passed over, with a warning.",
         None,
         "high",
