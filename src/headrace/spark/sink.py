@@ -59,20 +59,26 @@ SESSION_IDLE_SECONDS_MAX = 120.0
 """A run that has had no commit here for so long has ended, perhaps, or is served by other processes."""
 CHECKED_MAX = 64
 _sessions: PerRun[Committer] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
-_limits: dict[str, Limits] = {}
+_limits: dict[str, tuple[Limits, float]] = {}  # with the time in milliseconds until which they hold
 
 
 def plan(options: SinkOptions, schema: StructType) -> Limits:
-    """All that can be known before anything is written. Brokers are asked once for a process and configuration."""
+    """Check all that can be known before anything is written.
+
+    Spark plans every batch in one of a few processes. What the brokers told one of them about a configuration is used
+    there for metadata.max.age.ms.
+    """
     check_schema(schema, options)
     Failpoints(options.failpoints)
     key = repr((sorted(options.kafka.items()), options.topic, options.dead_letter_topic, schema.simpleString()))
-    found = _limits.get(key)
-    if found is None:
+    now = SYSTEM_CLOCK.monotonic_ms()
+    limits, until_ms = _limits.get(key, (None, now))
+    if limits is None or now >= until_ms:
         if len(_limits) >= CHECKED_MAX:
             _limits.clear()
-        found = _limits[key] = _look_up(options)
-    return found
+        limits = _look_up(options)
+        _limits[key] = limits, now + options.resolved().of(int, "metadata.max.age.ms")
+    return limits
 
 
 def _look_up(options: SinkOptions) -> Limits:

@@ -17,8 +17,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
-from headrace.errors import HeadraceError
+from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.producer import Producer
 from headrace.spark import worker
@@ -27,12 +28,14 @@ from headrace.spark.commit_watch import TaskTimes
 from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.sink_errors import SinkError, not_sent
-from headrace.spark.sink_options import SinkOptions
+from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.wire.columns import hash_rows
 
 UNANSWERED_MAX = 64
 """Sendings whose answers are not looked at yet."""
 FLUSH_SECONDS_MAX = 900.0
+UNKNOWN_PARTITION_MS_MAX = 2000.0
+UNKNOWN_PARTITION_POLL_MS = 100.0
 _QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
 
 
@@ -138,8 +141,10 @@ class TaskWriter:
                         self._report.fingerprint += fingerprint_of(sending)
                     yield sending
 
-    def _count_partitions(self, topic: str) -> int:
-        """Of a topic that only the rows name."""
+    def _count_partitions(self, topic: str, highest: int | None) -> int:
+        """The number of partitions of a topic that only the rows name; or now, if a row names one above."""
+        if highest is not None:
+            return partition_count_above(self._options, topic, highest)
         if self._sender is not None:
             return self._sender.count_partitions(topic)
         with worker.producer_of(self._options) as producer:
@@ -211,6 +216,25 @@ class TaskWriter:
         producer_id, epoch, is_v2 = worker.identity(producer)
         self._report.transaction = TaskTransaction(identifier, producer_id, epoch, is_v2, spans)
         worker.leave_open(producer)
+
+
+def partition_count_above(options: SinkOptions, topic: str, partition: int) -> int:
+    """The number of partitions of a topic, from metadata that is requested now.
+
+    Brokers learn of a new partition one after the other, so for a moment it is looked for again.
+    """
+    with BlockingClient(options.client_settings(PLAN_MS_MAX)) as client:
+        deadline = client.clock.monotonic_ms() + UNKNOWN_PARTITION_MS_MAX
+        while True:
+            cluster = client.cluster([topic], client.deadline(), fresh=True)
+            client.metadata.raise_topic_error(topic)
+            count = cluster.partition_count(topic)
+            if count is None:
+                error = BrokerError(f"topic {topic!r}", code=cluster.errors.get(topic, Code.UNKNOWN_TOPIC_OR_PARTITION))
+                raise SinkError(not_sent(topic, error)) from error
+            if count > partition or client.clock.monotonic_ms() >= deadline:
+                return count
+            client.poll(UNKNOWN_PARTITION_POLL_MS)
 
 
 class _Sender:
