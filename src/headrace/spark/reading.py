@@ -49,6 +49,10 @@ _TYPES = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestampType": pa.int32(),
     "headers": HEADERS_TYPE,
+    "__topic": pa.string(),
+    "__partition": pa.int32(),
+    "__offset": pa.int64(),
+    "__topic_id": pa.string(),
 }
 
 
@@ -171,7 +175,7 @@ class _Shape:
         self._schema = pa.schema([pa.field(name, _TYPES[name]) for name in columns])
         self._whole = whole
         # Of BATCH_ROWS rows or more: a batch takes a slice, which copies nothing.
-        self._same: dict[tuple[str, str | int], pa.Array] = {}
+        self._same: dict[tuple[str, str | int | None], pa.Array] = {}
         self.with_headers = "headers" in columns
 
     def finished(self, open_batch: _OpenBatch) -> Iterator[pa.RecordBatch]:
@@ -183,19 +187,22 @@ class _Shape:
             yield whole.slice(start, BATCH_ROWS * 2)
 
     def _column(self, name: str, decoded: pa.RecordBatch, time_type: int) -> pa.Array:
-        same: dict[str, str | int] = {
+        same: dict[str, str | int | None] = {
             "topic": self._whole.topic,
             "partition": self._whole.partition,
             "timestampType": time_type,
+            "__topic": self._whole.topic,
+            "__partition": self._whole.partition,
+            "__topic_id": self._whole.topic_id,
         }
         if name in same:
             return self._repeated(name, same[name], decoded.num_rows)
-        column = decoded.column(name)
+        column = decoded.column("offset" if name == "__offset" else name)
         if name == "timestamp":
             return column.cast(_TYPES[name])
         return _null_where_empty(column) if name == "headers" else column
 
-    def _repeated(self, name: str, value: str | int, rows: int) -> pa.Array:
+    def _repeated(self, name: str, value: str | int | None, rows: int) -> pa.Array:
         kept = self._same.get((name, value))
         if kept is None or len(kept) < rows:
             kept = self._same[name, value] = pa.repeat(pa.scalar(value, _TYPES[name]), max(rows, BATCH_ROWS))
