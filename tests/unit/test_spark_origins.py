@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from headrace.errors import ConfigError
 from headrace.spark.origins import (
     NOTHING,
     Coverage,
@@ -152,5 +153,5 @@ def test_the_option_and_the_columns_are_checked():
     assert OriginColumns.parse("True") == DEFAULT
     assert OriginColumns.parse("a,b,c,d") == OriginColumns("a", "b", "c", "d")
     for wrong in ("", "a,b", "a,,c", "a,b,a", "yes"):
-        with pytest.raises(PlanError, match=r"invalid source.offsets"):
+        with pytest.raises(ConfigError, match=r"invalid source.offsets"):
             OriginColumns.parse(wrong)

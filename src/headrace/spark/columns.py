@@ -69,9 +69,11 @@ class BadRows(NamedTuple):
 def check_schema(schema: StructType, options: SinkOptions) -> None:
     """Whether these columns can be written at all, before anything is."""
     found: dict[str, str] = {}
+    if options.origins is not None:
+        options.origins.check(schema)
     for field in schema.fields:
         role = field.name.lower()
-        if role in ROLES:
+        if role in ROLES and not _is_origin(field.name, options):
             if role in found:
                 raise PlanError(
                     f"there are two columns {role!r}: names differ by more than upper and lower case, or drop one"
@@ -227,11 +229,16 @@ Refuse = Callable[[pa.Array, str, dict[str, pa.Array]], None]
 PLUGIN_OPTIONS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
 
 
+def _is_origin(name: str, options: SinkOptions) -> bool:
+    return options.origins is not None and name in options.origins.names
+
+
 def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> dict[str, pa.Array]:
     found = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         role = name.lower()
-        if role in ROLES and not (role == "headers" and not options.include_headers):
+        is_wanted = role in ROLES and not _is_origin(name, options)
+        if is_wanted and (role != "headers" or options.include_headers):
             found[role] = column
     topics = found.get("topic")
     if topics is not None and not pa.types.is_string(topics.type):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.errors import ConfigError
 from headrace.spark.sink_errors import PlanError, SinkError
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class OriginColumns:
             return cls() if text.lower() == "true" else None
         names = [name.strip() for name in text.split(",")]
         if len(names) not in (3, 4) or not all(names) or len(set(names)) != len(names):
-            raise PlanError(
+            raise ConfigError(
                 f"invalid source.offsets: expected true, false or the columns topic,partition,offset[,topic id], got "
                 f"{text!r}"
             )

@@ -10,7 +10,7 @@ an open transaction behind, which no decision holds: it is aborted by the next c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_watch import TaskTimes
 from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
 from headrace.spark.failpoints import Failpoints
+from headrace.spark.origins import KnownOrigins, OriginFilter, OriginReport, base_for
 from headrace.spark.sink_errors import SinkError, not_sent
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.wire.columns import hash_rows
@@ -63,7 +64,10 @@ class Report(WriterCommitMessage):
     transaction: TaskTransaction | None = None
     inline: list[tuple[str, bytes]] = field(default_factory=list)  # topic, Arrow IPC stream
     row_count: int = 0
+    """Rows that are delivered with the batch; those that were skipped are not counted."""
     dead_count: int = 0
+    origin: OriginReport | None = None
+    """With the option source.offsets only."""
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     """Of all that was sent, dead letters included."""
     times: TaskTimes = field(default_factory=TaskTimes)
@@ -108,12 +112,24 @@ def default_sink(query: str) -> str:
 class TaskWriter:
     """Writes the rows of one task attempt."""
 
-    def __init__(self, options: SinkOptions, place: Place, limits: Limits) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        place: Place,
+        limits: Limits,
+        known: Mapping[str, KnownOrigins] | None = None,
+    ) -> None:
+        """`known`: what the queries of the sink have delivered, for the option source.offsets."""
         self._options = options
         self._place = place
         self._failpoints = Failpoints(options.failpoints)
         self._plan = ColumnPlan(options, limits, place.name, self._count_partitions)
         self._report = Report(place)
+        self._origins: OriginFilter | None = None
+        if options.origins is not None:
+            base = base_for(known or {}, place.query, place.batch)
+            self._origins = OriginFilter(options.origins, base, place.name)
+            self._report.origin = self._origins.report
         self._sender: _Sender | None = None  # while there is something to send
 
     def write(self, batches: Iterator[pa.RecordBatch], times: TaskTimes | None = None) -> Report:
@@ -132,7 +148,8 @@ class TaskWriter:
         return self._report
 
     def _sendings(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sending]:
-        for batch in batches:
+        for given in batches:
+            batch = given if self._origins is None else self._origins.apply(given)
             self._report.row_count += batch.num_rows
             if batch.num_rows:
                 for sending in self._plan.prepare(batch):
