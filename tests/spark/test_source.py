@@ -25,7 +25,7 @@ from headrace.spark.fetchers import FETCHERS, KeptFetcher
 from headrace.spark.planning import OffsetRange
 from headrace.spark.reading import read_range
 from headrace.spark.source import BatchReader, RangePartition
-from headrace.spark.source_options import Mode, parse, schema
+from headrace.spark.source_options import Mode, parse, schema, schema_of
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
 from peers import librdkafka
@@ -45,6 +45,7 @@ from source_rig import (
     records,
     recreate_topic,
     rows_of,
+    topic_id,
     values_of,
 )
 from topics import new_topic, unique
@@ -319,6 +320,21 @@ def test_a_topic_that_goes_between_planning_and_reading_is_a_loss(either):
     with pytest.raises(DataLossError, match=f"{topic}-0 is gone; offsets 0 up to 20 were to be read"):
         list(strict.read(partition))
     assert list(lenient.read(partition)) == []
+
+
+@pytest.mark.behaviour("S13")
+def test_rows_can_say_where_they_come_from(either):
+    topic = new_topic(either, "origin", 2)
+    librdkafka.produce(either.bootstrap, topic, records(3), partition=1)
+    names = ("value", "__topic", "__partition", "__offset", "__topic_id")
+    rows = read_all(batch_reader(either, topic, names, includeOrigin=True))
+    assert [row["__offset"] for row in rows] == [0, 1, 2]
+    assert {(row["__topic"], row["__partition"], row["__topic_id"]) for row in rows} == {
+        (topic, 1, topic_id(either, topic))
+    }
+    found = schema_of(options_of(either, topic, includeOrigin=True)).names
+    assert found == [name for name in ALL_COLUMNS if name != "headers"] + list(names[1:])
+    assert schema_of(options_of(either, topic)).names == [name for name in ALL_COLUMNS if name != "headers"]
 
 
 @pytest.mark.behaviour("S14")

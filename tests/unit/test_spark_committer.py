@@ -1040,3 +1040,18 @@ def test_what_was_covered_is_kept_by_batches_without_source_offsets():
     driver.committer.commit(replace(query.plan(driver, 6), origin=None))
     assert world.decisions["older"].batch == 1
     assert world.decisions["older"].offsets == covered
+
+
+def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():
+    """As those of a join that has held them back, or of a topic that is read twice."""
+    world = World()
+    query, driver = CopyingQuery(world, "joined"), Driver(world, "run-1")
+    query.process(driver, 4)
+    query.position = 3
+    late = query.plan(driver, 8)
+    with pytest.raises(
+        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic id:a, and earlier .* 3"
+    ):
+        driver.committer.commit(late)
+    driver.committer.abort(late)
+    assert_delivered_once(world, 4)

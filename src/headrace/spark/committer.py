@@ -29,7 +29,7 @@ from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.failpoints import NO_FAILPOINTS, Failpoints
 from headrace.spark.holders import DriverProcess, Holder, Holders, this_driver, utc_text
 from headrace.spark.ledger import REDO_TRANSACTION_MS, TRANSACTION_MS, Rows
-from headrace.spark.origins import NOTHING, Coverage, OriginReport, base_for, covered_by
+from headrace.spark.origins import NOTHING, STATELESS, Coverage, OriginReport, base_for, covered_by
 from headrace.spark.redo import Outcome
 from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, RepeatedBatchError, SinkError
 from headrace.spark.sink_options import CHECK_FINGERPRINT, CHECK_NONE, SEPARATOR
@@ -304,6 +304,7 @@ class Committer:
         if last is not None and batch.number <= last.batch:
             self._skip_replay(batch, last)
             return
+        self._check_order(batch, last)
         self._tell_skipped(batch)
         if not batch.transactions and not batch.inline_rows:
             return
@@ -334,6 +335,22 @@ class Committer:
                 "planned, perhaps the same (source.offsets). Nothing of the batch is seen; it can be run again, and is "
                 "then planned anew. Stop the other query first"
             )
+
+    def _check_order(self, batch: Batch, last: Decision | None) -> None:
+        """Refuse rows from before what the query has covered: of a stateful query, or of a topic that is read twice.
+
+        The offsets of such a query do not say which rows it has delivered.
+        """
+        if batch.origin is None or last is None:
+            return
+        for source, ((first, _), *_) in batch.origin.covered.intervals.items():
+            passed = last.offsets.intervals.get(source)
+            if passed is not None and first <= passed[-1][1]:
+                raise SinkError(
+                    f"batch {batch.number} has a row from offset {first} of {source}, and earlier batches of query "
+                    f"{batch.query} have rows up to {passed[-1][1]}. {STATELESS}, which read a topic once. Leave "
+                    "source.offsets out, and set a new sink.id. Nothing of the batch is seen"
+                )
 
     def _tell_skipped(self, batch: Batch) -> None:
         origin = batch.origin

@@ -46,6 +46,9 @@ class SourcePartition(NamedTuple):
     topic: str
     partition: int
 
+    def __str__(self) -> str:
+        return f"partition {self.partition} of topic {self.topic}"
+
 
 @dataclass(frozen=True, slots=True)
 class Coverage:

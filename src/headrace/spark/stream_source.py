@@ -125,8 +125,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.starting.is_latest_anywhere:
             return None
         try:
-            return self._first().offsets
-        except ConfigError:
+            first = self._first()
+            return None if first.missing else first.offsets
+        except (ConfigError, data_loss.DataLossError):
             return None  # it may also be one after a restart, when starting offsets need not fit any more
 
     def _available(self, known: Position) -> Position:
