@@ -38,7 +38,7 @@ OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 100, 103
 TOPIC_MAY_COME = frozenset({UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID})
 NEWEST_BY_NAME = 12  # from 13 on topics go by id
-RECREATED_MS_MAX = 5000.0
+RECREATED_MS_MAX = 2000.0
 """How long a topic may have another id than expected: metadata may be older than the topic that is expected."""
 OutOfRange = Literal["error", "earliest", "latest"]
 
