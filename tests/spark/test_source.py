@@ -25,7 +25,7 @@ from headrace.spark.fetchers import FETCHERS, KeptFetcher
 from headrace.spark.planning import OffsetRange
 from headrace.spark.reading import read_range
 from headrace.spark.source import BatchReader, RangePartition
-from headrace.spark.source_options import Mode, parse, schema
+from headrace.spark.source_options import Mode, parse, schema, schema_of
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
 from peers import librdkafka
@@ -43,7 +43,9 @@ from source_rig import (
     ranges_of,
     read_all,
     records,
+    recreate_topic,
     rows_of,
+    topic_id,
     values_of,
 )
 from topics import new_topic, unique
@@ -221,7 +223,7 @@ def test_rows_of_aborted_and_open_transactions_are_seen_only_by_those_who_ask(ei
     uncommitted = batch_reader(either, topic, kafka_isolation_level="read_uncommitted")
     assert values_of(read_all(uncommitted)) == numbered(range(45))
     # Offsets: 10 rows and a marker each time. Every range ends, also one that holds nothing to be seen.
-    assert ranges_of(batch_reader(either, topic)) == [OffsetRange(topic, 0, 0, 44)]
+    assert [part[:4] for part in ranges_of(batch_reader(either, topic))] == [(topic, 0, 0, 44)]
     assert values_of(read_all(batch_reader(either, topic, minPartitions=44))) == committed
     bounds = {"startingOffsets": f'{{"{topic}":{{"0":12}}}}', "endingOffsets": f'{{"{topic}":{{"0":21}}}}'}
     assert read_all(batch_reader(either, topic, **bounds)) == []
@@ -303,7 +305,7 @@ def test_rows_that_go_between_planning_and_reading_are_a_loss(either, caplog):
     with pytest.raises(DataLossError, match=f"{topic}-0 has offsets from 15 up to 20; 0 up to 20 were to be read"):
         list(strict.read(partition))
     assert values_of(rows_of(lenient.read(partition))) == numbered(range(15, 20))
-    assert "going on with what is there" in caplog.text
+    assert "the query will go on with what is there" in caplog.text
     # All of a range may be gone.
     assert list(lenient.read(RangePartition(OffsetRange(topic, 0, 2, 9)))) == []
 
@@ -318,6 +320,38 @@ def test_a_topic_that_goes_between_planning_and_reading_is_a_loss(either):
     with pytest.raises(DataLossError, match=f"{topic}-0 is gone; offsets 0 up to 20 were to be read"):
         list(strict.read(partition))
     assert list(lenient.read(partition)) == []
+
+
+@pytest.mark.behaviour("S13")
+def test_rows_can_say_where_they_come_from(either):
+    topic = new_topic(either, "origin", 2)
+    librdkafka.produce(either.bootstrap, topic, records(3), partition=1)
+    names = ("value", "__topic", "__partition", "__offset", "__topic_id")
+    rows = read_all(batch_reader(either, topic, names, includeOrigin=True))
+    assert [row["__offset"] for row in rows] == [0, 1, 2]
+    assert {(row["__topic"], row["__partition"], row["__topic_id"]) for row in rows} == {
+        (topic, 1, topic_id(either, topic))
+    }
+    found = schema_of(options_of(either, topic, includeOrigin=True)).names
+    assert found == [name for name in ALL_COLUMNS if name != "headers"] + list(names[1:])
+    assert schema_of(options_of(either, topic)).names == [name for name in ALL_COLUMNS if name != "headers"]
+
+
+@pytest.mark.behaviour("S14")
+def test_a_topic_recreated_between_planning_and_reading_is_a_loss(either, caplog):
+    topic = new_topic(either, "swapped")
+    librdkafka.produce(either.bootstrap, topic, records(20))
+    strict = batch_reader(either, topic)
+    lenient = batch_reader(either, topic, failOnDataLoss=False)
+    (partition,) = strict.partitions()
+    old, new = recreate_topic(either, topic)
+    librdkafka.produce(either.bootstrap, topic, records(30, start=100))
+    complaint = f"topic '{topic}' was recreated: its id was {old} and is now {new}, after {topic}-0 from 0 to 20"
+    with pytest.raises(DataLossError, match=complaint):
+        list(strict.read(partition))
+    assert list(lenient.read(partition)) == []
+    assert complaint in caplog.text
+    assert values_of(read_all(strict)) == numbered(range(100, 130))
 
 
 def test_a_range_that_never_ends_is_given_up(either):

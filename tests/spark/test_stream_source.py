@@ -15,6 +15,7 @@ from headrace.client.blocking import TopicPartition
 from headrace.errors import BrokerError
 from headrace.spark.data_loss import DataLossError
 from headrace.spark.fetchers import FETCHERS
+from headrace.spark.lookup import Lookup
 from headrace.spark.planning import offsets_behind
 from headrace.spark.stream_api import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from peers import librdkafka
@@ -26,7 +27,9 @@ from source_rig import (
     options_of,
     read_between,
     records,
+    recreate_topic,
     stream_reader,
+    topic_id,
     values_of,
 )
 from topics import new_topic, unique
@@ -70,15 +73,16 @@ def test_micro_batches_follow_one_another_without_a_gap(either, reader):
     send(either, topic, 10)
     stream = reader(topic, startingOffsets="earliest")
     start = journey(stream.initialOffset())
-    assert start == {topic: {"0": 0, "1": 0}, "@initial": True}
+    ids = {topic: topic_id(either, topic)}
+    assert start == {topic: {"0": 0, "1": 0}, "@initial": True, "@topic-ids": ids}
     end = journey(stream.latestOffset(start, ALL))
-    assert end == {topic: {"0": 10, "1": 0}, "@begin": {topic: {"0": 0, "1": 0}}}
+    assert end == {topic: {"0": 10, "1": 0}, "@begin": {topic: {"0": 0, "1": 0}}, "@topic-ids": ids}
     assert values_of(read_between(stream, start, end)) == numbered(range(10))
     assert journey(stream.latestOffset(end, ALL)) == end  # nothing new: the same text
     send(either, topic, 5, start=10)
     send(either, topic, 3, partition=1)
     later = journey(stream.latestOffset(end, ALL))
-    assert later == {topic: {"0": 15, "1": 3}}
+    assert later == {topic: {"0": 15, "1": 3}, "@topic-ids": ids}
     assert values_of(read_between(stream, end, later)) == numbered([*range(10, 15), *range(3)])
     assert stream.reportLatestOffset() == later
     assert stream.partitions(later, later) == []
@@ -99,7 +103,7 @@ def test_a_stream_begins_at_the_end_by_default_and_stays_there_over_a_crash_in_i
     restart = journey(again.initialOffset())
     assert restart[topic] == {"0": 20}
     assert values_of(read_between(again, restart, end)) == numbered(range(10, 15))
-    assert journey(again.latestOffset(end, ALL)) == {topic: {"0": 20}}
+    assert journey(again.latestOffset(end, ALL))[topic] == {"0": 20}
 
 
 def test_spark_40_asks_for_the_end_first_and_says_nothing_of_the_start(either, reader):
@@ -130,7 +134,7 @@ def test_limits_say_how_long_a_micro_batch_may_be(either, reader):
         position = end
     assert sum(read) == 400
     assert max(read) <= 101
-    assert position == {topic: {"0": 300, "1": 100}}
+    assert position[topic] == {"0": 300, "1": 100}
     start = stream.initialOffset()
     assert stream.latestOffset(start, ALL)[topic] == {"0": 300, "1": 100}  # who asks for all gets all
 
@@ -202,7 +206,7 @@ def test_rows_that_were_deleted_before_they_were_read_are_a_loss(either, reader,
         strict.partitions(start, end)
     with caplog.at_level(logging.WARNING, "headrace"):
         assert values_of(read_between(lenient, start, end)) == numbered(range(8, 20))
-    assert f"{topic}-0 begins at offset 8; 0 up to 20 were to be read; going on" in caplog.text
+    assert f"{topic}-0 begins at offset 8; 0 up to 20 were to be read; failOnDataLoss is false" in caplog.text
     # A start that is given by number is looked at when a query begins.
     with pytest.raises(DataLossError, match=f"startingOffsets is 3 for {topic}-0, which has offsets from 8 up to 20"):
         reader(topic, startingOffsets=f'{{"{topic}":{{"0":3}}}}').initialOffset()
@@ -221,7 +225,7 @@ def test_a_new_partition_that_has_lost_its_beginning_is_a_loss(either, reader):
         stream.partitions(start, end)
 
 
-def test_a_topic_that_goes_or_is_made_anew_is_a_loss(either, reader):
+def test_a_topic_that_is_deleted_is_a_loss(either, reader):
     topic = new_topic(either, "anew")
     send(either, topic, 20)
     strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
@@ -235,19 +239,126 @@ def test_a_topic_that_goes_or_is_made_anew_is_a_loss(either, reader):
         strict.partitions(start, end)
     assert lenient.latestOffset(end, ALL) == {}
     assert lenient.partitions(start, end) == []
-    either.create_topic(topic)
+
+
+@pytest.mark.behaviour("S14")
+@pytest.mark.parametrize("count", [6, 50])  # fewer records than before, and more
+def test_a_recreated_topic_is_a_loss_whatever_it_holds(either, reader, caplog, count):
+    topic = new_topic(either, "anew", 2)
+    send(either, topic, 20)
+    strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
+    start = journey(strict.initialOffset())
+    end = journey(strict.latestOffset(start, ALL))
+    old, new = recreate_topic(either, topic)  # with one partition fewer
+    send(either, topic, count, start=100)
+    recreated = f"topic '{topic}' was recreated: its id was {old} and is now {new}"
+    with pytest.raises(DataLossError, match=f"{recreated}.*read the new topic from its earliest offset, set failOnD"):
+        strict.latestOffset(end, ALL)
+    with pytest.raises(DataLossError, match=f"{recreated}, after a micro-batch of the deleted topic was planned"):
+        strict.partitions(start, end)
+    later = journey(lenient.latestOffset(end, ALL))
+    assert later == {topic: {"0": count}, "@topic-ids": {topic: new}}
+    with pytest.raises(DataLossError, match=recreated):
+        strict.partitions(end, later)  # as Spark 4.0 and 4.1 would plan it
+    assert values_of(read_between(lenient, end, later)) == numbered(range(100, 100 + count))
+    assert recreated in caplog.text
+    assert read_between(lenient, start, end) == []  # nothing of the deleted topic is left
+    assert journey(lenient.latestOffset(later, ALL)) == later
+
+
+def test_a_recreated_topic_counts_as_new_for_limits(either, reader):
+    topic = new_topic(either, "anew")
+    send(either, topic, 20)
+    stream = reader(topic, startingOffsets="earliest", failOnDataLoss=False)
+    end = journey(stream.latestOffset(stream.initialOffset(), ALL))
+    recreate_topic(either, topic)
+    send(either, topic, 25, start=100)
+    assert journey(stream.latestOffset(end, ReadMinRows(30))) == end
+    later = journey(stream.latestOffset(end, ReadMaxRows(10)))
+    assert later[topic] == {"0": 10}
+    assert values_of(read_between(stream, end, later)) == numbered(range(100, 110))
+
+
+def test_a_matching_topic_that_is_recreated_is_a_loss_and_others_come_and_go(either, reader):
+    prefix = unique("pattern")
+    kept, swapped = either.create_topic(f"{prefix}-kept"), either.create_topic(f"{prefix}-swapped")
+    send(either, kept, 5)
+    send(either, swapped, 5)
+    options = {"subscribePattern": f"{prefix}-.*", "startingOffsets": "earliest"}
+    strict, lenient = reader(None, **options), reader(None, **options, failOnDataLoss=False)
+    end = journey(strict.latestOffset(strict.initialOffset(), ALL))
+    recreate_topic(either, swapped)
+    send(either, swapped, 7, start=10)
+    send(either, either.create_topic(f"{prefix}-new"), 3, start=20)
+    with pytest.raises(DataLossError, match=f"topic '{swapped}' was recreated"):
+        strict.latestOffset(end, ALL)
+    later = journey(lenient.latestOffset(end, ALL))
+    assert set(values_of(read_between(lenient, end, later))) == set(numbered([*range(10, 17), *range(20, 23)]))
+    delete_topic(either, swapped)
+    eventually("the topic to go", lambda: swapped not in _topics(either))
+    assert swapped not in lenient.latestOffset(later, ALL)["@topic-ids"]
+
+
+@pytest.mark.behaviour("S14")
+def test_a_checkpoint_without_topic_ids_is_read_and_gets_them(either, reader):
+    topic = new_topic(either, "older")
+    send(either, topic, 20)
+    stream = reader(topic, failOnDataLoss=True)
+    old = {topic: {"0": 5}}
+    end = journey(stream.latestOffset(old, ALL))
+    assert values_of(read_between(stream, old, end)) == numbered(range(5, 20))
+    ids = {topic: topic_id(either, topic)}
+    assert end == {topic: {"0": 20}, "@topic-ids": ids}
+    # Also if there is nothing to read; and a micro-batch that an older version planned is run as it is.
+    assert journey(stream.latestOffset({topic: {"0": 20}}, ALL)) == end
+    assert values_of(read_between(stream, old, {topic: {"0": 10}})) == numbered(range(5, 10))
+    # Without ids, only a topic that has become shorter shows.
+    recreate_topic(either, topic)
     send(either, topic, 6, start=100)
-    short = journey(lenient.latestOffset(end, ALL))
-    assert short == {topic: {"0": 6}}
+    short = journey(stream.latestOffset({topic: {"0": 20}}, ALL))
     with pytest.raises(DataLossError, match=f"{topic}-0 ends at offset 6, before 20, where the stream was"):
-        strict.partitions(end, short)
-    assert values_of(read_between(lenient, end, short)) == numbered(range(100, 106))
+        stream.partitions({topic: {"0": 20}}, short)
+
+
+def test_brokers_without_topic_ids_are_read_as_before(either, reader, monkeypatch):
+    topic = new_topic(either, "no-ids")
+    send(either, topic, 10)
+    with_id = reader(topic, startingOffsets="earliest")
+    end = journey(with_id.latestOffset(with_id.initialOffset(), ALL))
+    found = Lookup.find
+    monkeypatch.setattr(Lookup, "find", lambda lookup: found(lookup)._replace(topic_ids={}))
+    stream = reader(topic, startingOffsets="earliest")
+    start = journey(stream.initialOffset())
+    assert "@topic-ids" not in start
+    assert values_of(read_between(stream, start, stream.latestOffset(start, ALL))) == numbered(range(10))
+    assert journey(stream.latestOffset(end, ALL)) == end  # a known id is kept
+
+
+def test_a_topic_deleted_in_the_first_micro_batch_is_a_loss_as_in_later_ones(either, reader):
+    topic, other = new_topic(either, "first"), new_topic(either, "other")
+    send(either, topic, 20)
+    options = {"subscribe": f"{topic},{other}", "startingOffsets": "earliest"}
+    running = reader(None, **options)
+    start = journey(running.initialOffset())
+    end = journey(running.latestOffset(start, ALL))
+    delete_topic(either, topic)
+    eventually("the topic to go", lambda: topic not in _topics(either))
+    assert journey(running.initialOffset()) == start  # Spark asks twice
+    # After a restart Spark asks for the beginning again, and then runs the micro-batch that is in its log.
+    restarted, lenient = reader(None, **options), reader(None, **options, failOnDataLoss=False)
+    for stream in (running, restarted):
+        with pytest.raises(DataLossError, match=f"{topic}-0 is gone; offsets 0 up to 20 were to be read"):
+            stream.partitions(journey(stream.initialOffset()), end)
+    assert lenient.partitions(journey(lenient.initialOffset()), end) == []
+    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; the stream was at offset 0"):
+        running.latestOffset(start, ALL)
 
 
 def test_a_topic_has_to_be_there_when_a_query_begins(either, reader):
     missing = unique("missing")
+    stream = reader(missing)
     with pytest.raises(BrokerError, match=f"{missing}: not on the cluster"):
-        reader(missing).initialOffset()
+        stream.latestOffset(journey(stream.initialOffset()), ALL)
     assert reader(None, subscribePattern=missing).initialOffset() == {"@initial": True}
 
 
@@ -388,3 +499,23 @@ def test_lost_rows_stop_a_query_and_the_message_says_which(spark, either, tmp_pa
     lenient = Query(spark, either, topic, tmp_path, startingOffsets="earliest", failOnDataLoss=False)
     lenient.run()
     assert lenient.values() == rows((0, [*range(10), *range(15, 20)]))
+
+
+@pytest.mark.every_run
+@pytest.mark.behaviour("S14")
+def test_a_recreated_topic_with_more_records_stops_a_query(spark, headrace_broker, tmp_path):
+    topic = new_topic(headrace_broker, "recreated")
+    send(headrace_broker, topic, 20)
+    Query(spark, headrace_broker, topic, tmp_path, startingOffsets="earliest").run()
+    old, new = recreate_topic(headrace_broker, topic)
+    send(headrace_broker, topic, 30, start=100)
+    strict = Query(spark, headrace_broker, topic, tmp_path)
+    for _ in range(2):  # and again after a restart
+        with pytest.raises(Exception, match=f"topic '{topic}' was recreated: its id was {old} and is now {new}"):
+            strict.run()
+    lenient = Query(spark, headrace_broker, topic, tmp_path, failOnDataLoss=False)
+    lenient.run()
+    expected = [(0, n, f"row {n}") for n in range(20)] + [(0, n - 100, f"row {n}") for n in range(100, 130)]
+    assert lenient.values() == sorted(expected)
+    strict.run()
+    assert lenient.values() == sorted(expected)

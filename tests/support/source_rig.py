@@ -15,6 +15,7 @@ from headrace.spark.source_options import schema
 from headrace.spark.stream_source import StreamReader
 from headrace.wire.layout import Record
 from peers.broker import Broker
+from waiting import eventually
 
 ALL_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 TIME_MS = 1_700_000_000_000
@@ -84,6 +85,22 @@ def delete_before(broker: Broker, topic: str, offset: int, partition: int = 0) -
 def delete_topic(broker: Broker, topic: str) -> None:
     with AdminClient(broker.bootstrap) as admin:
         admin.delete_topics([topic])
+
+
+def topic_id(broker: Broker, topic: str) -> str:
+    """The topic's id, as the source writes it."""
+    with AdminClient(broker.bootstrap) as admin:
+        return str(admin.describe_topics([topic])[topic].topic_id)
+
+
+def recreate_topic(broker: Broker, topic: str, partitions: int = 1) -> tuple[str, str]:
+    """Delete a topic, create it again, and return the old and the new topic id."""
+    old = topic_id(broker, topic)
+    delete_topic(broker, topic)
+    with AdminClient(broker.bootstrap) as admin:
+        eventually("the topic to go", lambda: topic not in admin.list_topics())
+    broker.create_topic(topic, partitions)
+    return old, topic_id(broker, topic)
 
 
 def grow_topic(broker: Broker, topic: str, partitions: int) -> None:

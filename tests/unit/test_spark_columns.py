@@ -46,7 +46,7 @@ def schema(**columns: object) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])  # type: ignore[arg-type]
 
 
-def unasked(topic: str) -> int:
+def unasked(topic: str, highest: int | None) -> int:
     raise AssertionError(f"the partitions of {topic} are of no interest")
 
 
@@ -55,7 +55,7 @@ def prepare(
     *,
     limit: int = 1_048_576,
     counts: dict[str, int] | None = None,
-    count_partitions: Callable[[str], int] = unasked,
+    count_partitions: Callable[[str, int | None], int] = unasked,
     **columns: object,
 ):
     plan = ColumnPlan(given, Limits(limit, counts or {}), "batch 3, task 1", count_partitions)
@@ -147,7 +147,7 @@ def test_headers_can_be_left_out():
 )
 def test_a_bad_row_fails_the_batch_and_is_named(columns, message):
     with pytest.raises(BadRowError, match=message):
-        prepare(options(), limit=2000, counts={"x": 3}, **columns)
+        prepare(options(), limit=2000, counts={"x": 3}, count_partitions=lambda *_: 3, **columns)
 
 
 @pytest.mark.behaviour("S07")
@@ -157,6 +157,7 @@ def test_bad_rows_become_dead_letters():
         given,
         limit=2000,
         counts={"x": 3},
+        count_partitions=lambda *_: 3,
         value=["good", "no topic", "v" * 5000, "wrong partition"],
         topic=["x", None, "x", "x"],
         partition=[0, 0, 0, 9],
@@ -261,8 +262,9 @@ def test_a_row_that_its_serializer_refuses_is_a_bad_row():
 def test_partitions_of_topics_that_rows_name_are_asked_for_once_and_when_needed():
     asked = []
 
-    def count(topic):
-        asked.append(topic)
+    def count(topic, highest):
+        if highest is None:
+            asked.append(topic)
         return {"x": 2, "y": 7}[topic]
 
     def partitions(given, **columns):
@@ -277,6 +279,26 @@ def test_partitions_of_topics_that_rows_name_are_asked_for_once_and_when_needed(
     asked.clear()
     assert partitions(options(), partition=pa.array([None, None, None], pa.int32())) == {"x": [None, None], "y": [None]}
     assert asked == [], "of no interest"
+
+
+@pytest.mark.behaviour("S14")
+def test_a_partition_above_the_known_ones_is_looked_up_at_once():
+    asked = []
+
+    def count(topic, highest):
+        asked.append((topic, highest))
+        return 4
+
+    (found,) = prepare(options(topic="t"), counts={"t": 3}, count_partitions=count, value=["a", "b"], partition=[3, 2])
+    assert found == ("t", {"value": ["a", "b"], "partition": [3, 2]})
+    assert asked == [("t", 3)]
+    given = options(topic="t", on__bad__row="dead-letter", dead__letter__topic="d")
+    plan = ColumnPlan(given, Limits(1_048_576, {"t": 3}), "batch 3, task 1", count)
+    asked.clear()
+    for _ in range(3):
+        rows = pa.RecordBatch.from_pydict({"value": ["a", "b"], "partition": [9, 3]})
+        assert [sending.topic for sending in plan.prepare(rows)] == ["t", "d"]
+    assert asked == [("t", 9)], "not for every row that names a partition that does not exist"
 
 
 def test_a_serializer_interceptor_and_partitioner_over_columns():

@@ -19,6 +19,7 @@ from headrace.spark.committer import Batch, Committer
 from headrace.spark.decisions import Decision, Fingerprint, Span, TaskTransaction
 from headrace.spark.failpoints import FAILPOINTS
 from headrace.spark.holders import DriverProcess, Holders
+from headrace.spark.origins import KnownOrigins, OriginColumns, OriginFilter, base_for
 from headrace.spark.redo import Outcome
 from headrace.spark.sink_errors import (
     FencedError,
@@ -919,3 +920,148 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused():
         "give it the rows that it had"
     )
     assert_all_seen_once(world, 1)
+
+
+# -- source offsets: a query whose checkpoint is lost ----------------------------------------------
+
+
+class CopyingQuery:
+    """A query that delivers records of one source partition by offset, with a checkpoint of its own."""
+
+    def __init__(self, world: World, query: str, position: int = 0) -> None:
+        self.world, self.query, self.position, self.batch = world, query, position, 0
+
+    def plan(self, driver: Driver, end: int, mode: str = "parallel", topic_id: str | None = "a") -> Batch:
+        """The tasks have run for the records up to `end`, planned with the decisions there are."""
+        known = {name: KnownOrigins(one.batch, one.offsets, one.base) for name, one in self.world.decisions.items()}
+        base = base_for(known, self.query, self.batch)
+        origins = OriginFilter(OriginColumns(), base, "the task")
+        offsets = list(range(self.position, end))
+        given = {"__topic": ["t"] * len(offsets), "__partition": [0] * len(offsets), "__offset": offsets}
+        ids = pa.array([topic_id] * len(offsets), pa.string())
+        left = origins.apply(pa.RecordBatch.from_pydict({**given, "__topic_id": ids})).column("__offset").to_pylist()
+        rows = [str(offset) for offset in left]
+        print_of_rows = Fingerprint(len(rows), sum(map(hash, left)) % 2**64)
+        batch = Batch(self.query, self.batch, fingerprint=print_of_rows, origin=origins.report)
+        if rows and mode == "parallel":
+            batch.transactions.append(self.world.write_in_transaction(driver.run, self.batch, rows))
+        elif rows:
+            batch.inline.append(("topic", columns(rows)))
+        return batch
+
+    def process(self, driver: Driver, end: int, mode: str = "parallel", topic_id: str | None = "a") -> None:
+        driver.committer.commit(self.plan(driver, end, mode, topic_id))
+        self.position, self.batch = end, self.batch + 1
+
+
+def assert_delivered_once(world: World, count: int) -> None:
+    assert sorted(map(int, world.visible)) == list(range(count))
+    assert not world.open
+
+
+@pytest.mark.behaviour("S13")
+@pytest.mark.parametrize(("place", "mode"), [cell for cell in CELLS if cell[1] != "mixed" and cell[0] != "end.between"])
+def test_a_checkpoint_may_be_lost_after_a_crash_anywhere(place, mode):
+    world = World()
+    older = CopyingQuery(world, "older")
+    older.process(Driver(world, "run-1"), 4, mode)
+    with pytest.raises(Crash):
+        older.process(Driver(world, "run-2", place), 8, mode)
+    # Its checkpoint is gone: a new query begins at the first record, with batches of other sizes.
+    newer, driver = CopyingQuery(world, "newer"), Driver(world, "run-3")
+    for end in (3, 6, 10):
+        newer.process(driver, end, mode)
+    assert_delivered_once(world, 10)
+    # And it may be lost again.
+    CopyingQuery(world, "newest").process(Driver(world, "run-4"), 12, mode)
+    assert_delivered_once(world, 12)
+
+
+def test_a_replay_is_filtered_as_it_was_when_it_was_decided():
+    world = World()
+    older, newer = CopyingQuery(world, "older"), CopyingQuery(world, "newer")
+    older.process(Driver(world, "run-1"), 4)
+    newer.process(Driver(world, "run-2"), 8)  # records 0 to 3 are skipped
+    older.process(Driver(world, "run-3"), 10)  # of the older query: records 4 to 7 are
+    newer.position, newer.batch = 0, 0  # Spark has not seen the commit return
+    newer.process(Driver(world, "run-4"), 8)
+    newer.process(Driver(world, "run-4"), 12)
+    assert_delivered_once(world, 12)
+
+
+def test_a_query_that_began_later_leaves_the_records_before_it_to_the_next():
+    world = World()
+    CopyingQuery(world, "older", position=5).process(Driver(world, "run-1"), 8)
+    CopyingQuery(world, "newer").process(Driver(world, "run-2"), 10)
+    assert_delivered_once(world, 10)
+
+
+@pytest.mark.parametrize("end", [4, 9])  # all rows are skipped in the one case
+def test_a_batch_planned_before_another_query_has_decided_is_planned_again(end):
+    world = World()
+    older, newer = CopyingQuery(world, "older"), CopyingQuery(world, "newer")
+    older.process(Driver(world, "run-1"), 4)
+    driver = Driver(world, "run-2")
+    stale = newer.plan(driver, end)
+    older.process(Driver(world, "run-1b"), 6)
+    other = world.write_in_transaction("run-1b", 7, ["of the other query"])
+    with pytest.raises(NotDecidedError, match=r"another query of sink.id 'sink' has delivered rows since the batch"):
+        driver.committer.commit(stale)
+    driver.committer.abort(stale)
+    assert world.open == [other.identity], "the other query still holds the sink"
+    assert world.holders.is_held_by("run-1b")
+    newer.process(driver, 9)
+    assert_delivered_once(world, 9)
+
+
+@pytest.mark.behaviour("S13")
+def test_skipped_rows_are_told_with_their_number_and_who_delivered_them(caplog):
+    world = World()
+    CopyingQuery(world, "older").process(Driver(world, "run-1"), 6)
+    newer, driver = CopyingQuery(world, "newer"), Driver(world, "run-2")
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "headrace.spark"):
+        for end in (2, 4, 8):
+            newer.process(driver, end)
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if "skipped" in record.getMessage()]
+    text = "sink sink: batch {} of query newer: skipped 2 rows whose source offsets were delivered before by older"
+    assert told == [("WARNING", text.format(0)), ("INFO", text.format(1)), ("INFO", text.format(2))]
+    # A batch of skipped rows only needs no decision; the next one says what was skipped in it.
+    assert world.decisions["newer"].batch == 2
+    assert world.decisions["newer"].base.to_json() == {"id:a": {"0": [[0, 5]]}}
+
+
+def test_rows_skipped_without_a_topic_id_are_warned_of_every_time(caplog):
+    world = World()
+    CopyingQuery(world, "older").process(Driver(world, "run-1"), 6, topic_id=None)
+    newer, driver = CopyingQuery(world, "newer"), Driver(world, "run-2")
+    for end in (2, 4):
+        newer.process(driver, end, topic_id=None)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 2
+    assert all("2 of them have no topic id: if the topic was recreated, they are lost" in text for text in told)
+
+
+def test_what_was_covered_is_kept_by_batches_without_source_offsets():
+    world = World()
+    query, driver = CopyingQuery(world, "older"), Driver(world, "run-1")
+    query.process(driver, 4)
+    covered = world.decisions["older"].offsets
+    driver.committer.commit(replace(query.plan(driver, 6), origin=None))
+    assert world.decisions["older"].batch == 1
+    assert world.decisions["older"].offsets == covered
+
+
+def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():
+    """As those of a join that has held them back, or of a topic that is read twice."""
+    world = World()
+    query, driver = CopyingQuery(world, "joined"), Driver(world, "run-1")
+    query.process(driver, 4)
+    query.position = 3
+    late = query.plan(driver, 8)
+    with pytest.raises(
+        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic id:a, and earlier .* 3"
+    ):
+        driver.committer.commit(late)
+    driver.committer.abort(late)
+    assert_delivered_once(world, 4)

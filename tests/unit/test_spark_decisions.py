@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("pyspark")
 
 from headrace.spark.decisions import HASH_MODULUS, PLAIN_BYTES_MAX, Decision, Fingerprint, Span, TaskTransaction
 from headrace.spark.holders import HOLDERS_MAX, DriverProcess, Holder, Holders, holders_key, this_driver
+from headrace.spark.origins import Coverage, SourcePartition
 from headrace.spark.sink_errors import SinkError
 
 
@@ -35,6 +37,14 @@ def test_a_decision_survives_the_log():
     assert Decision.decode(made.encode()) == made
     assert json.loads(made.encode())["state"] == "finished"
     assert json.loads(made.key) == ["sink", "query"]
+
+
+def test_source_offsets_survive_the_log_and_cost_nothing_where_there_are_none():
+    covered = Coverage({SourcePartition("id:0-1", 3): ((5, 9), (20, 20)), SourcePartition("by-name", 0): ((0, 0),)})
+    made = replace(decision(), offsets=covered.hull(), base=covered)
+    assert Decision.decode(made.encode()) == made
+    assert json.loads(made.encode())["base"] == {"by-name": {"0": [[0, 0]]}, "id:0-1": {"3": [[5, 9], [20, 20]]}}
+    assert json.loads(decision().encode()).keys().isdisjoint({"offsets", "base"})
 
 
 def test_a_large_decision_is_compressed():

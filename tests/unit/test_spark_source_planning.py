@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client.blocking import TopicPartition
-from headrace.spark.planning import Behind, OffsetRange, Position, limited, offset_count, offsets_behind, split
+from headrace.spark.planning import (
+    Behind,
+    OffsetRange,
+    Position,
+    Recreated,
+    limited,
+    offset_count,
+    offsets_behind,
+    recreated,
+    split,
+)
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
@@ -98,6 +108,8 @@ def test_a_limited_batch_moves_on_and_never_beyond_the_latest(begin, latest, mos
         Position({A0: 5, A1: 7, B0: 0}),
         Position({A0: 5}, initial=True),
         Position({A0: 9, B0: 2}, begin={A0: 5}),
+        Position({A0: 9, B0: 2}, topic_ids={"a": "1", "b": "2"}),
+        Position({}, initial=True, missing=("a",)),
     ],
 )
 def test_a_position_survives_its_json(position):
@@ -111,9 +123,20 @@ def test_the_json_is_that_of_sparks_own_source_and_always_in_the_same_order():
 def test_the_first_batch_begins_where_its_end_says_even_if_the_beginning_was_asked_for_again():
     planned, asked_again = Position({A0: 5}, initial=True), Position({A0: 8}, initial=True)
     end = Position({A0: 10}, begin=planned.offsets)
-    assert asked_again.until(end) == {A0: 5}
+    assert asked_again.until(end).offsets == {A0: 5}
     # Later batches begin where the one before has ended, whatever an end carries.
-    assert end.until(Position({A0: 20}, begin={A0: 15})) == {A0: 10}
+    assert end.until(Position({A0: 20}, begin={A0: 15})).offsets == {A0: 10}
+
+
+def test_a_topic_is_recreated_if_both_ids_are_known_and_differ():
+    known, current = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "5", "d": "4"}
+    assert recreated(known, current) == [Recreated("b", "2", "5")]
+    assert Position({A0: 5, B0: 2}).without_topics({"b"}).offsets == {A0: 5}
+
+
+def test_a_position_keeps_the_ids_of_its_own_topics_only():
+    position = Position({A0: 5}, topic_ids={"a": "1", "b": "2"})
+    assert position.to_json() == {"a": {"0": 5}, "@topic-ids": {"a": "1"}}
 
 
 def test_how_far_a_stream_is_behind_is_told_from_its_progress():

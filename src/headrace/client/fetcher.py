@@ -9,6 +9,7 @@ one poll brought, the next fetch is under way.
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
@@ -40,6 +41,8 @@ OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 100, 103
 TOPIC_MAY_COME = frozenset({UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID})
 NEWEST_BY_NAME = 12  # from 13 on topics go by id
+RECREATED_MS_MAX = 2000.0
+"""How long a topic may have another id than expected: metadata may be older than the topic that is expected."""
 OutOfRange = Literal["error", "earliest", "latest"]
 
 
@@ -85,6 +88,7 @@ class Fetcher:
         self._max_bytes = max_bytes
         self._partition_bytes_max = partition_bytes_max
         self._partitions: dict[TopicPartition, PartitionReader] = {}
+        self._topic_ids: Mapping[str, bytes] = {}  # expected ids, by topic
         self._in_flight: dict[int, _Asked] = {}  # by node
         self._turns = 0
 
@@ -96,12 +100,17 @@ class Fetcher:
         until: Mapping[TopicPartition, int] | None = None,
         *,
         check: bool = True,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> None:
         """Read these partitions, and no others, from these offsets on (or EARLIEST, LATEST), by default the earliest.
 
         `until` gives offsets at which to stop: see `is_finished`. Without `check` nobody is asked whether the
         partitions are there: polling will tell.
+
+        With `topic_ids`, polling raises a BrokerError (INCONSISTENT_TOPIC_ID) instead of reading a topic that has
+        another id, that is one that was deleted and created again.
         """
+        self._topic_ids = topic_ids or {}
         if not isinstance(positions, Mapping):
             positions = dict.fromkeys(positions, EARLIEST)
         starts = {TopicPartition(*tp): start for tp, start in positions.items()}
@@ -136,6 +145,10 @@ class Fetcher:
     def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to come, or of something before it that is not to be seen."""
         return self._known(partition).position
+
+    def topic_id(self, topic: str) -> bytes | None:
+        """The id of a topic as last seen; None if it is unknown or the broker gives none."""
+        return self._client.metadata.cluster.topic_id(topic)
 
     def watermarks(self, partition: TopicPartition) -> Watermarks:
         return self._known(partition).watermarks
@@ -281,6 +294,8 @@ class Fetcher:
             leader = cluster.leader(*state.name)
             if leader == NO_LEADER:
                 self._failed(state, UNKNOWN_TOPIC_OR_PARTITION, now)
+            elif self._is_recreated(state.name.topic):
+                self._failed(state, INCONSISTENT_TOPIC_ID, now, RECREATED_MS_MAX)
             elif leader not in self._in_flight:
                 by_node[leader].append(state)
         for node_id, states in by_node.items():
@@ -396,14 +411,18 @@ class Fetcher:
             )
         self.seek(state.name, EARLIEST if self._out_of_range == "earliest" else LATEST)
 
-    def _failed(self, state: PartitionReader, code: int, now: float) -> None:
+    def _is_recreated(self, topic: str) -> bool:
+        current = self.topic_id(topic)
+        return current is not None and self._topic_ids.get(topic, current) != current
+
+    def _failed(self, state: PartitionReader, code: int, now: float, ms_max: float = math.inf) -> None:
         """Try again a little later, at whoever leads then; but not for ever."""
         settings = self._client.settings
         if code not in TRY_AGAIN and code not in TOPIC_MAY_COME:
             raise BrokerError(str(state.name), code=code)
         if state.failing_since_ms is None:
             state.failing_since_ms = now
-        elif now - state.failing_since_ms >= settings.timeout_ms:
+        elif now - state.failing_since_ms >= min(settings.timeout_ms, ms_max):
             since, state.failing_since_ms = now - state.failing_since_ms, None
             raise BrokerError(f"{state.name} cannot be read for {since:.0f} ms", code=code)
         state.retry_at_ms = now + settings.retry_backoff_ms

@@ -13,6 +13,8 @@ plug-in offers its columnar form by these methods:
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +46,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 DEAD_VALUE_BYTES_MAX = 64 * 1024
 """A value that was too large to be sent is cut to this in its dead letter."""
 EXAMPLES_MAX = 3
+LOOK_UP_SECONDS_MIN = 5.0
+"""Between two lookups of a partition that does not exist, in one task and topic."""
 
 
 class Sending(NamedTuple):
@@ -65,9 +69,11 @@ class BadRows(NamedTuple):
 def check_schema(schema: StructType, options: SinkOptions) -> None:
     """Whether these columns can be written at all, before anything is."""
     found: dict[str, str] = {}
+    if options.origins is not None:
+        options.origins.check(schema)
     for field in schema.fields:
         role = field.name.lower()
-        if role in ROLES:
+        if role in ROLES and not _is_origin(field.name, options):
             if role in found:
                 raise PlanError(
                     f"there are two columns {role!r}: names differ by more than upper and lower case, or drop one"
@@ -97,20 +103,19 @@ class Limits:
 
     record_bytes_max: int
     partition_counts: Mapping[str, int]
-    """Of topics that were looked at when the batch was planned."""
+    """Of topics that were looked at when the batch was planned, or up to metadata.max.age.ms before."""
 
 
 class ColumnPlan:
     """Prepares the batches of one task."""
 
-    def __init__(
-        self, options: SinkOptions, limits: Limits, where: str, count_partitions: Callable[[str], int]
-    ) -> None:
+    def __init__(self, options: SinkOptions, limits: Limits, where: str, count_partitions: CountPartitions) -> None:
         self._options = options
         self._limits = limits
         self._where = where  # for errors: which batch and which task
         self._count_partitions = count_partitions
         self._counts = dict(limits.partition_counts)
+        self._looked_up_at: dict[str, float] = {}  # by topic, in seconds: when an unknown partition was last looked for
         self._first_row = 0
         self._plugins = None
         if any(name in options.kafka for name in PLUGIN_OPTIONS):
@@ -167,10 +172,15 @@ class ColumnPlan:
         if len(columns["value"]):
             yield pa.RecordBatch.from_pydict(columns)
 
-    def _count(self, topic: str) -> int:
-        """How many partitions a topic has. One that only the rows name is looked up when that is of interest."""
+    def _count(self, topic: str, highest: int | None = None) -> int:
+        """The number of partitions of a topic. It is looked up if it is unknown, or not above `highest`."""
         if topic not in self._counts:
-            self._counts[topic] = self._count_partitions(topic)
+            self._counts[topic] = self._count_partitions(topic, None)
+        if highest is not None and highest >= self._counts[topic]:
+            now = time.monotonic()
+            if now - self._looked_up_at.get(topic, -math.inf) >= LOOK_UP_SECONDS_MIN:
+                self._looked_up_at[topic] = now
+                self._counts[topic] = self._count_partitions(topic, highest)
         return self._counts[topic]
 
     def _refuser(self, topic: str, dead: list[pa.RecordBatch]) -> Refuse:
@@ -213,15 +223,22 @@ class ColumnPlan:
         )
 
 
+CountPartitions = Callable[[str, int | None], int]
+"""The number of partitions of a topic; above the given partition, if the cluster has that many."""
 Refuse = Callable[[pa.Array, str, dict[str, pa.Array]], None]
 PLUGIN_OPTIONS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
+
+
+def _is_origin(name: str, options: SinkOptions) -> bool:
+    return options.origins is not None and name in options.origins.names
 
 
 def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> dict[str, pa.Array]:
     found = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         role = name.lower()
-        if role in ROLES and not (role == "headers" and not options.include_headers):
+        is_wanted = role in ROLES and not _is_origin(name, options)
+        if is_wanted and (role != "headers" or options.include_headers):
             found[role] = column
     topics = found.get("topic")
     if topics is not None and not pa.types.is_string(topics.type):
@@ -268,16 +285,19 @@ def _header_sizes(column: pa.Array) -> pa.Array:
     )
 
 
-def _wrong_partition(columns: dict[str, pa.Array], count: Callable[[], int]) -> tuple[pa.Array, str] | None:
+def _wrong_partition(columns: dict[str, pa.Array], count: Callable[[int], int]) -> tuple[pa.Array, str] | None:
     column = columns.get("partition")
     if column is None or pa.types.is_null(column.type):
         return None
     ends = pc.min_max(column).as_py()
-    if ends["min"] is None or (ends["min"] >= 0 and ends["max"] < count()):
+    if ends["min"] is None:
         return None
-    mask = pc.or_(pc.less(column, 0), pc.greater_equal(column, count()))
+    partitions = count(ends["max"])
+    if ends["min"] >= 0 and ends["max"] < partitions:
+        return None
+    mask = pc.or_(pc.less(column, 0), pc.greater_equal(column, partitions))
     wrong = ends["min"] if ends["min"] < 0 else ends["max"]
-    return pc.fill_null(mask, False), f"its partition is {wrong}; the topic has 0 to {count() - 1}"
+    return pc.fill_null(mask, False), f"its partition is {wrong}; the topic has 0 to {partitions - 1}"
 
 
 def _dead_letters(

@@ -29,6 +29,7 @@ from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.failpoints import NO_FAILPOINTS, Failpoints
 from headrace.spark.holders import DriverProcess, Holder, Holders, this_driver, utc_text
 from headrace.spark.ledger import REDO_TRANSACTION_MS, TRANSACTION_MS, Rows
+from headrace.spark.origins import NOTHING, STATELESS, Coverage, OriginReport, base_for, covered_by
 from headrace.spark.redo import Outcome
 from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, RepeatedBatchError, SinkError
 from headrace.spark.sink_options import CHECK_FINGERPRINT, CHECK_NONE, SEPARATOR
@@ -91,6 +92,8 @@ class Batch:
     """Nobody will ever ask for it again: once it is finished, its decision is erased."""
     fingerprint: Fingerprint | None = None
     """Of all its rows; None if it is not known, then rows are only counted."""
+    origin: OriginReport | None = None
+    """Where its rows come from; None without the option source.offsets."""
 
     @property
     def inline_rows(self) -> int:
@@ -138,6 +141,7 @@ class Committer:
         self._decisions: dict[str, Decision] | None = None  # None: not begun
         self._next_batch = -1  # the batch that comes next, unless other processes serve some of this run
         self._last_decided = -1
+        self._has_told_skipped = False
         self._is_clean = False  # whether what older runs left open is aborted
 
     # -- what Spark calls ------------------------------------------------------------------------
@@ -188,12 +192,13 @@ class Committer:
         self._reach("begin.read")
         self._decisions = self._ledger.read()
         self._check_holder(partial(self._leave_to_holder, batch))
-        if not self._is_repeated(batch):
+        if not self._is_stale(batch) and not self._is_repeated(batch):
             self._hold()
         for decision in list(self._decisions.values()):  # whatever becomes of this batch: they are decided
             if not decision.is_finished:
                 self._reach("begin.finish")
                 self._carry_out(decision)
+        self._check_base(batch)
         self._check_repeated(batch)
         if not self._is_clean:
             self._abort_leftovers(batch)
@@ -290,6 +295,7 @@ class Committer:
         if is_first or batch.number != self._next_batch:
             self._begin(batch)
         times.begin_ms = watch.lap_ms()
+        self._check_base(batch)
         self._check_repeated(batch)
         last = self._known(batch.query)
         if last is None and batch.is_forgotten and batch.number == self._last_decided:
@@ -299,6 +305,8 @@ class Committer:
         if last is not None and batch.number <= last.batch:
             self._skip_replay(batch, last)
             return
+        self._check_order(batch, last)
+        self._tell_skipped(batch)
         if not batch.transactions and not batch.inline_rows:
             return
         self._check(batch)
@@ -314,6 +322,52 @@ class Committer:
             self._abort_leftovers(batch)
         times.clean_ms = watch.lap_ms()
         times.tell(self._sink)
+
+    def _is_stale(self, batch: Batch) -> bool:
+        """Whether it was planned before another query has decided: then it may repeat rows of that one."""
+        if batch.origin is None:
+            return False
+        return base_for(self._decisions or {}, batch.query, batch.number).digest() != batch.origin.base_digest
+
+    def _check_base(self, batch: Batch) -> None:
+        if self._is_stale(batch):
+            raise NotDecidedError(
+                f"batch {batch.number}: another query of sink.id {self._sink!r} has delivered rows since the batch was "
+                "planned, perhaps the same (source.offsets). Nothing of the batch is seen; it can be run again, and is "
+                "then planned anew. Stop the other query first"
+            )
+
+    def _check_order(self, batch: Batch, last: Decision | None) -> None:
+        """Refuse rows from before what the query has covered: of a stateful query, or of a topic that is read twice.
+
+        The offsets of such a query do not say which rows it has delivered.
+        """
+        if batch.origin is None or last is None:
+            return
+        for source, ((first, _), *_) in batch.origin.covered.intervals.items():
+            passed = last.offsets.intervals.get(source)
+            if passed is not None and first <= passed[-1][1]:
+                raise SinkError(
+                    f"batch {batch.number} has a row from offset {first} of {source}, and earlier batches of query "
+                    f"{batch.query} have rows up to {passed[-1][1]}. {STATELESS}, which read a topic once. Leave "
+                    "source.offsets out, and set a new sink.id. Nothing of the batch is seen"
+                )
+
+    def _tell_skipped(self, batch: Batch) -> None:
+        origin = batch.origin
+        if origin is None or not origin.skipped:
+            return
+        known = self._decisions or {}
+        others = sorted(name for name, one in known.items() if name != batch.query and one.offsets.intervals)
+        log.log(
+            logging.INFO if self._has_told_skipped and not origin.unproven else logging.WARNING,
+            "sink %s: batch %d of query %s: skipped %d rows whose source offsets were delivered before by %s%s",
+            *(self._sink, batch.number, batch.query, origin.skipped, ", ".join(others)),
+            f"; {origin.unproven} of them have no topic id: if the topic was recreated, they are lost"
+            if origin.unproven
+            else "",
+        )
+        self._has_told_skipped = True
 
     def _is_repeated(self, batch: Batch) -> bool:
         """Whether its number was decided before, for other rows. A healthy query replays its last batch only, as is."""
@@ -390,6 +444,7 @@ class Committer:
             )
 
     def _decide(self, batch: Batch) -> Decision:
+        offsets, base = self._coverage(batch)
         decision = Decision(
             self._sink,
             batch.query,
@@ -401,6 +456,8 @@ class Committer:
             is_finished=not batch.transactions,
             fingerprint=batch.fingerprint,
             driver=self._driver,
+            offsets=offsets,
+            base=base,
         )
         self._reach("decide.begin")
         with self._locked():
@@ -416,6 +473,14 @@ class Committer:
         self._remember(decision)
         self._reach("decide.done")
         return decision
+
+    def _coverage(self, batch: Batch) -> tuple[Coverage, Coverage]:
+        """`offsets` and `base` of a decision on the batch: without source.offsets, those of the last decision."""
+        last = self._known(batch.query)
+        if batch.origin is None:
+            return (NOTHING, NOTHING) if last is None else (last.offsets, last.base)
+        base = base_for(self._decisions or {}, batch.query, batch.number)
+        return covered_by(last, batch.origin.covered), base
 
     def _abort_undecided(self, batch: Batch, decision: Decision | None) -> None:
         undecided = [one for one in batch.transactions if decision is None or not decision.holds(one)]

@@ -27,6 +27,7 @@ from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code
 from headrace.spark.holders import DriverProcess, Holders, holders_key
+from headrace.spark.origins import NOTHING, Coverage
 from headrace.spark.sink_errors import SinkError
 from headrace.spark.sink_options import DECISION_BYTES_MAX
 
@@ -121,6 +122,10 @@ class Decision:
     """None in decisions of version 1."""
     driver: DriverProcess | None = None
     """The driver that took the decision. None in decisions of version 1."""
+    offsets: Coverage = NOTHING
+    """Source offsets that the query has covered, this batch included."""
+    base: Coverage = NOTHING
+    """Source offsets that were skipped in this batch because other queries of the sink had covered them."""
 
     @property
     def rows(self) -> int:
@@ -158,6 +163,10 @@ class Decision:
             found |= {"rows": self.fingerprint.rows, "hash": f"{self.fingerprint.hash:016x}"}
         if self.driver is not None:
             found["driver"] = self.driver.to_json()
+        if self.offsets.intervals:
+            found["offsets"] = self.offsets.to_json()
+        if self.base.intervals:
+            found["base"] = self.base.to_json()
         text = json.dumps(found, separators=(",", ":")).encode()
         return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text)
 
@@ -182,6 +191,8 @@ class Decision:
                 frozenset(found["redone"]),
                 Fingerprint(int(found["rows"]), int(found["hash"], 16)) if "hash" in found else None,
                 DriverProcess.from_json(found["driver"]) if "driver" in found else None,
+                Coverage.from_json(found.get("offsets", {})),
+                Coverage.from_json(found.get("base", {})),
             )
         except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             raise SinkError(f"this is no decision: {data[:100]!r} ({error!r})") from error

@@ -111,6 +111,11 @@ class Ledger:
                 code=error.code,
             ) from error
 
+    def read_before_writing(self) -> dict[str, Decision]:
+        """The same as `read`, for a planner: it may come before anybody has opened the ledger for the first time."""
+        self._ensure_topic()
+        return self.read()
+
     def read(self) -> dict[str, Decision]:
         """The last decision of each query of the sink. It need not be open for that."""
         try:

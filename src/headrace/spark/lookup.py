@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.client.admin.groups import GroupAdmin
@@ -17,7 +18,7 @@ from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code, ConfigError
 from headrace.spark import consumer_options
 from headrace.spark.offset_specs import OffsetSpec
-from headrace.spark.planning import Offsets
+from headrace.spark.planning import Offsets, TopicIds
 from headrace.spark.source_options import SourceOptions
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 
@@ -30,10 +31,16 @@ T = TypeVar("T")
 
 
 class Found(NamedTuple):
-    """Partitions of a subscription, and topics it names that are not there."""
+    """Partitions of a subscription, topics it names that are not there, and the ids of those that are."""
 
     partitions: list[TopicPartition]
     missing: list[str]
+    topic_ids: TopicIds
+
+
+class _Topic(NamedTuple):
+    partitions: list[TopicPartition]
+    topic_id: str | None
 
 
 class Lookup:
@@ -54,34 +61,23 @@ class Lookup:
 
     # -- partitions ----------------------------------------------------------------------------
 
-    def partitions(self) -> list[TopicPartition]:
-        """What the query reads. A topic or a partition that is named but not there is an error."""
-        found = self.find()
-        if found.missing:
-            raise BrokerError(
-                f"{', '.join(found.missing)}: not on the cluster; create it, or correct the name",
-                code=Code.UNKNOWN_TOPIC_OR_PARTITION,
-            )
-        return found.partitions
-
     def find(self) -> Found:
-        """The same, but what is missing is only listed."""
+        """What the query reads, with the topics and partitions that are named but do not exist."""
         subscription = self._options.subscription
         if subscription.pattern is not None:
             matches = re.compile(subscription.pattern).fullmatch
-            topics = self._topics(None)
-            return Found(sorted(tp for topic, tps in topics.items() if matches(topic) for tp in tps), [])
-        names = list(subscription.topics) or list(dict.fromkeys(tp.topic for tp in subscription.partitions))
-        topics = self._topics(names)
-        if subscription.topics:
-            missing = [name for name in names if name not in topics]
-            return Found(sorted(tp for tps in topics.values() for tp in tps), missing)
-        there = {tp for tps in topics.values() for tp in tps}
-        wanted = subscription.partitions
-        return Found(sorted(tp for tp in wanted if tp in there), [str(tp) for tp in wanted if tp not in there])
+            topics = {name: topic for name, topic in self._topics(None).items() if matches(name)}
+        else:
+            topics = self._topics(list(subscription.topics) or sorted({tp.topic for tp in subscription.partitions}))
+        ids = {name: topic.topic_id for name, topic in topics.items() if topic.topic_id is not None}
+        there = sorted(tp for topic in topics.values() for tp in topic.partitions)
+        if not subscription.partitions:
+            return Found(there, [name for name in subscription.topics if name not in topics], ids)
+        wanted, known = subscription.partitions, set(there)
+        return Found(sorted(known.intersection(wanted)), [str(tp) for tp in wanted if tp not in known], ids)
 
-    def _topics(self, names: list[str] | None) -> dict[str, list[TopicPartition]]:
-        """Partitions of those topics that there are; of all that are not internal, if no names are given."""
+    def _topics(self, names: list[str] | None) -> dict[str, _Topic]:
+        """Those topics that there are; all that are not internal, if no names are given."""
         wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
         message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
 
@@ -90,13 +86,16 @@ class Lookup:
                 message, versions=(4, 12), codes=lambda answer: [topic.error_code for topic in answer.topics]
             )
 
-        found: dict[str, list[TopicPartition]] = {}
+        found: dict[str, _Topic] = {}
         for topic in self._again(ask).topics:
             if topic.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION or (names is None and topic.is_internal):
                 continue
             if topic.error_code:
                 raise BrokerError(f"topic {topic.name!r}", code=topic.error_code)
-            found[topic.name] = [TopicPartition(topic.name, p.partition_index) for p in topic.partitions]
+            partitions = [TopicPartition(topic.name, p.partition_index) for p in topic.partitions]
+            # Brokers before 2.8, and Metadata before version 10, give no id.
+            topic_id = str(uuid.UUID(bytes=bytes(topic.topic_id))) if any(topic.topic_id) else None
+            found[topic.name] = _Topic(partitions, topic_id)
         return found
 
     # -- offsets -------------------------------------------------------------------------------
@@ -172,6 +171,15 @@ class Lookup:
 
     def _pause(self) -> None:
         time.sleep(self._options.fetch_retry_interval_ms / 1000)
+
+
+def require(missing: Sequence[str]) -> None:
+    """Refuse to begin while something is missing that the query names."""
+    if missing:
+        raise BrokerError(
+            f"{', '.join(missing)}: not on the cluster; create it, or correct the name",
+            code=Code.UNKNOWN_TOPIC_OR_PARTITION,
+        )
 
 
 def _shown(partitions: Iterable[TopicPartition]) -> str:

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.client.blocking import TopicPartition
 
 Offsets = dict[TopicPartition, int]
+TopicIds = Mapping[str, str]
+"""Topic ids (KIP-516) by topic, as UUIDs in text form."""
+NO_IDS: TopicIds = MappingProxyType({})
 
 INITIAL_KEY = "@initial"
 BEGIN_KEY = "@begin"
+TOPIC_IDS_KEY = "@topic-ids"
+MISSING_KEY = "@missing"
 """No topic can be called so: these keys are free for what has to be remembered beside the offsets."""
 
 
@@ -28,6 +34,8 @@ class OffsetRange(NamedTuple):
     partition: int
     start: int
     end: int
+    topic_id: str | None = None
+    """Of the topic the range was planned for; None if the broker is too old to give topics ids."""
 
     @property
     def size(self) -> int:
@@ -93,11 +101,17 @@ class Position(NamedTuple):
     Spark keeps the end of the first micro-batch but not its beginning, and after a crash it asks for the beginning
     again. `latest` would then be another one. Hence that end carries the beginning it was planned with (`begin`), which
     replaces a beginning that was only asked for (`initial`).
+
+    Offsets say nothing about a topic of the same name that was created later. Hence the ids of the topics
+    (`"@topic-ids": {"topic": "uuid"}`). Checkpoints of older versions and of brokers before 2.8 have none.
     """
 
     offsets: Offsets
     initial: bool = False
     begin: Offsets | None = None
+    topic_ids: TopicIds = NO_IDS
+    missing: tuple[str, ...] = ()
+    """Topics that did not exist when a beginning was asked for; a new query refuses to start without them."""
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = _nested(self.offsets)
@@ -105,17 +119,49 @@ class Position(NamedTuple):
             found[INITIAL_KEY] = True
         if self.begin is not None:
             found[BEGIN_KEY] = _nested(self.begin)
+        topics = {tp.topic for tp in self.offsets}
+        if ids := {topic: self.topic_ids[topic] for topic in sorted(topics & self.topic_ids.keys())}:
+            found[TOPIC_IDS_KEY] = ids
+        if self.missing:
+            found[MISSING_KEY] = list(self.missing)
         return found
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Position:
         topics = {topic: numbers for topic, numbers in found.items() if not topic.startswith("@")}
         begin = found.get(BEGIN_KEY)
-        return cls(_flat(topics), bool(found.get(INITIAL_KEY)), None if begin is None else _flat(begin))
+        return cls(
+            _flat(topics),
+            bool(found.get(INITIAL_KEY)),
+            None if begin is None else _flat(begin),
+            found.get(TOPIC_IDS_KEY, NO_IDS),
+            tuple(found.get(MISSING_KEY, ())),
+        )
 
-    def until(self, end: Position) -> Offsets:
-        """The offsets at which a micro-batch from here to `end` begins."""
-        return end.begin if self.initial and end.begin is not None else self.offsets
+    def until(self, end: Position) -> Position:
+        """The position at which a micro-batch from here to `end` begins."""
+        return Position(end.begin, topic_ids=end.topic_ids) if self.initial and end.begin is not None else self
+
+    def without_topics(self, topics: Collection[str]) -> Position:
+        """This position as if it knew nothing of these topics."""
+        return self._replace(offsets={tp: offset for tp, offset in self.offsets.items() if tp.topic not in topics})
+
+
+class Recreated(NamedTuple):
+    """A topic that was deleted and created again under the same name."""
+
+    topic: str
+    old_id: str
+    new_id: str
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} was recreated: its id was {self.old_id} and is now {self.new_id}"
+
+
+def recreated(known: TopicIds, current: TopicIds) -> list[Recreated]:
+    """Topics that have another id than they had. Without one of the two ids nothing can be said of a topic."""
+    both = sorted(known.keys() & current.keys())
+    return [Recreated(topic, known[topic], current[topic]) for topic in both if known[topic] != current[topic]]
 
 
 def _nested(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:

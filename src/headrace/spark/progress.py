@@ -87,7 +87,7 @@ def _offsets_read(source: Mapping[str, Any]) -> int | None:
     start, end = _position(source.get("startOffset")), _position(source.get("endOffset"))
     if end is None:
         return None
-    begin = end.begin if start is None else start.until(end)
+    begin = end.begin if start is None else start.until(end).offsets
     return None if begin is None else offset_count(begin, end.offsets)
 
 

@@ -10,6 +10,7 @@ have come: markers, aborted transactions and compaction leave gaps.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from headrace.client.fetcher import OFFSET_OUT_OF_RANGE, TOPIC_MAY_COME, Fetcher
 from headrace.errors import BrokerError, TimedOutError, WireError
 from headrace.spark import data_loss
 from headrace.spark.fetchers import FETCHERS
-from headrace.spark.planning import OffsetRange
+from headrace.spark.planning import OffsetRange, Recreated
 from headrace.spark.read_ahead import ReadAhead
 from headrace.wire.columns import HEADERS_TYPE, ArrowDecoder
 from headrace.wire.records import RecordBatch
@@ -48,6 +49,10 @@ _TYPES = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestampType": pa.int32(),
     "headers": HEADERS_TYPE,
+    "__topic": pa.string(),
+    "__partition": pa.int32(),
+    "__offset": pa.int64(),
+    "__topic_id": pa.string(),
 }
 
 
@@ -111,7 +116,7 @@ class _RangeFetch:
 
     def __iter__(self) -> Iterator[RecordBatch]:
         fetcher, name, whole = self._fetcher, self.name, self.whole
-        fetcher.assign({name: whole.start}, {name: whole.end}, check=False)
+        fetcher.assign({name: whole.start}, {name: whole.end}, check=False, topic_ids=self._expected_ids)
         moved_at, position = time.monotonic(), whole.start
         while not fetcher.is_finished():
             try:
@@ -135,7 +140,10 @@ class _RangeFetch:
         """Go on where there is something left; unless a loss is not to be borne."""
         fetcher, name, whole = self._fetcher, self.name, self.whole
         position, resume, fail = fetcher.position(name), whole.end, self._options.fail_on_data_loss
-        if error.code in TOPIC_MAY_COME:  # it was waited for, and has not come
+        if topic := self._recreated():
+            what = f"{topic}, after {whole} was planned for the deleted topic"
+            data_loss.report(what, fail=fail, instead="leave the rows of the deleted topic out")
+        elif error.code in TOPIC_MAY_COME:  # it was waited for, and has not come
             data_loss.report(f"{name} is gone; offsets {position} up to {whole.end} were to be read", fail=fail)
         else:
             (earliest,) = fetcher.beginning_offsets([name]).values()
@@ -147,6 +155,17 @@ class _RangeFetch:
         self.first_offset = resume
         fetcher.seek(name, resume)
 
+    @property
+    def _expected_ids(self) -> dict[str, bytes]:
+        topic_id = self.whole.topic_id
+        return {} if topic_id is None else {self.whole.topic: uuid.UUID(topic_id).bytes}
+
+    def _recreated(self) -> Recreated | None:
+        planned, current = self.whole.topic_id, self._fetcher.topic_id(self.whole.topic)
+        if planned is None or current is None or uuid.UUID(planned).bytes == current:
+            return None
+        return Recreated(self.whole.topic, planned, str(uuid.UUID(bytes=current)))
+
 
 class _Shape:
     """Puts decoded columns in Spark's order, with those that are the same for every row."""
@@ -156,7 +175,7 @@ class _Shape:
         self._schema = pa.schema([pa.field(name, _TYPES[name]) for name in columns])
         self._whole = whole
         # Of BATCH_ROWS rows or more: a batch takes a slice, which copies nothing.
-        self._same: dict[tuple[str, str | int], pa.Array] = {}
+        self._same: dict[tuple[str, str | int | None], pa.Array] = {}
         self.with_headers = "headers" in columns
 
     def finished(self, open_batch: _OpenBatch) -> Iterator[pa.RecordBatch]:
@@ -168,19 +187,22 @@ class _Shape:
             yield whole.slice(start, BATCH_ROWS * 2)
 
     def _column(self, name: str, decoded: pa.RecordBatch, time_type: int) -> pa.Array:
-        same: dict[str, str | int] = {
+        same: dict[str, str | int | None] = {
             "topic": self._whole.topic,
             "partition": self._whole.partition,
             "timestampType": time_type,
+            "__topic": self._whole.topic,
+            "__partition": self._whole.partition,
+            "__topic_id": self._whole.topic_id,
         }
         if name in same:
             return self._repeated(name, same[name], decoded.num_rows)
-        column = decoded.column(name)
+        column = decoded.column("offset" if name == "__offset" else name)
         if name == "timestamp":
             return column.cast(_TYPES[name])
         return _null_where_empty(column) if name == "headers" else column
 
-    def _repeated(self, name: str, value: str | int, rows: int) -> pa.Array:
+    def _repeated(self, name: str, value: str | int | None, rows: int) -> pa.Array:
         kept = self._same.get((name, value))
         if kept is None or len(kept) < rows:
             kept = self._same[name, value] = pa.repeat(pa.scalar(value, _TYPES[name]), max(rows, BATCH_ROWS))

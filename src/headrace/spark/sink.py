@@ -10,8 +10,10 @@ that is idle, so what this module keeps for each run of a query only saves time:
 
 from __future__ import annotations
 
+import operator
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -37,6 +39,7 @@ from headrace.spark.committer import WRITE_PREFIX, Batch, Committer
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.ledger import Ledger
+from headrace.spark.origins import KnownOrigins
 from headrace.spark.per_run import PerRun
 from headrace.spark.permissions import check_may_write, refused
 from headrace.spark.redo import Redo
@@ -59,20 +62,27 @@ SESSION_IDLE_SECONDS_MAX = 120.0
 """A run that has had no commit here for so long has ended, perhaps, or is served by other processes."""
 CHECKED_MAX = 64
 _sessions: PerRun[Committer] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
-_limits: dict[str, Limits] = {}
+_readers: PerRun[_OriginReader] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
+_limits: dict[str, tuple[Limits, float]] = {}  # with the time in milliseconds until which they hold
 
 
 def plan(options: SinkOptions, schema: StructType) -> Limits:
-    """All that can be known before anything is written. Brokers are asked once for a process and configuration."""
+    """Check all that can be known before anything is written.
+
+    Spark plans every batch in one of a few processes. What the brokers told one of them about a configuration is used
+    there for metadata.max.age.ms.
+    """
     check_schema(schema, options)
     Failpoints(options.failpoints)
     key = repr((sorted(options.kafka.items()), options.topic, options.dead_letter_topic, schema.simpleString()))
-    found = _limits.get(key)
-    if found is None:
+    now = SYSTEM_CLOCK.monotonic_ms()
+    limits, until_ms = _limits.get(key, (None, now))
+    if limits is None or now >= until_ms:
         if len(_limits) >= CHECKED_MAX:
             _limits.clear()
-        found = _limits[key] = _look_up(options)
-    return found
+        limits = _look_up(options)
+        _limits[key] = limits, now + options.resolved().of(int, "metadata.max.age.ms")
+    return limits
 
 
 def _look_up(options: SinkOptions) -> Limits:
@@ -128,6 +138,33 @@ def _committer(options: SinkOptions, sink: str, run: str, *, is_alone: bool = Fa
     )
 
 
+class _OriginReader:
+    """Reads for the planner what the queries of a sink have delivered. Reading again costs what is new in the log."""
+
+    def __init__(self, options: SinkOptions, sink: str) -> None:
+        self._client = BlockingClient(options.client_settings())
+        self._ledger = Ledger(options, sink, self._client)
+
+    def read(self) -> dict[str, KnownOrigins]:
+        decisions = self._ledger.read_before_writing()
+        return {query: KnownOrigins(one.batch, one.offsets, one.base) for query, one in decisions.items()}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _known_origins(options: SinkOptions) -> dict[str, KnownOrigins] | None:
+    """What the queries of the sink have delivered, for the tasks of one batch; None without source.offsets.
+
+    Which query is being planned Spark does not tell: its tasks know.
+    """
+    if options.origins is None or options.sink_id is None:
+        return None
+    sink, settings = options.sink_id, repr((options.decision_topic, sorted(options.kafka.items())))
+    reader = _readers.get(options.kafka["bootstrap.servers"], sink, settings, lambda: _OriginReader(options, sink))
+    return reader.read()
+
+
 def _outcome(options: SinkOptions, is_commit: bool) -> str:
     return ABORTED if not is_commit else COMMITTED if options.is_exactly_once else WRITTEN
 
@@ -144,6 +181,7 @@ def _batch(reports: list[Report], number: int, *, is_forgotten: bool = False) ->
     ((_, query, _, batch),) = places
     if batch != number:
         raise SinkError(f"reports of batch {batch} were given for batch {number}")
+    origins = [report.origin for report in reports if report.origin is not None]
     return Batch(
         query,
         number,
@@ -152,6 +190,7 @@ def _batch(reports: list[Report], number: int, *, is_forgotten: bool = False) ->
         had_retries=any(report.place.attempt for report in reports),
         is_forgotten=is_forgotten,
         fingerprint=sum((report.fingerprint for report in reports), Fingerprint()),
+        origin=reduce(operator.add, origins) if origins else None,
     )
 
 
@@ -212,10 +251,11 @@ class _StreamWriter:
             raise PlanError("a topic cannot be overwritten: use outputMode('append')")
         self._options = SinkOptions.parse(options, is_stream=True)
         self._limits, self._times = _timed_plan(self._options, schema)
+        self._known = _known_origins(self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         place = place_of_task(self._options.sink_id, None)
-        return TaskWriter(self._options, place, self._limits).write(iterator, self._times)
+        return TaskWriter(self._options, place, self._limits, self._known).write(iterator, self._times)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._finish(_reports(messages), batchId, is_commit=True)

@@ -18,6 +18,7 @@ from headrace.producer.plugins import PluginLoader
 from headrace.producer.security import sasl_settings, tls_settings
 from headrace.producer.settings import resolve
 from headrace.producer.view_link import check_url
+from headrace.spark.origins import OriginColumns
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 FAIL, DEAD_LETTER = "fail", "dead-letter"
@@ -92,6 +93,15 @@ SINK_OPTIONS = Options(
         "other rows when a batch is run again; the weaker the check, the more a restored checkpoint may lose.",
         OneOf(CHECK_FINGERPRINT, CHECK_ROWS, CHECK_NONE),
     ),
+    Option(
+        "source.offsets",
+        "str",
+        "false",
+        "Streams only: exactly once also with a new checkpoint. true: the columns __topic, __partition, __offset and "
+        "__topic_id, which the source gives with includeOrigin, say where a row comes from; or name three or four "
+        "columns of your own. They are not written. Rows that another query of the same sink.id has delivered are "
+        "skipped. For stateless queries.",
+    ),
     Option("decision.topic", "str", DECISION_TOPIC, "The compacted topic that holds the decisions.", None, "low"),
     Option(
         "on.bad.row",
@@ -137,6 +147,7 @@ class SinkOptions:
     commit_mode: str = "auto"
     inline_bytes_max: int = INLINE_BYTES_MAX
     replay_check: str = CHECK_FINGERPRINT
+    origins: OriginColumns | None = None
     decision_topic: str = DECISION_TOPIC
     on_bad_row: str = FAIL
     dead_letter_topic: str | None = None
@@ -168,6 +179,7 @@ class SinkOptions:
             commit_mode=config.of(str, "commit.mode"),
             inline_bytes_max=config.of(int, "commit.inline.bytes.max"),
             replay_check=config.of(str, "replay.check"),
+            origins=OriginColumns.parse(config.of(str, "source.offsets")),
             decision_topic=config.of(str, "decision.topic"),
             on_bad_row=config.of(str, "on.bad.row"),
             dead_letter_topic=_text(config, "dead.letter.topic"),
@@ -190,6 +202,8 @@ class SinkOptions:
             raise ConfigError(
                 "write.id is for batch writes; a stream knows its batches by the checkpoint: leave it out"
             )
+        if self.origins is not None:
+            self._check_origins(is_stream)
         if self.delivery == AT_LEAST_ONCE:
             for name, value in (("sink.id", self.sink_id), ("write.id", self.write_id)):
                 if value is not None:
@@ -203,6 +217,21 @@ class SinkOptions:
         if self.view_url is not None:
             check_url(self.view_url)
         self.resolved()
+
+    def _check_origins(self, is_stream: bool) -> None:
+        if not is_stream:
+            raise ConfigError(
+                "source.offsets is for streams, which may lose their checkpoint; a batch write is recognised by "
+                "write.id: leave source.offsets out"
+            )
+        if self.delivery == AT_LEAST_ONCE:
+            raise ConfigError("source.offsets is set, but delivery=at-least-once keeps no decisions: drop one of them")
+        if self.sink_id is None:
+            raise ConfigError(
+                "source.offsets is set, but sink.id is not. By default it is made from the id of the query, which is "
+                "lost with the checkpoint, so that the next query would not find what this one has delivered: set "
+                "sink.id"
+            )
 
     @property
     def is_exactly_once(self) -> bool:

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from headrace.client.blocking import TopicPartition
 from headrace.errors import ConfigError
 from headrace.spark import data_loss
-from headrace.spark.lookup import Lookup
+from headrace.spark.lookup import Lookup, require
 from headrace.spark.offset_specs import OffsetSpec
 from headrace.spark.planning import OffsetRange, Offsets, split
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
@@ -61,7 +61,9 @@ def read_partition(
 
 def plan(options: SourceOptions, lookup: Lookup) -> list[OffsetRange]:
     """The ranges to read, one a task."""
-    partitions = lookup.partitions()
+    found = lookup.find()
+    require(found.missing)
+    partitions = found.partitions
     starts = lookup.resolve(options.starting, partitions, without_match=options.without_match)
     ends = lookup.resolve(options.ending, partitions)
     _check_order(options, starts, ends)
@@ -69,7 +71,7 @@ def plan(options: SourceOptions, lookup: Lookup) -> list[OffsetRange]:
     fail = options.fail_on_data_loss
     starts = within(options.starting, starts, *bounds, fail=fail)
     ends = within(options.ending, ends, *bounds, fail=fail)
-    ranges = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions]
+    ranges = [OffsetRange(*tp, starts[tp], ends[tp], found.topic_ids.get(tp.topic)) for tp in partitions]
     return split(ranges, options.min_partitions, options.max_records_per_partition)
 
 

@@ -37,9 +37,14 @@ _COLUMNS = {
     "timestamp": "timestamp",
     "timestampType": "int",
     "headers": "array<struct<key:string,value:binary>>",
+    "__topic": "string",
+    "__partition": "int",
+    "__offset": "bigint",
+    "__topic_id": "string",
 }
-"""Names and Spark's names of types, in order; `headers` only where they are asked for."""
-_MAY_BE_NULL = frozenset({"key", "value", "headers"})
+"""Names and Spark's names of types, in order; `headers` and the origin only where they are asked for."""
+_MAY_BE_NULL = frozenset({"key", "value", "headers", "__topic_id"})
+ORIGIN_PREFIX = "__"
 
 TYPO_SIMILARITY_MIN = 0.8
 """An unknown name that is so near to a known one is taken for a slip, not for somebody else's option."""
@@ -78,12 +83,19 @@ SOURCE_OPTIONS = Options(
         "failOnDataLoss",
         "bool",
         True,
-        "Fail if rows have gone that were to be read (retention, deleted records, a topic made anew). With false they "
+        "Fail if rows have gone that were to be read (retention, deleted records, a recreated topic). With false they "
         "are passed over, with a warning.",
         None,
         "high",
     ),
     Option("includeHeaders", "bool", False, "Have a column with the headers."),
+    Option(
+        "includeOrigin",
+        "bool",
+        False,
+        "Have columns that say where a row comes from: __topic, __partition, __offset, __topic_id. The sink's option "
+        "source.offsets takes them.",
+    ),
     Option("minPartitions", "int", None, "Read with this many tasks at least: long ranges are split.", Between(1)),
     Option("maxRecordsPerPartition", "long", None, "The most offsets a task reads: long ranges are split.", Between(1)),
     Option("maxOffsetsPerTrigger", "long", None, "The most offsets of a micro-batch. Stream only.", Between(1)),
@@ -145,6 +157,7 @@ class SourceOptions:
     """What to do about a starting time that no record has reached."""
     fail_on_data_loss: bool
     include_headers: bool
+    include_origin: bool
     min_partitions: int | None
     max_records_per_partition: int | None
     max_offsets_per_trigger: int | None
@@ -182,6 +195,7 @@ def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
         without_match="latest" if strategy == "latest" else "error",
         fail_on_data_loss=config.of(bool, "failOnDataLoss"),
         include_headers=config.of(bool, "includeHeaders"),
+        include_origin=config.of(bool, "includeOrigin"),
         min_partitions=config.optional(int, "minPartitions"),
         max_records_per_partition=config.optional(int, "maxRecordsPerPartition"),
         max_offsets_per_trigger=max_offsets,
@@ -208,8 +222,15 @@ def warn_of_no_effect(options: Mapping[str, str], mode: Mode) -> None:
 
 def schema_of(options: Mapping[str, str]) -> StructType:
     """The columns. What is wrong with the options is said here, that is when a DataFrame is made."""
-    with_headers = parse(options, Mode.ANY).include_headers
-    return schema([name for name in _COLUMNS if with_headers or name != "headers"])
+    parsed = parse(options, Mode.ANY)
+    return schema(
+        [
+            name
+            for name in _COLUMNS
+            if (parsed.include_headers or name != "headers")
+            and (parsed.include_origin or not name.startswith(ORIGIN_PREFIX))
+        ]
+    )
 
 
 def schema(columns: Iterable[str]) -> StructType:

@@ -18,8 +18,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from headrace.client.blocking import TopicPartition
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark import data_loss
-from headrace.spark.lookup import Lookup
-from headrace.spark.planning import OffsetRange, Offsets, Position, limited, offset_count, split
+from headrace.spark.lookup import Lookup, require
+from headrace.spark.planning import OffsetRange, Offsets, Position, limited, offset_count, recreated, split
 from headrace.spark.source import RangePartition, read_partition, within
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
 from headrace.spark.stream_api import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace")
 
 NO_LIMIT = ReadAllAvailable()
+NOWHERE = Position({})
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -56,8 +57,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Driver only, all of these.
         self._lookup: Lookup | None = None
         self._initial: Position | None = None
-        self._target: Offsets | None = None  # where Trigger.AvailableNow ends
-        self._latest: Offsets | None = None  # as last seen
+        self._target: Position | None = None  # where Trigger.AvailableNow ends
+        self._latest: Position | None = None  # as last seen
         self._triggered_at = time.monotonic()
         self._told: Offsets | None = None  # the group of commit.offsets.group.id
 
@@ -74,33 +75,47 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- where a micro-batch begins and ends ---------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        first, lookup = self._first(), self._asking()
-        bounds = lookup.earliest(first.offsets), lookup.latest(first.offsets)
-        fail = self._options.fail_on_data_loss
-        self._initial = first._replace(offsets=within(self._options.starting, first.offsets, *bounds, fail=fail))
-        return self._initial.to_json()
+        first = self._first()
+        if not HAS_LIMITS:
+            require(first.missing)  # nobody will ask where the micro-batch from here ends
+        return first.to_json()
 
     def _first(self) -> Position:
-        """Where a query without a checkpoint begins: the same for as long as this process lives."""
+        """Where a query without a checkpoint begins: the same for as long as this process lives.
+
+        Spark also asks for it when it runs the first micro-batch again. What was to be read then is in the end of that
+        micro-batch, so a topic that is gone is no error yet.
+        """
         if self._initial is None:
             options, lookup = self._options, self._asking()
-            found = lookup.resolve(options.starting, lookup.partitions(), without_match=options.without_match)
-            self._initial = Position(found, initial=True)
+            found = lookup.find()
+            if found.missing:
+                return Position({}, initial=True, missing=tuple(found.missing))
+            offsets = lookup.resolve(options.starting, found.partitions, without_match=options.without_match)
+            bounds = lookup.earliest(offsets), lookup.latest(offsets)
+            offsets = within(options.starting, offsets, *bounds, fail=options.fail_on_data_loss)
+            self._initial = Position(offsets, initial=True, topic_ids=found.topic_ids)
         return self._initial
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit = NO_LIMIT
     ) -> dict[str, Any]:
         if start is None:
-            return Position(self._available({}), begin=self._begin_unasked()).to_json()
+            return self._available(NOWHERE)._replace(begin=self._begin_unasked()).to_json()
         position = Position.of_json(start)
+        require(position.missing)
         if not position.initial:
             self._tell_group(position.offsets)
-        end = self._limited(position.offsets, self._available(position.offsets, initial=position.initial), limit)
+        available = self._available(position)
+        ids = {**position.topic_ids, **available.topic_ids}  # a broker that gives no ids takes none away
+        begin = position.without_topics({one.topic for one in recreated(position.topic_ids, ids)})
+        end = self._limited(begin.offsets, available.offsets, limit)
         if position.initial:
-            return Position(end, begin=position.offsets).to_json()
-        # The very same text tells Spark that there is nothing new.
-        return start if end == position.offsets else Position(end).to_json()
+            return Position(begin.offsets if end is None else end, begin=begin.offsets, topic_ids=ids).to_json()
+        # The very same text tells Spark that there is nothing new. A checkpoint without ids gets them at once.
+        if end is None or (end == position.offsets and ids == position.topic_ids):
+            return start
+        return Position(end, topic_ids=ids).to_json()
 
     def _begin_unasked(self) -> Offsets | None:
         """Spark 4.0 and 4.1 ask for the end first, and do not say where a micro-batch begins.
@@ -110,29 +125,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.starting.is_latest_anywhere:
             return None
         try:
-            return self._first().offsets
-        except ConfigError:
+            first = self._first()
+            return None if first.missing else first.offsets
+        except (ConfigError, data_loss.DataLossError):
             return None  # it may also be one after a restart, when starting offsets need not fit any more
 
-    def _available(self, known: Offsets, *, initial: bool = False) -> Offsets:
+    def _available(self, known: Position) -> Position:
         """How far one could read now; what is gone is left out."""
+        fail = self._options.fail_on_data_loss
         if self._target is None:
             lookup = self._asking()
             found = lookup.find()
-            self._latest = available = lookup.latest(found.partitions, known)
-        else:
-            if initial:
-                # The beginning was looked up after the end, and may lie behind it, or in a partition newer than it.
-                self._target = self._target | {tp: max(at, self._target.get(tp, 0)) for tp, at in known.items()}
-            available = self._target
-        for tp in sorted(known.keys() - available.keys()):
-            data_loss.report(
-                f"{tp} is gone; the stream was at offset {known[tp]}", fail=self._options.fail_on_data_loss
+            changed = recreated(known.topic_ids, found.topic_ids)
+            known = known.without_topics({one.topic for one in changed})
+            available = self._latest = Position(
+                lookup.latest(found.partitions, known.offsets), topic_ids=found.topic_ids
             )
+        else:
+            changed = recreated(known.topic_ids, self._target.topic_ids)
+            known = known.without_topics({one.topic for one in changed})
+            if known.initial:
+                # The beginning was looked up after the end, and may lie behind it, or in a partition newer than it.
+                reached = {tp: max(at, self._target.offsets.get(tp, 0)) for tp, at in known.offsets.items()}
+                self._target = self._target._replace(
+                    offsets=self._target.offsets | reached, topic_ids={**known.topic_ids, **self._target.topic_ids}
+                )
+            available = self._target
+        if fail:  # else the planned micro-batch warns
+            data_loss.report_recreated(changed, fail=fail)
+        for tp in sorted(known.offsets.keys() - available.offsets.keys()):
+            data_loss.report(f"{tp} is gone; the stream was at offset {known.offsets[tp]}", fail=fail)
         return available
 
-    def _limited(self, start: Offsets, available: Offsets, limit: ReadLimit) -> Offsets:
-        """`available`, less what the limit leaves for later; `start` if there is to be no micro-batch yet."""
+    def _limited(self, start: Offsets, available: Offsets, limit: ReadLimit) -> Offsets | None:
+        """`available`, less what the limit leaves for later; None if there is to be no micro-batch yet."""
         if isinstance(limit, ReadAllAvailable):
             return available
         options = self._options
@@ -140,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         least = limit.min_rows if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger
         # The end of Trigger.AvailableNow would never come if it waited for more.
         if least is not None and self._target is None and self._is_too_early(offset_count(begin, available), least):
-            return start
+            return None
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger
         return available if most is None else limited(begin, available, most)
 
@@ -160,10 +186,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         lookup = self._asking()
-        self._target = self._latest = lookup.latest(lookup.find().partitions)
+        found = lookup.find()
+        self._target = self._latest = Position(lookup.latest(found.partitions), topic_ids=found.topic_ids)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        return None if self._latest is None else Position(self._latest).to_json()
+        return None if self._latest is None else self._latest.to_json()
 
     # -- what a micro-batch reads --------------------------------------------------------------
 
@@ -171,17 +198,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = Position.of_json(end)
         begin = Position.of_json(start).until(ends)
         lookup, fail = self._asking(), self._options.fail_on_data_loss
-        there = set(lookup.find().partitions)
-        for tp in sorted(ends.offsets.keys() - there):
-            if ends.offsets[tp] > begin.get(tp, 0):
-                what = f"{tp} is gone; offsets {begin.get(tp, 0)} up to {ends.offsets[tp]} were to be read"
+        before = recreated(begin.topic_ids, ends.topic_ids)
+        data_loss.report_recreated(before, fail=fail)
+        starts = begin.without_topics({one.topic for one in before}).offsets
+        found = lookup.find()
+        since = recreated(ends.topic_ids, found.topic_ids)
+        for one in since:
+            what = f"{one}, after a micro-batch of the deleted topic was planned"
+            data_loss.report(what, fail=fail, instead="leave the rows of the deleted topic out")
+        offsets = ends.without_topics({one.topic for one in since}).offsets
+        there = set(found.partitions)
+        for tp in sorted(offsets.keys() - there):
+            if offsets[tp] > starts.get(tp, 0):
+                what = f"{tp} is gone; offsets {starts.get(tp, 0)} up to {offsets[tp]} were to be read"
                 data_loss.report(what, fail=fail)
-        wanted = sorted(tp for tp in ends.offsets if tp in there)
+        wanted = sorted(tp for tp in offsets.keys() & there if starts.get(tp) != offsets[tp])
         earliest = lookup.earliest(wanted)
         ranges = [
-            OffsetRange(*tp, self._begin_of_range(tp, begin.get(tp), ends.offsets[tp], earliest[tp]), ends.offsets[tp])
+            OffsetRange(*tp, begin_offset, offsets[tp], found.topic_ids.get(tp.topic))
             for tp in wanted
-            if begin.get(tp) != ends.offsets[tp]
+            for begin_offset in [self._begin_of_range(tp, starts.get(tp), offsets[tp], earliest[tp])]
         ]
         parts = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
         return [RangePartition(part) for part in parts]

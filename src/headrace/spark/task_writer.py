@@ -10,15 +10,16 @@ an open transaction behind, which no decision holds: it is aborted by the next c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
-from headrace.errors import HeadraceError
+from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.producer import Producer
 from headrace.spark import worker
@@ -26,13 +27,16 @@ from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_watch import TaskTimes
 from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
 from headrace.spark.failpoints import Failpoints
+from headrace.spark.origins import KnownOrigins, OriginFilter, OriginReport, base_for
 from headrace.spark.sink_errors import SinkError, not_sent
-from headrace.spark.sink_options import SinkOptions
+from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.wire.columns import hash_rows
 
 UNANSWERED_MAX = 64
 """Sendings whose answers are not looked at yet."""
 FLUSH_SECONDS_MAX = 900.0
+UNKNOWN_PARTITION_MS_MAX = 2000.0
+UNKNOWN_PARTITION_POLL_MS = 100.0
 _QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
 
 
@@ -60,7 +64,10 @@ class Report(WriterCommitMessage):
     transaction: TaskTransaction | None = None
     inline: list[tuple[str, bytes]] = field(default_factory=list)  # topic, Arrow IPC stream
     row_count: int = 0
+    """Rows that are delivered with the batch; those that were skipped are not counted."""
     dead_count: int = 0
+    origin: OriginReport | None = None
+    """With the option source.offsets only."""
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     """Of all that was sent, dead letters included."""
     times: TaskTimes = field(default_factory=TaskTimes)
@@ -105,12 +112,24 @@ def default_sink(query: str) -> str:
 class TaskWriter:
     """Writes the rows of one task attempt."""
 
-    def __init__(self, options: SinkOptions, place: Place, limits: Limits) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        place: Place,
+        limits: Limits,
+        known: Mapping[str, KnownOrigins] | None = None,
+    ) -> None:
+        """`known`: what the queries of the sink have delivered, for the option source.offsets."""
         self._options = options
         self._place = place
         self._failpoints = Failpoints(options.failpoints)
         self._plan = ColumnPlan(options, limits, place.name, self._count_partitions)
         self._report = Report(place)
+        self._origins: OriginFilter | None = None
+        if options.origins is not None:
+            base = base_for(known or {}, place.query, place.batch)
+            self._origins = OriginFilter(options.origins, base, place.name)
+            self._report.origin = self._origins.report
         self._sender: _Sender | None = None  # while there is something to send
 
     def write(self, batches: Iterator[pa.RecordBatch], times: TaskTimes | None = None) -> Report:
@@ -129,7 +148,8 @@ class TaskWriter:
         return self._report
 
     def _sendings(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sending]:
-        for batch in batches:
+        for given in batches:
+            batch = given if self._origins is None else self._origins.apply(given)
             self._report.row_count += batch.num_rows
             if batch.num_rows:
                 for sending in self._plan.prepare(batch):
@@ -138,8 +158,10 @@ class TaskWriter:
                         self._report.fingerprint += fingerprint_of(sending)
                     yield sending
 
-    def _count_partitions(self, topic: str) -> int:
-        """Of a topic that only the rows name."""
+    def _count_partitions(self, topic: str, highest: int | None) -> int:
+        """The number of partitions of a topic that only the rows name; or now, if a row names one above."""
+        if highest is not None:
+            return partition_count_above(self._options, topic, highest)
         if self._sender is not None:
             return self._sender.count_partitions(topic)
         with worker.producer_of(self._options) as producer:
@@ -211,6 +233,25 @@ class TaskWriter:
         producer_id, epoch, is_v2 = worker.identity(producer)
         self._report.transaction = TaskTransaction(identifier, producer_id, epoch, is_v2, spans)
         worker.leave_open(producer)
+
+
+def partition_count_above(options: SinkOptions, topic: str, partition: int) -> int:
+    """The number of partitions of a topic, from metadata that is requested now.
+
+    Brokers learn of a new partition one after the other, so for a moment it is looked for again.
+    """
+    with BlockingClient(options.client_settings(PLAN_MS_MAX)) as client:
+        deadline = client.clock.monotonic_ms() + UNKNOWN_PARTITION_MS_MAX
+        while True:
+            cluster = client.cluster([topic], client.deadline(), fresh=True)
+            client.metadata.raise_topic_error(topic)
+            count = cluster.partition_count(topic)
+            if count is None:
+                error = BrokerError(f"topic {topic!r}", code=cluster.errors.get(topic, Code.UNKNOWN_TOPIC_OR_PARTITION))
+                raise SinkError(not_sent(topic, error)) from error
+            if count > partition or client.clock.monotonic_ms() >= deadline:
+                return count
+            client.poll(UNKNOWN_PARTITION_POLL_MS)
 
 
 class _Sender:

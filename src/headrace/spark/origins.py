@@ -1,0 +1,271 @@
+"""Where rows come from: the source offsets that the queries of a sink have delivered.
+
+    includeOrigin=true (source)   columns __topic, __partition, __offset, __topic_id
+    source.offsets=true (sink)    planner: the decisions of the sink → KnownOrigins, pickled for the tasks
+                                  task: OriginFilter skips rows that other queries have delivered → OriginReport
+                                  commit: the decision records the offsets that its query has covered so far
+
+A query with a new checkpoint reads again what an older query of the same `sink.id` has delivered. The decisions of that
+query say which offsets it has covered, so those rows are skipped, and nothing else is. docs/exactly-once.md has the
+rules and the reasons.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import ConfigError
+from headrace.spark.sink_errors import PlanError, SinkError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+ID_PREFIX = "id:"
+"""Before a topic id that stands for its topic. No topic can have a name with a colon."""
+STATELESS = (
+    "source.offsets needs the one source record of every row, and rows of an aggregation or a join have none: it works "
+    "for stateless queries only"
+)
+_TYPES = {"topic": ("string",), "partition": ("int", "bigint"), "offset": ("bigint",), "topic_id": ("string", "void")}
+
+Interval = tuple[int, int]
+"""The first and the last offset of a run of offsets."""
+
+
+class SourcePartition(NamedTuple):
+    """A partition that rows come from. `topic` is the id of the topic (see ID_PREFIX), or its name if it has none."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"partition {self.partition} of topic {self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Offsets of source partitions, as disjoint intervals in ascending order."""
+
+    intervals: Mapping[SourcePartition, tuple[Interval, ...]] = field(default_factory=dict)
+
+    def __or__(self, other: Coverage) -> Coverage:
+        """The offsets that one of the two has."""
+        both = self.intervals.keys() | other.intervals.keys()
+        return Coverage({key: _merged((*self.intervals.get(key, ()), *other.intervals.get(key, ()))) for key in both})
+
+    def hull(self) -> Coverage:
+        """One interval for each partition, from the lowest offset to the highest."""
+        return Coverage({key: ((found[0][0], found[-1][1]),) for key, found in self.intervals.items()})
+
+    def within(self, partition: SourcePartition, first: int, last: int) -> list[Interval]:
+        """The intervals of a partition that have offsets between `first` and `last`."""
+        return [one for one in self.intervals.get(partition, ()) if one[0] <= last and first <= one[1]]
+
+    def to_json(self) -> dict[str, dict[str, list[list[int]]]]:
+        found: dict[str, dict[str, list[list[int]]]] = {}
+        for (topic, partition), intervals in sorted(self.intervals.items()):
+            found.setdefault(topic, {})[str(partition)] = [list(one) for one in intervals]
+        return found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Coverage:
+        return cls(
+            {
+                SourcePartition(topic, int(partition)): _merged((int(first), int(last)) for first, last in intervals)
+                for topic, partitions in found.items()
+                for partition, intervals in partitions.items()
+            }
+        )
+
+    def digest(self) -> str:
+        """The same for two of the same content."""
+        return hashlib.blake2b(json.dumps(self.to_json()).encode(), digest_size=8).hexdigest()
+
+
+def _merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    found: list[Interval] = []
+    for first, last in sorted(intervals):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+NOTHING = Coverage()
+
+
+class DeliveredOffsets(Protocol):
+    """What a decision says about source offsets."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def offsets(self) -> Coverage:
+        """What its query had covered when it was taken."""
+
+    @property
+    def base(self) -> Coverage:
+        """What was skipped in its batch, because other queries had covered it."""
+
+
+class KnownOrigins(NamedTuple):
+    """The same, small enough to be pickled for every task."""
+
+    batch: int
+    offsets: Coverage
+    base: Coverage
+
+
+def base_for(decisions: Mapping[str, DeliveredOffsets], query: str, batch: int) -> Coverage:
+    """The offsets to skip in a batch of a query: those that the other queries of the sink have covered.
+
+    A batch that was decided before is compared with what comes again, so it is filtered as it was then.
+    """
+    own = decisions.get(query)
+    if own is not None and batch <= own.batch:
+        return own.base
+    others = [one for name, one in decisions.items() if name != query]
+    parts = [part for one in others for part in (one.offsets, one.base)]
+    return reduce(Coverage.__or__, parts, NOTHING if own is None else own.base)
+
+
+def covered_by(last: DeliveredOffsets | None, batch: Coverage) -> Coverage:
+    """What a query has covered with one more batch. It reads a partition in order: between batches there is no gap."""
+    return (batch if last is None else last.offsets | batch).hull()
+
+
+# -- columns -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OriginColumns:
+    """The columns that say where a row comes from."""
+
+    topic: str = "__topic"
+    partition: str = "__partition"
+    offset: str = "__offset"
+    topic_id: str | None = "__topic_id"
+
+    @classmethod
+    def parse(cls, text: str) -> OriginColumns | None:
+        """From the option: false, true, or the names of three or four columns."""
+        if text.lower() in ("true", "false"):
+            return cls() if text.lower() == "true" else None
+        names = [name.strip() for name in text.split(",")]
+        if len(names) not in (3, 4) or not all(names) or len(set(names)) != len(names):
+            raise ConfigError(
+                f"invalid source.offsets: expected true, false or the columns topic,partition,offset[,topic id], got "
+                f"{text!r}"
+            )
+        return cls(names[0], names[1], names[2], names[3] if len(names) == 4 else None)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(name for name in (self.topic, self.partition, self.offset, self.topic_id) if name is not None)
+
+    def check(self, schema: StructType) -> None:
+        """Refuse a DataFrame that lacks the columns, or has them in other types."""
+        kinds = {one.name: one.dataType.simpleString() for one in schema.fields}
+        for role, name in (("topic", self.topic), ("partition", self.partition), ("offset", self.offset)):
+            if name not in kinds:
+                raise PlanError(
+                    f"source.offsets is set, but there is no column {name!r}; the columns are: {', '.join(kinds)}. "
+                    f"{STATELESS}. Read with includeOrigin=true and keep its columns up to the sink, or leave "
+                    "source.offsets out"
+                )
+            if kinds[name] not in _TYPES[role]:
+                raise PlanError(f"column {name!r} of source.offsets is {kinds[name]}; expected {_TYPES[role][0]}")
+        if self.topic_id is not None and kinds.get(self.topic_id, "void") not in _TYPES["topic_id"]:
+            raise PlanError(f"column {self.topic_id!r} of source.offsets is {kinds[self.topic_id]}; expected string")
+
+
+@dataclass(slots=True)
+class OriginReport:
+    """What a task has to say about the source offsets of its rows."""
+
+    covered: Coverage = NOTHING
+    base_digest: str = NOTHING.digest()
+    """Of the offsets that were skipped."""
+    skipped: int = 0
+    unproven: int = 0
+    """Rows skipped of topics without an id. A recreated topic would look the same."""
+
+    def __add__(self, other: OriginReport) -> OriginReport:
+        if self.base_digest != other.base_digest:
+            raise SinkError("the tasks of a batch were planned with different source offsets; this is a bug: report it")
+        return OriginReport(
+            self.covered | other.covered,
+            self.base_digest,
+            self.skipped + other.skipped,
+            self.unproven + other.unproven,
+        )
+
+
+class OriginFilter:
+    """Skips the rows of a task that were delivered before, and notes what the others cover."""
+
+    def __init__(self, columns: OriginColumns, base: Coverage, where: str) -> None:
+        self._columns = columns
+        self._base = base
+        self._where = where  # for errors: which batch and which task
+        self.report = OriginReport(base_digest=base.digest())
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that are to be delivered."""
+        if not batch.num_rows:
+            return batch
+        origins = self._origins(batch)
+        groups = origins.group_by(["topic", "id", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
+        skipped: pa.Array | None = None
+        for group in groups.to_pylist():
+            source = SourcePartition(
+                group["topic"] if group["id"] is None else ID_PREFIX + group["id"], group["partition"]
+            )
+            first, last = group["offset_min"], group["offset_max"]
+            self.report.covered |= Coverage({source: ((first, last),)})
+            if intervals := self._base.within(source, first, last):
+                mask = pc.and_(_of_group(origins, group), _inside(origins["offset"], intervals))
+                count = pc.sum(mask).as_py() or 0
+                self.report.skipped += count
+                self.report.unproven += count if group["id"] is None else 0
+                skipped = mask if skipped is None else pc.or_(skipped, mask)
+        # Within a partition a query goes forward, and so do the intervals of its tasks: one for each is enough.
+        self.report.covered = self.report.covered.hull()
+        return batch if skipped is None else batch.filter(pc.invert(skipped).combine_chunks())
+
+    def _origins(self, batch: pa.RecordBatch) -> pa.Table:
+        names, rows = self._columns, batch.num_rows
+        has_ids = names.topic_id is not None and names.topic_id in batch.schema.names
+        found = {
+            "topic": batch.column(names.topic),
+            "partition": batch.column(names.partition),
+            "offset": batch.column(names.offset),
+        }
+        for role, column in found.items():
+            if column.null_count:
+                raise SinkError(
+                    f"{self._where}: {column.null_count} rows have no source {role} (column "
+                    f"{getattr(names, role)!r} is null). {STATELESS}"
+                )
+        ids = batch.column(names.topic_id) if has_ids else pa.nulls(rows)
+        return pa.table({**found, "id": ids.cast(pa.string())})
+
+
+def _of_group(origins: pa.Table, group: Mapping[str, Any]) -> pa.ChunkedArray:
+    mask = pc.and_(pc.equal(origins["topic"], group["topic"]), pc.equal(origins["partition"], group["partition"]))
+    same_id = pc.is_null(origins["id"]) if group["id"] is None else pc.equal(origins["id"], group["id"])
+    return pc.and_(mask, pc.fill_null(same_id, False))
+
+
+def _inside(offsets: pa.ChunkedArray, intervals: Iterable[Interval]) -> pa.ChunkedArray:
+    masks = (pc.and_(pc.greater_equal(offsets, first), pc.less_equal(offsets, last)) for first, last in intervals)
+    return reduce(pc.or_, masks)
