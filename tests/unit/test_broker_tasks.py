@@ -320,8 +320,11 @@ def test_a_flush_ends_when_the_log_is_truncated_below_what_it_waits_for(tmp_path
 
 def test_a_start_that_fails_lets_go_of_the_data_folder(tmp_path):
     async def test() -> None:
-        (tmp_path / "t-0" / "00000000000000000000.log").mkdir(parents=True)
         config = resolve(("argument", {"log.dirs": str(tmp_path), "listeners": "PLAINTEXT://127.0.0.1:0"}))
+        founded = Broker(config)
+        await founded.start()
+        await founded.stop()
+        (tmp_path / "t-0" / "00000000000000000000.log").mkdir(parents=True)
         with pytest.raises(IllegalStateError, match=r"the log in .*t-0 cannot be opened"):
             await Broker(config).start()
         (tmp_path / "t-0" / "00000000000000000000.log").rmdir()
