@@ -211,7 +211,8 @@ def test_a_broker_whose_data_may_be_lost_is_not_elected_for_what_it_had(cluster:
 def as_after_a_power_cut(data_dir: Path) -> None:
     """Let the broker find that the machine was started again since it ran."""
     kept = json.loads((data_dir / trust.FILE_NAME).read_text())
-    (data_dir / trust.FILE_NAME).write_text(json.dumps({**kept, "boot_id": "another"}))
+    for name in (trust.FILE_NAME, trust.COPY_NAME):
+        (data_dir / name).write_text(json.dumps({"epoch": kept["epoch"], "boot_id": "another"}))
 
 
 def test_any_broker_can_be_lost_where_the_controller_is_none_of_them() -> None:

@@ -22,6 +22,7 @@ from peers.broker import create_topic
 from peers.connection import Connection
 from pipelining import RawConnection, ask, frame
 from topics import new_topic, unique
+from waiting import eventually
 
 METADATA = MetadataRequest(topics=())
 
@@ -109,6 +110,17 @@ def test_acks_0_is_silent_and_an_error_closes_the_connection(broker, connection,
         raw.send(frame(request(("no-such-topic", 0, batch(b"lost")), acks=0), 9, 3))
         assert raw.is_closed()
     assert values(connection, topic) == [b"quiet"]
+
+
+@pytest.mark.behaviour("B05")
+def test_what_was_sent_with_acks_0_before_the_peer_hung_up_is_stored(broker, connection, topic):
+    """Message sets are checked in a thread: when the peer hangs up, most of the requests wait in the queue."""
+    sent = [b"%d" % number for number in range(100)]
+    message_sets = [legacy.encode([Record(0, 1, None, value, ())], magic=1) for value in sent]
+    with RawConnection(broker.bootstrap) as raw:
+        raw.send(b"".join(frame(request((topic, 0, data), acks=0), 2, at) for at, data in enumerate(message_sets)))
+    eventually("all are stored", lambda: len(values(connection, topic)) == len(sent))
+    assert values(connection, topic) == sent
 
 
 def test_a_topic_is_found_by_its_id_from_version_13_on(connection, broker, topic):

@@ -53,6 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         "_closing",
         "_frames",
         "_held_bytes",
+        "_lost",
         "_muted",
         "_out",
         "_out_bytes",
@@ -94,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closing: asyncio.TimerHandle | None = None  # hang up when everything is sent, or then
         self._muted = False  # throttled
         self._stopped = False  # no further request is taken
+        self._lost = False  # the peer has hung up; requests that arrived before are still served
         self._scheduled = False  # the rest of a long queue has its turn soon
 
     # -- asyncio's side --------------------------------------------------------------------------
@@ -116,7 +118,6 @@ class Connection(asyncio.BufferedProtocol):
         assert self._sender is not None
         self._sender.close()
         self._out.clear()
-        self._drop_queue()
         self._drop_frame()  # at once: this object may live until the collector finds it
         self._count_unsent()
         if self._closing is not None:
@@ -124,6 +125,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._task is not None:
             self._server.abandon(self._task)
         self._server.disconnected(self)
+        self._lost = True
+        self._serve()  # with acks=0 a peer may hang up as soon as its last request is written
 
     def get_buffer(self, size_hint: int) -> memoryview:
         return self._reader.room()
@@ -213,17 +216,19 @@ class Connection(asyncio.BufferedProtocol):
         self._task = start_task(later.answer, "request")
         self._server.track(self._task, abandonable=later.abandonable)
         self._task.add_done_callback(self._answered)
+        if self._lost:
+            self._server.abandon(self._task)
 
     def _answered(self, task: asyncio.Task[list[Buffer] | None]) -> None:
         self._task = None
         if task.cancelled():
-            self.close("")
-            return
-        if task.exception() is not None:  # logged and counted where tasks are started
+            if not self._lost:
+                self.close("")
+                return
+        elif task.exception() is not None:  # logged and counted where tasks are started
             self.close("internal error while handling the request")
             return
-        answer = task.result()
-        if answer is not None:
+        elif (answer := task.result()) is not None:
             self._answer(answer)
         self._serve()
 
