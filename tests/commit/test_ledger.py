@@ -230,6 +230,12 @@ def test_the_decision_topic_is_made_with_one_compacted_partition(rig, broker):
     assert configs["cleanup.policy"].value == "compact"
 
 
+def test_a_decision_topic_that_forgets_with_time_is_refused(rig, broker):
+    broker.create_topic(rig.decision_topic, 1)
+    with pytest.raises(SinkError, match=r"has cleanup.policy=delete: .* Set cleanup.policy=compact on it"):
+        rig.ledger().open()
+
+
 def test_a_decision_topic_with_two_partitions_is_refused(rig, broker):
     broker.create_topic(rig.decision_topic, 2)
     with pytest.raises(SinkError, match=rf"'{rig.decision_topic}' has 2 partitions"):

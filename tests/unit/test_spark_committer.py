@@ -19,6 +19,7 @@ from headrace.spark.committer import Batch, Committer
 from headrace.spark.decisions import Decision, Fingerprint, Span, TaskTransaction
 from headrace.spark.failpoints import FAILPOINTS
 from headrace.spark.holders import DriverProcess, Holders
+from headrace.spark.ledger import TRANSACTION_MS
 from headrace.spark.origins import KnownOrigins, OriginColumns, OriginFilter, base_for
 from headrace.spark.redo import Outcome
 from headrace.spark.sink_errors import (
@@ -70,6 +71,8 @@ class World:
     holders: Holders = field(default_factory=Holders)
     owner: object = None
     opens: int = 0
+    decided_within_ms: list[int] = field(default_factory=list)
+    """The transaction time-out of each decision, in order."""
     refusals: int = 0
     epochs: Counter[str] = field(default_factory=Counter)
     age_ms: int = 0
@@ -112,10 +115,12 @@ class FakeLedger:
         self.world = world
         self.token: object = None
         self.holders = Holders()
+        self.transaction_ms = 0
 
-    def open(self, transaction_ms: int = 0) -> None:
+    def open(self, transaction_ms: int = TRANSACTION_MS) -> None:
         self.token = self.world.owner = object()
         self.world.opens += 1
+        self.transaction_ms = transaction_ms
 
     def read(self) -> dict[str, Decision]:
         if self.world.unreachable:
@@ -144,6 +149,8 @@ class FakeLedger:
             self.world.refusals += 1
             raise FencedError("fenced")
         self.world.visible += texts
+        if decision.query not in self.world.decisions or decision.batch > self.world.decisions[decision.query].batch:
+            self.world.decided_within_ms.append(self.transaction_ms)
         self.world.decisions[decision.query] = decision
         if is_erased:
             del self.world.decisions[decision.query]
@@ -358,6 +365,24 @@ def test_a_driver_may_die_while_it_writes_again_what_had_expired(place):
     third.process(0, "parallel")
     assert sorted(world.visible) == expected(1)
     assert not world.open
+
+
+def test_no_decision_is_taken_with_the_long_time_out_of_a_redo():
+    """A driver that dies in a decision holds up the readers of all sinks until its transaction expires."""
+    world = World()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "decide.done").process(0, "parallel")
+    world.expire()
+    heir = Driver(world, "run-2")
+    heir.process(0, "parallel")
+    heir.process(1, "parallel")
+    assert "redo.done" in heir.failpoints.reached
+    heir.failpoints._name, heir.failpoints.instead = "decide.done", world.expire
+    heir.process(2, "parallel")
+    assert heir.failpoints.reached.count("redo.done") == 4
+    heir.process(3, "parallel")
+    assert world.decided_within_ms == [TRANSACTION_MS] * 4
+    assert sorted(world.visible) == expected(4)
 
 
 def test_a_decided_batch_that_is_gone_stops_every_start():
@@ -1012,6 +1037,32 @@ def test_a_batch_planned_before_another_query_has_decided_is_planned_again(end):
     assert world.holders.is_held_by("run-1b")
     newer.process(driver, 9)
     assert_delivered_once(world, 9)
+
+
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("check", ["fingerprint", "rows"])
+def test_equal_rows_from_other_source_offsets_are_no_replay(check):
+    world = World()
+    query = CopyingQuery(world, "query")
+    query.process(Driver(world, "run-1"), 4)
+    query.position, query.batch = 10, 0  # of an older backup, say
+    driver = Driver(world, "run-2", replay_check=check)
+    again = query.plan(driver, 14)
+    with pytest.raises(RepeatedBatchError, match=r"batch 0 of query query .* comes again with other rows"):
+        driver.committer.commit(replace(again, fingerprint=world.decisions["query"].fingerprint))
+    assert_delivered_once(world, 4)
+
+
+@pytest.mark.behaviour("S11")
+def test_the_older_of_two_queries_with_source_offsets_is_told_who_fenced_it():
+    world = World()
+    older, newer = CopyingQuery(world, "older"), CopyingQuery(world, "newer", position=4)
+    driver = Driver(world, "run-1")
+    older.process(driver, 4)
+    newer.process(Driver(world, "run-2"), 8)
+    with pytest.raises(FencedError, match=r"held by another driver: run run-2"):
+        older.process(driver, 10)  # planned after the other one has decided
+    assert_delivered_once(world, 8)
 
 
 @pytest.mark.behaviour("S13")

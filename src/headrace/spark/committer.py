@@ -143,6 +143,7 @@ class Committer:
         self._last_decided = -1
         self._has_told_skipped = False
         self._is_clean = False  # whether what older runs left open is aborted
+        self._is_open_for_redo = False  # with the long transaction time-out of a redo
 
     # -- what Spark calls ------------------------------------------------------------------------
 
@@ -189,6 +190,7 @@ class Committer:
         self._reach("begin.fence")
         with self._locked():
             self._ledger.open()
+        self._is_open_for_redo = False
         self._reach("begin.read")
         self._decisions = self._ledger.read()
         self._check_holder(partial(self._leave_to_holder, batch))
@@ -227,6 +229,8 @@ class Committer:
             log.warning("sink %s: batch %d is left to the new driver: %s", self._sink, batch.number, error)
         if is_ours or batch.number == self._last_decided:
             return f"Batch {batch.number} was decided before that, and is delivered."
+        if decision is not None and decision.batch > batch.number:
+            return f"Batch {batch.number} was decided, by this driver or that one, and is delivered."
         return f"What this driver wrote for batch {batch.number} is not seen."
 
     def _hold(self) -> None:
@@ -292,8 +296,11 @@ class Committer:
         is_first = self._decisions is None
         watch, times = Stopwatch(), CommitTimes(batch.number, batch.rows, len(batch.transactions), batch.had_retries)
         # Batches of a run are numbered without a gap: after one, another process of this run has the lock.
-        if is_first or batch.number != self._next_batch:
+        # One that looks stale may have been planned with decisions that this process has not read yet.
+        if is_first or batch.number != self._next_batch or self._is_open_for_redo or self._is_stale(batch):
             self._begin(batch)
+            if self._is_open_for_redo:  # in a decision, a driver that dies holds up all readers of the log
+                self._begin(batch)
         times.begin_ms = watch.lap_ms()
         self._check_base(batch)
         self._check_repeated(batch)
@@ -304,6 +311,9 @@ class Committer:
             self._carry_out(last)
         if last is not None and batch.number <= last.batch:
             self._skip_replay(batch, last)
+            if batch.is_forgotten:
+                with self._locked():
+                    self._ledger.write(last.finished(), is_erased=True)
             return
         self._check_order(batch, last)
         self._tell_skipped(batch)
@@ -389,6 +399,8 @@ class Committer:
     def _is_same(self, batch: Batch, last: Decision) -> bool:
         if self._replay_check == CHECK_NONE:
             return True
+        if batch.origin is not None and last.offsets.intervals and not last.offsets.has(batch.origin.covered):
+            return False  # equal rows from other offsets are other rows
         if self._replay_check == CHECK_FINGERPRINT and batch.fingerprint is not None and last.fingerprint is not None:
             return batch.fingerprint == last.fingerprint
         return batch.rows == last.rows
@@ -527,6 +539,7 @@ class Committer:
         )
         with self._locked():
             self._ledger.open(REDO_TRANSACTION_MS)
+        self._is_open_for_redo = True
         self._decisions = self._ledger.read()
         self._check_holder(lambda: f"Batch {decision.batch} is decided, and finished by that driver.")
         found = self._known(decision.query)

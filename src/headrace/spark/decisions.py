@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.client.admin import NewTopic
+from headrace.client.admin.configs import ConfigAdmin, ConfigResource, ResourceKind
 from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient, TopicPartition
 from headrace.client.fetcher import Fetcher
@@ -44,6 +45,7 @@ READ_MS_MAX = 60_000
 POLL_MS = 500
 REPLICAS_MAX = 3
 HASH_MODULUS = 1 << 64
+_MAY_NOT_DESCRIBE = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
 _TOPIC_CONFIGS = {
     "cleanup.policy": "compact",
     "max.message.bytes": str(DECISION_BYTES_MAX),
@@ -246,6 +248,7 @@ class DecisionLog:
         self.topic = topic
         self._place = TopicPartition(topic, 0)
         self._topic_id: uuid.UUID | None = None
+        self._is_known = False  # whether the topic was seen to be one that keeps decisions
         self._states: dict[str, _SinkState] = {}
 
     def ensure(self) -> None:
@@ -268,6 +271,27 @@ class DecisionLog:
         if found.topic_id != self._topic_id:  # another topic of that name: what was read before is not in it
             self._states.clear()
             self._topic_id = found.topic_id
+            self._is_known = False
+        if not self._is_known:
+            self._check_retention()
+            self._is_known = True
+
+    def _check_retention(self) -> None:
+        """Raise if the topic forgets decisions with time, as one does that a broker has created by itself."""
+        resource = ConfigResource(ResourceKind.TOPIC, self.topic)
+        try:
+            policy = ConfigAdmin(self._client).describe_configs([resource])[resource]["cleanup.policy"].value
+        except BrokerError as error:
+            if error.code not in _MAY_NOT_DESCRIBE:
+                raise
+            return
+        if policy is not None and "delete" in policy:
+            raise SinkError(
+                f"decision.topic {self.topic!r} has cleanup.policy={policy}: decisions would be deleted after a while, "
+                "and batches that come again be delivered again. Set cleanup.policy=compact on it (`kafka-configs.sh "
+                f"--alter --entity-type topics --entity-name {self.topic} --add-config cleanup.policy=compact`), or "
+                "name another topic"
+            )
 
     def _create(self, admin: TopicAdmin) -> None:
         brokers = len(self._client.cluster((), self._client.deadline(), fresh=True).brokers)

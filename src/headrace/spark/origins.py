@@ -69,6 +69,14 @@ class Coverage:
         """The intervals of a partition that have offsets between `first` and `last`."""
         return [one for one in self.intervals.get(partition, ()) if one[0] <= last and first <= one[1]]
 
+    def has(self, other: Coverage) -> bool:
+        """Whether all offsets of another one are here."""
+        return all(
+            any(first <= low and high <= last for first, last in self.intervals.get(key, ()))
+            for key, intervals in other.intervals.items()
+            for low, high in intervals
+        )
+
     def to_json(self) -> dict[str, dict[str, list[list[int]]]]:
         found: dict[str, dict[str, list[list[int]]]] = {}
         for (topic, partition), intervals in sorted(self.intervals.items()):
