@@ -123,6 +123,24 @@ def test_what_was_being_deleted_is_gone_after_a_crash(rig):
     assert not list(found.root.glob("*-delete"))
 
 
+def test_a_new_log_has_nothing_of_the_checkpoints_of_a_deleted_one_of_its_name(rig, caplog):
+    async def run():
+        log = rig.log()
+        rig.append(log, *[b"old"] * 10)
+        log.delete_records(8)
+        await rig.manager.write_checkpoints()
+        rig.manager.delete("t", 0)
+        rig.append(rig.manager.create("t", 0, OTHER_ID, log.config), b"a", b"b")
+
+    asyncio.run(run())
+    caplog.clear()
+    found = rig.crash()
+    (log,) = found.manager.all
+    assert (log.start_offset, log.end_offset, values_of(log)) == (0, 2, [b"a", b"b"])
+    assert not found.manager.lost_tails
+    assert not caplog.records
+
+
 # --- flushing ---
 
 

@@ -98,6 +98,8 @@ class LogManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._noted_watermarks: dict[Partition, int] = {}  # as they were last written by `write_watermarks`
+        self._deletions = 0
+        self._deleted: dict[Partition, int] = {}  # logs that checkpoints may still have, and which deletion it was
         self._doomed: list[Path] = []  # files and folders that are to be removed after their delay
         self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
         self.missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
@@ -157,6 +159,8 @@ class LogManager:
             known = Known(start_offset=lost if self.is_alone else 0)
             log.error("%s is missing: its records up to offset %d are lost here", folder, lost)
         try:
+            if (topic, index) in self._deleted:
+                self._forget_deleted()
             folder.mkdir(exist_ok=True)
             checkpoints.write_metadata(folder / METADATA, topic_id)
             fresh = open_log(self._host, folder, topic, index, topic_id, config, known)
@@ -173,6 +177,8 @@ class LogManager:
             return
         gone.close(clean=False)
         self._rolled.discard(gone)
+        self._deletions += 1
+        self._deleted[topic, index] = self._deletions
         self._remove_folder(gone.directory, topic, index, gone.config.file_delete_delay_ms)
 
     def _remove_folder(self, folder: Path, topic: str, index: int, delay_ms: int) -> None:
@@ -460,6 +466,12 @@ class LogManager:
 
     async def write_checkpoints(self) -> None:
         """What saves work after a crash."""
+        deletions, write = self._deletions, self._checkpoint_write()
+        await asyncio.to_thread(write)
+        self._deleted = {key: number for key, number in self._deleted.items() if number > deletions}
+
+    def _checkpoint_write(self) -> Callable[[], None]:
+        """Write all checkpoints as they are now; a thread may do it."""
         cleaned = {key: each.first_dirty_offset for key, each in self._logs.items() if each.config.compact}
         writes = [
             self._points.prepare(self._recovery_points()),
@@ -472,7 +484,12 @@ class LogManager:
             for each in writes:
                 each()
 
-        await asyncio.to_thread(write)
+        return write
+
+    def _forget_deleted(self) -> None:
+        """Take deleted logs out of the checkpoints: after a crash, their rows would be those of a new log of the name."""
+        self._checkpoint_write()()
+        self._deleted.clear()
 
     async def write_watermarks(self) -> None:
         """High watermarks alone: where there are several replicas, a new leader begins with the last that it noted."""
