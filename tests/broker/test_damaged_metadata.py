@@ -111,6 +111,15 @@ def test_a_damaged_line_of_the_journal_stops_the_start_and_its_one_wrong_bit_is_
             assert values_in(broker.bootstrap, topic) == VALUES
 
 
+def test_repair_takes_no_catalog_of_another_cluster(tmp_path: Path) -> None:
+    for name in ("own", "other"):
+        with EmbeddedBroker(data_dir=tmp_path / name):
+            pass
+    done = headrace("broker", "repair", "--data-dir", tmp_path / "own", "--from", tmp_path / "other", "--yes")
+    assert done.returncode == 1
+    assert "name brokers of this cluster with --from" in done.stderr
+
+
 @pytest.mark.behaviour("B17")
 def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:

@@ -347,6 +347,23 @@ def test_a_recovery_keeps_what_it_cuts_off(rig, caplog):
     assert log.end_offset > end
 
 
+def test_what_one_recovery_cut_off_is_not_overwritten_by_the_next(rig):
+    log = rig.log()
+    for value in (b"a", b"b"):
+        rig.append(log, value)
+    first = rig
+    for value in (b"c", b"d"):
+        flip(next(first.root.rglob("*.log")), 61 + 4)
+        first = first.crash()
+        found = first.log()
+        assert found.end_offset == 0
+        rig.append(found, value)
+    kept = sorted(found.directory.glob("*.damaged*"))
+    assert [path.name for path in kept] == [f"{0:020d}.log.damaged", f"{0:020d}.log.damaged.1"]
+    assert len(kept[0].read_bytes()) == 2 * len(kept[1].read_bytes())
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
+
+
 # --- indexes, snapshots, epochs, checkpoints ---
 
 

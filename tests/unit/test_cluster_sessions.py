@@ -8,6 +8,7 @@ from fake_internal import HandClock
 from group_rig import on_loop
 from headrace.broker.cluster.sessions import RECONNECT_MS_MAX, Sessions
 from headrace.broker.context import Session
+from headrace.errors import BrokerError, Code
 
 TIMEOUT_MS = 6_000
 
@@ -37,6 +38,24 @@ async def test_a_broker_that_is_not_heard_of_for_the_time_out_is_gone_and_only_t
     assert rig.ended == [2, 3]
     await rig.clock.run(TIMEOUT_MS)
     assert rig.ended == [2, 3]
+
+
+@on_loop
+async def test_an_end_that_cannot_be_recorded_is_tried_again() -> None:
+    rig = Rig()
+    is_full = True
+
+    def ended(node_id: int) -> None:
+        if is_full:
+            raise BrokerError("no space left on device", code=Code.KAFKA_STORAGE_ERROR)
+        rig.ended.append(node_id)
+
+    sessions = Sessions(rig.clock, TIMEOUT_MS, ended)
+    sessions.touch(2, line())
+    await rig.clock.run(2 * TIMEOUT_MS)
+    is_full = False
+    await rig.clock.run(2_000)
+    assert rig.ended == [2]
 
 
 @on_loop

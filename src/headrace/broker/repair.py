@@ -146,6 +146,12 @@ class _Planning:
             if copy.catalog.identity.cluster_id != newest.catalog.identity.cluster_id:
                 raise ConfigError(f"{copy.path} and {newest.path} are of two clusters: name brokers of one with --from")
             copy.catalog.epochs.check_continued_by(copy.offset, newest.catalog.epochs, newest.offset)
+        own_id, their_id = self._catalog.identity.cluster_id, newest.catalog.identity.cluster_id
+        if own_id and own_id != their_id:
+            raise ConfigError(
+                f"{newest.path} is of cluster {their_id}, and the catalog that is here of cluster {own_id}: name "
+                "brokers of this cluster with --from"
+            )
         own, theirs = self._catalog.epochs, newest.catalog.epochs
         if not plan.lost and theirs.common_offset(newest.offset, own, plan.offset) >= newest.offset:
             plan.problems.append(f"the copy {newest.path} is not newer than the catalog that is here: it is not used")

@@ -271,7 +271,8 @@ def write_snapshot(path: Path, events: Sequence[Event], offset: int) -> int:
     """Write a journal anew, so that there is always the old one or the new one, whole; how many lines it has."""
     fresh = path.with_suffix(".new")
     parts: list[list[Event]] = [[event] for event in events] or [[]]
-    with open(fresh, "wb") as file:
+    fresh.unlink(missing_ok=True)
+    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:  # it has keys of users
         for part, of_part in enumerate(parts, 1):
             header = {"kind": _SNAPSHOT, "offset": offset, "part": part, "parts": len(parts)}
             file.write(_format([header, *of_part]))

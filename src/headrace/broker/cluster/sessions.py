@@ -6,13 +6,18 @@ the last one is gone: a process that was killed leaves no doubt, one that is pau
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.broker.clock import Clock, Timer
 from headrace.broker.context import Session
+from headrace.errors import BrokerError
+
+log = logging.getLogger("headrace.broker")
 
 CHECK_MS = 100.0
+RETRY_MS = 1_000.0
 RECONNECT_MS_MAX = 500.0
 """How long a broker may be without a connection before it counts as gone."""
 
@@ -75,5 +80,13 @@ class Sessions:
         self._check_later()
         for node_id in [node for node, heard in self._heard.items() if heard.deadline_ms <= now_ms]:
             if self._heard[node_id].deadline_ms <= now_ms:
-                del self._heard[node_id]
-                self._ended(node_id)
+                self._end(node_id, now_ms)
+
+    def _end(self, node_id: int, now_ms: float) -> None:
+        heard = self._heard.pop(node_id)
+        try:
+            self._ended(node_id)
+        except BrokerError as error:  # the catalog cannot be written: the disk is full, perhaps
+            log.error("broker %d has gone, but cannot be fenced: %s; it is tried again", node_id, error)
+            heard.deadline_ms = now_ms + RETRY_MS
+            self._heard[node_id] = heard

@@ -39,6 +39,20 @@ FILES_SHARE = 0.4
 _writes = itertools.count()
 
 
+def private(path: str, flags: int) -> int:
+    """An opener for `open`: the file is for the broker's own user, as logs are."""
+    return os.open(path, flags, 0o600)
+
+
+def unused(path: Path) -> Path:
+    """Return the path, with a number behind it if there is such a file already."""
+    number, found = 0, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}.{number}")
+    return found
+
+
 def offset_name(offset: int, suffix: str) -> str:
     """The name of a file that begins at an offset."""
     return f"{offset:020d}{suffix}"

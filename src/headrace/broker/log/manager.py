@@ -487,7 +487,7 @@ class LogManager:
         return write
 
     def _forget_deleted(self) -> None:
-        """Take deleted logs out of the checkpoints: after a crash, their rows would be those of a new log of the name."""
+        """Take deleted logs out of the checkpoints: after a crash their rows would be used for new logs of the name."""
         self._checkpoint_write()()
         self._deleted.clear()
 

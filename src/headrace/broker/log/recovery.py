@@ -38,6 +38,8 @@ from headrace.broker.log.files import (
     TRANSACTION_INDEX,
     UNFINISHED,
     offset_name,
+    private,
+    unused,
 )
 from headrace.broker.log.log import Contents, Host, Log, report_damage
 from headrace.broker.log.producer_state import ProducerState
@@ -403,11 +405,11 @@ class _Opening:
 
     def _cut(self, segment: Segment, good_bytes: int, problem: str) -> None:
         """End a segment before a batch that is torn or damaged. What is behind it may be whole: it is kept."""
-        kept = self._directory / offset_name(self._end_offset, f"{LOG}{DAMAGED}")
+        kept = unused(self._directory / offset_name(self._end_offset, f"{LOG}{DAMAGED}"))
         with open(segment.file.path, "rb") as source:
             source.seek(good_bytes)
             if is_worth_keeping := good_bytes < segment.size_bytes:
-                with open(kept, "wb") as target:
+                with open(kept, "wb", opener=private) as target:
                     shutil.copyfileobj(source, target)
                     target.flush()
                     os.fsync(target.fileno())
@@ -425,7 +427,7 @@ class _Opening:
     def _take_out_after(self, place: int) -> None:
         """What comes after a damaged batch does not follow from what is before it, but it is kept."""
         for segment in self._segments[place + 1 :]:
-            kept = Path(f"{segment.file.path}{DAMAGED}")
+            kept = unused(Path(f"{segment.file.path}{DAMAGED}"))
             log.error("%s: the log ends before it; it is kept as %s", segment.file.path, kept.name)
             segment.close()
             os.replace(segment.file.path, kept)
