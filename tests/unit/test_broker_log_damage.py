@@ -347,6 +347,19 @@ def test_a_recovery_keeps_what_it_cuts_off(rig, caplog):
     assert log.end_offset > end
 
 
+def test_a_batch_whose_offset_is_impossible_is_cut_off_and_kept(rig, caplog):
+    log = rig.log()
+    sizes = []
+    for value in (b"a", b"b"):
+        rig.append(log, value)
+        sizes.append(log.size_bytes)
+    flip(next(rig.root.rglob("*.log")), sizes[0])  # the first byte of the second batch: no checksum covers it
+    found = rig.crash().log()
+    assert found.end_offset == 1
+    assert [len(path.read_bytes()) for path in found.directory.glob("*.damaged")] == [sizes[1] - sizes[0]]
+    assert "00000000000000000000.log" in caplog.text
+
+
 def test_what_one_recovery_cut_off_is_not_overwritten_by_the_next(rig):
     log = rig.log()
     for value in (b"a", b"b"):

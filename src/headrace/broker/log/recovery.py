@@ -52,6 +52,9 @@ from headrace.wire.kernel import kernel
 
 log = logging.getLogger("headrace.broker.log")
 
+OFFSETS_PER_SEGMENT_MAX = 2**31 - 1
+"""Indexes have offsets relative to their segment's. The offset of a batch is outside its checksum."""
+
 BLOCK_BYTES = 512  # what stat counts in
 SLOW_SECONDS = 1.0
 """A recovery that takes longer is worth a line in the log."""
@@ -371,12 +374,17 @@ class _Opening:
         for placed, found in segment.scan(verify=True):
             problem = found
             for position, header in placed:
+                if header.last_offset - segment.base_offset > OFFSETS_PER_SEGMENT_MAX:
+                    problem = f"a batch has offset {header.base_offset}, which no segment of this name can have"
+                    break
                 segment.note(position, header, header.base_offset, self._config.index_interval_bytes)
                 self._epochs.replay(header.leader_epoch, header.base_offset)
                 if header.base_offset >= replay_from:
                     replay_batch(segment, position, header, self._producers, self._aborted, self._now_ms)
                 good_bytes = position + header.size
                 self._end_offset = header.last_offset + 1
+            if problem:
+                break
         if not problem and row is not None and place + 1 < len(self._segments) and self._end_offset < row.records_end:
             problem = f"it ends here, expected offset {row.records_end}"
         if problem and self._known.is_alone and place + 1 < len(self._segments):
