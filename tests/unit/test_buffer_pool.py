@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fakes import FakeClock
-from headrace.errors import BufferExhaustedError, ClosedError, RecordTooLargeError, TimedOutError
+from headrace.client.locks import OneShotEvent
+from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError, TimedOutError
 from headrace.producer.buffer_pool import PASSED_MAX, BufferPool, Claim, Turn
 from waiting import eventually
 
@@ -52,6 +53,28 @@ def test_a_buffer_of_batch_size_is_used_again():
     pool.release(buffer, BATCH)
     assert pool.available_bytes == TOTAL
     assert pool.allocate(BATCH, 0) is buffer
+
+
+@pytest.mark.behaviour("P51")
+def test_a_thread_that_waits_for_memory_does_not_wait_behind_itself(monkeypatch):
+    """As a signal handler would that sends while the thread it has interrupted waits."""
+    pool = make_pool()
+    full = pool.allocate(TOTAL, 0)
+    raised: list[Exception] = []
+
+    def interrupt(event: OneShotEvent, timeout: float | None = None) -> bool:
+        if not raised:
+            raised.append(IllegalStateError("not raised"))
+            pool.release(full, TOTAL)
+            with pytest.raises(IllegalStateError, match="called by a signal handler") as caught:
+                pool.allocate(BATCH, LONG_MS)
+            raised[0] = caught.value
+        return True
+
+    monkeypatch.setattr(OneShotEvent, "wait", interrupt)
+    assert len(pool.allocate(2 * BATCH, LONG_MS)) == 2 * BATCH
+    assert "called by a signal handler" in str(raised[0])
+    assert pool.waiting_threads == 0
 
 
 def test_other_sizes_are_only_counted():
@@ -124,7 +147,8 @@ def test_nobody_passes_a_thread_that_waits():
 def test_a_running_thread_may_take_what_the_first_in_line_has_yet_to_wake_up_for_but_not_for_ever():
     pool = make_pool()
     held = pool.allocate(TOTAL, 0)
-    pool._waiters.append(Turn(BATCH))  # a thread that never wakes up
+    pool._waiters.append(turn := Turn(BATCH))  # a thread that never wakes up
+    turn.thread_id = 0
     pool.release(held, TOTAL)
     for _ in range(PASSED_MAX):
         pool.release(pool.allocate(BATCH, 0), BATCH)

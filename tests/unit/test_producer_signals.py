@@ -289,3 +289,20 @@ def test_a_signal_handler_may_send_or_is_refused_at_once(broker: SmallBroker, to
     assert refused or topics == "new"  # there it is sampled only
     assert sent
     each_once(broker, "t")
+
+
+@pytest.mark.behaviour("P51")
+@pytest.mark.parametrize("call", ["close", "flush"])
+def test_a_call_refused_in_a_signal_handler_changes_nothing(broker: SmallBroker, call: str) -> None:
+    """As if the handler had interrupted a `send` that opens a batch."""
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        flushes = producer._accumulator._flushes
+        with (
+            producer._accumulator.topics["t"].lock,
+            pytest.raises(IllegalStateError, match="called by a signal handler"),
+        ):
+            getattr(producer, call)()
+        assert producer._accumulator._flushes == flushes
+        producer.send("t", b"1").result(SECONDS)
+    each_once(broker, "t")

@@ -8,12 +8,13 @@ running, a few times. To change threads for every single batch would cost more t
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 
 from headrace.client.clock import Clock
-from headrace.client.locks import OneShotEvent, OwnedLock
-from headrace.errors import BufferExhaustedError, ClosedError, HeadraceError, RecordTooLargeError
+from headrace.client.locks import REENTERED, OneShotEvent, OwnedLock
+from headrace.errors import BufferExhaustedError, ClosedError, HeadraceError, IllegalStateError, RecordTooLargeError
 
 MIB = 1024 * 1024
 PASSED_MAX = 32  # how often others may go before the first in line
@@ -22,10 +23,11 @@ PASSED_MAX = 32  # how often others may go before the first in line
 class Turn:
     """A thread's place in the line."""
 
-    __slots__ = ("passed", "size", "woken")
+    __slots__ = ("passed", "size", "thread_id", "woken")
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.thread_id = threading.get_ident()
         self.passed = 0
         self.woken = OneShotEvent()  # Replaced by the thread that waits, before each look.
 
@@ -124,6 +126,8 @@ class BufferPool:
         started = self._clock.monotonic_ms()
         try:
             with self.lock:
+                if any(waiter.thread_id == turn.thread_id for waiter in self._waiters):
+                    raise IllegalStateError(REENTERED)  # it would wait behind the frame that it has interrupted
                 self._waiters.append(turn)
             while True:
                 woken = turn.woken = OneShotEvent()

@@ -452,6 +452,7 @@ class Producer(SendPath, TransactionScope):
         """Wait (seconds) until all that was sent before is answered, one way or the other."""
         self._check_usable()
         self._check_may_wait("flush() cannot be called")
+        self._check_holds_no_topic()
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = self._accumulator.begin_flush()
         try:
@@ -473,6 +474,7 @@ class Producer(SendPath, TransactionScope):
         if self._forked:
             return
         self._check_not_reentered()
+        self._check_holds_no_topic()
         was_closed, self._closed = self._closed, True
         process.closed(self)
         if self._on_io_thread():
@@ -562,6 +564,11 @@ class Producer(SendPath, TransactionScope):
             locks.append(self._transactions.lock)
         for lock in locks:
             lock.check_not_owned()
+
+    def _check_holds_no_topic(self) -> None:
+        """Likewise, for calls that close the open batches of all topics."""
+        for topic in list(self._accumulator.topics.values()):
+            topic.lock.check_not_owned()
 
     def _warn_of_undelivered(self) -> None:
         count = sum(batch.record_count for batch in self._accumulator.incomplete())
