@@ -68,10 +68,14 @@ class Fetcher:
         min_bytes: int = 1,
         max_bytes: int = 50 * 1024 * 1024,
         partition_bytes_max: int = 1024 * 1024,
+        control_batches: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         **options: Any,
     ) -> None:
-        """`options` are those of `ClientSettings`. A client that is passed in is not closed with the fetcher."""
+        """`options` are those of `ClientSettings`. A client that is passed in is not closed with the fetcher.
+
+        `control_batches`: return transaction markers as well. Use `poll_batches` with it, which does not decode them.
+        """
         if out_of_range not in ("error", "earliest", "latest"):
             raise ConfigError(f"out_of_range: expected error, earliest or latest, got {out_of_range!r}")
         self._owns_client = not isinstance(bootstrap_servers, BlockingClient)
@@ -87,6 +91,7 @@ class Fetcher:
         self._min_bytes = min_bytes
         self._max_bytes = max_bytes
         self._partition_bytes_max = partition_bytes_max
+        self._control_batches = control_batches
         self._partitions: dict[TopicPartition, PartitionReader] = {}
         self._topic_ids: Mapping[str, bytes] = {}  # expected ids, by topic
         self._in_flight: dict[int, _Asked] = {}  # by node
@@ -394,7 +399,7 @@ class Fetcher:
         committed_only = self._isolation is Isolation.READ_COMMITTED
         aborted = (answer.aborted_transactions or ()) if committed_only else None
         state.last_start, state.last_bytes = state.position, len(data)
-        state.fetched = fetched = VisibleBatches(data, state.position, aborted)
+        state.fetched = fetched = VisibleBatches(data, state.position, aborted, control_batches=self._control_batches)
         if state.next_batch() is None and fetched.is_empty:
             raise RecordTooLargeError(
                 f"{state.name} at offset {state.position}: the next batch is larger than partition_bytes_max "
