@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from crashes import committed
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
 from headrace.errors import ConfigError
 from headrace.producer.producer import Producer
@@ -276,3 +277,31 @@ def test_a_decision_topic_with_two_partitions_is_refused(rig, broker):
     broker.create_topic(rig.decision_topic, 2)
     with pytest.raises(SinkError, match=rf"'{rig.decision_topic}' has 2 partitions"):
         rig.ledger().open()
+
+
+def test_a_decision_topic_that_was_deleted_is_not_created_by_a_write(rig, broker):
+    """The brokers create unknown topics by themselves: such a one would forget decisions with time."""
+    own = rig.ledger(
+        kafka__max__block__ms=SHORT_MS,
+        kafka__delivery__timeout__ms=SHORT_MS,
+        kafka__linger__ms="0",
+        kafka__request__timeout__ms="500",
+    )
+    own.open()
+    own.write(rig.decision(0))
+    broker.delete_topic(rig.decision_topic)
+    with pytest.raises(NotDecidedError, match=rf"'{rig.decision_topic}' does not exist any more: it was deleted"):
+        own.write(rig.decision(1), rows_of(rig, "a1"))
+    with AdminClient(broker.bootstrap) as admin:
+        assert rig.decision_topic not in admin.list_topics()
+    assert rig.rows() == []
+    own.open()
+    assert own.read() == {}
+
+
+def test_rows_of_the_driver_go_to_a_topic_that_the_brokers_create(rig):
+    """As rows of tasks do."""
+    own, topic = rig.ledger(), unique("new")
+    own.open()
+    own.write(rig.decision(), [(topic, columns) for _, columns in rows_of(rig, "a1")])
+    assert committed(rig.broker.bootstrap, topic)

@@ -74,9 +74,12 @@ class Producer(SendPath, TransactionScope):
         value_serializer: object = None,
         profile: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        creates_topics: bool = True,
         **options: object,
     ) -> None:
+        """`creates_topics=False`: brokers never create an unknown topic for this producer, whatever their settings."""
         self._thread: threading.Thread | None = None
+        self._creates_topics = creates_topics
         self._closed = False
         self._forked = False
         self._cluster_seen_ms = clock.monotonic_ms()
@@ -152,6 +155,7 @@ class Producer(SendPath, TransactionScope):
             settings.bootstrap_servers,
             request_timeout_ms=settings.request_timeout_ms,
             rebootstrap_trigger_ms=settings.rebootstrap_trigger_ms if settings.rebootstrap else None,
+            allow_auto_topic_creation=self._creates_topics,
             log=self._log,
         )
         self._sender = Sender(

@@ -281,6 +281,16 @@ class DecisionLog:
             self._check_retention()
             self._is_known = True
 
+    def is_missing(self) -> bool:
+        """Whether there is no such topic."""
+        try:
+            TopicAdmin(self._client).describe_topics([self.topic])
+        except BrokerError as error:
+            if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            return True
+        return False
+
     def _check_retention(self) -> None:
         """Raise if the topic forgets decisions with time, as one does that a broker has created by itself."""
         resource = ConfigResource(ResourceKind.TOPIC, self.topic)

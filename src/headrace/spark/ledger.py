@@ -32,6 +32,7 @@ from headrace.spark.decisions import Decision, DecisionLog
 from headrace.spark.holders import Holders, holders_key
 from headrace.spark.sink_errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 
 TRANSACTION_MS = 60_000
 """For decisions. A driver that dies in the middle of one holds up readers for no longer than this."""
@@ -59,8 +60,10 @@ class Ledger:
     def __init__(self, options: SinkOptions, sink: str, client: BlockingClient) -> None:
         self._options = options
         self._sink = sink
+        self._client = client
         self._log = DecisionLog(client, options.decision_topic)
         self._producer: Producer | None = None
+        self._row_topics: set[str] = set()  # that brokers were asked for
 
     def open(self, transaction_ms: int = TRANSACTION_MS) -> None:
         """Take the lock of this sink from any other process; what that one had under way is over when this returns.
@@ -82,7 +85,7 @@ class Ledger:
         config["transaction.timeout.ms"] = transaction_ms
         size = int(str(config.get("max.request.size", 0)))
         config["max.request.size"] = max(size, DECISION_BYTES_MAX + _REQUEST_SLACK_BYTES)
-        producer = Producer(config)
+        producer = Producer(config, creates_topics=False)  # brokers would give the decision topic the wrong settings
         try:
             producer.init_transactions()
         except HeadraceError as error:
@@ -148,7 +151,7 @@ class Ledger:
         NotDecidedError: it is certain that nothing was stored. FencedError, InDoubtError: only the log can tell.
         """
         value = None if is_erased else decision.encode()
-        sends = (partial(_send, topic=topic, columns=columns, batch=decision.batch) for topic, columns in rows)
+        sends = (partial(self._send, topic=topic, columns=columns, batch=decision.batch) for topic, columns in rows)
         self._write_records(decision.key, value, sends, on_rows, on_written)
 
     def _write_records(
@@ -178,6 +181,26 @@ class Ledger:
             raise
         self._commit(producer)
 
+    def _send(self, producer: Producer, topic: str, columns: pa.RecordBatch, batch: int) -> None:
+        try:
+            self._look_up(topic)
+            delivery = producer.send_arrow(topic, columns)
+            if delivery.refusal is not None:
+                raise delivery.refusal
+        except TransactionError:
+            raise
+        except HeadraceError as error:
+            raise NotDecidedError(
+                f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is seen; it can be run again"
+            ) from error
+
+    def _look_up(self, topic: str) -> None:
+        """Let brokers with auto.create.topics.enable create a topic of rows, as they do for the producers of tasks."""
+        if topic not in self._row_topics:
+            message = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True)
+            self._client.ask(message, versions=(4, 12))
+            self._row_topics.add(topic)
+
     def _commit(self, producer: Producer) -> None:
         """From the first EndTxn on, nobody but the coordinator knows: ask until it has answered."""
         deadline = time.monotonic() + DECISION_SECONDS_MAX
@@ -200,7 +223,21 @@ class Ledger:
     def _not_decided(self, error: AbortableError) -> SinkError:
         if _has_code(error, _FENCED):  # a partition may know of the new driver before the coordinator is asked
             return self._fenced()
-        return NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}")
+        return NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}{self._deleted()}")
+
+    def _deleted(self) -> str:
+        """Name the cause of an error if it is that the decision topic is gone."""
+        try:
+            is_missing = self._log.is_missing()
+        except HeadraceError:
+            return ""
+        if not is_missing:
+            return ""
+        return (
+            f". decision.topic {self._log.topic!r} does not exist any more: it was deleted while the query ran. The "
+            "next start creates it, compacted, but what had been decided is forgotten: a batch that Spark runs again "
+            "is delivered again"
+        )
 
     def _fatal(self, error: FatalTransactionError) -> SinkError:
         if _has_code(error, _FENCED):
@@ -219,19 +256,6 @@ class Ledger:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close(CLOSE_SECONDS_MAX)
-
-
-def _send(producer: Producer, topic: str, columns: pa.RecordBatch, batch: int) -> None:
-    try:
-        delivery = producer.send_arrow(topic, columns)
-        if delivery.refusal is not None:
-            raise delivery.refusal
-    except TransactionError:
-        raise
-    except HeadraceError as error:
-        raise NotDecidedError(
-            f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is seen; it can be run again"
-        ) from error
 
 
 def _has_code(error: BaseException, codes: Iterable[int]) -> bool:
