@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.spark.committer import Batch
 from headrace.spark.sink_errors import FencedError, NotDecidedError
 from sink_rig import QUERY, SinkRig, Steps, hours_from_now
 from waiting import eventually
@@ -107,6 +108,31 @@ def test_a_transaction_that_has_ended_is_not_decided(rig, end):
     with pytest.raises(NotDecidedError, match="not open any more"):
         rig.driver().commit(rig.batch(0, report))
     assert rig.ledger().read() == {}
+
+
+def inline(rig: SinkRig, number: int) -> Batch:
+    return rig.batch(number, rig.task([f"a{number}"], batch=number, commit__mode="inline"))
+
+
+@pytest.mark.parametrize("api", ["EndTxn", "Produce"])
+@pytest.mark.parametrize("error", ["PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"])
+def test_a_fenced_producer_of_the_run_that_holds_the_sink_goes_on(rig, broker, api, error):
+    """Its transaction timed out, or its id was forgotten after a week without a batch: nobody has taken the sink."""
+    driver = rig.driver()
+    driver.commit(inline(rig, 0))
+    with broker.faults.inject(api=api, error=error, count=1) as fault:
+        driver.commit(inline(rig, 1))
+        assert fault.hits == 1
+    assert rig.rows() == ["a0", "a1"]
+
+
+def test_a_producer_that_is_fenced_again_and_again_does_not_blame_another_driver(rig, broker):
+    driver = rig.driver()
+    driver.commit(inline(rig, 0))
+    fault = broker.faults.inject(api="EndTxn", error="INVALID_PRODUCER_ID_MAPPING")
+    with fault, pytest.raises(FencedError, match=r"fenced 6 times .* although this run still holds it"):
+        driver.commit(inline(rig, 1))
+    assert rig.rows() == ["a0"]
 
 
 @pytest.mark.parametrize("hours", [-1, 0, 1])

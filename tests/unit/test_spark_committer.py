@@ -704,9 +704,34 @@ def test_a_process_that_keeps_losing_the_lock_gives_up():
 
     driver.committer._ledger = Robbed(world)
     driver.committer._ledger.read()
-    with pytest.raises(FencedError, match="opened by other processes 5 times during the commit of batch 1"):
+    with pytest.raises(
+        FencedError, match=r"fenced 6 times during the commit of batch 1, although this run still holds it\."
+    ):
         driver.process(1, "inline")
     assert world.visible == expected(1)
+
+
+@pytest.mark.parametrize(("mode", "is_lost"), [("inline", False), ("inline", True), ("parallel", True)])
+def test_a_fenced_write_of_a_sink_of_its_own_is_repeated_where_the_log_tells(mode, is_lost, monkeypatch):
+    """Inline rows leave no decision there: then it is in doubt, and nobody else is blamed for it."""
+    world = World()
+    real, writes = FakeLedger.write, iter(range(100))
+
+    def lose_first(self: FakeLedger, *arguments: Any, **options: Any) -> None:
+        if next(writes) or not is_lost:
+            real(self, *arguments, **options)
+        else:
+            raise FencedError("its transaction timed out")
+
+    monkeypatch.setattr(FakeLedger, "write", lose_first)
+    driver = Driver(world, "run", is_alone=True)
+    batch = replace(driver.tasks(0, mode), is_forgotten=True)
+    if is_lost and mode == "inline":
+        with pytest.raises(InDoubtError, match="its transaction timed out"):
+            driver.committer.commit(batch)
+        return
+    driver.committer.commit(batch)
+    assert_all_seen_once(world, 1)
 
 
 @pytest.mark.parametrize("place", ["redo.begin", "redo.done"])

@@ -272,24 +272,28 @@ class Committer:
     # -- commit ----------------------------------------------------------------------------------
 
     def _commit(self, batch: Batch) -> None:
+        cause: _SupersededError | None = None
         for _ in range(1 + REOPENS_MAX):
             try:
                 self._commit_once(batch)
             except _SupersededError as error:
-                if self._is_alone:
-                    raise FencedError(
-                        f"sink {self._sink!r} is this write's own, and another process has opened it. This is a defect "
-                        "of headrace: please report it"
-                    ) from error
-                # A process of this run, or of one that never came to hold the sink: the next round reads who.
-                self._next_batch = -1
+                # By a process of this run or of one that never came to hold the sink, or by a time-out of the brokers:
+                # the next round reads whether this run still holds the sink.
+                self._next_batch, cause = -1, error
             else:
                 self._next_batch = batch.number + 1
                 return
-        raise FencedError(
-            f"sink.id {self._sink!r} was opened by other processes {REOPENS_MAX} times during the commit of batch "
-            f"{batch.number}, while {self._ledger.holders.last} holds it. Look for drivers that are started again and "
-            "again with this sink.id"
+        raise FencedError(self._gave_up_text(batch)) from cause
+
+    def _gave_up_text(self, batch: Batch) -> str:
+        last = self._ledger.holders.last
+        fact = f"sink.id {self._sink!r} was fenced {1 + REOPENS_MAX} times during the commit of batch {batch.number}"
+        if last is not None and last.run != self._run:
+            return f"{fact}; {last} holds it. Look for drivers that are started again and again with this sink.id"
+        return (
+            f"{fact}, although this run still holds it. Either processes that do not hold it open it again and again: "
+            "look for drivers that are started and die with this sink.id. Or the brokers end its transactions early: "
+            "look for their time-outs (transaction.timeout.ms, transactional.id.expiration.ms)"
         )
 
     def _commit_once(self, batch: Batch) -> None:
@@ -472,15 +476,22 @@ class Committer:
             base=base,
         )
         self._reach("decide.begin")
-        with self._locked():
+        # Of a sink that others may open, the log has to tell what became of a write that is refused.
+        is_erased = batch.is_forgotten and decision.is_finished and self._is_alone
+        try:
             self._ledger.write(
                 decision,
                 batch.inline,
-                # Of a sink that others may open, the log has to tell what became of a write that is refused.
-                is_erased=batch.is_forgotten and decision.is_finished and self._is_alone,
+                is_erased=is_erased,
                 on_rows=lambda: self._reach("decide.rows"),
                 on_written=lambda: self._reach("decide.written"),
             )
+        except FencedError as error:
+            if is_erased:
+                raise InDoubtError(
+                    f"the rows were sent, and the log does not tell what became of them: {error}"
+                ) from error
+            raise _SupersededError from error
         self._last_decided = batch.number
         self._remember(decision)
         self._reach("decide.done")

@@ -44,7 +44,8 @@ CLOSE_SECONDS_MAX = 5.0
 CAUSES_MAX = 10
 _REQUEST_SLACK_BYTES = 64 * 1024
 _REFUSED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
-_FENCED = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
+_FENCED = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
+"""The producer's epoch or id is not the current one of its transactional id."""
 
 Rows = Iterable[tuple[str, pa.RecordBatch]]
 """Topic and columns: key, value, headers, partition, timestamp."""
@@ -91,7 +92,7 @@ class Ledger:
         except HeadraceError as error:
             producer.close(0)
             if _has_code(error, _FENCED):  # by another process that opens it at the same time
-                raise self._fenced() from error
+                raise self._fenced(error) from error
             if _has_code(error, {Code.INVALID_TRANSACTION_TIMEOUT}):
                 raise ConfigError(
                     f"the brokers do not allow a transaction of {transaction_ms} ms: their "
@@ -146,7 +147,7 @@ class Ledger:
         on_rows: Callable[[], None] = _nothing,
         on_written: Callable[[], None] = _nothing,
     ) -> None:
-        """Rows and decision in one transaction; `is_erased` stores that there is nothing to remember.
+        """Write rows and decision in one transaction; `is_erased` stores that there is nothing to remember.
 
         NotDecidedError: it is certain that nothing was stored. FencedError, InDoubtError: only the log can tell.
         """
@@ -222,7 +223,7 @@ class Ledger:
 
     def _not_decided(self, error: AbortableError) -> SinkError:
         if _has_code(error, _FENCED):  # a partition may know of the new driver before the coordinator is asked
-            return self._fenced()
+            return self._fenced(error)
         return NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}{self._deleted()}")
 
     def _deleted(self) -> str:
@@ -241,11 +242,19 @@ class Ledger:
 
     def _fatal(self, error: FatalTransactionError) -> SinkError:
         if _has_code(error, _FENCED):
-            return self._fenced()
+            return self._fenced(error)
         return InDoubtError(f"the decision of sink {self._sink!r} failed, and may be stored all the same: {error}")
 
-    def _fenced(self) -> FencedError:
-        return FencedError(f"another process has opened the ledger of sink.id {self._sink!r} since this one did")
+    def _fenced(self, error: HeadraceError) -> FencedError:
+        """The error codes do not tell who or what fenced the producer; the holder record tells which run goes on."""
+        if _has_code(error, {Code.INVALID_PRODUCER_ID_MAPPING}):
+            cause = "the brokers have forgotten its transactional id (transactional.id.expiration.ms)"
+        else:
+            cause = (
+                "another process has opened the ledger since this one did, or its transaction timed out "
+                "(transaction.timeout.ms)"
+            )
+        return FencedError(f"the producer of sink.id {self._sink!r} is fenced: {cause}: {error}")
 
     def _abort(self, producer: Producer) -> None:
         """The error that led here is the one to be told; an open transaction would end by itself in a minute."""
