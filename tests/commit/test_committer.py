@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.spark.committer import Batch
+from headrace.spark.decisions import TaskTransaction
 from headrace.spark.sink_errors import FencedError, NotDecidedError
 from sink_rig import QUERY, SinkRig, Steps, hours_from_now
 from waiting import eventually
@@ -130,9 +131,68 @@ def test_a_producer_that_is_fenced_again_and_again_does_not_blame_another_driver
     driver = rig.driver()
     driver.commit(inline(rig, 0))
     fault = broker.faults.inject(api="EndTxn", error="INVALID_PRODUCER_ID_MAPPING")
-    with fault, pytest.raises(FencedError, match=r"fenced 6 times .* although this run still holds it"):
+    with fault, pytest.raises(FencedError, match=r"fenced 6 times .* although this run still holds it") as caught:
         driver.commit(inline(rig, 1))
+    assert "the brokers have forgotten its transactional id" in str(caught.value)
     assert rig.rows() == ["a0"]
+
+
+# -- transactions that are left over -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_committed", [False, True], ids=["before its first commit", "after it"])
+def test_a_driver_leaves_the_open_transactions_of_a_newer_run_alone(rig, has_committed):
+    """That run is about to take the sink over, or has done so since the older driver finished its batch."""
+    heir = rig.driver("run-2")
+
+    def start_newer_run() -> None:
+        if has_committed:
+            heir.commit(rig.batch(2, rig.task(["c"], run="run-2", batch=2)))
+        newer.append(rig.transaction(["d"], run="run-2", batch=3))
+
+    newer: list[TaskTransaction] = []
+    steps = Steps()
+    driver = rig.driver("run", steps)
+    driver.commit(rig.batch(0, rig.task(["a"], batch=0)))
+    steps.add(finish__done=start_newer_run)
+    driver.commit(rig.batch(1, rig.task(["b"], batch=1)))
+    assert open_ids(rig) == [newer[0].id]
+    heir.commit(Batch(QUERY, 3, newer))
+    assert sorted(rig.rows()) == ["a", "b", *(["c"] if has_committed else []), "d"]
+
+
+def test_a_run_that_takes_the_sink_over_aborts_what_all_others_have_left(rig):
+    rig.transaction(["x"], run="never-committed")
+    older = rig.driver("older")
+    older.commit(inline(rig, 0))
+    driver = rig.driver("run")
+    driver.commit(inline(rig, 1))
+    assert not open_ids(rig)
+    rig.transaction(["y"], run="older")
+    driver.commit(rig.batch(2, rig.task(["a2"], batch=2)))
+    assert not open_ids(rig)
+    assert rig.rows() == ["a0", "a1", "a2"]
+
+
+def test_a_late_twin_is_aborted_by_the_next_batch_even_if_that_is_inline(rig):
+    driver = rig.driver()
+    driver.commit(rig.batch(0, rig.task(["a0"], batch=0)))
+    rig.transaction(["x"])
+    driver.commit(inline(rig, 1))
+    assert not open_ids(rig)
+
+
+def test_inline_batches_look_for_leftovers_after_another_process_has_served_the_run(rig, broker):
+    """And once only: looking costs a request to every broker."""
+    first, second = rig.driver(), rig.driver()
+    first.commit(inline(rig, 0))
+    second.commit(rig.batch(1, rig.task(["a1"], batch=1)))
+    rig.transaction(["x"])
+    first.commit(inline(rig, 2))
+    assert not open_ids(rig)
+    with broker.faults.inject(api="ListTransactions", delay_ms=1) as requests:
+        first.commit(inline(rig, 3))
+        assert requests.hits == 0
 
 
 @pytest.mark.parametrize("hours", [-1, 0, 1])

@@ -35,7 +35,11 @@ class Steps(Failpoints):
 
     def __init__(self, **actions: Callable[[], None]) -> None:
         super().__init__("")
-        self._calls = {name.replace("__", "."): action for name, action in actions.items()}
+        self._calls: dict[str, Callable[[], None]] = {}
+        self.add(**actions)
+
+    def add(self, **actions: Callable[[], None]) -> None:
+        self._calls |= {name.replace("__", "."): action for name, action in actions.items()}
         assert self._calls.keys() <= FAILPOINTS.keys()
 
     def reach(self, name: str) -> None:

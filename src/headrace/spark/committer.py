@@ -142,7 +142,9 @@ class Committer:
         self._next_batch = -1  # the batch that comes next, unless other processes serve some of this run
         self._last_decided = -1
         self._has_told_skipped = False
-        self._is_clean = False  # whether what older runs left open is aborted
+        self._is_clean = False  # whether what was left open before this process began is aborted
+        self._has_taken_over = False  # and not aborted yet what all other runs have left open
+        self._may_have_twins = False  # whether tasks of the last batch may have a twin that is still writing
         self._is_open_for_redo = False  # with the long transaction time-out of a redo
 
     # -- what Spark calls ------------------------------------------------------------------------
@@ -180,7 +182,7 @@ class Committer:
     def _forget(self) -> None:
         """Whoever comes next begins anew, by reading."""
         self._decisions = None
-        self._is_clean = False
+        self._is_clean = self._has_taken_over = False
         self._ledger.close()
 
     # -- begin -----------------------------------------------------------------------------------
@@ -240,6 +242,7 @@ class Committer:
         before = holders.last
         with self._locked():
             self._ledger.hold(holders.followed_by(Holder(self._run, self._driver, self._now_ms())))
+        self._has_taken_over = True
         log.info(
             "sink %s: run %s (%s) holds it now%s",
             *(self._sink, self._run, self._driver, "" if before is None else f"; before, {before} did"),
@@ -255,35 +258,46 @@ class Committer:
             raise _SupersededError from error
 
     def _abort_leftovers(self, batch: Batch) -> None:
-        """Open transactions of this sink that are in no decision, and never will be: their driver is fenced.
+        """Abort open transactions of this sink that are in no decision, and never will be.
+
+        These are transactions of this run, except those of the batch, and of runs that held the sink before it. A run
+        that the holder record does not name has either died before its first commit or is about to take the sink over.
+        Only a run that has just taken the sink over itself aborts those: later it may be the one that is fenced, and
+        would abort transactions of its successor.
 
         Until they are aborted, readers of committed records wait for them. Should it fail, they expire.
         """
+        prefix = self._sink + SEPARATOR
+        ended_runs = {self._run, *self._ledger.holders.runs_before(self._run)}
         try:
-            found = self._transactions.open_ids(self._sink + SEPARATOR)
-            left = set(found or ()) - {one.id for one in batch.transactions}
-            if left:
+            leftovers = {
+                transactional_id
+                for transactional_id in self._transactions.open_ids(prefix) or ()
+                if self._has_taken_over or _run_of(transactional_id, prefix) in ended_runs
+            } - {transaction.id for transaction in batch.transactions}
+            if leftovers:
                 self._reach("begin.abort")
-                self._transactions.fence(left)
-                log.info("sink %s: aborted %d transactions that were left over", self._sink, len(left))
+                self._transactions.fence(leftovers)
+                log.info("sink %s: aborted %d transactions that were left over", self._sink, len(leftovers))
+            self._has_taken_over = False
         except HeadraceError as error:
             log.warning("sink %s: leftover transactions will have to expire: %s", self._sink, error)
 
     # -- commit ----------------------------------------------------------------------------------
 
     def _commit(self, batch: Batch) -> None:
-        cause: _SupersededError | None = None
+        cause: BaseException | None = None
         for _ in range(1 + REOPENS_MAX):
             try:
                 self._commit_once(batch)
             except _SupersededError as error:
                 # By a process of this run or of one that never came to hold the sink, or by a time-out of the brokers:
                 # the next round reads whether this run still holds the sink.
-                self._next_batch, cause = -1, error
+                self._next_batch, cause = -1, error.__cause__
             else:
                 self._next_batch = batch.number + 1
                 return
-        raise FencedError(self._gave_up_text(batch)) from cause
+        raise FencedError(f"{self._gave_up_text(batch)}. The last refusal was: {cause}") from cause
 
     def _gave_up_text(self, batch: Batch) -> str:
         last = self._ledger.holders.last
@@ -302,6 +316,7 @@ class Committer:
         # Batches of a run are numbered without a gap: after one, another process of this run has the lock.
         # One that looks stale may have been planned with decisions that this process has not read yet.
         if is_first or batch.number != self._next_batch or self._is_open_for_redo or self._is_stale(batch):
+            self._may_have_twins = True  # other processes of this run may have served the batches before
             self._begin(batch)
             if self._is_open_for_redo:  # in a decision, a driver that dies holds up all readers of the log
                 self._begin(batch)
@@ -332,8 +347,11 @@ class Committer:
             with self._locked():
                 self._ledger.write(decision, is_erased=True)
         times.end_ms = watch.lap_ms()
-        if not is_first and (batch.transactions or batch.had_retries):
+        # A twin that has lost may begin its transaction after this commit: the next one looks again, inline or not.
+        may_have_twins = bool(batch.transactions) or batch.had_retries
+        if not is_first and (may_have_twins or self._may_have_twins):
             self._abort_leftovers(batch)
+        self._may_have_twins = may_have_twins
         times.clean_ms = watch.lap_ms()
         times.tell(self._sink)
 
@@ -581,6 +599,11 @@ class Committer:
     def _remember(self, decision: Decision) -> None:
         if self._decisions is not None:
             self._decisions[decision.query] = decision
+
+
+def _run_of(transactional_id: str, prefix: str) -> str:
+    """The run whose task uses this id: `sink~run~worker~number`."""
+    return transactional_id.removeprefix(prefix).partition(SEPARATOR)[0]
 
 
 def _decider(decision: Decision) -> str:

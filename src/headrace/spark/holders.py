@@ -77,6 +77,11 @@ class Holders:
         """Whether another run has taken the sink over from this one."""
         return not self.is_held_by(run) and any(holder.run == run for holder in self.history)
 
+    def runs_before(self, run: str) -> list[str]:
+        """The runs that held the sink before this one did: all of them if it is new."""
+        runs = [holder.run for holder in self.history]
+        return runs[: runs.index(run)] if run in runs else runs
+
     def followed_by(self, holder: Holder) -> Holders:
         return Holders((*self.history, holder)[-HOLDERS_MAX:])
 
