@@ -798,6 +798,34 @@ def test_a_write_that_leaves_no_decision_is_not_repeated_when_the_lock_is_lost(m
     assert_all_seen_once(world, 1)
 
 
+STREAM = "Start the query again: it reads first what was decided, and finishes it"
+REPEATABLE = "Run the write again with the same rows and write.id: it reads first what was decided"
+SHARED_SINK = (
+    "The next write to sink.id 'sink' finishes what was decided. Compare the topic with the rows before you run"
+)
+OWN_SINK = "no answer. Compare the topic with the rows before you run this write again: it has no write.id"
+
+
+@pytest.mark.parametrize(
+    ("query", "is_forgotten", "is_alone", "remedy"),
+    [
+        (QUERY, False, False, STREAM),
+        ("write:id", False, False, REPEATABLE),
+        ("write:run", True, False, SHARED_SINK),
+        ("write:run", True, True, OWN_SINK),
+    ],
+    ids=["stream", "write.id", "sink.id alone", "neither"],
+)
+def test_the_remedy_for_a_batch_in_doubt_does_not_deliver_it_twice(query, is_forgotten, is_alone, remedy):
+    world = World(lose_answer=True)
+    driver = Driver(world, "run", is_alone=is_alone)
+    batch = replace(driver.tasks(0, "inline"), query=query, is_forgotten=is_forgotten)
+    with pytest.raises(InDoubtError) as caught:
+        driver.committer.commit(batch)
+    assert remedy in str(caught.value)
+    assert ("again with" in str(caught.value) or "the query again" in str(caught.value)) == (not is_forgotten)
+
+
 # -- batches that come again ---------------------------------------------------------------------
 
 

@@ -150,12 +150,30 @@ class Committer:
     # -- what Spark calls ------------------------------------------------------------------------
 
     def commit(self, batch: Batch) -> None:
-        """After this the batch is seen, whole and once; after an error that it raises, run the batch again."""
+        """After this the batch is seen, whole and once; the error that it raises says what to do otherwise."""
         try:
             self._commit(batch)
-        except (FencedError, InDoubtError, RepeatedBatchError):
+        except InDoubtError as error:
+            self._forget()
+            raise InDoubtError(f"{error}. {self._remedy_text(batch)}") from error
+        except (FencedError, RepeatedBatchError):
             self._forget()
             raise
+
+    def _remedy_text(self, batch: Batch) -> str:
+        """What to do about a batch of which it is not known whether it is decided, or whether all of it is seen."""
+        if not batch.query.startswith(WRITE_PREFIX):
+            return "Start the query again: it reads first what was decided, and finishes it"
+        if not batch.is_forgotten:
+            return (
+                "Run the write again with the same rows and write.id: it reads first what was decided, and finishes it"
+            )
+        finish = "" if self._is_alone else f"The next write to sink.id {self._sink!r} finishes what was decided. "
+        return (
+            f"{finish}Compare the topic with the rows before you run this write again: it has no write.id to be "
+            "recognised by, so rows that were delivered would be delivered again. Set write.id to make a write "
+            "repeatable"
+        )
 
     def abort(self, batch: Batch) -> None:
         """The batch failed. What was decided all the same is carried out; where nobody can tell, nothing is done."""
@@ -541,8 +559,7 @@ class Committer:
             if isinstance(error, SinkError):
                 raise
             raise InDoubtError(
-                f"batch {decision.batch} is decided, but not all of its transactions could be committed: {error}. "
-                "The next start of the query goes on with it"
+                f"batch {decision.batch} is decided, but not all of its transactions could be committed: {error}"
             ) from error
         for one in unended:
             if endings[one.id] is Ending.REFUSED and self._redo.outcome(decision, one) is Outcome.ABORTED:

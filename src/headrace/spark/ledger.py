@@ -212,8 +212,7 @@ class Ledger:
             except TimedOutError as error:
                 if time.monotonic() >= deadline:
                     raise InDoubtError(
-                        f"the decision was sent, and there has been no answer for {DECISION_SECONDS_MAX:g} s: {error}. "
-                        "Start the query again: it reads first what was decided"
+                        f"the decision was sent, and there has been no response for {DECISION_SECONDS_MAX:g} s: {error}"
                     ) from error
             except AbortableError as error:
                 self._abort(producer)
