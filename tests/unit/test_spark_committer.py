@@ -224,8 +224,7 @@ class Driver:
             FakeRedo(world),
             self.failpoints,  # type: ignore[arg-type]
             lambda: NOW,
-            driver=DriverProcess("host-of-" + run, 4711, 1_700_000_000_000),
-            **options,
+            **{"driver": DriverProcess("host-of-" + run, 4711, 1_700_000_000_000), **options},
         )
 
     def tasks(self, number: int, mode: str) -> Batch:
@@ -650,12 +649,27 @@ def test_the_older_of_two_applications_is_fenced_whatever_process_serves_it(mode
             late.committer.commit(batch)
     assert str(caught.value) == (
         "sink.id 'sink' is held by another driver: run run-2 (host host-of-run-2, process 4711, started "
-        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this driver wrote for batch 2 is not seen. If "
+        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this run wrote for batch 2 is not seen. If "
         "that driver runs this query, restarted, let this one end; if both are meant to run, give each a sink.id of "
         "its own"
     )
     newer.process(2, mode)
     assert_all_seen_once(world, 3)
+
+
+def test_a_run_that_another_query_of_its_driver_has_fenced_is_told_so():
+    world = World()
+    driver = DriverProcess("host", 4711, 1_700_000_000_000)
+    older, newer = Driver(world, "run-1", driver=driver), Driver(world, "run-2", driver=driver)
+    older.process(0, "inline")
+    newer.process(1, "inline")
+    with pytest.raises(FencedError) as caught:
+        older.process(2, "inline")
+    assert str(caught.value) == (
+        "sink.id 'sink' is held by another query of this driver, or by a later start of this query: run run-2 (host "
+        "host, process 4711, started 2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this run wrote "
+        "for batch 2 is not seen. If two queries of the driver have this sink.id, give each a sink.id of its own"
+    )
 
 
 def test_a_run_whose_transactions_were_aborted_by_the_next_one_is_told_who_did_it():
@@ -753,7 +767,7 @@ def test_a_redo_of_a_driver_that_was_fenced_meanwhile_is_left_to_the_other():
     world.expire()
     first = Driver(world, "run-2", "redo.begin")
     first.failpoints.instead = lambda: Driver(world, "run-3").process(0, "parallel")
-    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and finished by that driver"):
+    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and finished by that run"):
         first.process(0, "parallel")
     assert_all_seen_once(world, 1)
 

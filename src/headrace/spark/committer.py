@@ -228,13 +228,20 @@ class Committer:
         self._reach("begin.done")
 
     def _check_holder(self, leave: Callable[[], str]) -> None:
-        """Stop here if another run has taken the sink over from this one. `leave` says what becomes of the batch."""
+        """Raise if another run has taken the sink over from this one. `leave` ends the batch, and says how."""
         holders = self._ledger.holders
-        if holders.is_fenced(self._run):
+        last = holders.last
+        if last is None or not holders.is_fenced(self._run):
+            return
+        if last.process == self._driver:
             raise FencedError(
-                f"sink.id {self._sink!r} is held by another driver: {holders.last}. {leave()} If that driver runs "
-                "this query, restarted, let this one end; if both are meant to run, give each a sink.id of its own"
+                f"sink.id {self._sink!r} is held by another query of this driver, or by a later start of this query: "
+                f"{last}. {leave()} If two queries of the driver have this sink.id, give each a sink.id of its own"
             )
+        raise FencedError(
+            f"sink.id {self._sink!r} is held by another driver: {last}. {leave()} If that driver runs "
+            "this query, restarted, let this one end; if both are meant to run, give each a sink.id of its own"
+        )
 
     def _leave_to_holder(self, batch: Batch) -> str:
         """Another run goes on with the sink: end what this one has written as the log says, and tell how."""
@@ -246,12 +253,12 @@ class Committer:
             elif batch.number != self._last_decided:
                 self._abort_undecided(batch, decision)
         except HeadraceError as error:
-            log.warning("sink %s: batch %d is left to the new driver: %s", self._sink, batch.number, error)
+            log.warning("sink %s: batch %d is left to the new run: %s", self._sink, batch.number, error)
         if is_ours or batch.number == self._last_decided:
             return f"Batch {batch.number} was decided before that, and is delivered."
         if decision is not None and decision.batch > batch.number:
-            return f"Batch {batch.number} was decided, by this driver or that one, and is delivered."
-        return f"What this driver wrote for batch {batch.number} is not seen."
+            return f"Batch {batch.number} was decided, by this run or that one, and is delivered."
+        return f"What this run wrote for batch {batch.number} is not seen."
 
     def _hold(self) -> None:
         holders = self._ledger.holders
@@ -587,7 +594,7 @@ class Committer:
             self._ledger.open(REDO_TRANSACTION_MS)
         self._is_open_for_redo = True
         self._decisions = self._ledger.read()
-        self._check_holder(lambda: f"Batch {decision.batch} is decided, and finished by that driver.")
+        self._check_holder(lambda: f"Batch {decision.batch} is decided, and finished by that run.")
         found = self._known(decision.query)
         if found is None or found.batch < decision.batch:
             raise SinkError(
