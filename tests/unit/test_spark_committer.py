@@ -840,6 +840,20 @@ def test_the_remedy_for_a_batch_in_doubt_does_not_deliver_it_twice(query, is_for
     assert ("again with" in str(caught.value) or "the query again" in str(caught.value)) == (not is_forgotten)
 
 
+def test_a_close_that_fails_hides_no_error_and_leaves_nothing_open(monkeypatch, caplog):
+    def fail(self: FakeLedger) -> None:
+        raise OSError("socket is gone")
+
+    monkeypatch.setattr(FakeLedger, "close", fail)
+    closed: list[str] = []
+    driver = Driver(World(lose_answer=True), "run", on_close=lambda: closed.append("client"))
+    with pytest.raises(InDoubtError, match="no answer"):
+        driver.process(0, "inline")
+    driver.committer.close()
+    assert closed == ["client"]
+    assert "sink sink: closing its producer failed" in caplog.text
+
+
 # -- batches that come again ---------------------------------------------------------------------
 
 

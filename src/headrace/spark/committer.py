@@ -198,10 +198,13 @@ class Committer:
         self._on_close()
 
     def _forget(self) -> None:
-        """Whoever comes next begins anew, by reading."""
+        """Begin with reading the log at the next commit. Raises nothing: the error that led here is the one to show."""
         self._decisions = None
         self._is_clean = self._has_taken_over = False
-        self._ledger.close()
+        try:
+            self._ledger.close()
+        except Exception:
+            log.warning("sink %s: closing its producer failed", self._sink, exc_info=True)
 
     # -- begin -----------------------------------------------------------------------------------
 

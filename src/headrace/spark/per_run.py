@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
+
+log = logging.getLogger("headrace.spark")
 
 
 class Closable(Protocol):
@@ -50,8 +53,13 @@ class PerRun(Generic[T]):
         return found
 
     def _close(self, key: tuple[str, str, str]) -> None:
+        """Close what is not used any more. A failure is logged: it is not one of the run that is asked for."""
         del self._used_at[key]
-        self._kept.pop(key).close()
+        try:
+            self._kept.pop(key).close()
+        except Exception:
+            _, sink, run = key
+            log.warning("closing what run %s of %s has left in this process failed", run, sink, exc_info=True)
 
     def discard(self, value: T) -> bool:
         """Keep it no longer, and leave closing it to the caller; False if it was not kept."""
