@@ -1183,6 +1183,20 @@ def test_what_was_covered_is_kept_by_batches_without_source_offsets():
     assert world.decisions["older"].offsets == covered
 
 
+@pytest.mark.parametrize(("topic_id", "is_named"), [(None, True), ("a", False)], ids=["by name", "by id"])
+def test_a_recreated_source_topic_is_named_as_a_cause_where_topics_go_by_name(topic_id, is_named):
+    """Its offsets begin at 0 again. With an id it would be another topic: then that is not the cause."""
+    world = World()
+    query, driver = CopyingQuery(world, "copy"), Driver(world, "run-1")
+    query.process(driver, 4, topic_id=topic_id)
+    query.position = 0
+    with pytest.raises(SinkError, match="has a row from offset 0") as caught:
+        driver.committer.commit(query.plan(driver, 2, topic_id=topic_id))
+    assert (
+        "the topic may have been deleted and created again: then set a new sink.id" in str(caught.value)
+    ) == is_named
+
+
 def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():
     """As those of a join that has held them back, or of a topic that is read twice."""
     world = World()

@@ -29,7 +29,7 @@ from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.failpoints import NO_FAILPOINTS, Failpoints
 from headrace.spark.holders import DriverProcess, Holder, Holders, this_driver, utc_text
 from headrace.spark.ledger import REDO_TRANSACTION_MS, TRANSACTION_MS, Rows
-from headrace.spark.origins import NOTHING, STATELESS, Coverage, OriginReport, base_for, covered_by
+from headrace.spark.origins import ID_PREFIX, NOTHING, STATELESS, Coverage, OriginReport, base_for, covered_by
 from headrace.spark.redo import Outcome
 from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, RepeatedBatchError, SinkError
 from headrace.spark.sink_options import CHECK_FINGERPRINT, CHECK_NONE, SEPARATOR
@@ -398,19 +398,28 @@ class Committer:
             )
 
     def _check_order(self, batch: Batch, last: Decision | None) -> None:
-        """Refuse rows from before what the query has covered: of a stateful query, or of a topic that is read twice.
+        """Refuse rows from before what the query has covered.
 
-        The offsets of such a query do not say which rows it has delivered.
+        They are rows of a stateful query, of a topic that is read twice, or of a topic that was recreated, where topics
+        go by name. In all three cases the offsets do not say which rows were delivered.
         """
         if batch.origin is None or last is None:
             return
         for source, ((first, _), *_) in batch.origin.covered.intervals.items():
-            passed = last.offsets.intervals.get(source)
-            if passed is not None and first <= passed[-1][1]:
+            covered = last.offsets.intervals.get(source)
+            if covered is not None and first <= covered[-1][1]:
+                recreated = (
+                    "The rows have no topic id, so the topic may have been deleted and created again: then set a new "
+                    "sink.id. Otherwise, "
+                )
+                stateful = (
+                    f"{STATELESS}, which read a topic once. Leave source.offsets out, and set a new sink.id. Nothing "
+                    "of the batch is seen"
+                )
                 raise SinkError(
                     f"batch {batch.number} has a row from offset {first} of {source}, and earlier batches of query "
-                    f"{batch.query} have rows up to {passed[-1][1]}. {STATELESS}, which read a topic once. Leave "
-                    "source.offsets out, and set a new sink.id. Nothing of the batch is seen"
+                    f"{batch.query} have rows up to {covered[-1][1]}. "
+                    f"{'' if source.topic.startswith(ID_PREFIX) else recreated}{stateful}"
                 )
 
     def _tell_skipped(self, batch: Batch) -> None:
