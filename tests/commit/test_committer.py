@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.spark.committer import Batch
 from headrace.spark.decisions import TaskTransaction
+from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.sink_errors import FencedError, NotDecidedError
 from sink_rig import QUERY, SinkRig, Steps, hours_from_now
 from waiting import eventually
@@ -135,6 +138,39 @@ def test_a_producer_that_is_fenced_again_and_again_does_not_blame_another_driver
         driver.commit(inline(rig, 1))
     assert "the brokers have forgotten its transactional id" in str(caught.value)
     assert rig.rows() == ["a0"]
+
+
+HOLDER_BYTES_MAX = 200
+WRITES = 5
+
+
+def write_batch(rig: SinkRig, run: str) -> Batch:
+    return replace(inline(rig, 0), query=f"write:{run}", is_forgotten=True)
+
+
+def test_batch_writes_of_one_driver_leave_one_entry_in_the_holder_record(rig):
+    """As those of foreachBatch: their runs would push the runs of streams out of the record."""
+    stream = rig.driver("stream")
+    stream.commit(inline(rig, 0))
+    runs = [f"{WRITE_RUN_PREFIX}{number}" for number in range(WRITES)]
+    for run in runs:
+        rig.driver(run).commit(write_batch(rig, run))
+    ledger = rig.ledger()
+    ledger.read()
+    assert [holder.run for holder in ledger.holders.history] == ["stream", runs[-1]]
+    assert len(ledger.holders.encode()) < HOLDER_BYTES_MAX
+    with pytest.raises(FencedError, match=f"held by another query of this driver, .*: run {runs[-1]}"):
+        stream.commit(inline(rig, 1))
+
+
+@pytest.mark.parametrize("step", ["begin__held", "decide__begin", "decide__written", "decide__done"])
+def test_a_batch_write_goes_on_after_another_one_of_its_driver(rig, step):
+    other = f"{WRITE_RUN_PREFIX}other"
+    steps = Steps(**{step: lambda: rig.driver(other).commit(write_batch(rig, other))})
+    run = f"{WRITE_RUN_PREFIX}own"
+    rig.driver(run, steps).commit(write_batch(rig, run))
+    assert rig.rows() == ["a0", "a0"]
+    assert rig.ledger().read() == {}
 
 
 # -- transactions that are left over -------------------------------------------------------------

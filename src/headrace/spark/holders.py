@@ -24,6 +24,8 @@ from headrace.spark.sink_errors import SinkError
 VERSION = 1
 HOLDERS_MAX = 64
 """Runs that are remembered. A run that is older than all of them would take the sink over once more if it came back."""
+WRITE_RUN_PREFIX = "write-"
+"""Of the run of a batch write: each write is a run of its own. Runs of streams are named by Spark, with a UUID."""
 ANCESTORS_MAX = 32
 _KEY_NAME = "holders"
 
@@ -56,6 +58,10 @@ class Holder:
     process: DriverProcess
     since_ms: int
 
+    @property
+    def is_write(self) -> bool:
+        return self.run.startswith(WRITE_RUN_PREFIX)
+
     def __str__(self) -> str:
         return f"run {self.run} ({self.process}), since {utc_text(self.since_ms)}"
 
@@ -83,7 +89,17 @@ class Holders:
         return runs[: runs.index(run)] if run in runs else runs
 
     def followed_by(self, holder: Holder) -> Holders:
-        return Holders((*self.history, holder)[-HOLDERS_MAX:])
+        """Add a run that takes the sink over.
+
+        A batch write replaces earlier ones of its driver. Most of them are over, and foreachBatch would fill the record
+        with them. One that still runs is taken for new when it comes back, and goes on with what the log says.
+        """
+        history = [
+            earlier
+            for earlier in self.history
+            if not (holder.is_write and earlier.is_write and earlier.process == holder.process)
+        ]
+        return Holders((*history, holder)[-HOLDERS_MAX:])
 
     def encode(self) -> bytes:
         rows = [[one.run, *one.process.to_json(), one.since_ms] for one in self.history]

@@ -38,6 +38,7 @@ from headrace.spark.commit_watch import (
 from headrace.spark.committer import WRITE_PREFIX, Batch, Committer
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.failpoints import Failpoints
+from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.origins import KnownOrigins
 from headrace.spark.per_run import PerRun
@@ -202,10 +203,11 @@ class BatchWriter(DataSourceArrowWriter):
             raise PlanError("a topic cannot be overwritten: use mode('append')")
         self._options = SinkOptions.parse(options, is_stream=False)
         self._limits, self._times = _timed_plan(self._options, schema)
-        self._run = uuid.uuid4().hex
-        write_id = self._options.write_id
-        self._query = f"{WRITE_PREFIX}{write_id or self._run}"
-        self._sink = self._options.sink_id or f"headrace-write-{write_id or self._run}"
+        unique_id = uuid.uuid4().hex
+        self._run = WRITE_RUN_PREFIX + unique_id
+        name = self._options.write_id or unique_id
+        self._query = WRITE_PREFIX + name
+        self._sink = self._options.sink_id or f"headrace-write-{name}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         place = place_of_task(self._sink, self._run, self._query)
