@@ -348,9 +348,9 @@ class Committer:
             self._begin(batch)
             if self._is_open_for_redo:  # in a decision, a driver that dies holds up all readers of the log
                 self._begin(batch)
+        else:  # `_begin` has checked it otherwise; that it is not stale is known from the condition
+            self._check_repeated(batch)
         times.begin_ms = watch.lap_ms()
-        self._check_base(batch)
-        self._check_repeated(batch)
         last = self._known(batch.query)
         if last is None and batch.is_forgotten and batch.number == self._last_decided:
             return  # in an earlier round: it is finished and erased
