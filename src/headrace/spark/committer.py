@@ -5,10 +5,10 @@
     abort    only what no decision holds
 
 Spark may serve each commit of a run in another process. The lock of the ledger goes to the process that opened it last;
-the right to decide stays with the run that the log names as the holder of the sink (holders.py). A process that has
-lost the lock takes it again, reads what is new, and goes on if its run still holds the sink.
+only the run that the log names as the holder of the sink may decide (holders.py). A process that has lost the lock
+takes it again, reads what is new, and goes on if its run still holds the sink.
 
-What a crash leaves is mended by the next `begin`, whoever calls it: docs/exactly-once.md goes through the cases.
+The next `begin` of any run completes or aborts what a crash has left: docs/exactly-once.md goes through the cases.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Batch:
 
 
 class _SupersededError(Exception):
-    """Another process has opened the ledger since this one did."""
+    """The ledger's producer is fenced: the lock is with another process, or the brokers have ended it."""
 
 
 class Committer:
@@ -176,7 +176,10 @@ class Committer:
         )
 
     def abort(self, batch: Batch) -> None:
-        """The batch failed. What was decided all the same is carried out; where nobody can tell, nothing is done."""
+        """End what the tasks of a failed batch have written: commit it if it was decided all the same, else abort it.
+
+        If the log cannot be read, nothing is done.
+        """
         self._reach("abort.begin")
         self._forget()
         try:
@@ -188,8 +191,8 @@ class Committer:
             if decision is not None and not decision.is_finished:
                 self._transactions.end(self._unended(decision), committed=True)
             self._abort_undecided(batch, decision)
-            decided = {one.id for one in decision.transactions} if decision is not None else set()
-            self._transactions.fence(set(open_ids) - decided - {one.id for one in batch.transactions})
+            decided = () if decision is None else decision.transactions
+            self._transactions.fence(set(open_ids) - {task.id for task in (*decided, *batch.transactions)})
         except HeadraceError as error:
             log.warning("sink %s: batch %d is left as it is, for the next start: %s", self._sink, batch.number, error)
 
@@ -247,7 +250,7 @@ class Committer:
         )
 
     def _leave_to_holder(self, batch: Batch) -> str:
-        """Another run goes on with the sink: end what this one has written as the log says, and tell how."""
+        """End what this run has written, as the log says, and return how: another run goes on with the sink."""
         decision = self._known(batch.query)
         is_ours = decision is not None and (decision.run, decision.batch) == (self._run, batch.number)
         try:
@@ -490,18 +493,19 @@ class Committer:
         self._reach("check.done")
 
     def _check_open(self, batch: Batch) -> None:
-        states = self._transactions.describe([one.id for one in batch.transactions])
-        for one in batch.transactions if states is not None else ():
-            state = states.get(one.id) if states is not None else None
-            if state is None or not state.is_of(one):
+        states = self._transactions.describe([task.id for task in batch.transactions])
+        if states is None:
+            return
+        for task in batch.transactions:
+            state = states.get(task.id)
+            if state is None or not state.is_of(task):
                 what = "unknown" if state is None else state.state
                 raise NotDecidedError(
-                    f"batch {batch.number}: the transaction of a task is not open any more ({one.id!r} is {what}). It "
+                    f"batch {batch.number}: the transaction of a task is not open any more ({task.id!r} is {what}). It "
                     "expired (kafka.transaction.timeout.ms), or another query uses this sink.id. Nothing of the batch "
                     "is seen; it can be run again"
                 )
-        if states is not None:
-            self._check_age(batch, min(states[one.id].timeout_ms for one in batch.transactions))
+        self._check_age(batch, min(states[task.id].timeout_ms for task in batch.transactions))
 
     def _check_age(self, batch: Batch, timeout_ms: int) -> None:
         """Brokers tell by their own clocks what is about to expire: this machine's may differ by any amount."""
@@ -561,14 +565,14 @@ class Committer:
         return covered_by(last, batch.origin.covered), base
 
     def _abort_undecided(self, batch: Batch, decision: Decision | None) -> None:
-        undecided = [one for one in batch.transactions if decision is None or not decision.holds(one)]
+        undecided = [task for task in batch.transactions if decision is None or not decision.holds(task)]
         if undecided:
             self._transactions.end(undecided, committed=False)
 
     # -- carrying out ----------------------------------------------------------------------------
 
     def _carry_out(self, decision: Decision, *, is_erased: bool = False) -> None:
-        """To the end, from wherever it stopped. May be done any number of times, by anyone."""
+        """Commit the transactions of a decision, and mark it as finished. It may be repeated, by any process."""
         if decision.is_finished:
             return
         unended = self._unended(decision)
@@ -580,9 +584,9 @@ class Committer:
             raise InDoubtError(
                 f"batch {decision.batch} is decided, but not all of its transactions could be committed: {error}"
             ) from error
-        for one in unended:
-            if endings[one.id] is Ending.REFUSED and self._redo.outcome(decision, one) is Outcome.ABORTED:
-                decision = self._write_again(decision, one)
+        for task in unended:
+            if endings[task.id] is Ending.REFUSED and self._redo.outcome(decision, task) is Outcome.ABORTED:
+                decision = self._write_again(decision, task)
                 if decision.is_finished:
                     return
         self._reach("end.done")
@@ -593,10 +597,13 @@ class Committer:
         self._reach("finish.done")
 
     def _unended(self, decision: Decision) -> list[TaskTransaction]:
-        return [one for one in decision.transactions if one.id not in decision.redone]
+        return [task for task in decision.transactions if task.id not in decision.redone]
 
     def _write_again(self, decision: Decision, transaction: TaskTransaction) -> Decision:
-        """In one transaction with the receipt for it: it happens once, however often it is begun."""
+        """Write the rows of an expired transaction again, in one transaction with the note of it in the decision.
+
+        So they are written once, however often this is begun.
+        """
         self._reach("redo.begin")
         log.warning(
             "sink %s: %r of batch %d was decided and had expired: its %d records are written again",
@@ -607,18 +614,18 @@ class Committer:
         self._is_open_for_redo = True
         self._decisions = self._ledger.read()
         self._check_holder(lambda: f"Batch {decision.batch} is decided, and finished by that run.")
-        found = self._known(decision.query)
-        if found is None or found.batch < decision.batch:
+        known = self._known(decision.query)
+        if known is None or known.batch < decision.batch:
             raise SinkError(
                 f"the decision on batch {decision.batch} of query {decision.query!r} (sink.id {self._sink!r}) is gone "
-                f"from the decision topic, which has {'nothing' if found is None else f'batch {found.batch}'} in its "
+                f"from the decision topic, which has {'nothing' if known is None else f'batch {known.batch}'} in its "
                 "place. Was the topic deleted? Compare the rows of this batch with what is in their topics"
             )
-        if found.is_finished or found.batch > decision.batch:  # by another process of this run: nobody else could
+        if known.is_finished or known.batch > decision.batch:  # by another process of this run: no other run could
             return decision.finished()
-        if transaction.id in found.redone:
-            return found
-        decision = found.with_redone(transaction)
+        if transaction.id in known.redone:
+            return known
+        decision = known.with_redone(transaction)
         with self._locked():
             self._ledger.write(
                 decision,

@@ -246,7 +246,7 @@ class _SinkState:
 
 
 class DecisionLog:
-    """Reads the decision topic, and makes it where there is none. Reading again costs what is new in the log."""
+    """Reads the decision topic, and creates it if there is none. Reading again costs what is new in the log."""
 
     def __init__(self, client: BlockingClient, topic: str) -> None:
         self._client = client
@@ -257,10 +257,10 @@ class DecisionLog:
         self._states: dict[str, _SinkState] = {}
 
     def ensure(self) -> None:
-        """Make the topic, unless it is there."""
+        """Create the topic if there is none; raise if it cannot keep decisions."""
         admin = TopicAdmin(self._client)
         try:
-            found = admin.describe_topics([self.topic])[self.topic]
+            topic = admin.describe_topics([self.topic])[self.topic]
         except BrokerError as error:
             if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
@@ -268,14 +268,14 @@ class DecisionLog:
             self._states.clear()
             self._topic_id = None
             return
-        if len(found.partitions) != 1:
+        if len(topic.partitions) != 1:
             raise SinkError(
-                f"decision.topic {self.topic!r} has {len(found.partitions)} partitions, and decisions need their "
+                f"decision.topic {self.topic!r} has {len(topic.partitions)} partitions, and decisions need their "
                 "order: it must have one; name another topic"
             )
-        if found.topic_id != self._topic_id:  # another topic of that name: what was read before is not in it
+        if topic.topic_id != self._topic_id:  # another topic of that name: what was read before is not in it
             self._states.clear()
-            self._topic_id = found.topic_id
+            self._topic_id = topic.topic_id
             self._is_known = False
         if not self._is_known:
             self._check_retention()

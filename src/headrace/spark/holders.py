@@ -3,8 +3,8 @@
     decision topic, key [sink, "holders", 1] → the runs that have held the sink, in order, the last one holds it
 
 The transactional id of a sink is only a lock: every process that opens the ledger bumps its epoch, and Spark may serve
-each commit of a run in another process. The right to decide belongs to the run. A run that is not in the history takes
-the sink over by writing itself to its end; a run that is in it, but not last, is fenced for good.
+each commit of a run in another process. Which run may decide is in the holder record. A run that is not in the history
+takes the sink over by writing itself to its end; a run that is in it, but not last, is fenced for good.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class DriverProcess:
         return [self.host, self.pid, self.started_ms]
 
     @classmethod
-    def from_json(cls, found: list[Any]) -> DriverProcess:
-        host, pid, started_ms = found
+    def from_json(cls, fields: list[Any]) -> DriverProcess:
+        host, pid, started_ms = fields
         return cls(str(host), int(pid), int(started_ms))
 
 
@@ -102,14 +102,14 @@ class Holders:
         return Holders((*history, holder)[-HOLDERS_MAX:])
 
     def encode(self) -> bytes:
-        rows = [[one.run, *one.process.to_json(), one.since_ms] for one in self.history]
+        rows = [[holder.run, *holder.process.to_json(), holder.since_ms] for holder in self.history]
         return json.dumps({"v": VERSION, "holders": rows}, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Holders:
         try:
-            found = json.loads(data)
-            version = found["v"]
+            record = json.loads(data)
+            version = record["v"]
             if version != VERSION:
                 raise SinkError(
                     f"unsupported holder record: expected version {VERSION}, got {version}; use the headrace that "
@@ -118,7 +118,7 @@ class Holders:
             return cls(
                 tuple(
                     Holder(str(run), DriverProcess.from_json(process), int(since_ms))
-                    for run, *process, since_ms in found["holders"]
+                    for run, *process, since_ms in record["holders"]
                 )
             )
         except (ValueError, KeyError, TypeError) as error:

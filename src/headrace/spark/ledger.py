@@ -39,7 +39,7 @@ TRANSACTION_MS = 60_000
 REDO_TRANSACTION_MS = TRANSACTION_MS_MAX
 """For writing a whole transaction again, which may take its time."""
 DECISION_SECONDS_MAX = 300.0
-"""How long the answer to a decision is waited for: longer than a broker needs to come back."""
+"""How long to wait for the response to a decision: longer than a broker needs to come back."""
 CLOSE_SECONDS_MAX = 5.0
 CAUSES_MAX = 10
 _REQUEST_SLACK_BYTES = 64 * 1024
@@ -116,7 +116,7 @@ class Ledger:
             ) from error
 
     def read_before_writing(self) -> dict[str, Decision]:
-        """The same as `read`, for a planner: it may come before anybody has opened the ledger for the first time."""
+        """Return the same as `read`, for a planner: it may run before the ledger is opened for the first time."""
         self._ensure_topic()
         return self.read()
 
@@ -126,7 +126,7 @@ class Ledger:
             return self._log.read(self._sink)
         except BrokerError as error:
             if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION and self._producer is None:
-                return {}  # nobody has ever opened a ledger: opening makes the topic
+                return {}  # no ledger was ever opened: opening creates the topic
             raise
 
     @property
@@ -203,7 +203,7 @@ class Ledger:
             self._row_topics.add(topic)
 
     def _commit(self, producer: Producer) -> None:
-        """From the first EndTxn on, nobody but the coordinator knows: ask until it has answered."""
+        """Commit the transaction. Once EndTxn is sent, only the coordinator knows the outcome: retry until it tells."""
         deadline = time.monotonic() + DECISION_SECONDS_MAX
         while True:
             try:
@@ -256,7 +256,7 @@ class Ledger:
         return FencedError(f"the producer of sink.id {self._sink!r} is fenced: {cause}: {error}")
 
     def _abort(self, producer: Producer) -> None:
-        """The error that led here is the one to be told; an open transaction would end by itself in a minute."""
+        """Abort the transaction. If that fails, it expires: the error that led here is the one to show."""
         with contextlib.suppress(HeadraceError):
             producer.abort_transaction()
 
