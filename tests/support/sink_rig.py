@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Self
 
 import pyarrow as pa
@@ -16,7 +18,7 @@ from headrace.producer.producer import Producer
 from headrace.spark import worker
 from headrace.spark.columns import Limits
 from headrace.spark.committer import Batch, Committer
-from headrace.spark.decisions import Decision, TaskTransaction
+from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.failpoints import FAILPOINTS, Failpoints
 from headrace.spark.ledger import Ledger
 from headrace.spark.redo import Redo
@@ -120,7 +122,10 @@ class SinkRig:
 
     def batch(self, number: int, *reports: Report) -> Batch:
         transactions = [report.transaction for report in reports if report.transaction is not None]
-        return Batch(QUERY, number, transactions, merged([*reports]))
+        fingerprint = sum((report.fingerprint for report in reports), Fingerprint())
+        origins = [report.origin for report in reports if report.origin is not None]
+        origin = reduce(operator.add, origins) if origins else None
+        return Batch(QUERY, number, transactions, merged([*reports]), fingerprint=fingerprint, origin=origin)
 
     def decision(self, batch: int = 0, *transactions: TaskTransaction, query: str = QUERY) -> Decision:
         return Decision(self.sink, query, "run", batch, transactions)

@@ -1,0 +1,66 @@
+"""A batch that comes again, on a broker: which rows are taken for those that were decided, and which are refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from headrace.producer.interceptors import ProducerInterceptor
+from headrace.producer.records import ProducerRecord
+from headrace.producer.serializers import Serializer
+from headrace.spark.sink_errors import RepeatedBatchError
+from topics import unique
+
+_numbers = itertools.count()
+
+
+class Numbering(Serializer):
+    """Never gives the same bytes twice, like one that encrypts with a nonce."""
+
+    def serialize(self, topic, value, headers):
+        return f"{value} {next(_numbers)}".encode()
+
+
+class Stamping(ProducerInterceptor):
+    def on_send(self, record):
+        stamp = ("sent", f"{next(_numbers)}".encode())
+        return ProducerRecord(record.topic, record.value, record.key, record.partition, headers=[stamp])
+
+
+class Strict(Serializer):
+    """Refuses rows that the fixed serializer of the next release takes."""
+
+    def serialize(self, topic, value, headers):
+        if value.startswith("b"):
+            raise ValueError("unknown field")
+        return value.encode()
+
+
+def decide_and_replay(rig, first, second, mode):
+    rows = ["a1", "b1", "a2"]
+    rig.driver().commit(rig.batch(0, rig.task(rows, commit__mode=mode, **first)))
+    again = rig.task(rows, run="run-2", commit__mode=mode, **second)
+    rig.driver("run-2").commit(rig.batch(0, again))
+
+
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("mode", ["inline", "parallel"])
+@pytest.mark.parametrize("option", ["kafka__value__serializer", "kafka__interceptor__classes"])
+def test_a_replay_is_recognised_though_plug_ins_give_other_bytes(rig, option, mode):
+    plug_in = Numbering if "serializer" in option else Stamping
+    given = {option: f"{__name__}.{plug_in.__name__}"}
+    decide_and_replay(rig, given, given, mode)
+    assert [row.split()[0] for row in rig.rows()] == ["a1", "b1", "a2"]
+    with pytest.raises(RepeatedBatchError):
+        rig.driver("run-3").commit(rig.batch(0, rig.task(["a1", "b1", "other"], run="run-3", **given)))
+
+
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("is_fixed_after", [True, False])
+def test_a_replay_is_recognised_though_dead_letters_have_become_good_rows(rig, is_fixed_after):
+    letters = {"on__bad__row": "dead-letter", "dead__letter__topic": rig.broker.create_topic(unique("letters"))}
+    strict = {"kafka__value__serializer": f"{__name__}.{Strict.__name__}", **letters}
+    first, second = (strict, letters) if is_fixed_after else (letters, strict)
+    decide_and_replay(rig, first, second, "parallel")
+    assert rig.rows() == (["a1", "a2"] if is_fixed_after else ["a1", "b1", "a2"])
