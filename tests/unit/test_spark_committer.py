@@ -798,11 +798,13 @@ def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
     assert str(caught.value) == (
         "batch 0 of query query (sink.id 'sink') comes again with other rows: now 4 rows with hash 000000000000004d; "
         "batch 0 had 4 rows with hash 00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, "
-        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. The checkpoint is older than what was "
-        "delivered: it was restored from a backup, or is a copy of one that another query has gone on with. Nothing "
-        "of this batch is seen. Go on with the checkpoint that has batch 0; or set a new sink.id to deliver the rows "
-        "of this checkpoint all the same, those of the batches since then once more; or, if the query computes other "
-        "rows when a batch is run again, see the option replay.check"
+        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. Nothing of this batch is seen. Possible causes, "
+        "the most likely first: (1) the query computes other rows when a batch is run again (rand(), uuid(), a table "
+        "that has changed), or was changed; (2) source records are gone since then (failOnDataLoss=false, retention, "
+        "compaction); (3) the checkpoint was restored from a backup, or copied. For (1) and (2), start the query with "
+        "replay.check=rows if the number of rows is the same, else with replay.check=none: the rows that were decided "
+        "stand, those that come now are not delivered. For (3), go on with the checkpoint that has batch 0, or set a "
+        "new sink.id, which delivers the rows of this checkpoint, some of them once more"
     )
     assert_all_seen_once(world, 1)
 
@@ -941,7 +943,8 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused():
         "write.id 'daily' was used before for other rows: now 4 rows with hash 000000000000004d; then 4 rows with hash "
         "00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, started 2023-11-14 22:13:20 UTC) at "
         "1970-01-01 00:16:40 UTC. Nothing of this write is seen. Use a new write.id for new rows; to repeat a write, "
-        "give it the rows that it had"
+        "give it the rows that it had. If it computes other rows each time (rand(), uuid()), set replay.check=rows or "
+        "replay.check=none: then the rows of the first write stand"
     )
     assert_all_seen_once(world, 1)
 
@@ -1050,6 +1053,58 @@ def test_equal_rows_from_other_source_offsets_are_no_replay(check):
     with pytest.raises(RepeatedBatchError, match=r"batch 0 of query query .* comes again with other rows"):
         driver.committer.commit(replace(again, fingerprint=world.decisions["query"].fingerprint))
     assert_delivered_once(world, 4)
+
+
+@pytest.mark.behaviour("S12")
+def test_a_replay_with_fewer_rows_of_the_same_source_records_is_skipped_with_a_warning(caplog):
+    """Retention or compaction has taken records that were delivered."""
+    world = World()
+    query = CopyingQuery(world, "query")
+    query.process(Driver(world, "run-1"), 4)
+    query.process(Driver(world, "run-1"), 10)
+    for first, count in ((7, 3), (10, 0)):
+        query.position, query.batch = first, 1
+        query.process(Driver(world, f"run-{first}"), 10)
+        assert f"its {count} rows are not written again, because they come from source records of the 6" in caplog.text
+    query.process(Driver(world, "run-3"), 12)
+    assert_delivered_once(world, 12)
+
+
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("first", [3, 5])
+def test_a_replay_with_rows_of_earlier_or_more_source_records_is_refused(first):
+    world = World()
+    query = CopyingQuery(world, "query")
+    query.process(Driver(world, "run-1"), 4)
+    query.process(Driver(world, "run-1"), 8)
+    query.position, query.batch = first, 1
+    with pytest.raises(RepeatedBatchError, match=r"source records are gone"):
+        query.process(Driver(world, "run-2"), 7 if first == 3 else 9)  # no more rows than were decided
+    assert_delivered_once(world, 8)
+
+
+@pytest.mark.behaviour("S12")
+def test_a_replay_with_more_rows_of_the_same_source_records_is_refused():
+    """A filter was relaxed before the restart: some of the rows were never delivered."""
+    world = World()
+    query, driver = CopyingQuery(world, "query"), Driver(world, "run-1")
+    query.process(driver, 4)
+    query.batch, query.position = 0, 0
+    more = Batch("query", 0, inline=[("topic", columns([str(n) for n in range(5)]))], fingerprint=Fingerprint(5, 1))
+    with pytest.raises(RepeatedBatchError, match=r"now 5 rows .* batch 0 had 4 rows"):
+        Driver(world, "run-2").committer.commit(replace(more, origin=query.plan(driver, 4).origin))
+    assert sorted(map(int, world.visible)) == list(range(4))
+
+
+def test_a_replay_is_recognised_by_its_rows_if_it_was_decided_without_source_offsets():
+    """The option was set between the crash and the restart."""
+    world = World()
+    query, driver = CopyingQuery(world, "query"), Driver(world, "run-1")
+    query.process(driver, 4)
+    query.position, query.batch = 4, 1
+    driver.committer.commit(replace(query.plan(driver, 8), origin=None))
+    query.process(Driver(world, "run-2"), 8)
+    assert_delivered_once(world, 8)
 
 
 @pytest.mark.behaviour("S11")
