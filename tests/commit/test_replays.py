@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import pyarrow as pa
 import pytest
 
 from headrace.producer.interceptors import ProducerInterceptor
 from headrace.producer.records import ProducerRecord
 from headrace.producer.serializers import Serializer
-from headrace.spark.sink_errors import RepeatedBatchError
+from headrace.spark.sink_errors import RepeatedBatchError, SinkError
 from topics import unique
 
 _numbers = itertools.count()
@@ -64,3 +65,46 @@ def test_a_replay_is_recognised_though_dead_letters_have_become_good_rows(rig, i
     first, second = (strict, letters) if is_fixed_after else (letters, strict)
     decide_and_replay(rig, first, second, "parallel")
     assert rig.rows() == (["a1", "a2"] if is_fixed_after else ["a1", "b1", "a2"])
+
+
+# -- source offsets --------------------------------------------------------------------------------
+
+
+def copy(rig, offsets, topic_id="a", run="run", number=0, query="query"):
+    """The batch of a query that delivers these records of one source partition; its task has run."""
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "value": [f"{offset:03d}" for offset in offsets],
+            "partition": pa.array([0] * len(offsets), pa.int32()),
+            "__topic": ["source"] * len(offsets),
+            "__partition": pa.array([0] * len(offsets), pa.int32()),
+            "__offset": pa.array(offsets, pa.int64()),
+            "__topic_id": pa.array([topic_id] * len(offsets), pa.string()),
+        }
+    )
+    given = {"sink__id": rig.sink, "source__offsets": "true"}
+    return rig.batch(number, rig.write(iter([rows]), batch=number, run=run, query=query, **given))
+
+
+def delivered(rig):
+    return [int(row) for row in rig.rows()]
+
+
+@pytest.mark.behaviour("S12")
+def test_a_replay_is_skipped_with_a_warning_if_source_records_are_gone(rig, caplog):
+    rig.driver().commit(copy(rig, range(10)))
+    again = rig.driver("run-2")
+    again.commit(copy(rig, [4, 5, 9], run="run-2"))
+    assert "its 3 rows are not written again, because they come from source records of the 10 rows" in caplog.text
+    again.commit(copy(rig, range(10, 12), run="run-2", number=1))
+    assert delivered(rig) == [*range(12)]
+
+
+@pytest.mark.behaviour("S13")
+@pytest.mark.parametrize("topic_ids", [("a", None), (None, "a")])
+def test_a_new_checkpoint_repeats_nothing_if_topic_ids_have_come_or_gone(rig, topic_ids):
+    rig.driver().commit(copy(rig, range(10), topic_ids[0]))
+    with pytest.raises(SinkError, match=r"8 rows come from partition 0 of topic 'source'.*or set a new sink\.id"):
+        copy(rig, range(2, 12), topic_ids[1], run="run-2", query="newer")
+    rig.driver("run-2").commit(copy(rig, range(10, 12), topic_ids[1], run="run-2", query="newer"))
+    assert delivered(rig) == [*range(12)]

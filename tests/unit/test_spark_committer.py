@@ -1107,6 +1107,20 @@ def test_a_replay_is_recognised_by_its_rows_if_it_was_decided_without_source_off
     assert_delivered_once(world, 8)
 
 
+@pytest.mark.parametrize("topic_ids", [("a", None), (None, "a")])
+def test_a_replay_is_recognised_by_its_rows_if_topic_ids_have_come_or_gone(topic_ids):
+    """The source, or the broker, was replaced between the crash and the restart."""
+    world = World()
+    query = CopyingQuery(world, "query")
+    query.process(Driver(world, "run-1"), 4, topic_id=topic_ids[0])
+    query.position, query.batch = 0, 0
+    query.process(Driver(world, "run-2"), 4, topic_id=topic_ids[1])
+    query.position, query.batch = 1, 0
+    with pytest.raises(RepeatedBatchError):  # without a topic id, source offsets prove nothing
+        query.process(Driver(world, "run-3"), 4, topic_id=topic_ids[1])
+    assert_delivered_once(world, 4)
+
+
 @pytest.mark.behaviour("S11")
 def test_the_older_of_two_queries_with_source_offsets_is_told_who_fenced_it():
     world = World()
@@ -1133,7 +1147,7 @@ def test_skipped_rows_are_told_with_their_number_and_who_delivered_them(caplog):
     assert told == [("WARNING", text.format(0)), ("INFO", text.format(1)), ("INFO", text.format(2))]
     # A batch of skipped rows only needs no decision; the next one says what was skipped in it.
     assert world.decisions["newer"].batch == 2
-    assert world.decisions["newer"].base.to_json() == {"id:a": {"0": [[0, 5]]}}
+    assert world.decisions["newer"].base.to_json() == {"id:a:t": {"0": [[0, 5]]}}
 
 
 def test_rows_skipped_without_a_topic_id_are_warned_of_every_time(caplog):
@@ -1165,7 +1179,7 @@ def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():
     query.position = 3
     late = query.plan(driver, 8)
     with pytest.raises(
-        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic id:a, and earlier .* 3"
+        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic 't' with id a, and earlier .* 3"
     ):
         driver.committer.commit(late)
     driver.committer.abort(late)

@@ -591,8 +591,8 @@ def _decider(decision: Decision) -> str:
 
 
 def _is_from_decided_records(batch: Batch, last: Decision) -> bool | None:
-    """Whether all rows come from source offsets of the batch that was decided; None if one of the two has none."""
-    if batch.origin is None or not last.batch_offsets.intervals:
+    """Whether all rows come from source offsets of the batch that was decided; None if that is not known."""
+    if batch.origin is None or not last.batch_offsets.intervals or last.batch_offsets.may_have(batch.origin.covered):
         return None
     return last.batch_offsets.has(batch.origin.covered)
 

@@ -39,7 +39,7 @@ from headrace.spark.committer import WRITE_PREFIX, Batch, Committer
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.ledger import Ledger
-from headrace.spark.origins import KnownOrigins
+from headrace.spark.origins import KnownOrigins, known_origins
 from headrace.spark.per_run import PerRun
 from headrace.spark.permissions import check_may_write, refused
 from headrace.spark.redo import Redo
@@ -146,8 +146,7 @@ class _OriginReader:
         self._ledger = Ledger(options, sink, self._client)
 
     def read(self) -> dict[str, KnownOrigins]:
-        decisions = self._ledger.read_before_writing()
-        return {query: KnownOrigins(one.batch, one.offsets, one.base) for query, one in decisions.items()}
+        return known_origins(self._ledger.read_before_writing())
 
     def close(self) -> None:
         self._client.close()
