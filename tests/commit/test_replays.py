@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
+from headrace.client.admin import AdminClient
 from headrace.producer.interceptors import ProducerInterceptor
 from headrace.producer.records import ProducerRecord
 from headrace.producer.serializers import Serializer
+from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.sink_errors import RepeatedBatchError, SinkError
 from topics import unique
 
@@ -108,3 +112,23 @@ def test_a_new_checkpoint_repeats_nothing_if_topic_ids_have_come_or_gone(rig, to
         copy(rig, range(2, 12), topic_ids[1], run="run-2", query="newer")
     rig.driver("run-2").commit(copy(rig, range(10, 12), topic_ids[1], run="run-2", query="newer"))
     assert delivered(rig) == [*range(12)]
+
+
+def test_decisions_are_read_to_plan_a_batch_and_not_again_to_commit_it(rig):
+    """Reading them creates the decision topic, if there is none."""
+    options = {
+        "kafka.bootstrap.servers": rig.broker.bootstrap,
+        "topic": rig.topic,
+        "decision.topic": rig.decision_topic,
+        "sink.id": rig.sink,
+        "source.offsets": "true",
+    }
+    schema = StructType().add("value", StringType()).add("__topic", StringType())
+    schema = schema.add("__partition", IntegerType()).add("__offset", LongType())
+    planning = HeadraceDataSource(options)
+    committing = pickle.loads(pickle.dumps(planning))
+    with AdminClient(rig.broker.bootstrap) as admin:
+        committing.streamWriter(schema, False).abort([], 0)
+        assert rig.decision_topic not in admin.list_topics()
+        planning.streamWriter(schema, False)
+        assert rig.decision_topic in admin.list_topics()

@@ -245,14 +245,20 @@ class BatchWriter(DataSourceArrowWriter):
 class _StreamWriter:
     """`df.writeStream.format("headrace").start()`."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+    def __init__(
+        self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
+    ) -> None:
+        """`is_planning`: the writer is pickled for tasks. Else it only commits or aborts what they have written."""
         if overwrite:
             raise PlanError("a topic cannot be overwritten: use outputMode('append')")
         self._options = SinkOptions.parse(options, is_stream=True)
-        self._limits, self._times = _timed_plan(self._options, schema)
-        self._known = _known_origins(self._options)
+        self._limits: Limits | None = None
+        if is_planning:
+            self._limits, self._times = _timed_plan(self._options, schema)
+            self._known = _known_origins(self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        assert self._limits is not None, "this writer was not planned"
         place = place_of_task(self._options.sink_id, None)
         return TaskWriter(self._options, place, self._limits, self._known).write(iterator, self._times)
 
@@ -295,7 +301,9 @@ else:
     class StreamWriter(_StreamWriter):  # type: ignore[no-redef]
         """What Spark 4.0 is told."""
 
-        def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        def __init__(
+            self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
+        ) -> None:
             raise PlanError(
                 "streams into headrace need Spark 4.1 or later; on 4.0 write batches, or use foreachBatch with write.id"
             )
