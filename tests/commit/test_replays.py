@@ -14,7 +14,7 @@ from headrace.producer.interceptors import ProducerInterceptor
 from headrace.producer.records import ProducerRecord
 from headrace.producer.serializers import Serializer
 from headrace.spark.datasource import HeadraceDataSource
-from headrace.spark.sink_errors import RepeatedBatchError, SinkError
+from headrace.spark.sink_errors import FencedError, NotDecidedError, RepeatedBatchError, SinkError
 from topics import unique
 
 _numbers = itertools.count()
@@ -111,6 +111,23 @@ def test_a_new_checkpoint_repeats_nothing_if_topic_ids_have_come_or_gone(rig, to
     with pytest.raises(SinkError, match=r"8 rows come from partition 0 of topic 'source'.*or set a new sink\.id"):
         copy(rig, range(2, 12), topic_ids[1], run="run-2", query="newer")
     rig.driver("run-2").commit(copy(rig, range(10, 12), topic_ids[1], run="run-2", query="newer"))
+    assert delivered(rig) == [*range(12)]
+
+
+@pytest.mark.behaviour("S13")
+def test_a_newer_query_takes_over_from_an_older_one_that_stays_active(rig):
+    """Its first batch is planned before the older one has decided; that must not happen again and again."""
+    older = rig.driver("old")
+    older.commit(copy(rig, range(5), run="old"))
+    stale = copy(rig, range(12), run="new", query="newer")
+    older.commit(copy(rig, range(5, 10), run="old", number=1))
+    newer = rig.driver("new")
+    with pytest.raises(NotDecidedError, match=r"Start this query again"):
+        newer.commit(stale)
+    newer.abort(stale)
+    with pytest.raises(FencedError, match=r"held by another driver: run new"):
+        older.commit(copy(rig, range(10, 12), run="old", number=2))
+    rig.driver("newer").commit(copy(rig, range(12), run="newer", query="newer"))
     assert delivered(rig) == [*range(12)]
 
 

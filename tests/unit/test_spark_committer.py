@@ -1023,21 +1023,22 @@ def test_a_query_that_began_later_leaves_the_records_before_it_to_the_next():
     assert_delivered_once(world, 10)
 
 
-@pytest.mark.parametrize("end", [4, 9])  # all rows are skipped in the one case
+@pytest.mark.parametrize("end", [4, 9])  # all rows are skipped in the first case
 def test_a_batch_planned_before_another_query_has_decided_is_planned_again(end):
     world = World()
     older, newer = CopyingQuery(world, "older"), CopyingQuery(world, "newer")
     older.process(Driver(world, "run-1"), 4)
     driver = Driver(world, "run-2")
     stale = newer.plan(driver, end)
-    older.process(Driver(world, "run-1b"), 6)
-    other = world.write_in_transaction("run-1b", 7, ["of the other query"])
+    active = Driver(world, "run-1b")
+    older.process(active, 6)
     with pytest.raises(NotDecidedError, match=r"another query of sink.id 'sink' has delivered rows since the batch"):
         driver.committer.commit(stale)
     driver.committer.abort(stale)
-    assert world.open == [other.identity], "the other query still holds the sink"
-    assert world.holders.is_held_by("run-1b")
-    newer.process(driver, 9)
+    # An older query that stays active must not keep the newer one from ever being planned in time.
+    with pytest.raises(FencedError, match=r"held by another driver: run run-2"):
+        older.process(active, 8)
+    newer.process(Driver(world, "run-3"), 9)
     assert_delivered_once(world, 9)
 
 
@@ -1169,6 +1170,19 @@ def test_what_was_covered_is_kept_by_batches_without_source_offsets():
     driver.committer.commit(replace(query.plan(driver, 6), origin=None))
     assert world.decisions["older"].batch == 1
     assert world.decisions["older"].offsets == covered
+
+
+def test_source_offsets_that_begin_with_a_later_batch_are_warned_of(caplog):
+    world = World()
+    query, driver = CopyingQuery(world, "older"), Driver(world, "run-1")
+    driver.committer.commit(replace(query.plan(driver, 4), origin=None))
+    query.position, query.batch = 4, 1
+    for end in (8, 10):
+        query.process(driver, end)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("sink sink: batch 1 of query older is the first one decided with source.offsets.")
+    CopyingQuery(world, "newer", position=2).process(Driver(world, "run-2"), 10)
+    assert sorted(map(int, world.visible)) == [0, 1, 2, 2, 3, 3, *range(4, 10)]
 
 
 def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():

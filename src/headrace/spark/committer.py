@@ -194,7 +194,7 @@ class Committer:
         self._reach("begin.read")
         self._decisions = self._ledger.read()
         self._check_holder(partial(self._leave_to_holder, batch))
-        if not self._is_stale(batch) and not self._is_repeated(batch):
+        if not self._is_repeated(batch):
             self._hold()
         for decision in list(self._decisions.values()):  # whatever becomes of this batch: they are decided
             if not decision.is_finished:
@@ -343,8 +343,9 @@ class Committer:
         if self._is_stale(batch):
             raise NotDecidedError(
                 f"batch {batch.number}: another query of sink.id {self._sink!r} has delivered rows since the batch was "
-                "planned, perhaps the same (source.offsets). Nothing of the batch is seen; it can be run again, and is "
-                "then planned anew. Stop the other query first"
+                "planned, perhaps the same (source.offsets). Nothing of the batch is seen. Start this query again: the "
+                "batch is then planned with what the other query has delivered. This run holds the sink now, so that "
+                "the other query is fenced at its next commit"
             )
 
     def _check_order(self, batch: Batch, last: Decision | None) -> None:
@@ -504,6 +505,12 @@ class Committer:
         last = self._known(batch.query)
         if batch.origin is None:
             return (NOTHING, NOTHING) if last is None else (last.offsets, last.base)
+        if last is not None and not last.offsets.intervals:
+            log.warning(
+                "sink %s: batch %d of query %s is the first one decided with source.offsets. Rows of earlier batches "
+                "are not known by their offsets: a new checkpoint that reads them again delivers them again",
+                *(self._sink, batch.number, batch.query),
+            )
         base = base_for(self._decisions or {}, batch.query, batch.number)
         return covered_by(last, batch.origin.covered), base
 
