@@ -220,7 +220,7 @@ class Committer:
         self._reach("begin.read")
         self._decisions = self._ledger.read()
         self._check_holder(partial(self._leave_to_holder, batch))
-        if not self._is_stale(batch) and not self._is_repeated(batch):
+        if not self._is_repeated(batch):
             self._hold()
         for decision in list(self._decisions.values()):  # whatever becomes of this batch: they are decided
             if not decision.is_finished:
@@ -396,8 +396,9 @@ class Committer:
         if self._is_stale(batch):
             raise NotDecidedError(
                 f"batch {batch.number}: another query of sink.id {self._sink!r} has delivered rows since the batch was "
-                "planned, perhaps the same (source.offsets). Nothing of the batch is seen; it can be run again, and is "
-                "then planned anew. Stop the other query first"
+                "planned, perhaps the same (source.offsets). Nothing of the batch is seen. Start this query again: the "
+                "batch is then planned with what the other query has delivered. This run holds the sink now, so that "
+                "the other query is fenced at its next commit"
             )
 
     def _check_order(self, batch: Batch, last: Decision | None) -> None:
@@ -459,10 +460,14 @@ class Committer:
         raise RepeatedBatchError(_repeated_text(self._sink, batch, last))
 
     def _is_same(self, batch: Batch, last: Decision) -> bool:
+        """Whether what comes again under the number of the last decision may be skipped: its rows are delivered."""
         if self._replay_check == CHECK_NONE:
             return True
-        if batch.origin is not None and last.offsets.intervals and not last.offsets.has(batch.origin.covered):
+        is_from_decided = _is_from_decided_records(batch, last)
+        if is_from_decided is False:
             return False  # equal rows from other offsets are other rows
+        if is_from_decided and batch.rows <= last.rows:
+            return True  # the same source records, or what is left of them
         if self._replay_check == CHECK_FINGERPRINT and batch.fingerprint is not None and last.fingerprint is not None:
             return batch.fingerprint == last.fingerprint
         return batch.rows == last.rows
@@ -471,11 +476,19 @@ class Committer:
         self._reach("replay.abort")
         self._abort_undecided(batch, last)
         is_proven = None not in (batch.fingerprint, last.fingerprint) and batch.fingerprint == last.fingerprint
+        reason = ""
+        if not is_proven:
+            reason = f" (replay.check={self._replay_check}: that they are the same rows is not known)"
+            if _is_from_decided_records(batch, last):
+                reason = (
+                    f", because they come from source records of the {last.rows} rows that were decided. They are not "
+                    "the same rows: source records are gone since then (failOnDataLoss=false, retention, compaction), "
+                    "or the query computes other rows when a batch is run again, or was changed"
+                )
         log.log(
             logging.INFO if is_proven else logging.WARNING,
             "sink %s: batch %d of query %s was decided before, by %s: its %d rows are not written again%s",
-            *(self._sink, batch.number, batch.query, _decider(last), batch.rows),
-            "" if is_proven else f" (replay.check={self._replay_check}: that they are the same rows is not known)",
+            *(self._sink, batch.number, batch.query, _decider(last), batch.rows, reason),
         )
 
     def _check(self, batch: Batch) -> None:
@@ -533,6 +546,7 @@ class Committer:
             driver=self._driver,
             offsets=offsets,
             base=base,
+            batch_offsets=NOTHING if batch.origin is None else batch.origin.covered.hull(),
         )
         self._reach("decide.begin")
         # Of a sink that others may open, the log has to tell what became of a write that is refused.
@@ -561,6 +575,12 @@ class Committer:
         last = self._known(batch.query)
         if batch.origin is None:
             return (NOTHING, NOTHING) if last is None else (last.offsets, last.base)
+        if last is not None and not last.offsets.intervals:
+            log.warning(
+                "sink %s: batch %d of query %s is the first one decided with source.offsets. Rows of earlier batches "
+                "are not known by their offsets: a new checkpoint that reads them again delivers them again",
+                *(self._sink, batch.number, batch.query),
+            )
         base = base_for(self._decisions or {}, batch.query, batch.number)
         return covered_by(last, batch.origin.covered), base
 
@@ -654,6 +674,13 @@ def _decider(decision: Decision) -> str:
     return f"run {decision.run}{where} at {utc_text(decision.at_ms)}"
 
 
+def _is_from_decided_records(batch: Batch, last: Decision) -> bool | None:
+    """Whether all rows come from source offsets of the batch that was decided; None if that is not known."""
+    if batch.origin is None or not last.batch_offsets.intervals or last.batch_offsets.may_have(batch.origin.covered):
+        return None
+    return last.batch_offsets.has(batch.origin.covered)
+
+
 def _repeated_text(sink: str, batch: Batch, last: Decision) -> str:
     now = f"{batch.rows} rows" if batch.fingerprint is None else str(batch.fingerprint)
     then = f"{last.rows} rows" if last.fingerprint is None else str(last.fingerprint)
@@ -661,18 +688,28 @@ def _repeated_text(sink: str, batch: Batch, last: Decision) -> str:
         return (
             f"write.id {batch.query.removeprefix(WRITE_PREFIX)!r} was used before for other rows: now {now}; then "
             f"{then}, decided by {_decider(last)}. Nothing of this write is seen. Use a new write.id for new rows; "
-            "to repeat a write, give it the rows that it had"
+            "to repeat a write, give it the rows that it had. If it computes other rows each time (rand(), uuid()), "
+            "set replay.check=rows or replay.check=none: then the rows of the first write stand"
         )
-    what = "comes again with other rows" if batch.number == last.batch else f"comes after batch {last.batch}"
+    is_last = batch.number == last.batch
     return (
-        f"batch {batch.number} of query {batch.query} (sink.id {sink!r}) {what}: now {now}; batch {last.batch} had "
-        f"{then}, decided by {_decider(last)}. The checkpoint is older than what was delivered: it was restored from "
-        "a backup, or is a copy of one that another query has gone on with. Nothing of this batch is seen. Go on "
-        f"with the checkpoint that has batch {last.batch}; or set a new sink.id to deliver the rows of this "
-        "checkpoint all the same, those of the batches since then once more"
-        + (
-            "; or, if the query computes other rows when a batch is run again, see the option replay.check"
-            if batch.number == last.batch
-            else ""
-        )
+        f"batch {batch.number} of query {batch.query} (sink.id {sink!r}) "
+        f"{'comes again with other rows' if is_last else f'comes after batch {last.batch}'}: now {now}; batch "
+        f"{last.batch} had {then}, decided by {_decider(last)}. Nothing of this batch is seen. Possible causes, the "
+        f"most likely first: {_CAUSES_LAST_BATCH if is_last else _CAUSES_EARLIER_BATCH} go on with the checkpoint that "
+        f"has batch {last.batch}, or set a new sink.id, which delivers the rows of this checkpoint, some of them once "
+        "more"
     )
+
+
+_CAUSES_LAST_BATCH = (
+    "(1) the query computes other rows when a batch is run again (rand(), uuid(), a table that has changed), or was "
+    "changed; (2) source records are gone since then (failOnDataLoss=false, retention, compaction); (3) the checkpoint "
+    "was restored from a backup, or copied. For (1) and (2), start the query with replay.check=rows if the number of "
+    "rows is the same, else with replay.check=none: the rows that were decided stand, those that come now are not "
+    "delivered. For (3),"
+)
+_CAUSES_EARLIER_BATCH = (
+    "(1) the checkpoint was restored from a backup; (2) it is a copy, and another query has gone on with the other "
+    "copy; (3) its newest files are lost. For all of them,"
+)

@@ -129,6 +129,8 @@ class Decision:
     """Source offsets that the query has covered, this batch included."""
     base: Coverage = NOTHING
     """Source offsets that were skipped in this batch because other queries of the sink had covered them."""
+    batch_offsets: Coverage = NOTHING
+    """Source offsets of this batch alone. Empty without the option source.offsets."""
 
     @property
     def rows(self) -> int:
@@ -170,6 +172,8 @@ class Decision:
             found["offsets"] = self.offsets.to_json()
         if self.base.intervals:
             found["base"] = self.base.to_json()
+        if self.batch_offsets.intervals:
+            found["batch_offsets"] = self.batch_offsets.to_json()
         text = json.dumps(found, separators=(",", ":")).encode()
         return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text)
 
@@ -196,6 +200,7 @@ class Decision:
                 DriverProcess.from_json(found["driver"]) if "driver" in found else None,
                 Coverage.from_json(found.get("offsets", {})),
                 Coverage.from_json(found.get("base", {})),
+                Coverage.from_json(found.get("batch_offsets", {})),
             )
         except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             raise SinkError(f"this is no decision: {data[:100]!r} ({error!r})") from error

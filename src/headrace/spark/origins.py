@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ID_PREFIX = "id:"
-"""Before a topic id that stands for its topic. No topic can have a name with a colon."""
+"""Before the id of a topic."""
 STATELESS = (
     "source.offsets needs the one source record of every row, and rows of an aggregation or a join have none: it works "
     "for stateless queries only"
@@ -41,13 +42,32 @@ Interval = tuple[int, int]
 
 
 class SourcePartition(NamedTuple):
-    """A partition that rows come from. `topic` is the id of the topic (see ID_PREFIX), or its name if it has none."""
+    """A partition that rows come from. Make it with `of`."""
 
     topic: str
+    """The name of the topic; with an id, that is before it: `id:ID:NAME`. No name has a colon."""
     partition: int
 
+    @classmethod
+    def of(cls, name: str, topic_id: str | None, partition: int) -> SourcePartition:
+        return cls(name if topic_id is None else f"{ID_PREFIX}{topic_id}:{name}", partition)
+
+    @property
+    def name(self) -> str:
+        return self.topic.rpartition(":")[2]
+
+    @property
+    def topic_id(self) -> str | None:
+        return self.topic.rpartition(":")[0].removeprefix(ID_PREFIX) or None
+
+    def may_be(self, other: SourcePartition) -> bool:
+        """Whether the two have one name, and only one of them has an id: they may be the same partition, or not."""
+        has_one_id = (self.topic_id is None) != (other.topic_id is None)
+        return has_one_id and (self.name, self.partition) == (other.name, other.partition)
+
     def __str__(self) -> str:
-        return f"partition {self.partition} of topic {self.topic}"
+        topic_id = "without an id" if self.topic_id is None else f"with id {self.topic_id}"
+        return f"partition {self.partition} of topic {self.name!r} {topic_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +95,12 @@ class Coverage:
             any(first <= low and high <= last for first, last in self.intervals.get(key, ()))
             for key, intervals in other.intervals.items()
             for low, high in intervals
+        )
+
+    def may_have(self, other: Coverage) -> bool:
+        """Whether a partition of another one is missing here only because one of the two has no topic id."""
+        return any(
+            mine.may_be(key) for key in other.intervals.keys() - self.intervals.keys() for mine in self.intervals
         )
 
     def to_json(self) -> dict[str, dict[str, list[list[int]]]]:
@@ -131,6 +157,12 @@ class KnownOrigins(NamedTuple):
     batch: int
     offsets: Coverage
     base: Coverage
+
+
+def known_origins(decisions: Mapping[str, DeliveredOffsets]) -> dict[str, KnownOrigins]:
+    return {
+        query: KnownOrigins(decision.batch, decision.offsets, decision.base) for query, decision in decisions.items()
+    }
 
 
 def base_for(decisions: Mapping[str, DeliveredOffsets], query: str, batch: int) -> Coverage:
@@ -225,6 +257,9 @@ class OriginFilter:
         self._columns = columns
         self._base = base
         self._where = where  # for errors: which batch and which task
+        self._namesakes: defaultdict[tuple[str, int], list[SourcePartition]] = defaultdict(list)
+        for source in base.intervals:
+            self._namesakes[source.name, source.partition].append(source)
         self.report = OriginReport(base_digest=base.digest())
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -235,20 +270,43 @@ class OriginFilter:
         groups = origins.group_by(["topic", "id", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
         skipped: pa.Array | None = None
         for group in groups.to_pylist():
-            source = SourcePartition(
-                group["topic"] if group["id"] is None else ID_PREFIX + group["id"], group["partition"]
-            )
+            source = SourcePartition.of(group["topic"], group["id"], group["partition"])
             first, last = group["offset_min"], group["offset_max"]
             self.report.covered |= Coverage({source: ((first, last),)})
+            mask = None
             if intervals := self._base.within(source, first, last):
                 mask = pc.and_(_of_group(origins, group), _inside(origins["offset"], intervals))
                 count = pc.sum(mask).as_py() or 0
                 self.report.skipped += count
                 self.report.unproven += count if group["id"] is None else 0
                 skipped = mask if skipped is None else pc.or_(skipped, mask)
+            for other in self._namesakes.get((source.name, source.partition), ()):
+                if source.may_be(other) and (intervals := self._base.within(other, first, last)):
+                    doubtful = pc.and_(_of_group(origins, group), _inside(origins["offset"], intervals))
+                    self._refuse_doubtful(source, other, doubtful if mask is None else pc.and_not(doubtful, mask))
         # Within a partition a query goes forward, and so do the intervals of its tasks: one for each is enough.
         self.report.covered = self.report.covered.hull()
         return batch if skipped is None else batch.filter(pc.invert(skipped).combine_chunks())
+
+    def _refuse_doubtful(self, source: SourcePartition, other: SourcePartition, rows: pa.ChunkedArray) -> None:
+        """Refuse rows that were delivered before if two partitions, one of them without a topic id, are the same.
+
+        To deliver them could repeat rows, and to skip them could lose rows of a recreated topic.
+        """
+        count = pc.sum(rows).as_py()
+        if not count:
+            return
+        remedy = (
+            "Keep the column __topic_id of the source up to the sink"
+            if source.topic_id is None
+            else "Name the columns without the topic id (source.offsets=__topic,__partition,__offset): topics then go "
+            "by their names"
+        )
+        raise SinkError(
+            f"{self._where}: {count} rows come from {source}, and queries of this sink.id have delivered the same "
+            f"offsets of {other}. Whether that is the same topic, or it was recreated, is not known. Nothing of the "
+            f"batch is seen. {remedy}; or set a new sink.id, which delivers everything that is read again"
+        )
 
     def _origins(self, batch: pa.RecordBatch) -> pa.Table:
         names, rows = self._columns, batch.num_rows

@@ -40,7 +40,7 @@ from headrace.spark.decisions import Fingerprint
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
-from headrace.spark.origins import KnownOrigins
+from headrace.spark.origins import KnownOrigins, known_origins
 from headrace.spark.per_run import PerRun
 from headrace.spark.permissions import check_may_write, refused
 from headrace.spark.redo import Redo
@@ -147,8 +147,7 @@ class _OriginReader:
         self._ledger = Ledger(options, sink, self._client)
 
     def read(self) -> dict[str, KnownOrigins]:
-        decisions = self._ledger.read_before_writing()
-        return {query: KnownOrigins(one.batch, one.offsets, one.base) for query, one in decisions.items()}
+        return known_origins(self._ledger.read_before_writing())
 
     def close(self) -> None:
         self._client.close()
@@ -248,14 +247,20 @@ class BatchWriter(DataSourceArrowWriter):
 class _StreamWriter:
     """`df.writeStream.format("headrace").start()`."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+    def __init__(
+        self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
+    ) -> None:
+        """`is_planning`: the writer is pickled for tasks. Else it only commits or aborts what they have written."""
         if overwrite:
             raise PlanError("a topic cannot be overwritten: use outputMode('append')")
         self._options = SinkOptions.parse(options, is_stream=True)
-        self._limits, self._times = _timed_plan(self._options, schema)
-        self._known = _known_origins(self._options)
+        self._limits: Limits | None = None
+        if is_planning:
+            self._limits, self._times = _timed_plan(self._options, schema)
+            self._known = _known_origins(self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        assert self._limits is not None, "this writer was not planned"
         place = place_of_task(self._options.sink_id, None)
         return TaskWriter(self._options, place, self._limits, self._known).write(iterator, self._times)
 
@@ -298,7 +303,9 @@ else:
     class StreamWriter(_StreamWriter):  # type: ignore[no-redef]
         """What Spark 4.0 is told."""
 
-        def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        def __init__(
+            self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
+        ) -> None:
             raise PlanError(
                 "streams into headrace need Spark 4.1 or later; on 4.0 write batches, or use foreachBatch with write.id"
             )
