@@ -197,7 +197,7 @@ class Broker:
                     "this is its folder)"
                 )
             row = self.catalog.brokers.by_id.get(self.node_id)
-            self._be_controller(trusted=row is None or previous_epoch == row.epoch)
+            self._be_controller(trusted=row is None or row.trusts(previous_epoch))
 
     def found_cluster(self) -> None:
         """Another broker wants to join this one, which was alone: be the controller of both."""

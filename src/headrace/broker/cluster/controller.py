@@ -73,7 +73,7 @@ class Controller(Cluster):
         """Be the controller, of a cluster that begins or of one that was there: before partitions are taken over."""
         before = self._catalog.brokers.by_id.get(self.node_id)
         if before is not None and not trusted:
-            self._record(self.changes.distrusting(self.node_id))
+            self._distrust(self.node_id)
         if self._broker.has_partitions:
             self._register_itself(before)
         self._record(self.changes.tidied())
@@ -92,12 +92,14 @@ class Controller(Cluster):
             self.broker_epoch,
             addresses,
             self._broker.rack,
-            fenced=False,
+            fenced=True,
             stopping=False,
+            unfenced_epoch=0 if before is None else before.unfenced_epoch,
         )
+        self._record([self._row(row)])
+        trust.keep_epoch(self._folder, self.broker_epoch)  # like others: unfenced only when the epoch is on its disk
         again = self.changes.restarted(self.node_id) if before is not None else []
-        self._record([self._row(row), *again, *self.changes.returned(self.node_id)])
-        trust.keep_epoch(self._folder, self.broker_epoch)
+        self._record([self._row(_unfenced(row)), *again, *self.changes.returned(self.node_id)])
 
     async def joined(self) -> None:
         self._broker.server.disconnected_listener = self.sessions.disconnected
@@ -134,12 +136,20 @@ class Controller(Cluster):
         if before is not None:
             if not before.fenced:
                 self._fence(node_id, "it was restarted")
-            if message.previous_broker_epoch != before.epoch:
-                log.warning("broker %d may have lost data when it stopped: it is in sync with nothing now", node_id)
-                self._record(self.changes.distrusting(node_id))
+            if not before.trusts(message.previous_broker_epoch):
+                self._distrust(node_id)
         epoch = self._catalog.brokers.last_epoch + 1
         addresses = {one.name: (one.host, one.port) for one in message.listeners}
-        row = Registration(node_id, incarnation, epoch, addresses, message.rack, fenced=True, stopping=False)
+        row = Registration(
+            node_id,
+            incarnation,
+            epoch,
+            addresses,
+            message.rack,
+            fenced=True,
+            stopping=False,
+            unfenced_epoch=0 if before is None else before.unfenced_epoch,
+        )
         self._record([self._row(row)])
         self._registered_at[node_id] = self._catalog.recent.next_number
         self.sessions.touch(node_id, connection)
@@ -156,7 +166,7 @@ class Controller(Cluster):
             return await self._let_go(row)
         if row.fenced and caught_up and not message.want_fence:
             log.info("broker %d lives", node_id)
-            row = replace(row, fenced=False, stopping=False)
+            row = _unfenced(row)
             self._record([self._row(row), *self.changes.returned(node_id)])
         return BrokerHeartbeatResponse(is_caught_up=caught_up, is_fenced=row.fenced)
 
@@ -180,6 +190,17 @@ class Controller(Cluster):
         events = self.changes.without(node_id)
         self._record([*events, self._row(replace(row, fenced=True))])
         self.feed.forget(node_id)
+
+    def _distrust(self, node_id: int) -> None:
+        """Count no longer on a broker that comes back without the data that it had."""
+        events = self.changes.distrusting(node_id)
+        if events:
+            log.warning(
+                "broker %d may have lost data: it is no longer in sync, nor eligible to lead, in %d partitions",
+                node_id,
+                len(events),
+            )
+            self._record(events)
 
     def unregister(self, node_id: int) -> None:
         """Forget a broker. If it comes back it is a new one, also if it is in the replicas of a partition."""
@@ -290,3 +311,7 @@ class Controller(Cluster):
     def _record(self, events: list[Event]) -> None:
         if events:
             self._catalog.record(*events)
+
+
+def _unfenced(row: Registration) -> Registration:
+    return replace(row, fenced=False, stopping=False, unfenced_epoch=row.epoch)
