@@ -63,6 +63,13 @@ def test_a_cluster_is_started_shown_joined_and_stopped_from_the_command_line(tmp
         assert f"broker 1: {first}, pid" in shown
         assert f"broker 2: {second}, down" in shown
         assert f"controller: {ready['listeners']['controller']}, pid" in shown
+        again = ("--join", first, "--node-id", 2, "--data-dir", data_dir / "broker-2", "--format", "json")
+        with running(*again) as (second_again, again_line):
+            shown = headrace("broker", "status", "--data-dir", data_dir).stdout
+            assert f"broker 2: {json.loads(again_line)['bootstrap']}, pid {second_again.pid}, " in shown
+            second_again.terminate()
+            assert second_again.wait(COMMAND_SECONDS_MAX) == 0
+        assert f"broker 2: {second}, down" in headrace("broker", "status", "--data-dir", data_dir).stdout
         stopped = headrace("broker", "stop", "--data-dir", data_dir)
         assert stopped.returncode == 0
         assert process.wait(COMMAND_SECONDS_MAX) == 0
@@ -89,6 +96,44 @@ def test_a_broker_of_a_cluster_is_killed_and_started_again_by_the_control_socket
         control.call(ready["control"], "brokers.start", node_id=2)
         assert alive()[2] not in (None, before[2])
         assert brokers_by(ready["bootstrap"].split(",")[1]) == {1, 2}
+        process.terminate()
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
+
+
+def test_a_partition_whose_only_in_sync_replica_lost_its_data_is_named_with_a_remedy_that_works(tmp_path):
+    options = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
+    with running("--brokers", 2, *options) as (process, line):
+        ready = json.loads(line)
+        status = ("broker", "status", "--data-dir", tmp_path)
+        made = headrace("topic", "create", "orders", "-p", 1, "-r", 2, "--bootstrap", ready["bootstrap"])
+        assert made.returncode == 0, made.stderr
+        with Producer(bootstrap_servers=ready["bootstrap"], acks="all") as producer:
+            producer.send("orders", b"on both").result(20)
+            control.call(ready["control"], "brokers.kill", 30, node_id=2)
+            producer.send("orders", b"on the first only").result(20)
+        control.call(ready["control"], "brokers.kill", 30, node_id=1)
+        eventually("nobody leads", lambda: "orders-0 has no leader" in headrace(*status).stdout)
+        assert "orders-0 has no leader: it gets one when broker 1 is back, with the data" in headrace(*status).stdout
+
+        (tmp_path / "broker-1").rename(tmp_path / "lost")
+        for node_id in (1, 2):
+            control.call(ready["control"], "brokers.start", 30, node_id=node_id)
+        shown = headrace(*status).stdout
+        assert "orders-0 has no leader: every broker that had all acknowledged records has come back without" in shown
+        assert "Stop broker 1 and restore its data folder" in shown
+        (row,) = json.loads(headrace(*status, "--format", "json").stdout)["leaderless"]
+        assert (row["topic"], row["partition"], row["candidates"]) == ("orders", 0, [])
+
+        assert "stop it first if it has lost more than the others" in shown
+        control.call(ready["control"], "brokers.kill", 30, node_id=1)
+        remedy = shown.partition("records that are lost: headrace ")[2].partition(". ")[0]
+        change, _, back = remedy.partition(", and then ")
+        option = ("--bootstrap", ready["bootstrap"])
+        assert headrace(*change.split(), *option).returncode == 0
+        assert headrace("topic", "config", "orders", *back.split(), *option).returncode == 0
+        eventually("it has a leader", lambda: "has no leader" not in headrace(*status).stdout)
+        with Producer(bootstrap_servers=ready["bootstrap"], acks="all") as producer:
+            assert producer.send("orders", b"after what was on both").result(20).offset == 1
         process.terminate()
         assert process.wait(COMMAND_SECONDS_MAX) == 0
 

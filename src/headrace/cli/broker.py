@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 STOP_SECONDS_MAX = 40.0  # a little more than a broker gives itself
+LEADERLESS_SHOWN_MAX = 20
 _POLL_SECONDS = 0.02
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
@@ -181,6 +182,10 @@ def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
             lines.append(f"broker {row['node_id']}: the controller's catalog is refused: {row['catalog_problem']}")
     if facts.get("controller"):
         lines.append(f"controller: {_process_text(facts['controller'])}")
+    leaderless = [str(row["text"]) for row in facts.get("leaderless", ())]
+    lines += leaderless[:LEADERLESS_SHOWN_MAX]
+    if len(leaderless) > LEADERLESS_SHOWN_MAX:
+        lines.append(f"{len(leaderless) - LEADERLESS_SHOWN_MAX} partitions more have no leader: --format json has all")
     lines += [f"stray folder, kept: {stray['folder']}: {stray['reason']}" for stray in facts.get("strays", ())]
     for name, count in facts.get("task_failures", {}).items():
         lines.append(f"background task {name} failed {count} times: see the log, and report it")

@@ -23,7 +23,7 @@ from headrace.broker.clock import Timer
 from headrace.broker.cluster import trust
 from headrace.broker.cluster.catalog_feed import CatalogFeed
 from headrace.broker.cluster.cluster import NO_EPOCH, Cluster, advertised
-from headrace.broker.cluster.elections import Election, back, move
+from headrace.broker.cluster.elections import NOBODY, Election, back, move
 from headrace.broker.cluster.forwarding import FORWARDED
 from headrace.broker.cluster.partition_changes import PartitionChanges
 from headrace.broker.cluster.sessions import Sessions
@@ -43,6 +43,7 @@ SPREAD_MS_MAX = 500
 """How long the answer to a change waits for the brokers that live to hear of it."""
 HANDOVER_MS_MAX = 2_000
 """How long the controller waits, before it stops, for others to hear that they lead."""
+LEADERLESS_SHOWN_MAX = 5
 REBALANCED_MAX = 1_000
 """Leaderships that are given back at a time."""
 
@@ -77,6 +78,7 @@ class Controller(Cluster):
         if self._broker.has_partitions:
             self._register_itself(before)
         self._record(self.changes.tidied())
+        self._report_leaderless()
         for node_id, other in self._catalog.brokers.by_id.items():
             if node_id != self.node_id and not other.fenced:
                 self.sessions.touch(node_id, None)  # it will be heard of soon if it lives
@@ -201,6 +203,18 @@ class Controller(Cluster):
                 len(events),
             )
             self._record(events)
+            self._report_leaderless()
+
+    def _report_leaderless(self) -> None:
+        """Log the partitions that get no leader without somebody's help."""
+        stuck = [each for each in self._catalog.topics.leaderless() if not each.candidates]
+        for each in stuck[:LEADERLESS_SHOWN_MAX]:
+            log.error("%s", each)
+        if len(stuck) > LEADERLESS_SHOWN_MAX:
+            log.error(
+                "%d partitions more have no leader: `headrace broker status` lists them",
+                len(stuck) - LEADERLESS_SHOWN_MAX,
+            )
 
     def unregister(self, node_id: int) -> None:
         """Forget a broker. If it comes back it is a new one, also if it is in the replicas of a partition."""
@@ -309,8 +323,23 @@ class Controller(Cluster):
         return Brokers.change(row, self.node_id)
 
     def _record(self, events: list[Event]) -> None:
-        if events:
-            self._catalog.record(*events)
+        if not events:
+            return
+        by_id = self._catalog.topics.by_id
+        moved = [
+            (by_id[bytes.fromhex(event["id"])], event["index"]) for event in events if event["kind"] == "partition"
+        ]
+        before = [topic.partitions[index] for topic, index in moved]
+        self._catalog.record(*events)
+        for (topic, index), place in zip(moved, before, strict=True):
+            leader = topic.partitions[index].leader
+            if leader not in (NOBODY, place.leader, *place.isr, *place.elr):
+                log.warning(
+                    "%s-%d: broker %d leads it by an unclean election: acknowledged records that it lacks are lost",
+                    topic.name,
+                    index,
+                    leader,
+                )
 
 
 def _unfenced(row: Registration) -> Registration:
