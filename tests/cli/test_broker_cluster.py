@@ -205,6 +205,37 @@ def test_a_folder_whose_first_broker_is_the_controller_stays_so(tmp_path):
     refused = headrace("broker", "start", *options, "--controller", "separate")
     assert refused.returncode == 2
     assert "has a combined controller, which has its catalog" in refused.stderr
+    (tmp_path / "broker-1").rename(tmp_path / "lost")
+    refused = headrace("broker", "start", *options)
+    assert refused.returncode == 1
+    assert f"is broker 1, but {tmp_path / 'broker-1'} has no catalog.journal: put the folder back" in refused.stderr
+
+
+def test_the_folder_of_a_cluster_is_not_taken_for_a_new_one(tmp_path):
+    options = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
+    with running("--brokers", 2, *options) as (process, line):
+        with Producer(bootstrap_servers=json.loads(line)["bootstrap"]) as producer:
+            producer.send("orders", b"x").result(20)
+        process.terminate()
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
+    files = set(tmp_path.rglob("*"))
+    alone = headrace("broker", "start", *options)
+    assert alone.returncode == 2
+    said = " ".join(alone.stderr.split())
+    assert f"{tmp_path} holds a cluster of 2 brokers (broker-1, broker-2): start it with --brokers 2, or" in said
+    assert set(tmp_path.rglob("*")) == files
+
+    (tmp_path / "broker-0").rename(tmp_path / "lost")
+    refused = headrace("broker", "start", "--brokers", 2, *options)
+    assert refused.returncode == 1
+    assert f"is broker 0, but {tmp_path / 'broker-0'} has no catalog.journal: put the folder back" in refused.stderr
+    remedy = refused.stderr.partition("from the other brokers: headrace ")[2].split()
+    assert headrace(*remedy).returncode == 0
+    with running("--brokers", 2, *options) as (process, line):
+        with Producer(bootstrap_servers=json.loads(line)["bootstrap"]) as producer:
+            assert producer.send("orders", b"y").result(20).offset == 1
+        process.terminate()
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
 
 
 @pytest.mark.parametrize(
@@ -216,10 +247,15 @@ def test_a_folder_whose_first_broker_is_the_controller_stays_so(tmp_path):
         (("--brokers", 2, "-X", "num.partitions=many"), 1, "num.partitions is 'many'; it may be"),
         (("--brokers", 2, "-X", "listeners=PLAINTEXT://127.0.0.1:7"), 1, "all brokers of the cluster would listen on"),
         (("--controller", "separate"), 2, "--controller is for --brokers"),
+        (
+            ("--brokers", 3, "--listen", "127.0.0.1:65533"),
+            2,
+            "need 4 consecutive ports, 65533 to 65536, and 65535 is the last there is: begin with 65532 or a lower one",
+        ),
         (("--join", "127.0.0.1:1"), 2, "--join needs --node-id"),
         (("--join", "nowhere", "--node-id", 2), 1, "headrace.controller is HOST:PORT"),
     ],
-    ids=["none", "both", "open", "value", "port", "controller", "number", "address"],
+    ids=["none", "both", "open", "value", "port", "controller", "last port", "number", "address"],
 )
 def test_a_wrong_command_line_is_answered_in_one_paragraph(tmp_path, arguments, code, said):
     done = headrace("broker", "start", "--data-dir", tmp_path, *arguments)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.broker_cluster import joining, run_cluster
+from headrace.cli.broker_cluster import joining, journals_of_cluster, run_cluster
 from headrace.cli.broker_faults import faults
 from headrace.cli.output import EXIT_FAILED, CommandError, command_errors, debug_option, emit, format_option
 from headrace.cli.running import call, data_dir_option, default_data_dir, is_alive
@@ -124,6 +124,12 @@ def start(
     config = resolve(("file", given), ("argument", arguments))
     _warn_if_open(config)
     folder = data_folder(config)
+    if there := [node_id for node_id in journals_of_cluster(folder) if node_id]:
+        names = ", ".join(f"broker-{each}" for each in there)
+        raise click.UsageError(
+            f"{folder} holds a cluster of {len(there)} brokers ({names}): start it with --brokers {max(there)}, or "
+            "name another --data-dir for a broker that is alone"
+        )
 
     def announce(ready: Ready) -> None:
         config.warn_of_unused()  # by now all that read options of their own have done so
