@@ -436,17 +436,21 @@ def test_a_transaction_log_that_lost_its_end_gives_out_no_epoch_twice(tmp_path):
     state = tmp_path / "data" / "__transaction_state-0" / f"{0:020d}.log"
     given = set()
 
-    def init(broker: OpenBroker) -> tuple[int, int]:
+    def init(broker: OpenBroker, transactional_id: str = "ledger") -> tuple[int, int]:
         with Connection(broker.bootstrap) as connection:
-            producer = RawProducer(connection, "topic", "ledger")
+            producer = RawProducer(connection, "topic", transactional_id)
             assert producer.init().error_code == 0
             return producer.producer_id, producer.epoch
 
     with OpenBroker(tmp_path / "data", **options) as broker:
-        given.add(init(broker))
+        given |= {init(broker), init(broker, "later")}
         older = state.read_bytes()
-        given |= {init(broker) for _ in range(3)}
-    assert len(given) == 4
+        given |= {init(broker, name) for name in ("ledger", "later") for _ in range(3)}
+    assert len(given) == 8
     state.write_bytes(older)
     with OpenBroker(tmp_path / "data", **options) as broker:
-        assert init(broker) not in given
+        first = init(broker)
+        assert first not in given
+    with OpenBroker(tmp_path / "data", **options) as broker:
+        assert init(broker, "later") not in given
+        assert init(broker) == (first[0], first[1] + 1)  # it has an id from after the loss
