@@ -9,7 +9,7 @@ Nothing is imported or opened before `start`, so a `Broker` costs nothing until 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -128,12 +128,11 @@ class Broker:
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_admin, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
-        lost = {*self.logs.lost_tails, *self.logs.missing}
         self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)
         self.replicas.marker_listener = self.groups.complete_transaction
         await self._enter_cluster(controller, previous_epoch)
+        self._note_lost_transactions()
         self.transactions.ids.seen(self.logs.last_producer_id)
-        self._note_lost_transactions(index for topic, index in lost if topic == TRANSACTION_STATE)
         self.replicas.start()
         self.logs.start()
         self.replicas.placed.append(self._coordinate)
@@ -157,7 +156,7 @@ class Broker:
             await self.cluster.joined()
             self.transactions.ids.ask_ahead()
 
-    def _note_lost_transactions(self, partitions: Iterable[int]) -> None:
+    def _note_lost_transactions(self) -> None:
         """Remember which partitions of the transaction log have lost records, also over the next starts.
 
         Each transactional id in them gets another producer id when it is initialized next, however late that is: with
@@ -169,7 +168,8 @@ class Broker:
         )
         bounds = checkpoint.read()
         first_unused_id = max(self.catalog.identity.next_producer_id, self.logs.last_producer_id + 1)
-        if found := {(TRANSACTION_STATE, index): first_unused_id for index in partitions}:
+        lost = {*self.logs.lost_tails, *self.logs.missing}
+        if found := {(topic, index): first_unused_id for topic, index in lost if topic == TRANSACTION_STATE}:
             bounds |= found
             checkpoint.prepare(bounds)()
         self.transactions.lost_before = {index: producer_id for (_, index), producer_id in bounds.items()}

@@ -225,10 +225,10 @@ class _Planning:
         """Find the topics of folders without partition.metadata; those that are accepted become of a topic here."""
         plan = self._plan
         ids = dict(unknown.keys())  # by name
-        has_several = len(ids) < len(unknown)
+        several = {name for name, topic_id in unknown if ids[name] != topic_id}  # topics of one name
         for (name, index), folder in unnamed.items():
             fact = f"there is no {folder / METADATA}"
-            if folder.name in accepted and not self._is_of_cluster and not has_several:
+            if folder.name in accepted and not self._is_of_cluster and name not in several:
                 accepted.discard(folder.name)
                 if name not in ids:
                     ids[name] = uuid.uuid4().bytes
