@@ -27,6 +27,7 @@ from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.handlers import Handler, handler
 from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.log import LogConfig, LogManager
+from headrace.broker.log.checkpoints import OffsetCheckpoint
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.manager import partition_folders
 from headrace.broker.quotas import QuotaManager
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from headrace.config import Config
 
 JOURNAL_NAME = "catalog.journal"
+TRANSACTION_LOSS = "transaction-loss-checkpoint"
 CHECKING_THREADS = 2
 """Large batches that are opened at the same time: each may take twice message.max.decompressed.bytes of memory."""
 FOLDERS_SHOWN_MAX = 5
@@ -126,11 +128,10 @@ class Broker:
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_admin, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
-        lost = {*self.logs.lost_tails, *self.logs.missing}
-        self.transactions.distrusted = {index for topic, index in lost if topic == TRANSACTION_STATE}
         self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)
         self.replicas.marker_listener = self.groups.complete_transaction
         await self._enter_cluster(controller, previous_epoch)
+        self._note_lost_transactions()
         self.transactions.ids.seen(self.logs.last_producer_id)
         self.replicas.start()
         self.logs.start()
@@ -154,6 +155,24 @@ class Broker:
             self._started.push_async_callback(self.cluster.leave)
             await self.cluster.joined()
             self.transactions.ids.ask_ahead()
+
+    def _note_lost_transactions(self) -> None:
+        """Remember which partitions of the transaction log have lost records, also over the next starts.
+
+        Each transactional id in them gets another producer id when it is initialized next, however late that is: with
+        the one that it has, an epoch could be given out twice.
+        """
+        checkpoint = OffsetCheckpoint(
+            self.logs.root / TRANSACTION_LOSS,
+            "if a transaction log has lost records, transactional ids may get an epoch that they have had",
+        )
+        bounds = checkpoint.read()
+        first_unused_id = max(self.catalog.identity.next_producer_id, self.logs.last_producer_id + 1)
+        lost = {*self.logs.lost_tails, *self.logs.missing}
+        if found := {(topic, index): first_unused_id for topic, index in lost if topic == TRANSACTION_STATE}:
+            bounds |= found
+            checkpoint.prepare(bounds)()
+        self.transactions.lost_before = {index: producer_id for (_, index), producer_id in bounds.items()}
 
     def _has_logs_of_other_topics(self) -> bool:
         """Whether a log has another topic id than the topic of its name."""
@@ -197,7 +216,7 @@ class Broker:
                     "this is its folder)"
                 )
             row = self.catalog.brokers.by_id.get(self.node_id)
-            self._be_controller(trusted=row is None or previous_epoch == row.epoch)
+            self._be_controller(trusted=row is None or row.trusts(previous_epoch))
 
     def found_cluster(self) -> None:
         """Another broker wants to join this one, which was alone: be the controller of both."""

@@ -14,6 +14,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, Self, TypeVar
@@ -200,13 +201,17 @@ class BlockingClient:
         *,
         versions: tuple[int, int] | None = None,
         timeout_ms: float | None = None,
+        partial: bool = False,
     ) -> dict[TopicPartition, T]:
-        """What the leader of each partition answers; a BrokerError names the partition that has none to give."""
+        """What the leader of each partition answers; a BrokerError names the partition that has none to give.
+
+        With `partial`, partitions that are offline, or whose leaders do not respond, are left out when the time is up.
+        """
         left = dict.fromkeys(partitions, UNKNOWN_TOPIC_OR_PARTITION)
         found: dict[TopicPartition, T] = {}
         deadline = self.deadline(timeout_ms)
         unknown_deadline = min(deadline, self.clock.monotonic_ms() + UNKNOWN_TOPIC_MS_MAX)
-        with self._lock:
+        with self._lock, suppress(TimedOutError) if partial else nullcontext():
             for attempt in self._attempts("the leaders of partitions", deadline):
                 cluster = self.cluster({tp.topic for tp in left}, deadline, fresh=attempt.number > 1)
                 sent: list[Pending] = []
@@ -235,7 +240,7 @@ class BlockingClient:
                     return found
                 if self.clock.monotonic_ms() >= unknown_deadline:
                     self._raise_unknown(left)
-        for tp, code in left.items():
+        for tp, code in left.items() if not partial else ():
             raise BrokerError(f"{tp}: not after {self.settings.timeout_ms:.0f} ms", code=code)
         return found
 
