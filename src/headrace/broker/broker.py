@@ -30,6 +30,7 @@ from headrace.broker.log import LogConfig, LogManager
 from headrace.broker.log.checkpoints import OffsetCheckpoint
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.manager import partition_folders
+from headrace.broker.log.recovery import PartitionFacts
 from headrace.broker.quotas import QuotaManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.security.acl_authorizer import authorizer_of
@@ -112,8 +113,7 @@ class Broker:
         self._started.callback(self.catalog.close)
         self.configurations = Configurations(config, self.catalog, self.node_id)
         previous_epoch = self._previous_epoch(controller)
-        self.logs.is_alone = controller is None and not self.catalog.brokers.by_id
-        self.logs.load()
+        self.logs.load(self._facts_of)
         has_lost_records = self.logs.lost_tails or any(map(self._has_replica, self.logs.missing))
         if has_lost_records or self.logs.strays or self._has_logs_of_other_topics():
             previous_epoch = -1  # what was committed is not all here: the controller must not count on us
@@ -187,6 +187,15 @@ class Broker:
         name, index = key
         topic = self.catalog.topics.by_name.get(name)
         return topic is not None and index < len(topic.partitions) and self.node_id in topic.partitions[index].replicas
+
+    def _facts_of(self, name: str, index: int) -> PartitionFacts:
+        """Return what the recovery of a log has to know of its partition."""
+        is_alone = self.config.optional(str, "headrace.controller") is None and not self.catalog.brokers.by_id
+        topic = self.catalog.topics.by_name.get(name)
+        if topic is None or index >= len(topic.partitions):
+            return PartitionFacts(is_alone)
+        is_alone |= topic.partitions[index].replicas == (self.node_id,)
+        return PartitionFacts(is_alone, is_contiguous=not self.log_config(name).compact)
 
     def _previous_epoch(self, controller: str | None) -> int:
         """Of the last run of a broker that is in a cluster; -1: there was none, or its data cannot be trusted."""

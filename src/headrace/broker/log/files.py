@@ -58,8 +58,8 @@ def offset_name(offset: int, suffix: str) -> str:
     return f"{offset:020d}{suffix}"
 
 
-def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write a small file so that there is always the old one or the new one, whole."""
+def replace_file(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:
+    """Write a file so that there is always the old one or the new one, whole."""
     fresh = path.with_name(f"{path.name}.{next(_writes)}{UNFINISHED}")  # of its own: two threads never share one
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
