@@ -400,7 +400,9 @@ class Producer(SendPath, TransactionScope):
     def init_transactions(self) -> None:
         """Get a producer id, fence older instances of this transactional.id and wait until theirs are over."""
         with self._manager("init_transactions", "init") as manager:
-            manager.begin_init().wait(self.settings.max_block_ms)
+            result = manager.begin_init()
+            result.wait_unacknowledged(self.settings.max_block_ms)
+        result.acknowledged = True
 
     def begin_transaction(self) -> None:
         """From here on, what is sent belongs together. Local: the broker hears of it with the first record."""
@@ -421,14 +423,16 @@ class Producer(SendPath, TransactionScope):
             result = manager.begin_commit()
             # Only now, for nobody can open a batch any more: what is queued goes out without lingering.
             self._accumulator.close_open_batches()
-            result.wait(self.settings.max_block_ms)
+            result.wait_unacknowledged(self.settings.max_block_ms)
+        result.acknowledged = True
 
     def abort_transaction(self) -> None:
         """Drop what was not sent and abort the rest."""
         with self._manager("abort_transaction", "abort") as manager:
             result = manager.begin_abort()
             self._accumulator.close_open_batches()
-            result.wait(self.settings.max_block_ms)
+            result.wait_unacknowledged(self.settings.max_block_ms)
+        result.acknowledged = True
 
     def _abort_after_error(self) -> None:
         if self._transactions is not None and not self._transactions.has_fatal_error:
