@@ -203,6 +203,7 @@ class Producer(SendPath, TransactionScope):
         gauge("buffer-total-bytes", lambda: self._pool.total_bytes)
         gauge("buffer-available-bytes", lambda: self._pool.available_bytes)
         gauge("waiting-threads", lambda: self._pool.waiting_threads)
+        gauge("interceptor-error-total", lambda: self._steps.interceptor_errors)
         gauge("requests-in-flight", self._client.total_in_flight)
         gauge("metadata-age", lambda: (self._clock.monotonic_ms() - self._cluster_seen_ms) / 1000)
 
@@ -309,6 +310,7 @@ class Producer(SendPath, TransactionScope):
             if is_for_application(raised):
                 raise raised
             self._log.error("a delivery callback for topic %s failed", topic, exc_info=raised)
+            self._metrics.callback_failed()
             self._recent.failed(f"delivery callback of {topic}", raised)
         return future
 
