@@ -463,6 +463,34 @@ def test_a_callback_that_fails_for_a_refused_record_is_logged_and_ctrl_c_in_it_i
         producer.send("t", b"v").result(SECONDS)
 
 
+@pytest.mark.behaviour("P29")
+def test_a_producer_has_one_thread_that_sends_and_calls_back(broker):
+    before = set(threading.enumerate())
+    called: list[threading.Thread] = []
+    with make(broker) as producer:
+        for topic in ("t", "u"):
+            for _ in range(3):
+                producer.send(topic, b"v", on_delivery=lambda *_: called.append(threading.current_thread())).result(
+                    SECONDS
+                )
+        ours = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("headrace-")}
+        producer.flush(SECONDS)
+    assert len(ours) == 1
+    assert len(called) == 6
+    assert set(called) == ours
+
+
+@pytest.mark.behaviour("P29")
+def test_a_send_is_not_kept_waiting_by_an_idle_io_thread(broker):
+    """It sleeps for a minute if nobody wakes it."""
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        started = time.monotonic()
+        for number in range(20):
+            producer.send("t", b"%d" % number).result(SECONDS)
+        assert time.monotonic() - started < SECONDS
+
+
 @pytest.mark.behaviour("P50")
 def test_errors_of_callbacks_and_interceptors_are_counted_in_metrics(broker):
     class Failing(ProducerInterceptor):
