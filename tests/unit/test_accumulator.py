@@ -104,18 +104,30 @@ def test_no_memory_in_time_is_an_error_and_leaves_nothing_behind():
     assert (queue(rig, 1), rig.pool.waiting_threads) == ([], 0)
 
 
-def test_a_batch_that_was_opened_for_a_bad_record_does_not_stay_empty():
+def test_a_batch_that_was_opened_for_a_bad_record_is_not_sent_empty():
     rig = Rig()
     headers: Any = ((b"not a text", b"x"),)
     with pytest.raises((TypeError, AttributeError)):
         rig.accumulator.append(
             rig.accumulator.topic("t", 2), rig.metadata.cluster, 0, None, None, b"v", headers, None, rig.clock.now_ms
         )
+    rig.run_until(lambda: not rig.accumulator.has_incomplete())
     assert queue(rig) == []
-    assert not rig.accumulator.has_incomplete()
     assert rig.pool.available_bytes == rig.pool.total_bytes
+    assert PRODUCE not in rig.keys_sent()
     rig.run_until(rig.send(b"good").done)
     assert rig.log.values() == [b"good"]
+
+
+def test_a_batch_that_was_opened_for_a_bad_record_takes_the_next_one():
+    rig = Rig()
+    headers: Any = ((b"not a text", b"x"),)
+    topic = rig.accumulator.topic("t", 2)
+    with pytest.raises((TypeError, AttributeError)):
+        rig.accumulator.append(topic, rig.metadata.cluster, 0, None, None, b"v", headers, None, rig.clock.now_ms)
+    rig.run_until(rig.send(b"good").done)
+    assert rig.log.values() == [b"good"]
+    assert rig.keys_sent() == [PRODUCE]
 
 
 def test_bytes_of_another_kind_are_taken():

@@ -200,6 +200,12 @@ def test_a_fatal_error_reaches_everybody_who_waits_and_nobody_later(metadata):
     assert not metadata.wait_for_update(0, 1)
 
 
+def test_a_fatal_error_that_nobody_waited_for_is_not_raised_to_who_waits_later(metadata):
+    """It may be hours old, about a broker that has the right password by now."""
+    metadata.fail(AuthenticationError("wrong password"), fatal=True)
+    assert not metadata.wait_for_update(0, 1)
+
+
 def test_listeners_hear_of_every_update(clock):
     heard: list[Cluster] = []
     metadata = Metadata(clock, on_update=heard.append)

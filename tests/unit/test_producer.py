@@ -463,6 +463,56 @@ def test_a_callback_that_fails_for_a_refused_record_is_logged_and_ctrl_c_in_it_i
         producer.send("t", b"v").result(SECONDS)
 
 
+@pytest.mark.behaviour("P29")
+def test_a_producer_has_one_thread_that_sends_and_calls_back(broker):
+    before = set(threading.enumerate())
+    called: list[threading.Thread] = []
+    with make(broker) as producer:
+        for topic in ("t", "u"):
+            for _ in range(3):
+                producer.send(topic, b"v", on_delivery=lambda *_: called.append(threading.current_thread())).result(
+                    SECONDS
+                )
+        ours = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("headrace-")}
+        producer.flush(SECONDS)
+    assert len(ours) == 1
+    assert len(called) == 6
+    assert set(called) == ours
+
+
+@pytest.mark.behaviour("P29")
+def test_a_send_is_not_kept_waiting_by_an_idle_io_thread(broker):
+    """It sleeps for a minute if nobody wakes it."""
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        started = time.monotonic()
+        for number in range(20):
+            producer.send("t", b"%d" % number).result(SECONDS)
+        assert time.monotonic() - started < SECONDS
+
+
+@pytest.mark.behaviour("P50")
+def test_errors_of_callbacks_and_interceptors_are_counted_in_metrics(broker):
+    class Failing(ProducerInterceptor):
+        def on_send(self, record):
+            raise ValueError("mine")
+
+    def failing(metadata, error):
+        raise ValueError("mine")
+
+    def counted(producer):
+        values = {name.name: value for name, value in producer.metrics().items() if name.group == "producer-metrics"}
+        return values["callback-error-total"], values["interceptor-error-total"]
+
+    with make(broker, max_request_size=1000, interceptor_classes=Failing()) as producer:
+        producer.send("t", b"v").result(SECONDS)
+        assert counted(producer) == (0, 1)
+        producer.send("t", b"v", on_delivery=failing)
+        producer.send("t", b"x" * 2000, on_delivery=failing)  # refused: its callback runs at once
+        producer.flush(SECONDS)
+        eventually("both callbacks", lambda: counted(producer) == (2, 3))
+
+
 @pytest.mark.behaviour("P08")
 def test_the_wait_for_metadata_leaves_less_time_to_wait_for_memory(broker, monkeypatch):
     with make(broker, max_block_ms=10_000, retry_backoff_ms=20, retry_backoff_max_ms=20) as producer:

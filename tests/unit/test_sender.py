@@ -412,6 +412,43 @@ def test_the_loop_survives_an_exception_of_one_turn(monkeypatch, caplog):
     assert "a turn of the I/O thread failed" in caplog.text
 
 
+@pytest.mark.behaviour("P29")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_the_loop_survives_what_is_no_ordinary_exception(monkeypatch, error):
+    rig = Rig()
+    future = rig.send()
+    original, calls = rig.accumulator.ready, []
+
+    def ready(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise error
+        return original(*args)
+
+    monkeypatch.setattr(rig.accumulator, "ready", ready)
+    thread = rig.start()
+    assert future.result(SECONDS_MAX).offset == 0
+    rig.sender.initiate_close()
+    thread.join(SECONDS_MAX)
+    assert not thread.is_alive()
+
+
+@pytest.mark.behaviour("P29")
+def test_send_wakes_the_io_thread_for_new_and_for_full_batches_only(monkeypatch):
+    rig = Rig()
+    woken: list[int] = []
+    monkeypatch.setattr(rig.accumulator, "_wake", lambda: woken.append(1))
+    rig.send(b"opens a batch", 0)
+    assert len(woken) == 1
+    rig.send(b"goes into it", 0)
+    assert len(woken) == 1
+    rig.accumulator.topics["t"].lane.open_batches[0].close()  # it is full
+    rig.send(b"opens another", 0)
+    assert len(woken) == 2
+    rig.send(b"x", 1)
+    assert len(woken) == 3
+
+
 def test_an_observer_that_raises_leaves_nobody_waiting(caplog):
     class Bad:
         def __getattr__(self, name: str) -> Any:

@@ -59,12 +59,12 @@ def test_every_end_brings_a_new_epoch_and_numbers_start_again():
             rig.manager.begin_transaction()
         rig.send(b"%d" % n)
         (rig.commit if n % 2 else rig.abort)() if n != 2 else rig.commit()
-        assert rig.manager.producer == ProducerIdAndEpoch(PRODUCER_ID, n + 1)
+        assert rig.manager.producer == ProducerIdAndEpoch(PRODUCER_ID, n)  # the broker has not heard of the first
     headers = []
     for sent in rig.client.of(PRODUCE):
         (batch,) = read_batches(bytes(sent.message.topic_data[0].partition_data[0].records))
         headers.append((batch.header.producer_epoch, batch.header.base_sequence))
-    assert headers == [(1, 0), (2, 0), (3, 0)]  # what was aborted at once was never sent
+    assert headers == [(0, 0), (1, 0), (2, 0)]  # what was aborted at once was never sent
     assert not rig.client.of(INIT_PRODUCER_ID)
 
 

@@ -22,8 +22,9 @@ from headrace.broker.catalog.configs import TOPIC, Configs
 from headrace.broker.catalog.journal import Event, Line, end_path, noted_end, parse, set_aside, write_snapshot
 from headrace.broker.catalog.topics import INTERNAL, PartitionPlace, Topic, Topics
 from headrace.broker.cluster import trust
+from headrace.broker.disk import sync_path
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, read_metadata, write_metadata
-from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA, sync_path
+from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA
 from headrace.broker.log.manager import lock_folder, partition_folders
 from headrace.errors import ConfigError, IllegalStateError
 

@@ -366,7 +366,7 @@ class BlockingClient:
         now = self.clock.monotonic_ms()
         if now >= deadline:
             why = self.network.last_failure
-            raise TimedOutError(f"waited in vain for {what}" + (f"; {why}" if why else ""))
+            raise TimedOutError(f"timed out waiting for {what}" + (f"; {why}" if why else ""))
         self.poll(deadline - now)
 
     def poll(self, wait_ms: float) -> None:

@@ -83,6 +83,16 @@ class Cluster:
         return [p.partition for p in info.partitions if p.leader != NO_LEADER] if info else ()
 
 
+class _Waiter:
+    """A thread that waits for an update. Guarded by the metadata's lock."""
+
+    __slots__ = ("changed", "error")
+
+    def __init__(self) -> None:
+        self.changed = OneShotEvent()  # Replaced before each look.
+        self.error: HeadraceError | None = None
+
+
 class Metadata:
     """The current snapshot and the wish for a newer one. Shared between threads."""
 
@@ -113,9 +123,8 @@ class Metadata:
         self._wishes = 0  # Guarded by lock: counts requests for an update.
         self._granted = 0  # Guarded by lock: how many of them the last answer met.
         self._hurry = False  # Guarded by lock: for a new topic, say, no pause has to be over.
-        self._waiting: dict[object, OneShotEvent] = {}  # Guarded by lock: threads in wait_for_update.
-        self._fatal: HeadraceError | None = None  # Guarded by lock: every waiter gets it.
-        self._closed: HeadraceError | None = None  # Guarded by lock: as _fatal, and for good.
+        self._waiting: dict[_Waiter, None] = {}  # Guarded by lock: threads in _wait_until.
+        self._closed: HeadraceError | None = None  # Guarded by lock: what everybody is told who waits or begins to.
         # The polling thread's.
         self._refreshed_ms = -1e18
         self._attempted_ms = -1e18
@@ -167,13 +176,17 @@ class Metadata:
 
     def _wait_until(self, is_there: Callable[[], bool], timeout_ms: float) -> bool:
         deadline = time.monotonic() + timeout_ms / 1000
-        waiter = object()
+        waiter = _Waiter()
         try:
             while True:
                 changed = OneShotEvent()
                 with self.lock:
-                    self._waiting[waiter] = changed
-                    self._raise_error(waiter)
+                    waiter.changed = changed
+                    self._waiting[waiter] = None
+                    if self._closed is not None:
+                        raise self._closed
+                    if waiter.error is not None:
+                        raise waiter.error
                     if is_there():
                         return True
                 left = deadline - time.monotonic()
@@ -183,21 +196,10 @@ class Metadata:
         finally:
             self._waiting.pop(waiter, None)
 
-    def _raise_error(self, waiter: object) -> None:
-        """Raise what all who wait are told. The lock is held."""
-        if self._closed is not None:
-            raise self._closed
-        if self._fatal is not None:
-            error = self._fatal
-            del self._waiting[waiter]
-            if not self._waiting:  # everybody has it
-                self._fatal = None
-            raise error
-
     def _notify(self) -> None:
         """Wake all who wait. The lock is held."""
-        for changed in list(self._waiting.values()):
-            changed.set()
+        for waiter in list(self._waiting):
+            waiter.changed.set()
 
     def close(self, error: HeadraceError) -> None:
         """Nothing will come any more: whoever waits, or begins to, is told."""
@@ -239,12 +241,17 @@ class Metadata:
         self._retry_at_ms = self._attempted_ms + wait
 
     def fail(self, error: HeadraceError | None = None, fatal: bool = False) -> None:
-        """An attempt failed. A fatal error (wrong credentials, say) reaches everybody who waits."""
+        """Note a failed attempt. A fatal error (wrong credentials, say) is raised in every thread that waits now.
+
+        A thread that begins to wait later is not told of it: it may be about a connection that has recovered. That
+        thread makes an attempt of its own. (Java keeps the error for the next caller, whoever that is.)
+        """
         self._failures += 1
         self._pause()
         if fatal:
             with self.lock:
-                self._fatal = error
+                for waiter in list(self._waiting):
+                    waiter.error = error
                 self._notify()
 
     def update(self, response: MetadataResponse, now: float) -> None:
@@ -255,7 +262,8 @@ class Metadata:
             self.cluster = cluster
             retry = any(code not in FATAL_TOPIC_ERRORS for code in cluster.errors.values())
             leaderless = any(p.leader == NO_LEADER for t in cluster.topics.values() for p in t.partitions)
-            self._fatal = None
+            for waiter in list(self._waiting):
+                waiter.error = None
             self._granted = self._wishes_asked
             if retry or leaderless or new_topics:
                 self._wishes += 1

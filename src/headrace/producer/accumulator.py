@@ -189,28 +189,21 @@ class Accumulator:
             with topic.lock:
                 self._check_open()
                 opened = topic.lane.open_batches[place]
-                try:
-                    if opened is None or opened.closed:
-                        batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
-                        self._enqueue(topic, batch, claim)
-                    # At `place`, wherever the sticky partition is by now: a batch that was opened must not stay empty.
-                    return topic.lane.append_locked(key, value, place, timestamp, headers, on_delivery)
-                except BaseException:
-                    self._discard_empty(topic, place)
-                    raise
+                if opened is None or opened.closed:
+                    batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
+                    self._enqueue(topic, batch, claim)
+                # At `place`, wherever the sticky partition is by now. If this raises (the record does not fit the
+                # format, or Ctrl-C), the batch stays open for the next record, or is empty when it is drained.
+                return topic.lane.append_locked(key, value, place, timestamp, headers, on_delivery)
         finally:
-            if claim.size:
-                self.pool.give_back(claim)
-            else:
-                self._wake()
-
-    def _discard_empty(self, topic: TopicQueues, place: int) -> None:
-        """A batch was opened for a record that turned out not to fit the format. topic.lock is held."""
-        batch = topic.lane.open_batches[place]
-        if batch is not None and batch.record_count == 0:
-            topic.lane.open_batches[place] = None
-            topic.queues[place].batches.remove(batch)
-            self.finish(batch)
+            try:
+                if claim.size:
+                    self.pool.give_back(claim)
+                else:
+                    self._wake()
+            finally:
+                if claim.size:  # a second signal, while the first was being dealt with
+                    self.pool.give_back(claim)
 
     def _enqueue(self, topic: TopicQueues, batch: ProducerBatch, claim: Claim | None = None) -> None:
         """A new batch at the end of its queue. topic.lock is held. With a claim on its memory, it is an open one."""
@@ -372,6 +365,9 @@ class Accumulator:
                 if not batch.closed:
                     queue.topic.close_open(queue.partition)
                     batch.close()
+            if not batch.record_count:
+                self._discard_empty(batch)
+                continue
             if assign is not None and not batch.has_sequence:
                 assign(batch)
             try:
@@ -453,8 +449,17 @@ class Accumulator:
                     if not batch.closed:
                         queue.topic.close_open(queue.partition)
                         batch.close()
-                    found.append(batch)
+                    if batch.record_count:
+                        found.append(batch)
+                    else:
+                        self._discard_empty(batch)
         return found
+
+    def _discard_empty(self, batch: ProducerBatch) -> None:
+        """End a batch that was opened for a record which then was not appended."""
+        batch.complete(-1, -1)
+        self.finish(batch)
+        self._wake()  # a commit may wait for it, and no response will come that could go on with that
 
     def next_expiry_ms(self, now: float) -> float:
         """How long until the oldest waiting batch expires."""

@@ -207,6 +207,7 @@ class Producer(SendPath, TransactionScope):
         gauge("buffer-total-bytes", lambda: self._pool.total_bytes)
         gauge("buffer-available-bytes", lambda: self._pool.available_bytes)
         gauge("waiting-threads", lambda: self._pool.waiting_threads)
+        gauge("interceptor-error-total", lambda: self._steps.interceptor_errors)
         gauge("requests-in-flight", self._client.total_in_flight)
         gauge("metadata-age", lambda: (self._clock.monotonic_ms() - self._cluster_seen_ms) / 1000)
 
@@ -313,6 +314,7 @@ class Producer(SendPath, TransactionScope):
             if is_for_application(raised):
                 raise raised
             self._log.error("a delivery callback for topic %s failed", topic, exc_info=raised)
+            self._metrics.callback_failed()
             self._recent.failed(f"delivery callback of {topic}", raised)
         return future
 
@@ -404,7 +406,9 @@ class Producer(SendPath, TransactionScope):
     def init_transactions(self) -> None:
         """Get a producer id, fence older instances of this transactional.id and wait until theirs are over."""
         with self._manager("init_transactions", "init") as manager:
-            manager.begin_init().wait(self.settings.max_block_ms)
+            result = manager.begin_init()
+            result.wait_unacknowledged(self.settings.max_block_ms)
+        result.acknowledged = True
 
     def begin_transaction(self) -> None:
         """From here on, what is sent belongs together. Local: the broker hears of it with the first record."""
@@ -425,14 +429,16 @@ class Producer(SendPath, TransactionScope):
             result = manager.begin_commit()
             # Only now, for nobody can open a batch any more: what is queued goes out without lingering.
             self._accumulator.close_open_batches()
-            result.wait(self.settings.max_block_ms)
+            result.wait_unacknowledged(self.settings.max_block_ms)
+        result.acknowledged = True
 
     def abort_transaction(self) -> None:
         """Drop what was not sent and abort the rest."""
         with self._manager("abort_transaction", "abort") as manager:
             result = manager.begin_abort()
             self._accumulator.close_open_batches()
-            result.wait(self.settings.max_block_ms)
+            result.wait_unacknowledged(self.settings.max_block_ms)
+        result.acknowledged = True
 
     def _abort_after_error(self) -> None:
         if self._transactions is not None and not self._transactions.has_fatal_error:

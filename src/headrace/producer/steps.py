@@ -57,11 +57,16 @@ class Steps:
         both = (self._key_serializer, self._value_serializer)
         return self.only_serialize and all(type(one) is serializers.BytesSerializer for one in both)
 
+    @property
+    def interceptor_errors(self) -> int:
+        """How many calls of interceptors have raised."""
+        return self._interceptors.errors
+
     def describe(self) -> dict[str, Any]:
         """Whose code it is, for whoever looks at the producer."""
         return {
             "interceptors": self._interceptors.names(),
-            "interceptor_errors": self._interceptors.errors,
+            "interceptor_errors": self.interceptor_errors,
             "key_serializer": type(self._key_serializer).__name__,
             "value_serializer": type(self._value_serializer).__name__,
             "partitioner": None if self._partitioner is None else partitioners.name_of(self._partitioner),

@@ -174,13 +174,14 @@ class TransactionManager:
 
     def _drop_requests(self, error: Exception) -> None:
         """Nothing that was asked for before goes out after an error; finding a coordinator does no harm."""
-        pending, self._pending = self._pending, []
-        for entry in pending:
+        kept = []
+        for entry in self._pending:
             if isinstance(entry[2], FindCoordinator) and self.state is not State.FATAL_ERROR:
-                self._pending.append(entry)
+                kept.append(entry)
             else:
                 entry[2].give_up(error)
-        heapq.heapify(self._pending)
+        heapq.heapify(kept)
+        self._pending = kept  # last: what a signal handler that raises leaves in the queue, `next_request` gives up
         if self._result is not None:
             self._result.fail(error)
 
@@ -192,16 +193,11 @@ class TransactionManager:
     # -- application threads -------------------------------------------------------------------
 
     def begin_init(self) -> PendingResult:
-        def start() -> PendingResult:
-            self.check_error()
-            if self.state is not State.UNINITIALIZED:  # the table allows more, for a new epoch after the end
-                raise IllegalStateError(f"init_transactions() while the producer is {self.state}")
-            self._go(State.INITIALIZING)
-            result = PendingResult("init_transactions")
-            self.enqueue(InitProducerId(self, NO_PRODUCER_ID_AND_EPOCH, result))
-            return result
-
-        return self._start("init_transactions", start)
+        return self._start(
+            "init_transactions",
+            State.INITIALIZING,
+            lambda result: InitProducerId(self, NO_PRODUCER_ID_AND_EPOCH, result),
+        )
 
     def begin_transaction(self) -> None:
         """Local only: the coordinator learns of it with the first partition."""
@@ -211,45 +207,58 @@ class TransactionManager:
             self._go(State.IN_TRANSACTION, by_application="begin_transaction")
 
     def begin_commit(self) -> PendingResult:
-        def start() -> PendingResult:
-            self.check_error()
-            self._go(State.COMMITTING, by_application="commit_transaction")
-            return self._begin_end(committed=True)
-
-        return self._start("commit_transaction", start)
+        return self._start(
+            "commit_transaction", State.COMMITTING, lambda result: EndTransaction(self, committed=True, result=result)
+        )
 
     def begin_abort(self) -> PendingResult:
-        return self._start("abort_transaction", self._begin_abort)
+        return self._start("abort_transaction", State.ABORTING, self._make_abort)
 
     def abort_for_close(self) -> None:
         """Nobody will end this transaction any more, whatever was being waited for."""
         with self.lock:
-            self._result = self._begin_abort()
+            self._queue_operation("abort_transaction", State.ABORTING, self._make_abort)
 
-    def _begin_abort(self) -> PendingResult:
-        if not self.has_abortable_error:
-            self.check_error()
-        self._go(State.ABORTING, by_application="abort_transaction")
-        self._new_partitions.clear()
-        return self._begin_end(committed=False)
+    def _make_abort(self, result: PendingResult) -> EndTransaction:
+        return EndTransaction(self, committed=False, result=result)
 
-    def _begin_end(self, committed: bool) -> PendingResult:
-        result = PendingResult("commit_transaction" if committed else "abort_transaction")
-        self._flush_new_partitions()
-        self.enqueue(EndTransaction(self, committed, result))
-        return result
-
-    def _start(self, operation: str, start: Callable[[], PendingResult]) -> PendingResult:
+    def _start(
+        self, operation: str, target: State, make_request: Callable[[PendingResult], TransactionRequest]
+    ) -> PendingResult:
         """Start an operation, or join the same one if its caller gave up waiting before."""
         with self.lock:
             self._check_transactional(operation)
-            pending = self._result
-            if pending is not None and not pending.acknowledged and pending.operation == operation:
-                return pending
-            self._check_no_other(operation)
-            result = self._result = start()
+            result = self._result
+            if result is None or result.acknowledged or result.operation != operation:
+                self._check_no_other(operation)
+                result = self._queue_operation(operation, target, make_request)
         self._wake()
         return result
+
+    def _queue_operation(
+        self, operation: str, target: State, make_request: Callable[[PendingResult], TransactionRequest]
+    ) -> PendingResult:
+        """Queue the request of an operation and change the state. The lock is held."""
+        if not (target is State.ABORTING and self.has_abortable_error):
+            self.check_error()
+        # Only a new epoch after the end of a transaction goes from another state to INITIALIZING.
+        is_second_init = target is State.INITIALIZING and self.state is not State.UNINITIALIZED
+        if is_second_init or not is_legal(self.state, target):
+            raise IllegalStateError(f"{operation}() while the producer is {self.state}")
+        result = PendingResult(operation)
+        pending = self._pending_with(make_request(result))
+        new_partitions = set() if target is State.ABORTING else self._new_partitions
+        # No call from here on: a signal handler that raises comes before all of this or after it. Before, nothing has
+        # happened; after, the same call joins this one.
+        self._pending = pending
+        self._new_partitions = new_partitions
+        self.state, self.last_error = target, None
+        self._result = result
+        return result
+
+    def _pending_with(self, request: TransactionRequest) -> list[tuple[int, int, TransactionRequest]]:
+        """Return the queue with one more request: a sorted list is a heap."""
+        return sorted([*self._pending, (request.priority, next(self._order), request)])
 
     def begin_forget(self, transactional_id: str) -> PendingResult:
         """Start anew under this id. What is open stays so at the broker: somebody else will end it.
@@ -271,11 +280,11 @@ class TransactionManager:
             if self.state is not State.IN_TRANSACTION:
                 raise IllegalStateError(f"send_offsets_to_transaction() while the producer is {self.state}")
             result = PendingResult("send_offsets_to_transaction")
-            if self.v2_enabled:
-                self.transaction_started = True
-                self.enqueue(CommitOffsets(self, dict(offsets), group, result))
-            else:
-                self.enqueue(AddOffsets(self, dict(offsets), group, result))
+            make_request = CommitOffsets if self.v2_enabled else AddOffsets
+            pending = self._pending_with(make_request(self, dict(offsets), group, result))
+            # No call from here on, see _queue_operation.
+            self._pending = pending
+            self.transaction_started = self.transaction_started or self.v2_enabled
         self._wake()
         return result
 
@@ -318,9 +327,7 @@ class TransactionManager:
             if not self.is_transactional or key in self.partitions or key in self._pending_partitions:
                 return
             if self.v2_enabled:
-                # KIP-890: the broker adds it with the first batch.
-                self.partitions.add(key)
-                self.transaction_started = True
+                self.partitions.add(key)  # KIP-890: the broker adds it with the first batch, see `assign`
             else:
                 self._new_partitions.add(key)
 
@@ -488,6 +495,11 @@ class TransactionManager:
     def assign(self, batch: ProducerBatch) -> None:
         """Give a batch its place in the order."""
         self._sequences.assign(batch, self.producer)
+        if self.v2_enabled:
+            # Only now: a send that a signal handler interrupts may open a batch and take it back, and the coordinator
+            # refuses to commit a transaction that it has not heard of (KAFKA-18401).
+            with self.lock:
+                self.transaction_started = True
 
     def adopt_parts(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """A batch was split: its parts take its place among those in flight."""

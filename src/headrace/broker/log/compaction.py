@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.broker.disk import sync_path
 from headrace.broker.log.aborted import write_rows
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.copying import Kept, keep_batch, read_segment
@@ -35,7 +36,6 @@ from headrace.broker.log.files import (
     FileCache,
     offset_name,
     replace_file,
-    sync_path,
 )
 from headrace.broker.log.log import Log
 from headrace.broker.log.retention import retire

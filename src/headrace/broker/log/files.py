@@ -22,6 +22,7 @@ import resource
 from collections import OrderedDict
 from pathlib import Path
 
+from headrace.broker.disk import sync_path
 from headrace.broker.log.windows import Windows
 
 LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT = ".log", ".index", ".timeindex", ".txnindex", ".snapshot"
@@ -37,20 +38,6 @@ FILES_OPEN_MAX = 400
 """Of segments, at once; fewer where the process may not open as many. The rest of what it may is for connections."""
 FILES_SHARE = 0.4
 _writes = itertools.count()
-
-
-def private(path: str, flags: int) -> int:
-    """An opener for `open`: the file is for the broker's own user, as logs are."""
-    return os.open(path, flags, 0o600)
-
-
-def unused(path: Path) -> Path:
-    """Return the path, with a number behind it if there is such a file already."""
-    number, found = 0, path
-    while found.exists():
-        number += 1
-        found = path.with_name(f"{path.name}.{number}")
-    return found
 
 
 def offset_name(offset: int, suffix: str) -> str:
@@ -73,15 +60,6 @@ def replace_file(path: Path, data: bytes | memoryview, *, sync: bool = True) -> 
     os.replace(fresh, path)
     if sync:
         sync_path(path.parent)
-
-
-def sync_path(path: Path | str) -> None:
-    """Force a file, or the names in a folder, to disk: through a handle of its own, so from any thread."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class File:

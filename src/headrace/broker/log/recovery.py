@@ -23,6 +23,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.broker.disk import numbered, private, unused
 from headrace.broker.log.aborted import AbortedIndex
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.epochs import EpochCache
@@ -39,9 +40,7 @@ from headrace.broker.log.files import (
     TRANSACTION_INDEX,
     UNFINISHED,
     offset_name,
-    private,
     replace_file,
-    unused,
 )
 from headrace.broker.log.log import Contents, Host, Log, report_damage
 from headrace.broker.log.producer_state import ProducerState
@@ -471,7 +470,7 @@ class _Opening:
                 return
             position, first_offset = found
             if position > good_bytes:
-                kept = unused(self._directory / offset_name(end_offset, f"{LOG}{DAMAGED}"))
+                kept = unused(numbered(self._directory / offset_name(end_offset, f"{LOG}{DAMAGED}")))
                 replace_file(kept, view[good_bytes:position])
             replace_file(self._directory / offset_name(first_offset, LOG), view[position:])
             size_bytes = len(view)
@@ -497,7 +496,7 @@ class _Opening:
 
     def _cut(self, segment: Segment, good_bytes: int, problem: str) -> None:
         """End a segment before a batch that is torn or damaged. What is behind it may be whole: it is kept."""
-        kept = unused(self._directory / offset_name(self._end_offset, f"{LOG}{DAMAGED}"))
+        kept = unused(numbered(self._directory / offset_name(self._end_offset, f"{LOG}{DAMAGED}")))
         with open(segment.file.path, "rb") as source:
             source.seek(good_bytes)
             if is_worth_keeping := good_bytes < segment.size_bytes:
@@ -519,7 +518,7 @@ class _Opening:
     def _take_out_after(self, place: int) -> None:
         """What comes after a damaged batch does not follow from what is before it, but it is kept."""
         for segment in self._segments[place + 1 :]:
-            kept = unused(Path(f"{segment.file.path}{DAMAGED}"))
+            kept = unused(numbered(Path(f"{segment.file.path}{DAMAGED}")))
             log.error("%s: the log ends before it; it is kept as %s", segment.file.path, kept.name)
             segment.close()
             os.replace(segment.file.path, kept)
