@@ -168,6 +168,38 @@ def test_an_interrupted_abort_can_be_repeated(rig: Rig, swept: Swept) -> None:
 
 
 @pytest.mark.behaviour("P51")
+def test_an_interrupted_init_can_be_repeated(broker: EmbeddedBroker) -> None:
+    is_over = False
+    producers: list[Producer] = []
+    transactional_id = unique("txn")
+
+    def prepare(number: int) -> Callable[[], object]:
+        producer = Producer(
+            bootstrap_servers=broker.bootstrap, transactional_id=transactional_id, max_block_ms=BLOCK_MS
+        )
+        producers.append(producer)
+
+        def call() -> None:
+            nonlocal is_over
+            producer.init_transactions()
+            is_over = True
+
+        nonlocal is_over
+        is_over = False
+        return call
+
+    def check(number: int) -> None:
+        producer = producers.pop()
+        if not is_over:
+            producer.init_transactions()
+        producer.begin_transaction()
+        producer.abort_transaction()
+        producer.close()
+
+    assert sweep(prepare, ctrl_c, check, step=3) > 10
+
+
+@pytest.mark.behaviour("P51")
 def test_an_interrupted_begin_has_begun_or_not(rig: Rig, swept: Swept) -> None:
     def check(number: int) -> None:
         try:

@@ -124,6 +124,8 @@ class Metadata:
         self._granted = 0  # Guarded by lock: how many of them the last answer met.
         self._hurry = False  # Guarded by lock: for a new topic, say, no pause has to be over.
         self._waiting: dict[_Waiter, None] = {}  # Guarded by lock: threads in _wait_until.
+        self._fatal: HeadraceError | None = None  # Guarded by lock: of the last attempt.
+        self._fatal_wishes = 0  # Guarded by lock: how many wishes there were by then; later ones it does not concern.
         self._closed: HeadraceError | None = None  # Guarded by lock: what everybody is told who waits or begins to.
         # The polling thread's.
         self._refreshed_ms = -1e18
@@ -172,7 +174,13 @@ class Metadata:
 
     def wait_for_wish(self, wish: int, timeout_ms: float) -> bool:
         """Wait until somebody was asked after the wish was made, and has answered; False if the time is up first."""
-        return self._wait_until(lambda: self._granted >= wish, timeout_ms)
+
+        def is_granted() -> bool:
+            if self._fatal is not None and wish <= self._fatal_wishes:
+                raise self._fatal
+            return self._granted >= wish
+
+        return self._wait_until(is_granted, timeout_ms)
 
     def _wait_until(self, is_there: Callable[[], bool], timeout_ms: float) -> bool:
         deadline = time.monotonic() + timeout_ms / 1000
@@ -243,13 +251,15 @@ class Metadata:
     def fail(self, error: HeadraceError | None = None, fatal: bool = False) -> None:
         """Note a failed attempt. A fatal error (wrong credentials, say) is raised in every thread that waits now.
 
-        A thread that begins to wait later is not told of it: it may be about a connection that has recovered. That
-        thread makes an attempt of its own. (Java keeps the error for the next caller, whoever that is.)
+        `wait_for_wish` raises it for wishes made before. A thread that begins to wait later is not told of it: it may
+        be about a connection that has recovered, and that thread makes an attempt of its own. (Java keeps the error
+        for the next caller, whoever that is.)
         """
         self._failures += 1
         self._pause()
         if fatal:
             with self.lock:
+                self._fatal, self._fatal_wishes = error, self._wishes
                 for waiter in list(self._waiting):
                     waiter.error = error
                 self._notify()
@@ -262,6 +272,7 @@ class Metadata:
             self.cluster = cluster
             retry = any(code not in FATAL_TOPIC_ERRORS for code in cluster.errors.values())
             leaderless = any(p.leader == NO_LEADER for t in cluster.topics.values() for p in t.partitions)
+            self._fatal = None
             for waiter in list(self._waiting):
                 waiter.error = None
             self._granted = self._wishes_asked
