@@ -116,7 +116,7 @@ def _look_up(options: SinkOptions) -> Limits:
 
 
 def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskTimes]:
-    """The plan, and when it was made, for whoever looks at the batch as a whole."""
+    """Return the plan and the time it took."""
     watch, times = Stopwatch(), TaskTimes(planned_ms=SYSTEM_CLOCK.time_ms())
     limits = plan(options, schema)
     times.plan_ms = watch.lap_ms()
