@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TransactionError,
         UnsupportedVersionError,
     )
+    from headrace.producer._send import RecordFuture
     from headrace.producer.aio import AsyncProducer
     from headrace.producer.arrow import ArrowDelivery, OffsetRange
     from headrace.producer.interceptors import ProducerInterceptor
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from headrace.producer.records import ProducerRecord, RecordMetadata
     from headrace.producer.serializers import Serializer
     from headrace.producer.transactions import GroupMetadata
-    from headrace.wire._reference import RecordFuture
     from headrace.wire.sasl import Token
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Where records wait: for each partition a deque of batches, the last one open.
 
-    application threads: Lane.append (compiled), or `append` here where a batch has to be opened first
+    application threads: TopicAppender.append (compiled), or `append` here where a batch has to be opened first
     the I/O thread: ready → drain → (request) → complete, reenqueue, or fail
 
 A record goes into the open batch of its partition. Where there is none, or no room, `append` closes the old batch,
@@ -13,13 +13,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.locks import OwnedLock
 from headrace.client.metadata import NO_LEADER, Cluster
 from headrace.client.network import backoff_ms
 from headrace.errors import ClosedError, HeadraceError, RecordTooLargeError
+from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.batch import Delivery, ProducerBatch
 from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.queues import PartitionQueue, TopicQueues
@@ -28,11 +28,6 @@ from headrace.wire.compression import NONE
 from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header
 from headrace.wire.records import record_bytes_max
-
-if TYPE_CHECKING:
-    from headrace.wire._reference import Lane, RecordFuture
-else:
-    Lane = kernel.Lane
 
 ROOM_SHARE_OF_POOL = 8  # the largest batch takes no more than this part of buffer.memory
 SPARE_BYTES_MAX = 8 * 1024 * 1024
@@ -82,7 +77,7 @@ class Accumulator:
         self.sticky = sticky
         self._on_open = on_open  # told of every partition that gets a batch
         self.topics: dict[str, TopicQueues] = {}
-        self.lanes: dict[str, Lane] = {}  # what send() looks into first
+        self.appenders: dict[str, TopicAppender] = {}  # what send() looks into first
         self.topics_lock = OwnedLock()
         # Queues that may hold batches, the one first that was served least recently; adding is atomic, any thread.
         self._active: dict[PartitionQueue, None] = {}
@@ -102,24 +97,24 @@ class Accumulator:
             with self.topics_lock:
                 queues = self.topics.get(name)
                 if queues is None:
-                    queues = TopicQueues(name, partition_count, self._make_lane)
+                    queues = TopicQueues(name, partition_count, self._make_appender)
                 elif len(queues.queues) < partition_count:
                     queues.grow(partition_count)
                 # No call in between: a signal handler that raises comes before both or after both.
-                self.lanes[name] = queues.lane
+                self.appenders[name] = queues.appender
                 self.topics[name] = queues
         return queues
 
-    def _make_lane(self, topic: TopicQueues, partition_count: int) -> Lane:
-        # The compiled lane reads the system's clock by itself.
+    def _make_appender(self, topic: TopicQueues, partition_count: int) -> TopicAppender:
+        # The compiled appender reads the system's clock by itself.
         own_clock = self._clock is SYSTEM_CLOCK and KERNEL_NAME == "compiled"
-        return Lane(
+        return TopicAppender(
             topic.name,
             partition_count,
-            self._settings.max_request_bytes - HEADER_BYTES,
-            self._settings.hashes_keys,
-            topic.lock,
-            None if own_clock else self._clock.time_ms,  # type: ignore[arg-type]
+            record_bytes_max=self._settings.max_request_bytes - HEADER_BYTES,
+            hashes_keys=self._settings.hashes_keys,
+            lock=topic.lock,
+            now_ms=None if own_clock else self._clock.time_ms,  # type: ignore[arg-type]
         )
 
     def append(
@@ -139,7 +134,7 @@ class Accumulator:
 
         `choose_again(previous)` lets a partitioner pick another partition before a new batch is opened.
         """
-        key = key if key is None or type(key) is bytes else bytes(key)  # as lanes want them
+        key = key if key is None or type(key) is bytes else bytes(key)  # as appenders want them
         value = value if value is None or type(value) is bytes else bytes(value)
         size = self._checked_size(key, value, headers)
         keyless = partition is None and not (self._settings.hashes_keys and key is not None)
@@ -147,9 +142,9 @@ class Accumulator:
         for _ in range(APPEND_ATTEMPTS_MAX):
             with topic.lock:
                 self._check_open()
-                if keyless and topic.lane.sticky < 0:
+                if keyless and topic.appender.sticky_partition < 0:
                     self.sticky.move_on(topic, cluster)
-                future = topic.lane.append_locked(key, value, partition, timestamp, headers, on_delivery)
+                future = topic.appender.try_append_locked(key, value, partition, timestamp, headers, on_delivery)
                 if future is None:
                     place = partition if partition is not None else self._place(topic, key)
                     closed = topic.close_open(place) or closed
@@ -188,13 +183,13 @@ class Accumulator:
             buffer = self.pool.allocate(room, max(0.0, deadline_ms - self._clock.monotonic_ms()), claim)
             with topic.lock:
                 self._check_open()
-                opened = topic.lane.open_batches[place]
+                opened = topic.appender.open_batches[place]
                 try:
                     if opened is None or opened.closed:
                         batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
                         self._enqueue(topic, batch, claim)
                     # At `place`, wherever the sticky partition is by now: a batch that was opened must not stay empty.
-                    return topic.lane.append_locked(key, value, place, timestamp, headers, on_delivery)
+                    return topic.appender.try_append_locked(key, value, place, timestamp, headers, on_delivery)
                 except BaseException:
                     self._discard_empty(topic, place)
                     raise
@@ -206,9 +201,9 @@ class Accumulator:
 
     def _discard_empty(self, topic: TopicQueues, place: int) -> None:
         """A batch was opened for a record that turned out not to fit the format. topic.lock is held."""
-        batch = topic.lane.open_batches[place]
+        batch = topic.appender.open_batches[place]
         if batch is not None and batch.record_count == 0:
-            topic.lane.open_batches[place] = None
+            topic.appender.open_batches[place] = None
             topic.queues[place].batches.remove(batch)
             self.finish(batch)
 
@@ -222,7 +217,7 @@ class Accumulator:
             queue = topic.queues[batch.partition]
             # No call from here on: a signal handler that raises comes before all of this or after it.
             if claim is not None:
-                topic.lane.open_batches[batch.partition] = batch
+                topic.appender.open_batches[batch.partition] = batch
                 claim.size = 0
             queue.batches += (batch,)
             self._active[queue] = None
@@ -233,7 +228,7 @@ class Accumulator:
     def _place(self, topic: TopicQueues, key: bytes | None) -> int:
         if key is not None and self._settings.hashes_keys:
             return int((kernel.murmur2(key) & 0x7FFFFFFF) % len(topic.queues))
-        return topic.lane.sticky
+        return topic.appender.sticky_partition
 
     def room_bytes(self, topic: TopicQueues, record_bytes: int) -> int:
         """How much of the pool the next batch takes, for a first record of so many bytes."""

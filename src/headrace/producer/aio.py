@@ -36,7 +36,7 @@ from headrace.producer.transactions import GroupMetadata
 from headrace.wire.records import record_bytes_max
 
 if TYPE_CHECKING:
-    from headrace.wire._reference import RecordFuture
+    from headrace.producer._send import RecordFuture
 
 
 NOT_WAITING_MS = 0.0  # a deadline that is over
@@ -88,10 +88,10 @@ class AsyncProducer:
         if on_delivery is not None:
             on_delivery = _on_loop(on_delivery)
         producer = self._producer
-        if producer.is_short and headers is None:
-            lane = producer.lanes.get(topic)
-            if lane is not None:
-                future = lane.append(key, value, partition, timestamp_ms, None, on_delivery)
+        if producer._fast_send_enabled and headers is None:
+            appender = producer._appenders.get(topic)
+            if appender is not None:
+                future = appender.try_append(key, value, partition, timestamp_ms, None, on_delivery)
                 if future is not None:
                     return future
         return await self._send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers or ()), on_delivery)

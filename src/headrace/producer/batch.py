@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.client.locks import OneShotEvent
 from headrace.errors import BrokerError, HeadraceError, TimedOutError, UnsupportedVersionError
+from headrace.producer._send import RecordFuture, run_callbacks
 from headrace.producer.records import NULL_SIZE, UNKNOWN_PARTITION, RecordMetadata
 from headrace.wire import legacy
 from headrace.wire import records as wire_records
@@ -31,9 +32,9 @@ from headrace.wire.layout import (
 )
 
 if TYPE_CHECKING:
-    from headrace.wire._reference import OpenBatch, RecordFuture
+    from headrace.wire._reference import OpenBatch
 else:
-    OpenBatch, RecordFuture = kernel.OpenBatch, kernel.RecordFuture
+    OpenBatch = kernel.OpenBatch
 
 Delivery = Callable[[RecordMetadata | None, Exception | None], object]
 
@@ -169,7 +170,7 @@ class ProducerBatch(OpenBatch):
         if not self._finish(base_offset, append_time, None, {}):
             return False
         if self.callbacks:
-            self.callback_errors = kernel.run_callbacks(
+            self.callback_errors = run_callbacks(
                 self.callbacks,
                 RecordMetadata,
                 self.topic,

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -31,6 +31,7 @@ from headrace.errors import (
     RecordTooLargeError,
     TimedOutError,
 )
+from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.batch import Delivery, ProducerBatch, refused_future
 from headrace.producer.interceptors import Ending
@@ -44,14 +45,8 @@ from headrace.producer.steps import Prepared, Steps
 from headrace.producer.transaction_scope import TransactionScope
 from headrace.producer.transaction_state import State, is_legal
 from headrace.producer.transactions import GroupMetadata
-from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, Header
 from headrace.wire.records import record_bytes_max
-
-if TYPE_CHECKING:
-    from headrace.wire._reference import Lane, RecordFuture
-else:
-    Lane = kernel.Lane
 
 _BROKER = 1
 _ENDPOINT = Endpoint("mock", 9092)
@@ -113,7 +108,7 @@ class MockProducer(TransactionScope):
         self._lock = threading.RLock()
         # Guarded by _lock.
         self._pending: deque[ProducerBatch] = deque()
-        self._lanes: dict[str, Lane] = {}
+        self._appenders: dict[str, TopicAppender] = {}
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._turn = 0
         self._uncommitted_offsets: dict[str, dict[tuple[str, int], int | tuple[int, str]]] = {}
@@ -173,17 +168,24 @@ class MockProducer(TransactionScope):
         count = cluster.partition_count(record.topic) or 1
         with self._lock:
             partition = self._partition(prepared, count)
-            lane = self._lanes.get(record.topic)
-            if lane is None:
-                lane = Lane(record.topic, count, limit, True, self._lock, self._clock.time_ms)
-                self._lanes[record.topic] = lane
+            appender = self._appenders.get(record.topic)
+            if appender is None:
+                appender = TopicAppender(
+                    record.topic,
+                    count,
+                    record_bytes_max=limit,
+                    hashes_keys=True,
+                    lock=self._lock,
+                    now_ms=self._clock.time_ms,
+                )
+                self._appenders[record.topic] = appender
             # A batch of its own for every record: each can be completed by itself.
             batch = ProducerBatch(record.topic, partition, bytearray(size), 0, self._clock.monotonic_ms())
-            lane.open_batches[partition] = batch
-            future = lane.append(
+            appender.open_batches[partition] = batch
+            future = appender.try_append(
                 prepared.key, prepared.value, partition, prepared.timestamp_ms, prepared.headers, on_delivery
             )
-            lane.open_batches[partition] = None
+            appender.open_batches[partition] = None
             batch.close()
             assert future is not None
             if isinstance(on_delivery, Ending):

@@ -4,8 +4,8 @@ A record's journey, one named call a step:
 
     intercept → metadata → serialise → partition → size check → append → wake
 
-`send` itself is compiled (`SendPath`, in the kernel) and tries the short way first: for bytes, with the built-in
-partitioner and no interceptors, the lane of the topic does all of these steps at once, as long as the batch of the
+`send` itself is compiled (`FastSend`, in the kernel) and tries the short way first: for bytes, with the built-in
+partitioner and no interceptors, the appender of the topic does all of these steps at once, as long as the batch of the
 partition is open and has room. What it cannot do comes to `_send`.
 """
 
@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ from headrace.errors import (
     TimedOutError,
 )
 from headrace.producer import parts, process, reporters
+from headrace.producer._send import FastSend, RecordFuture
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.arrow import ArrowDelivery, ArrowSender
 from headrace.producer.batch import Delivery, refused_future
@@ -52,18 +53,12 @@ from headrace.producer.steps import Prepared, Steps
 from headrace.producer.sticky import StickyChoice
 from headrace.producer.transaction_scope import TransactionScope
 from headrace.producer.transactions import GroupMetadata, TransactionManager
-from headrace.wire.kernel import kernel
 from headrace.wire.layout import Header
-
-if TYPE_CHECKING:
-    from headrace.wire._reference import RecordFuture, SendPath
-else:
-    SendPath = kernel.SendPath
 
 Headers = Iterable[Header] | Mapping[str, bytes | None] | None
 
 
-class Producer(SendPath, TransactionScope):
+class Producer(FastSend, TransactionScope):
     """Sends records to Kafka. Safe to share between threads: their records then share batches and requests."""
 
     def __init__(
@@ -176,9 +171,9 @@ class Producer(SendPath, TransactionScope):
         )
         self._register_gauges()
         self.config.warn_of_unused(self._log)
-        self.lanes = self._accumulator.lanes
+        self._appenders = self._accumulator.appenders
         # Who needs none of the steps that only Python can do may take the short way.
-        self.is_short = self._steps.are_none
+        self._fast_send_enabled = self._steps.are_none
         self._thread = threading.Thread(target=self._run, name=f"headrace-{settings.client_id}", daemon=True)
         self._thread.start()
         process.opened(self)
@@ -231,18 +226,18 @@ class Producer(SendPath, TransactionScope):
         headers: Headers,
         on_delivery: Delivery | None,
     ) -> RecordFuture:
-        lane = self.lanes.get(topic) if self._steps.only_serialize else None
-        if lane is None:
+        appender = self._appenders.get(topic) if self._steps.only_serialize else None
+        if appender is None:
             record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers or ())
             return self.send_record(record, on_delivery)
-        # Nearly as short as the short way: once they are bytes, the lane may do the rest.
+        # Nearly as short as the short way: once they are bytes, the appender may do the rest.
         try:
             pairs = [] if headers is None else list(checked_headers(headers))
             key, value = self._steps.serialize(topic, key, value, pairs)
-            future = lane.append(key, value, partition, timestamp_ms, pairs, on_delivery)
+            future = appender.try_append(key, value, partition, timestamp_ms, pairs, on_delivery)
             if future is not None:
                 return future
-            ProducerRecord(topic, None, None, partition, timestamp_ms)  # looks at what the lane did not take
+            ProducerRecord(topic, None, None, partition, timestamp_ms)  # looks at what the appender did not take
             self._check_may_send()
             deadline_ms = self._deadline_ms()
             queues = self._topic(topic, partition, deadline_ms)
@@ -579,7 +574,7 @@ class Producer(SendPath, TransactionScope):
 
     def _after_fork_in_child(self) -> None:
         self._forked = True
-        self.is_short, self.lanes = False, {}
+        self._fast_send_enabled, self._appenders = False, {}
 
 
 def _missing(topic: str, partition: int | None, cluster: Cluster, waited_ms: float, reason: str) -> str:
