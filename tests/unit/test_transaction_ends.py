@@ -12,7 +12,7 @@ from fakes import DISCONNECT, SILENCE, After
 from headrace.errors import (
     AbortableError,
     ClosedError,
-    FatalTransactionError,
+    FatalError,
     HeadraceError,
     IllegalStateError,
     TimedOutError,
@@ -296,7 +296,7 @@ def test_unresolved_numbers_are_fatal_where_there_is_no_new_epoch():
     expire_on_the_wire(rig)
     rig.turn()
     assert rig.manager.has_fatal_error
-    with pytest.raises(FatalTransactionError, match="whether they were stored is not known"):
+    with pytest.raises(FatalError, match="whether they were stored is not known"):
         rig.abort()
 
 
@@ -409,7 +409,7 @@ def test_who_waits_for_a_request_in_flight_hears_of_a_fatal_error(reply):
     result = rig.manager.begin_send_offsets({("t", 0): 5}, GROUP)
     rig.turn(2)
     rig.manager.fail_fatally(HeadraceError("something else"))
-    with pytest.raises(FatalTransactionError, match="something else"):
+    with pytest.raises(FatalError, match="something else"):
         rig.finish(result)
 
 

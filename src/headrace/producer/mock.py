@@ -26,7 +26,7 @@ from headrace.errors import (
     API_ERRORS,
     AbortableError,
     ClosedError,
-    FatalTransactionError,
+    FatalError,
     IllegalStateError,
     RecordTooLargeError,
     TimedOutError,
@@ -284,7 +284,7 @@ class MockProducer(TransactionScope):
         """Another producer has taken over the transactional.id: this one can do no more."""
         with self._lock:
             self._state = State.FATAL_ERROR
-            self._error = FatalTransactionError("PRODUCER_FENCED (90): another instance has the transactional.id now")
+            self._error = FatalError("PRODUCER_FENCED (90): another instance has the transactional.id now")
             self.uncommitted.clear()
             self._uncommitted_offsets.clear()
         self._fail_pending(self._error)

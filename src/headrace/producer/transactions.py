@@ -9,6 +9,7 @@ Nothing else holds this state. What is asked of the coordinator, and what its an
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 import logging
@@ -20,9 +21,11 @@ from headrace.client.locks import OwnedLock
 from headrace.errors import (
     AbortableError,
     BrokerError,
-    FatalTransactionError,
+    FatalError,
     HeadraceError,
     IllegalStateError,
+    InvalidProducerEpochError,
+    ProducerFencedError,
     UnsupportedVersionError,
 )
 from headrace.producer.batch import ProducerBatch
@@ -169,7 +172,7 @@ class TransactionManager:
         with self.lock:
             if self.state is State.FATAL_ERROR:
                 return
-            self._go(State.FATAL_ERROR, _as(FatalTransactionError, error))
+            self._go(State.FATAL_ERROR, _as(FatalError, error))
             self._drop_requests(self.last_error or error)
 
     def _drop_requests(self, error: Exception) -> None:
@@ -185,9 +188,17 @@ class TransactionManager:
             self._result.fail(error)
 
     def check_error(self) -> None:
-        """Raise what has gone wrong before."""
-        if self.has_error and self.last_error is not None:
-            raise type(self.last_error)(*self.last_error.args) from self.last_error
+        """Raise the error that put the producer into an error state.
+
+        As in Kafka's producer, a fenced one gets its own class again; any other error becomes the cause.
+        """
+        error = self.last_error
+        if not self.has_error or error is None:
+            return
+        if isinstance(error, ProducerFencedError | InvalidProducerEpochError | IllegalStateError):
+            raise copy.copy(error) from error
+        category = AbortableError if self.has_abortable_error else FatalError
+        raise category(str(error)) from error
 
     # -- application threads -------------------------------------------------------------------
 
@@ -349,7 +360,7 @@ class TransactionManager:
     def enqueue(self, request: TransactionRequest) -> None:
         with self.lock:
             if self.has_fatal_error:
-                request.give_up(self.last_error or FatalTransactionError("the producer failed"))
+                request.give_up(self.last_error or FatalError("the producer failed"))
                 return
             heapq.heappush(self._pending, (request.priority, next(self._order), request))
 
@@ -583,7 +594,7 @@ class TransactionManager:
 
 
 def _as(cls: type[HeadraceError], error: Exception) -> Exception:
-    """The error as one that says what to do; the original is its cause."""
+    """Return `error` if it is in the category `cls`; else an error of that category with `error` as its cause."""
     if isinstance(error, cls):
         return error
     wrapped = cls(str(error))

@@ -22,10 +22,9 @@ from headrace.errors import (
     BrokerError,
     Code,
     ConfigError,
-    FatalTransactionError,
+    FatalError,
     HeadraceError,
     TimedOutError,
-    TransactionError,
 )
 from headrace.producer.producer import Producer
 from headrace.spark.decisions import Decision, DecisionLog
@@ -171,7 +170,7 @@ class Ledger:
             on_written()
         except BaseException as error:
             self._abort(producer)
-            if isinstance(error, FatalTransactionError):
+            if isinstance(error, FatalError):
                 raise self._fatal(error) from error
             if isinstance(error, AbortableError):
                 raise self._not_decided(error) from error
@@ -194,7 +193,7 @@ class Ledger:
             except AbortableError as error:
                 self._abort(producer)
                 raise self._not_decided(error) from error
-            except FatalTransactionError as error:
+            except FatalError as error:
                 raise self._fatal(error) from error
 
     def _not_decided(self, error: AbortableError) -> SinkError:
@@ -202,7 +201,7 @@ class Ledger:
             return self._fenced()
         return NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}")
 
-    def _fatal(self, error: FatalTransactionError) -> SinkError:
+    def _fatal(self, error: FatalError) -> SinkError:
         if _has_code(error, _FENCED):
             return self._fenced()
         return InDoubtError(f"the decision of sink {self._sink!r} failed, and may be stored all the same: {error}")
@@ -226,7 +225,7 @@ def _send(producer: Producer, topic: str, columns: pa.RecordBatch, batch: int) -
         delivery = producer.send_arrow(topic, columns)
         if delivery.refusal is not None:
             raise delivery.refusal
-    except TransactionError:
+    except (AbortableError, FatalError):
         raise
     except HeadraceError as error:
         raise NotDecidedError(

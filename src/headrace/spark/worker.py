@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from headrace.errors import BrokerError, Code, ConfigError, FatalTransactionError, HeadraceError, IllegalStateError
+from headrace.errors import BrokerError, Code, ConfigError, HeadraceError, IllegalStateError
 from headrace.producer.producer import Producer
 from headrace.producer.transaction_state import State
 from headrace.producer.transactions import TransactionManager
@@ -148,7 +148,7 @@ def _retarget(producer: Producer, identifier: str) -> None:
 
 
 def _explained(error: HeadraceError, producer: Producer) -> HeadraceError:
-    cause: BaseException | None = error.__cause__ if isinstance(error, FatalTransactionError) else error
+    cause = error if isinstance(error, BrokerError) else error.__cause__
     if isinstance(cause, BrokerError) and cause.code == Code.INVALID_TRANSACTION_TIMEOUT:
         return ConfigError(
             f"kafka.transaction.timeout.ms is {producer.settings.transaction_timeout_ms}, and the brokers' "
