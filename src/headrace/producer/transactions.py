@@ -21,6 +21,7 @@ from headrace.client.locks import OwnedLock
 from headrace.errors import (
     AbortableError,
     BrokerError,
+    Code,
     FatalError,
     HeadraceError,
     IllegalStateError,
@@ -32,7 +33,6 @@ from headrace.producer.batch import ProducerBatch
 from headrace.producer.pending import PendingResult
 from headrace.producer.sequences import (
     NO_PRODUCER_ID_AND_EPOCH,
-    OUT_OF_ORDER_SEQUENCE,
     ProducerIdAndEpoch,
     SequenceTable,
     TopicPartition,
@@ -52,7 +52,6 @@ EPOCH_MAX = 0x7FFF
 # A batch that fails with one of these ends the producer: cluster and transactional id authorisation, a producer id that
 # is not ours, fenced.
 FATAL_CODES = frozenset({31, 49, 53, 90})
-DUPLICATE_SEQUENCE = 46
 TRANSACTION_V2 = 2
 Coordinator = tuple[str, str]  # kind and key: ("transaction", transactional id) or ("group", group id)
 
@@ -553,9 +552,9 @@ class TransactionManager:
 
     def was_stored(self, batch: ProducerBatch, code: int) -> bool:
         """Does an error only say that the broker has had this batch long ago?"""
-        if code == DUPLICATE_SEQUENCE:
+        if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             return True
-        return code == OUT_OF_ORDER_SEQUENCE and self._sequences.of(batch, self.producer).was_stored(batch)
+        return code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and self._sequences.of(batch, self.producer).was_stored(batch)
 
     def can_retry(self, batch: ProducerBatch, code: int, retriable: bool, log_start_offset: int = -1) -> bool:
         """May a batch that came back with this error be sent again? `retriable`: what the table of codes says."""
