@@ -17,6 +17,7 @@ from headrace.errors import (
     TimedOutError,
     UnsupportedVersionError,
 )
+from headrace.producer.records import PreparedRecord
 from headrace.wire.api.produce import ProduceResponse
 from rig import METADATA, PRODUCE, Rig
 from waiting import eventually
@@ -487,11 +488,7 @@ def test_closing_wakes_threads_that_wait_for_memory():
             rig.accumulator.append(
                 rig.accumulator.topic("t", 2),
                 rig.metadata.cluster,
-                1,
-                None,
-                None,
-                b"v",
-                (),
+                PreparedRecord(1, None, None, b"v", (), None),
                 None,
                 rig.clock.now_ms + 1e9,
             )

@@ -17,6 +17,7 @@ from headrace.errors import (
     IllegalStateError,
     TimedOutError,
 )
+from headrace.producer.records import PreparedRecord
 from headrace.producer.sequences import ProducerIdAndEpoch
 from headrace.producer.transaction_state import State
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
@@ -231,7 +232,9 @@ def test_a_record_that_comes_too_late_for_its_transaction_is_refused():
     rig.commit()
     queues = rig.accumulator.topic("t", 2)
     with pytest.raises(IllegalStateError, match="send"):
-        rig.accumulator.append(queues, rig.metadata.cluster, 0, None, None, b"v", (), None, rig.clock.now_ms)
+        rig.accumulator.append(
+            queues, rig.metadata.cluster, PreparedRecord(0, None, None, b"v", (), None), None, rig.clock.now_ms
+        )
     assert not rig.accumulator.has_incomplete()
 
 

@@ -23,6 +23,7 @@ from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.batch import Delivery, ProducerBatch
 from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.queues import PartitionQueue, TopicQueues
+from headrace.producer.records import PreparedRecord
 from headrace.producer.sticky import StickyChoice
 from headrace.wire.compression import NONE
 from headrace.wire.kernel import KERNEL_NAME, kernel
@@ -121,20 +122,13 @@ class Accumulator:
         self,
         topic: TopicQueues,
         cluster: Cluster,
-        partition: int | None,
-        timestamp: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[Header],
+        prepared: PreparedRecord,
         on_delivery: Delivery | None,
         deadline_ms: float,
-        choose_again: Callable[[int], int] | None = None,
     ) -> RecordFuture:
-        """Append a record whose batch has to be opened first, perhaps. Blocks for memory until the deadline.
-
-        `choose_again(previous)` lets a partitioner pick another partition before a new batch is opened.
-        """
-        key = key if key is None or type(key) is bytes else bytes(key)  # as appenders want them
+        """Append a record, opening a batch if necessary; blocks for memory until the deadline."""
+        partition, timestamp_ms, key, value, headers, choose_again = prepared
+        key = key if key is None or type(key) is bytes else bytes(key)  # the appender accepts nothing else
         value = value if value is None or type(value) is bytes else bytes(value)
         size = self._checked_size(key, value, headers)
         keyless = partition is None and not (self._settings.hashes_keys and key is not None)
@@ -144,54 +138,51 @@ class Accumulator:
                 self._check_open()
                 if keyless and topic.appender.sticky_partition < 0:
                     self.sticky.move_on(topic, cluster)
-                future = topic.appender.try_append_locked(key, value, partition, timestamp, headers, on_delivery)
+                future = topic.appender.try_append_locked(key, value, partition, timestamp_ms, headers, on_delivery)
                 if future is None:
-                    place = partition if partition is not None else self._place(topic, key)
-                    closed = topic.close_open(place) or closed
+                    chosen = partition if partition is not None else self._partition_of(topic, key)
+                    closed = topic.close_open(chosen) or closed
                     if keyless and topic.sticky_bytes >= self._settings.batch_bytes:
                         self.sticky.move_on(topic, cluster)
                         continue
             if future is not None:
                 if closed:
-                    self._wake()  # never with the lock in hand: it may give up the GIL
+                    self._wake()  # not under the lock: it may release the GIL
                 return future
             if choose_again is not None and partition is not None:
                 partition, choose_again = choose_again(partition), None
                 continue
-            future = self._append_to_new(topic, place, timestamp, key, value, headers, on_delivery, size, deadline_ms)
+            record = PreparedRecord(chosen, timestamp_ms, key, value, headers, None)
+            future = self._append_to_new(topic, record, on_delivery, size, deadline_ms)
             if future is not None:
                 return future
-        raise AssertionError("an append lost every race")
+        raise AssertionError(f"append lost {APPEND_ATTEMPTS_MAX} races for a batch; please report this")
 
     def _append_to_new(
-        self,
-        topic: TopicQueues,
-        place: int,
-        timestamp: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[Header],
-        on_delivery: Delivery | None,
-        size: int,
-        deadline_ms: float,
+        self, topic: TopicQueues, record: PreparedRecord, on_delivery: Delivery | None, size: int, deadline_ms: float
     ) -> RecordFuture | None:
+        """Open a batch for the record and append it there. None: another thread's batch is full already."""
+        partition = record.partition
+        assert partition is not None
         room = self.room_bytes(topic, size)
         if self.pool.available_bytes < room:
-            self._wake()  # what is buffered has to go out for memory to come back
+            self._wake()  # sending what is buffered is what frees memory
         claim = Claim()
         try:
             buffer = self.pool.allocate(room, max(0.0, deadline_ms - self._clock.monotonic_ms()), claim)
             with topic.lock:
                 self._check_open()
-                opened = topic.appender.open_batches[place]
+                open_batch = topic.appender.open_batches[partition]
                 try:
-                    if opened is None or opened.closed:
-                        batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
+                    if open_batch is None or open_batch.closed:
+                        batch = ProducerBatch(topic.name, partition, buffer, room, self._clock.monotonic_ms())
                         self._enqueue(topic, batch, claim)
-                    # At `place`, wherever the sticky partition is by now: a batch that was opened must not stay empty.
-                    return topic.appender.try_append_locked(key, value, place, timestamp, headers, on_delivery)
+                    # To this partition, whatever the sticky one is by now: a batch that was opened must not stay empty.
+                    return topic.appender.try_append_locked(
+                        record.key, record.value, partition, record.timestamp_ms, record.headers, on_delivery
+                    )
                 except BaseException:
-                    self._discard_empty(topic, place)
+                    self._discard_empty(topic, partition)
                     raise
         finally:
             if claim.size:
@@ -199,12 +190,12 @@ class Accumulator:
             else:
                 self._wake()
 
-    def _discard_empty(self, topic: TopicQueues, place: int) -> None:
-        """A batch was opened for a record that turned out not to fit the format. topic.lock is held."""
-        batch = topic.appender.open_batches[place]
+    def _discard_empty(self, topic: TopicQueues, partition: int) -> None:
+        """Remove a batch that was opened for a record which could not be encoded. topic.lock is held."""
+        batch = topic.appender.open_batches[partition]
         if batch is not None and batch.record_count == 0:
-            topic.appender.open_batches[place] = None
-            topic.queues[place].batches.remove(batch)
+            topic.appender.open_batches[partition] = None
+            topic.queues[partition].batches.remove(batch)
             self.finish(batch)
 
     def _enqueue(self, topic: TopicQueues, batch: ProducerBatch, claim: Claim | None = None) -> None:
@@ -225,7 +216,7 @@ class Accumulator:
             self._incomplete.pop(batch, None)
             raise
 
-    def _place(self, topic: TopicQueues, key: bytes | None) -> int:
+    def _partition_of(self, topic: TopicQueues, key: bytes | None) -> int:
         if key is not None and self._settings.hashes_keys:
             return int((kernel.murmur2(key) & 0x7FFFFFFF) % len(topic.queues))
         return topic.appender.sticky_partition

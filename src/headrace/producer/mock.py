@@ -38,19 +38,17 @@ from headrace.producer.interceptors import Ending
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.partitioners import partition_for_key
 from headrace.producer.plugins import PluginLoader, is_for_application
-from headrace.producer.producer import Headers
-from headrace.producer.records import ProducerRecord
+from headrace.producer.producer import Headers, TransactionScope
+from headrace.producer.records import PreparedRecord, ProducerRecord
 from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
-from headrace.producer.steps import Prepared, Steps
-from headrace.producer.transaction_scope import TransactionScope
+from headrace.producer.steps import Steps
 from headrace.producer.transaction_state import State, is_legal
-from headrace.producer.transactions import GroupMetadata
+from headrace.producer.transactions import GroupMetadata, Offsets
 from headrace.wire.layout import HEADER_BYTES, Header
 from headrace.wire.records import record_bytes_max
 
 _BROKER = 1
 _ENDPOINT = Endpoint("mock", 9092)
-Offsets = Mapping[tuple[str, int], int | tuple[int, str]]
 
 
 class SentRecord(NamedTuple):
@@ -159,7 +157,7 @@ class MockProducer(TransactionScope):
         return future
 
     def _append(
-        self, record: ProducerRecord, prepared: Prepared, on_delivery: Delivery | None, cluster: Cluster
+        self, record: ProducerRecord, prepared: PreparedRecord, on_delivery: Delivery | None, cluster: Cluster
     ) -> RecordFuture:
         size = HEADER_BYTES + record_bytes_max(prepared.key, prepared.value, prepared.headers)
         limit = self.settings.max_request_size
@@ -205,7 +203,7 @@ class MockProducer(TransactionScope):
             )
         return future
 
-    def _partition(self, prepared: Prepared, count: int) -> int:
+    def _partition(self, prepared: PreparedRecord, count: int) -> int:
         if prepared.partition is not None:
             return prepared.partition
         if prepared.key is not None and not self.settings.partitioner_ignore_keys:

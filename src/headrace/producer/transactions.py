@@ -15,7 +15,6 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.client.locks import OwnedLock
 from headrace.errors import (
@@ -64,6 +63,10 @@ class GroupMetadata:
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
+
+
+Offsets = Mapping[tuple[str, int], int | tuple[int, str]]
+"""(topic, partition) → the next offset to read, or that and a note."""
 
 
 class TransactionManager:
@@ -274,7 +277,7 @@ class TransactionManager:
         self._wake()
         return result
 
-    def begin_send_offsets(self, offsets: Mapping[TopicPartition, Any], group: GroupMetadata) -> PendingResult:
+    def begin_send_offsets(self, offsets: Offsets, group: GroupMetadata) -> PendingResult:
         with self.lock:
             self._check_no_other("send_offsets_to_transaction")
             self.check_error()
