@@ -20,7 +20,7 @@ POINTS_MAX = 3000
 PACKAGE = str(Path(headrace.__file__).parent)
 # Where locks are taken, and state is changed that others see.
 OURS = tuple(
-    f"{PACKAGE}/{part}" for part in ("producer/", "client/", "wire/_reference/lane", "wire/_reference/records")
+    f"{PACKAGE}/{part}" for part in ("producer/", "client/", "producer/_send/reference", "wire/_reference/records")
 )
 
 

@@ -50,7 +50,9 @@ class Checks:
         assert not other.is_alive(), f"a lock is held after point {number}"
         assert not self.errors, f"after point {number}"
         producer.flush(SECONDS)
-        assert producer._pool.available_bytes == producer._pool.total_bytes, f"memory is lost at point {number}"
+        assert producer._engine.pool.available_bytes == producer._engine.pool.total_bytes, (
+            f"memory is lost at point {number}"
+        )
         assert self.broker.values("check")[-2:] in (
             [b"here %d" % number, b"there %d" % number],
             [b"there %d" % number, b"here %d" % number],
@@ -205,12 +207,12 @@ def test_a_call_refused_in_a_signal_handler_changes_nothing(broker: SmallBroker,
     """As if the handler had interrupted a `send` that opens a batch."""
     with make(broker) as producer:
         producer.send("t", b"0").result(SECONDS)
-        flushes = producer._accumulator._flushes
+        flushes = producer._engine.accumulator._flushes
         with (
-            producer._accumulator.topics["t"].lock,
+            producer._engine.accumulator.topics["t"].lock,
             pytest.raises(IllegalStateError, match="called by a signal handler"),
         ):
             getattr(producer, call)()
-        assert producer._accumulator._flushes == flushes
+        assert producer._engine.accumulator._flushes == flushes
         producer.send("t", b"1").result(SECONDS)
     each_once(broker, "t")

@@ -17,6 +17,7 @@ from headrace.errors import (
     TimedOutError,
     UnsupportedVersionError,
 )
+from headrace.producer.records import PreparedRecord
 from headrace.wire.api.produce import ProduceResponse
 from rig import METADATA, PRODUCE, Rig
 from waiting import eventually
@@ -442,7 +443,7 @@ def test_send_wakes_the_io_thread_for_new_and_for_full_batches_only(monkeypatch)
     assert len(woken) == 1
     rig.send(b"goes into it", 0)
     assert len(woken) == 1
-    rig.accumulator.topics["t"].lane.open_batches[0].close()  # it is full
+    rig.accumulator.topics["t"].appender.open_batches[0].close()  # it is full
     rig.send(b"opens another", 0)
     assert len(woken) == 2
     rig.send(b"x", 1)
@@ -524,11 +525,7 @@ def test_closing_wakes_threads_that_wait_for_memory():
             rig.accumulator.append(
                 rig.accumulator.topic("t", 2),
                 rig.metadata.cluster,
-                1,
-                None,
-                None,
-                b"v",
-                (),
+                PreparedRecord(1, None, None, b"v", (), None),
                 None,
                 rig.clock.now_ms + 1e9,
             )

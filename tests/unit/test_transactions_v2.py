@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import AbortableError, FatalTransactionError
+from headrace.errors import AbortableError, FatalError
 from headrace.producer.sequences import ProducerIdAndEpoch
 from headrace.producer.transaction_state import State
 from headrace.wire.api.end_txn import EndTxnResponse
@@ -218,7 +218,7 @@ def test_offsets_are_not_committed_by_an_old_group_coordinator_in_v2():
     """It would not add the group to the transaction, and the offsets would never be seen."""
     rig = rig_in_transaction()
     rig.client.versions[TXN_OFFSET_COMMIT] = (0, 4)
-    with pytest.raises(FatalTransactionError):
+    with pytest.raises(FatalError):
         rig.finish(rig.manager.begin_send_offsets({("in", 0): 5}, GROUP))
 
 

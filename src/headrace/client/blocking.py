@@ -24,13 +24,14 @@ from headrace.client.addresses import USE_ALL_DNS_IPS, bootstrap_endpoints, pars
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import ConnectionSettings
 from headrace.client.credentials import SaslSettings
-from headrace.client.metadata import NO_LEADER, UNKNOWN_TOPIC_OR_PARTITION, Cluster, Metadata, MetadataUpdater
+from headrace.client.metadata import NO_LEADER, Cluster, Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings, backoff_ms
 from headrace.client.requests import Request, Response
 from headrace.errors import (
     AuthenticationError,
     BrokerError,
     ClosedError,
+    Code,
     ConnectionFailedError,
     HeadraceError,
     TimedOutError,
@@ -207,7 +208,7 @@ class BlockingClient:
 
         With `partial`, partitions that are offline, or whose leaders do not respond, are left out when the time is up.
         """
-        left = dict.fromkeys(partitions, UNKNOWN_TOPIC_OR_PARTITION)
+        left: dict[TopicPartition, int] = dict.fromkeys(partitions, Code.UNKNOWN_TOPIC_OR_PARTITION)
         found: dict[TopicPartition, T] = {}
         deadline = self.deadline(timeout_ms)
         unknown_deadline = min(deadline, self.clock.monotonic_ms() + UNKNOWN_TOPIC_MS_MAX)
@@ -231,7 +232,7 @@ class BlockingClient:
                         if code == 0:
                             found[tp] = value
                             left.pop(tp, None)
-                        elif code in TRY_AGAIN or code == UNKNOWN_TOPIC_OR_PARTITION:
+                        elif code in TRY_AGAIN or code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                             left[tp] = code
                             attempt.has_answer = True
                         else:
@@ -256,7 +257,7 @@ class BlockingClient:
     def _raise_unknown(self, left: dict[TopicPartition, int]) -> None:
         for tp, code in left.items():
             count = self.metadata.cluster.partition_count(tp.topic)
-            if code == UNKNOWN_TOPIC_OR_PARTITION and (count is None or tp.partition >= count):
+            if code == Code.UNKNOWN_TOPIC_OR_PARTITION and (count is None or tp.partition >= count):
                 has = "there is no such topic" if count is None else f"the topic has {count} partitions"
                 raise BrokerError(f"{tp}: {has}", code=code)
 

@@ -19,11 +19,12 @@ import pyarrow as pa
 from headrace.client.blocking import TRY_AGAIN, BlockingClient, ClientSettings, Pending, TopicPartition
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.fetch_data import FetchedRecord, PartitionReader, VisibleBatches, Watermarks, located
-from headrace.client.metadata import NO_LEADER, UNKNOWN_TOPIC_OR_PARTITION
+from headrace.client.metadata import NO_LEADER
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, PartitionOffset, by_topic, list_offsets
 from headrace.client.requests import Request
 from headrace.errors import (
     BrokerError,
+    Code,
     ConfigError,
     ConnectionFailedError,
     IllegalStateError,
@@ -37,9 +38,7 @@ from headrace.wire.records import RecordBatch
 
 log = logging.getLogger("headrace.client")
 
-OFFSET_OUT_OF_RANGE = 1
-UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 100, 103
-TOPIC_MAY_COME = frozenset({UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID})
+TOPIC_MAY_COME = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID, Code.INCONSISTENT_TOPIC_ID})
 NEWEST_BY_NAME = 12  # from 13 on topics go by id
 RECREATED_MS_MAX = 2000.0
 """How long a topic may have another id than expected: metadata may be older than the topic that is expected."""
@@ -112,7 +111,7 @@ class Fetcher:
         `until` gives offsets at which to stop: see `is_finished`. Without `check` nobody is asked whether the
         partitions are there: polling will tell.
 
-        With `topic_ids`, polling raises a BrokerError (INCONSISTENT_TOPIC_ID) instead of reading a topic that has
+        With `topic_ids`, polling raises a BrokerError (Code.INCONSISTENT_TOPIC_ID) instead of reading a topic that has
         another id, that is one that was deleted and created again.
         """
         self._topic_ids = topic_ids or {}
@@ -298,9 +297,9 @@ class Fetcher:
                 continue
             leader = cluster.leader(*state.name)
             if leader == NO_LEADER:
-                self._failed(state, UNKNOWN_TOPIC_OR_PARTITION, now)
+                self._failed(state, Code.UNKNOWN_TOPIC_OR_PARTITION, now)
             elif self._is_recreated(state.name.topic):
-                self._failed(state, INCONSISTENT_TOPIC_ID, now, RECREATED_MS_MAX)
+                self._failed(state, Code.INCONSISTENT_TOPIC_ID, now, RECREATED_MS_MAX)
             elif leader not in self._in_flight:
                 by_node[leader].append(state)
         for node_id, states in by_node.items():
@@ -383,7 +382,7 @@ class Fetcher:
         self, state: PartitionReader, answer: PartitionData, endpoints: Sequence[NodeEndpoint], now: float
     ) -> None:
         code = answer.error_code
-        if code == OFFSET_OUT_OF_RANGE:
+        if code == Code.OFFSET_OUT_OF_RANGE:
             self._move_into_range(state, answer)
             return
         if code:
@@ -412,7 +411,7 @@ class Fetcher:
             raise BrokerError(
                 f"{state.name} has no offset {state.position}{'; ' + ends if ends else ''}; seek to another, or set "
                 f"out_of_range to earliest or latest",
-                code=OFFSET_OUT_OF_RANGE,
+                code=Code.OFFSET_OUT_OF_RANGE,
             )
         self.seek(state.name, EARLIEST if self._out_of_range == "earliest" else LATEST)
 

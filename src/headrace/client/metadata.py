@@ -20,15 +20,11 @@ from headrace.client.clock import Clock
 from headrace.client.locks import OneShotEvent, OwnedLock
 from headrace.client.network import CONNECTING_MS_MAX, NetworkClient, backoff_ms
 from headrace.client.requests import Request, Response
-from headrace.errors import BrokerError, HeadraceError, UnsupportedVersionError, error_name
+from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError, error_name
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
 NO_LEADER = -1
-LEADER_NOT_AVAILABLE = 5
-UNKNOWN_TOPIC_OR_PARTITION = 3
-INVALID_TOPIC = 17
-TOPIC_AUTHORIZATION_FAILED = 29
-FATAL_TOPIC_ERRORS = (INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED)
+FATAL_TOPIC_ERRORS = (Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED)
 METADATA_VERSIONS = (1, 13)
 UNREACHABLE_MS_MAX = 1000.0
 """How long no known broker may be reachable before bootstrap.servers are asked again: two or three attempts each."""
@@ -294,7 +290,7 @@ class Metadata:
         for topic in response.topics:
             if topic.name is None:
                 continue
-            if topic.error_code and topic.error_code != LEADER_NOT_AVAILABLE:
+            if topic.error_code and topic.error_code != Code.LEADER_NOT_AVAILABLE:
                 errors[topic.name] = topic.error_code
                 continue
             known = self.cluster.topics.get(topic.name)
@@ -314,7 +310,7 @@ class Metadata:
             if [p.partition for p in partitions] == list(range(len(partitions))) and partitions:
                 topics[topic.name] = TopicInfo(topic.name, topic.topic_id, tuple(partitions), topic.is_internal)
             else:
-                errors[topic.name] = topic.error_code or LEADER_NOT_AVAILABLE
+                errors[topic.name] = topic.error_code or Code.LEADER_NOT_AVAILABLE
         # Brokers may answer for some topics only: what is tracked and was known stays known.
         for name, info in self.cluster.topics.items():
             if name not in topics and name not in errors and name in self._topics:

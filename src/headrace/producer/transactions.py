@@ -9,27 +9,29 @@ Nothing else holds this state. What is asked of the coordinator, and what its an
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.client.locks import OwnedLock
 from headrace.errors import (
     AbortableError,
     BrokerError,
-    FatalTransactionError,
+    Code,
+    FatalError,
     HeadraceError,
     IllegalStateError,
+    InvalidProducerEpochError,
+    ProducerFencedError,
     UnsupportedVersionError,
 )
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.pending import PendingResult
 from headrace.producer.sequences import (
     NO_PRODUCER_ID_AND_EPOCH,
-    OUT_OF_ORDER_SEQUENCE,
     ProducerIdAndEpoch,
     SequenceTable,
     TopicPartition,
@@ -49,7 +51,6 @@ EPOCH_MAX = 0x7FFF
 # A batch that fails with one of these ends the producer: cluster and transactional id authorisation, a producer id that
 # is not ours, fenced.
 FATAL_CODES = frozenset({31, 49, 53, 90})
-DUPLICATE_SEQUENCE = 46
 TRANSACTION_V2 = 2
 Coordinator = tuple[str, str]  # kind and key: ("transaction", transactional id) or ("group", group id)
 
@@ -62,6 +63,10 @@ class GroupMetadata:
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
+
+
+Offsets = Mapping[tuple[str, int], int | tuple[int, str]]
+"""(topic, partition) → the next offset to read, or that and a note."""
 
 
 class TransactionManager:
@@ -169,7 +174,7 @@ class TransactionManager:
         with self.lock:
             if self.state is State.FATAL_ERROR:
                 return
-            self._go(State.FATAL_ERROR, _as(FatalTransactionError, error))
+            self._go(State.FATAL_ERROR, _as(FatalError, error))
             self._drop_requests(self.last_error or error)
 
     def _drop_requests(self, error: Exception) -> None:
@@ -186,9 +191,17 @@ class TransactionManager:
             self._result.fail(error)
 
     def check_error(self) -> None:
-        """Raise what has gone wrong before."""
-        if self.has_error and self.last_error is not None:
-            raise type(self.last_error)(*self.last_error.args) from self.last_error
+        """Raise the error that put the producer into an error state.
+
+        As in Kafka's producer, a fenced one gets its own class again; any other error becomes the cause.
+        """
+        error = self.last_error
+        if not self.has_error or error is None:
+            return
+        if isinstance(error, ProducerFencedError | InvalidProducerEpochError | IllegalStateError):
+            raise copy.copy(error) from error
+        category = AbortableError if self.has_abortable_error else FatalError
+        raise category(str(error)) from error
 
     # -- application threads -------------------------------------------------------------------
 
@@ -273,7 +286,7 @@ class TransactionManager:
         self._wake()
         return result
 
-    def begin_send_offsets(self, offsets: Mapping[TopicPartition, Any], group: GroupMetadata) -> PendingResult:
+    def begin_send_offsets(self, offsets: Offsets, group: GroupMetadata) -> PendingResult:
         with self.lock:
             self._check_no_other("send_offsets_to_transaction")
             self.check_error()
@@ -356,7 +369,7 @@ class TransactionManager:
     def enqueue(self, request: TransactionRequest) -> None:
         with self.lock:
             if self.has_fatal_error:
-                request.give_up(self.last_error or FatalTransactionError("the producer failed"))
+                request.give_up(self.last_error or FatalError("the producer failed"))
                 return
             heapq.heappush(self._pending, (request.priority, next(self._order), request))
 
@@ -554,9 +567,9 @@ class TransactionManager:
 
     def was_stored(self, batch: ProducerBatch, code: int) -> bool:
         """Does an error only say that the broker has had this batch long ago?"""
-        if code == DUPLICATE_SEQUENCE:
+        if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             return True
-        return code == OUT_OF_ORDER_SEQUENCE and self._sequences.of(batch, self.producer).was_stored(batch)
+        return code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and self._sequences.of(batch, self.producer).was_stored(batch)
 
     def can_retry(self, batch: ProducerBatch, code: int, retriable: bool, log_start_offset: int = -1) -> bool:
         """May a batch that came back with this error be sent again? `retriable`: what the table of codes says."""
@@ -595,7 +608,7 @@ class TransactionManager:
 
 
 def _as(cls: type[HeadraceError], error: Exception) -> Exception:
-    """The error as one that says what to do; the original is its cause."""
+    """Return `error` if it is in the category `cls`; else an error of that category with `error` as its cause."""
     if isinstance(error, cls):
         return error
     wrapped = cls(str(error))

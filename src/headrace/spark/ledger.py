@@ -17,17 +17,19 @@ from functools import partial
 import pyarrow as pa
 
 from headrace.client.blocking import BlockingClient
+from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import (
     AbortableError,
     BrokerError,
     Code,
     ConfigError,
-    FatalTransactionError,
+    FatalError,
     HeadraceError,
     TimedOutError,
-    TransactionError,
 )
-from headrace.producer.producer import Producer
+from headrace.producer.engine import SendEngine
+from headrace.producer.records import ProducerRecord
+from headrace.producer.settings import resolve
 from headrace.spark.decisions import Decision, DecisionLog
 from headrace.spark.holders import Holders, holders_key
 from headrace.spark.sink_errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
@@ -63,7 +65,7 @@ class Ledger:
         self._sink = sink
         self._client = client
         self._log = DecisionLog(client, options.decision_topic)
-        self._producer: Producer | None = None
+        self._producer: SendEngine | None = None
         self._row_topics: set[str] = set()  # that brokers were asked for
 
     def open(self, transaction_ms: int = TRANSACTION_MS) -> None:
@@ -86,7 +88,8 @@ class Ledger:
         config["transaction.timeout.ms"] = transaction_ms
         size = int(str(config.get("max.request.size", 0)))
         config["max.request.size"] = max(size, DECISION_BYTES_MAX + _REQUEST_SLACK_BYTES)
-        producer = Producer(config, creates_topics=False)  # brokers would give the decision topic the wrong settings
+        # Brokers would give the decision topic the wrong settings.
+        producer = SendEngine(resolve(config), SYSTEM_CLOCK, creates_topics=False)
         try:
             producer.init_transactions()
         except HeadraceError as error:
@@ -159,7 +162,7 @@ class Ledger:
         self,
         key: bytes,
         value: bytes | None,
-        sends: Iterable[Callable[[Producer], None]] = (),
+        sends: Iterable[Callable[[SendEngine], None]] = (),
         on_rows: Callable[[], None] = _nothing,
         on_written: Callable[[], None] = _nothing,
     ) -> None:
@@ -171,24 +174,24 @@ class Ledger:
             for send in sends:
                 send(producer)
             on_rows()
-            producer.send(self._options.decision_topic, value, key)
+            producer.send_record(ProducerRecord(self._options.decision_topic, value, key))
             on_written()
         except BaseException as error:
             self._abort(producer)
-            if isinstance(error, FatalTransactionError):
+            if isinstance(error, FatalError):
                 raise self._fatal(error) from error
             if isinstance(error, AbortableError):
                 raise self._not_decided(error) from error
             raise
         self._commit(producer)
 
-    def _send(self, producer: Producer, topic: str, columns: pa.RecordBatch, batch: int) -> None:
+    def _send(self, producer: SendEngine, topic: str, columns: pa.RecordBatch, batch: int) -> None:
         try:
             self._look_up(topic)
             delivery = producer.send_arrow(topic, columns)
             if delivery.refusal is not None:
                 raise delivery.refusal
-        except TransactionError:
+        except (AbortableError, FatalError):
             raise
         except HeadraceError as error:
             raise NotDecidedError(
@@ -202,7 +205,7 @@ class Ledger:
             self._client.ask(message, versions=(4, 12))
             self._row_topics.add(topic)
 
-    def _commit(self, producer: Producer) -> None:
+    def _commit(self, producer: SendEngine) -> None:
         """Commit the transaction. Once EndTxn is sent, only the coordinator knows the outcome: retry until it tells."""
         deadline = time.monotonic() + DECISION_SECONDS_MAX
         while True:
@@ -217,7 +220,7 @@ class Ledger:
             except AbortableError as error:
                 self._abort(producer)
                 raise self._not_decided(error) from error
-            except FatalTransactionError as error:
+            except FatalError as error:
                 raise self._fatal(error) from error
 
     def _not_decided(self, error: AbortableError) -> SinkError:
@@ -239,7 +242,7 @@ class Ledger:
             "is delivered again"
         )
 
-    def _fatal(self, error: FatalTransactionError) -> SinkError:
+    def _fatal(self, error: FatalError) -> SinkError:
         if _has_code(error, _FENCED):
             return self._fenced(error)
         return InDoubtError(f"the decision of sink {self._sink!r} failed, and may be stored all the same: {error}")
@@ -255,7 +258,7 @@ class Ledger:
             )
         return FencedError(f"the producer of sink.id {self._sink!r} is fenced: {cause}: {error}")
 
-    def _abort(self, producer: Producer) -> None:
+    def _abort(self, producer: SendEngine) -> None:
         """Abort the transaction. If that fails, it expires: the error that led here is the one to show."""
         with contextlib.suppress(HeadraceError):
             producer.abort_transaction()

@@ -21,7 +21,7 @@ from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.producer.arrow import ArrowDelivery
-from headrace.producer.producer import Producer
+from headrace.producer.engine import SendEngine
 from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_watch import TaskTimes
@@ -242,7 +242,7 @@ def partition_count_above(options: SinkOptions, topic: str, partition: int) -> i
 class _Sender:
     """Sends the rows of one task, and knows where brokers have put them."""
 
-    def __init__(self, producer: Producer, place: Place) -> None:
+    def __init__(self, producer: SendEngine, place: Place) -> None:
         self.producer = producer
         self._place = place
         self._open: list[tuple[str, ArrowDelivery]] = []

@@ -1,8 +1,9 @@
 # Messages of magic 0 and 1.
 
-DEF OLD_PREFIX_BYTES = 12  # offset and size: what the size does not count
-DEF OLD_MAGIC_OFFSET = 16  # offset, size, crc
-DEF OLD_SIZE_MIN = 14  # an empty message of magic 0; as much as magic 1 has before the key
+cdef enum:
+    OLD_PREFIX_BYTES = 12  # offset and size: what the size does not count
+    OLD_MAGIC_OFFSET = 16  # offset, size, crc
+    OLD_SIZE_MIN = 14  # an empty message of magic 0; as much as magic 1 has before the key
 
 
 cdef class _Pieces:
@@ -110,17 +111,17 @@ def decode_messages(data, bint partial_tail):
         magic = at[0]
         if magic > 1 or hr_crc32(at, entry_end - at) != hr_get32(entry + 12):
             return _decode_messages_slowly(data, partial_tail)
-        message = _named_tuple(OldMessage, 7)
-        _place(message, 0, entry - view.data)
-        _place(message, 1, <int64_t>hr_get64(entry))
-        _place(message, 2, magic)
-        _place(message, 3, <signed char>at[1])
-        _place(message, 4, <int64_t>hr_get64(at + 2) if magic else -1)
+        message = named_tuple(OldMessage, 7)
+        set_item(message, 0, entry - view.data)
+        set_item(message, 1, <int64_t>hr_get64(entry))
+        set_item(message, 2, magic)
+        set_item(message, 3, <signed char>at[1])
+        set_item(message, 4, <int64_t>hr_get64(at + 2) if magic else -1)
         at += 10 if magic else 2
         key = _old_piece(&at, entry_end, &fits)
-        _place(message, 5, key)
+        set_item(message, 5, key)
         value = _old_piece(&at, entry_end, &fits)
-        _place(message, 6, value)
+        set_item(message, 6, value)
         if not fits or at != entry_end:
             return _decode_messages_slowly(data, partial_tail)
         found.append(message)
