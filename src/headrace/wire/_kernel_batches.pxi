@@ -122,6 +122,7 @@ def scan_records(payload, int32_t record_count):
     cdef list found = []
     cdef int32_t index
     for index in range(record_count):
+        _take_turns(index)
         start = at
         expected = _parse_record(&at, end, &r)
         if expected is not NULL:

@@ -15,12 +15,16 @@ cdef class _Pieces:
 
     def __cinit__(self, values):
         cdef Py_ssize_t place
-        self.kept = [value if value is None or type(value) is bytes else bytes(value) for value in values]
+        self.kept = []
+        for place, value in enumerate(values):
+            _take_turns(place)
+            self.kept.append(value if value is None or type(value) is bytes else bytes(value))
         self.pieces = <Piece *>PyMem_Malloc(sizeof(Piece) * (len(self.kept) + 1))
         if self.pieces is NULL:
             raise MemoryError()
         self.total_bytes = 0
         for place, value in enumerate(self.kept):
+            _take_turns(place)
             if value is None:
                 self.pieces[place].data = NULL
                 self.pieces[place].size = -1
@@ -56,7 +60,9 @@ def encode_messages(offsets, timestamps, keys, values, int magic, int attributes
     cdef uint8_t *p
     cdef Py_ssize_t place = 0
     cdef int64_t offset, timestamp
+    cdef uint32_t checksum
     for offset, timestamp in zip(offsets, timestamps):
+        _take_turns(place)
         p = entry + OLD_MAGIC_OFFSET
         p[0] = magic
         p[1] = attributes
@@ -66,7 +72,12 @@ def encode_messages(offsets, timestamps, keys, values, int magic, int attributes
         p = _put_old_piece(p, &value_pieces.pieces[place])
         hr_put64(entry, <uint64_t>offset)
         hr_put32(entry + 8, <uint32_t>(p - entry - OLD_PREFIX_BYTES))
-        hr_put32(entry + 12, hr_crc32(entry + OLD_MAGIC_OFFSET, p - entry - OLD_MAGIC_OFFSET))
+        if p - entry >= GIL_KEPT_BYTES:
+            with nogil:
+                checksum = hr_crc32(entry + OLD_MAGIC_OFFSET, p - entry - OLD_MAGIC_OFFSET)
+        else:
+            checksum = hr_crc32(entry + OLD_MAGIC_OFFSET, p - entry - OLD_MAGIC_OFFSET)
+        hr_put32(entry + 12, checksum)
         entry = p
         place += 1
     return result
@@ -101,6 +112,7 @@ def decode_messages(data, bint partial_tail):
     cdef int magic
     cdef list found = []
     while entry < end:
+        _take_turns(len(found))
         size = <int32_t>hr_get32(entry + 8) if end - entry >= OLD_PREFIX_BYTES else OLD_SIZE_MIN
         if size >= OLD_SIZE_MIN and size > end - entry - OLD_PREFIX_BYTES and partial_tail:
             break

@@ -243,6 +243,14 @@ cdef object _piece_bytes(Piece *piece):
     return None if piece.size < 0 else PyBytes_FromStringAndSize(<const char *>piece.data, piece.size)
 
 
+cdef inline int _take_turns(Py_ssize_t index) except -1:
+    """Let other threads have the GIL now and then: a batch may have millions of records."""
+    if index & 4095 == 4095:
+        with nogil:
+            pass
+    return 0
+
+
 def decode_records(payload, int32_t record_count, int64_t base_offset, int64_t base_timestamp, int64_t append_time):
     """The records in the decompressed payload of a batch. An `append_time` other than -1 overrides theirs."""
     cdef _View view = _View(payload)
@@ -253,6 +261,7 @@ def decode_records(payload, int32_t record_count, int64_t base_offset, int64_t b
     cdef list records = []
     cdef int32_t index
     for index in range(record_count):
+        _take_turns(index)
         expected = _parse_record(&at, end, &r)
         if expected is not NULL:
             raise _malformed(expected, at, view)
