@@ -125,7 +125,7 @@ def test_a_newer_query_takes_over_from_an_older_one_that_stays_active(rig):
     with pytest.raises(NotDecidedError, match=r"Start this query again"):
         newer.commit(stale)
     newer.abort(stale)
-    with pytest.raises(FencedError, match=r"held by another driver: run new"):
+    with pytest.raises(FencedError, match=r"held by another query of this driver.*: run new"):
         older.commit(copy(rig, range(10, 12), run="old", number=2))
     rig.driver("newer").commit(copy(rig, range(12), run="newer", query="newer"))
     assert delivered(rig) == [*range(12)]
