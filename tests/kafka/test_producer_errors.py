@@ -146,7 +146,9 @@ def test_a_full_buffer_blocks_then_says_what_is_full_and_who_is_away(kafka_jars,
                 if future.done():
                     future.result(0)
 
-        message = r"buffer full: 0.0 of 0.0\d+ MiB for 0\.\d+ s.* no connection to broker 1: .*raise buffer.memory"
+        message = (
+            r"buffer exhausted: 0.0 of 0.0\d+ MiB in use for 0\.\d+ s.* no connection to broker 1: .*buffer.memory"
+        )
         with pytest.raises(BufferExhaustedError, match=message):
             fill()
         with pytest.raises(TimedOutError, match=r"records not answered within 0\.1 s"):

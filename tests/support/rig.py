@@ -20,10 +20,10 @@ from headrace.client.addresses import Endpoint
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.producer.accumulator import Accumulator, AccumulatorSettings
 from headrace.producer.buffer_pool import BufferPool
-from headrace.producer.pending import PendingResult
+from headrace.producer.partitioners import AdaptiveSticky
 from headrace.producer.records import PreparedRecord
 from headrace.producer.sender import Sender, SenderSettings
-from headrace.producer.sticky import StickyChoice
+from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transaction_state import State
 from headrace.producer.transactions import GroupMetadata, TransactionManager
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
@@ -108,7 +108,7 @@ class Rig:
             self.pool,
             self.clock,
             self.client.wakeup,
-            StickyChoice(self.clock, adaptive=adaptive, availability_timeout_ms=availability_timeout_ms),
+            AdaptiveSticky(self.clock, adaptive=adaptive, availability_timeout_ms=availability_timeout_ms),
             on_open=None if self.transactions is None else self.transactions.add_partition,
         )
         self.metadata = Metadata(self.clock)

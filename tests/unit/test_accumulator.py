@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError
-from headrace.producer.buffer_pool import Turn
+from headrace.producer.buffer_pool import Waiter
 from headrace.producer.records import PreparedRecord
 from rig import PRODUCE, Rig
 from waiting import eventually
@@ -216,7 +216,7 @@ def test_more_partitions_keep_the_open_batches():
 @pytest.mark.behaviour("P16")
 def test_keyless_records_stay_until_batch_size_then_move_on():
     rig = Rig(partitions=8, adaptive=False)
-    rig.accumulator.sticky._chance.seed(1)
+    rig.accumulator.sticky._random.seed(1)
     places = [rig.send(b"x" * 300, None).batch.partition for _ in range(60)]
     runs = [places[0]]
     for place in places[1:]:
@@ -322,7 +322,7 @@ def test_a_node_is_ready_when_a_batch_is_full():
 def test_a_node_is_ready_while_threads_wait_for_memory():
     rig = Rig(linger_ms=50)
     rig.send()
-    rig.pool._waiters.append(Turn(1))
+    rig.pool._waiters.append(Waiter(1))
     assert ready_nodes(rig) == [0]
 
 
@@ -332,7 +332,7 @@ def test_what_is_still_filling_is_left_alone_while_full_batches_will_give_back_t
         rig.send(b"x" * 200, 0)
     rig.send(b"filling", 2)
     rig.send(b"filling", 3)
-    rig.pool._waiters.append(Turn(1))
+    rig.pool._waiters.append(Waiter(1))
     ready = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms)
     assert {node: [q.partition for q in queues] for node, queues in ready.nodes.items()} == {0: [0], 1: [3]}
 

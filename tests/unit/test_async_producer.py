@@ -169,7 +169,7 @@ def test_a_buffer_that_stays_full_is_an_error(broker):
                         await future
 
             async with watched():
-                with pytest.raises(BufferExhaustedError, match="buffer full"):
+                with pytest.raises(BufferExhaustedError, match="buffer exhausted"):
                     await fill()
             broker.answers.set()
             assert (await producer.send_and_wait("t", b"room again")).offset

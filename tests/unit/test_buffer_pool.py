@@ -11,7 +11,7 @@ import pytest
 from fakes import FakeClock
 from headrace.client.locks import OneShotEvent
 from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError, TimedOutError
-from headrace.producer.buffer_pool import PASSED_MAX, BufferPool, Claim, Turn
+from headrace.producer.buffer_pool import OVERTAKES_MAX, BufferPool, Claim, Waiter
 from waiting import eventually
 
 BATCH, TOTAL = 1024, 4096
@@ -23,7 +23,7 @@ def make_pool(**options: Any) -> BufferPool:
     return BufferPool(TOTAL, BATCH, FakeClock(), **options)
 
 
-class Waiter:
+class AllocatingThread:
     """A thread that wants memory, and what came of it."""
 
     def __init__(self, pool: BufferPool, size: int, done: list[Any], name: Any, timeout_ms: float = LONG_MS) -> None:
@@ -100,7 +100,7 @@ def test_more_than_all_there_is_is_refused_at_once():
 
 
 @pytest.mark.behaviour("P22")
-def test_a_timeout_tells_what_is_used_and_who_waits():
+def test_a_timeout_error_says_what_is_used_and_who_waits():
     exhausted: list[int] = []
     waited: list[float] = []
     pool = make_pool(
@@ -110,20 +110,29 @@ def test_a_timeout_tells_what_is_used_and_who_waits():
     with pytest.raises(BufferExhaustedError) as caught:
         pool.allocate(BATCH, 0)
     assert isinstance(caught.value, TimedOutError)
-    for part in ("0.0 of 0.00390625 MiB", "1024 bytes wanted", "1 threads waiting", "broker 1", "raise buffer.memory"):
+    for part in (
+        "0.0 of 0.00390625 MiB",
+        "1024 bytes requested",
+        "1 threads waiting",
+        "broker 1",
+        "raise buffer.memory",
+    ):
         assert part in str(caught.value)
-    assert "1024 bytes wanted, 10 free, " in str(caught.value)
+    assert "1024 bytes requested, 10 free, " in str(caught.value)
     assert (exhausted, len(waited), pool.waiting_threads) == ([1], 1, 0)
     assert pool.available_bytes == 10  # a failure takes nothing with it
 
 
 @pytest.mark.behaviour("P22")
-def test_a_timeout_tells_how_much_is_used_and_how_many_wait():
+def test_a_timeout_error_says_how_much_is_used_and_how_many_wait():
     mib = 1024 * 1024
     pool = BufferPool(32 * mib, BATCH, FakeClock())
     pool.allocate(24 * mib, 0)
-    waiters = [Waiter(pool, 16 * mib, [], name) for name in ("first", "second")]
-    with pytest.raises(BufferExhaustedError, match=rf"24\.0 of 32 MiB for 0 s, .* {8 * mib} free, 3 threads waiting"):
+    waiters = [AllocatingThread(pool, 16 * mib, [], name) for name in ("first", "second")]
+    with pytest.raises(
+        BufferExhaustedError,
+        match=rf"24\.0 of 32 MiB in use for 0 s .max.block.ms., .* {8 * mib} free, 3 threads waiting",
+    ):
         pool.allocate(16 * mib, 0)
     pool.close()
     for waiter in waiters:
@@ -147,16 +156,16 @@ def test_a_thread_that_is_woken_out_of_turn_waits_on():
     pool = make_pool()
     held = [pool.allocate(BATCH, 0) for _ in range(4)]
     done: list[str] = []
-    large = Waiter(pool, 3 * BATCH, done, "large")
-    small = Waiter(pool, BATCH, done, "small")
-    turn = pool._waiters[1]
+    large = AllocatingThread(pool, 3 * BATCH, done, "large")
+    small = AllocatingThread(pool, BATCH, done, "small")
+    waiter = pool._waiters[1]
 
     def has_looked(woken: OneShotEvent) -> bool:
-        return turn.woken is not woken or bool(done)
+        return waiter.woken is not woken or bool(done)
 
     pool.release(held.pop(), BATCH)  # enough for the small one
     for _ in range(2):  # when it has begun to wait for the second time, it has looked once
-        woken = turn.woken
+        woken = waiter.woken
         woken.set()
         eventually("another look", partial(has_looked, woken))
     assert (done, pool.waiting_threads) == ([], 2)
@@ -172,9 +181,9 @@ def test_those_who_wait_are_served_in_order_even_if_a_later_one_wants_less():
     pool = make_pool()
     held = [pool.allocate(BATCH, 0) for _ in range(4)]
     done: list[str] = []
-    large = Waiter(pool, 3 * BATCH, done, "large")
-    small = Waiter(pool, BATCH, done, "small")
-    pool.release(held.pop(), BATCH)  # enough for the small one, but it is not its turn
+    large = AllocatingThread(pool, 3 * BATCH, done, "large")
+    small = AllocatingThread(pool, BATCH, done, "small")
+    pool.release(held.pop(), BATCH)  # enough for the small one, but another thread is first in line
     assert eventually("both still wait", lambda: pool.waiting_threads == 2)
     assert done == []
     pool.release(held.pop(), BATCH)
@@ -188,7 +197,7 @@ def test_those_who_wait_are_served_in_order_even_if_a_later_one_wants_less():
 def test_nobody_passes_a_thread_that_waits():
     pool = make_pool()
     held = pool.allocate(TOTAL - BATCH, 0)
-    waiter = Waiter(pool, 2 * BATCH, [], "first")
+    waiter = AllocatingThread(pool, 2 * BATCH, [], "first")
     with pytest.raises(BufferExhaustedError):
         pool.allocate(1, 0)  # there is memory, but somebody else was here before
     pool.release(held, TOTAL - BATCH)
@@ -199,10 +208,10 @@ def test_nobody_passes_a_thread_that_waits():
 def test_a_running_thread_may_take_what_the_first_in_line_has_yet_to_wake_up_for_but_not_for_ever():
     pool = make_pool()
     held = pool.allocate(TOTAL, 0)
-    pool._waiters.append(turn := Turn(BATCH))  # a thread that never wakes up
-    turn.thread_id = 0
+    pool._waiters.append(waiter := Waiter(BATCH))  # a thread that never wakes up
+    waiter.thread_id = 0
     pool.release(held, TOTAL)
-    for _ in range(PASSED_MAX):
+    for _ in range(OVERTAKES_MAX):
         pool.release(pool.allocate(BATCH, 0), BATCH)
     with pytest.raises(BufferExhaustedError):
         pool.allocate(BATCH, 0)
@@ -214,8 +223,8 @@ def test_who_gives_up_hands_on_the_turn():
     clock = pool._clock
     assert isinstance(clock, FakeClock)
     done: list[str] = []
-    impatient = Waiter(pool, 2 * BATCH, done, "impatient", timeout_ms=20)
-    patient = Waiter(pool, BATCH, done, "patient")
+    impatient = AllocatingThread(pool, 2 * BATCH, done, "impatient", timeout_ms=20)
+    patient = AllocatingThread(pool, BATCH, done, "patient")
     clock.advance(20)
     impatient.join()
     patient.join()
@@ -227,7 +236,7 @@ def test_who_gives_up_hands_on_the_turn():
 def test_closing_wakes_those_who_wait_and_refuses_new_ones():
     pool = make_pool()
     held = pool.allocate(TOTAL, 0)
-    waiters = [Waiter(pool, BATCH, [], n) for n in range(3)]
+    waiters = [AllocatingThread(pool, BATCH, [], n) for n in range(3)]
     pool.close()
     for waiter in waiters:
         waiter.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.producer.compression_ratio import ROOM_FACTOR_MAX, CompressionRatio
+from headrace.producer.queues import ROOM_FACTOR_MAX, CompressionRatio
 from headrace.wire.compression import GZIP
 from rig import Rig
 

@@ -77,14 +77,14 @@ def test_a_wish_waits_for_the_pause_and_a_new_topic_does_not(metadata, clock):
 
 def test_a_wish_made_while_an_answer_was_on_its_way_is_not_met_by_it(metadata, clock):
     metadata.attempt(clock.now)
-    wish = metadata.request_update()
+    update_seq = metadata.request_update()
     metadata.update(answer(), clock.now)
     assert metadata.time_to_update_ms(clock.now) < 1000
-    assert not metadata.wait_for_wish(wish, 0)
+    assert not metadata.wait_for_update(update_seq, 0)
     clock.now += 1000
     give(metadata, clock)
     assert metadata.time_to_update_ms(clock.now) == 60_000
-    assert metadata.wait_for_wish(wish, 0)
+    assert metadata.wait_for_update(update_seq, 0)
 
 
 def test_an_urgent_wish_waits_for_nothing_but_failures(metadata, clock):
@@ -168,12 +168,12 @@ def test_partitions_that_do_not_count_from_0_are_not_used(metadata, clock):
 
 
 def test_a_waiter_wakes_with_the_update_or_when_its_time_is_up(metadata, clock):
-    version, wish = metadata.version, metadata.request_update()
-    assert not metadata.wait_for_update(version, 1)
-    assert not metadata.wait_for_wish(wish, 1)
+    version, update_seq = metadata.version, metadata.request_update()
+    assert not metadata.wait_for_version(version, 1)
+    assert not metadata.wait_for_update(update_seq, 1)
     give(metadata, clock)
-    assert metadata.wait_for_update(version, 0)
-    assert metadata.wait_for_wish(wish, 0)
+    assert metadata.wait_for_version(version, 0)
+    assert metadata.wait_for_update(update_seq, 0)
 
 
 def test_a_fatal_error_reaches_everybody_who_waits_and_nobody_later(metadata):
@@ -183,7 +183,7 @@ def test_a_fatal_error_reaches_everybody_who_waits_and_nobody_later(metadata):
     def wait():
         started.wait(10)
         try:
-            metadata.wait_for_update(0, 10_000)
+            metadata.wait_for_version(0, 10_000)
         except AuthenticationError as error:
             errors.append(error)
 
@@ -197,17 +197,17 @@ def test_a_fatal_error_reaches_everybody_who_waits_and_nobody_later(metadata):
     for thread in threads:
         thread.join(10)
     assert len(errors) == 3
-    assert not metadata.wait_for_update(0, 1)
+    assert not metadata.wait_for_version(0, 1)
 
 
 def test_a_fatal_error_that_nobody_waited_for_is_not_raised_to_who_waits_later(metadata):
     """It may be hours old, about a broker that has the right password by now."""
-    wish = metadata.request_update()
+    update_seq = metadata.request_update()
     metadata.fail(AuthenticationError("wrong password"), fatal=True)
-    assert not metadata.wait_for_update(0, 1)
+    assert not metadata.wait_for_version(0, 1)
     with pytest.raises(AuthenticationError):
-        metadata.wait_for_wish(wish, 0)  # by one that polls in between, in the same thread
-    assert not metadata.wait_for_wish(metadata.request_update(), 0)
+        metadata.wait_for_update(update_seq, 0)  # by one that polls in between, in the same thread
+    assert not metadata.wait_for_update(metadata.request_update(), 0)
 
 
 def test_listeners_hear_of_every_update(clock):

@@ -6,9 +6,12 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from fakes import FakeClock
 from headrace.errors import ConfigError
 from headrace.producer import partitioners
 from headrace.producer.partitioners import (
@@ -16,11 +19,13 @@ from headrace.producer.partitioners import (
     DefaultPartitioner24,
     KeyHashRoundRobinPartitioner,
     Partitioner,
+    PartitionWeights,
     RoundRobinPartitioner,
     UniformStickyPartitioner,
     partition_for_key,
 )
 from headrace.producer.plugins import PluginLoader
+from headrace.producer.queues import TopicQueues
 
 KEYED = b"key"
 
@@ -182,36 +187,47 @@ def test_uniform_sticky_does_not_look_at_keys():
 # -- adaptive, KIP-794 -------------------------------------------------------------------------
 
 
-def test_without_loads_every_available_partition_is_as_likely():
-    sticky, source = AdaptiveSticky(), FakeRandom(0, 1, 2)
-    assert [sticky.next_partition(sticky.odds(None, [1, 3], range(4)), source) for _ in range(3)] == [1, 3, 1]
+def test_without_queue_sizes_available_partitions_are_equally_likely():
+    source = FakeRandom(0, 1, 2)
+    weights = PartitionWeights.from_queues(None, [1, 3], range(4))
+    assert [weights.choose(source) for _ in range(3)] == [1, 3, 1]
     assert source.asked == [2, 2, 2]
-    assert sticky.next_partition(sticky.odds({}, [], range(4)), FakeRandom(3)) == 3
+    assert PartitionWeights.from_queues({}, [], range(4)).choose(FakeRandom(3)) == 3
 
 
 def test_shorter_queues_are_more_likely():
-    sticky, source = AdaptiveSticky(), FakeRandom(*range(8))
-    found = [sticky.next_partition(sticky.odds({0: 0, 1: 3, 2: 1}, range(3), range(3)), source) for _ in range(8)]
-    assert found == [0, 0, 0, 0, 1, 2, 2, 2]
+    source = FakeRandom(*range(8))
+    weights = PartitionWeights.from_queues({0: 0, 1: 3, 2: 1}, range(3), range(3))
+    assert [weights.choose(source) for _ in range(8)] == [0, 0, 0, 0, 1, 2, 2, 2]
     assert set(source.asked) == {8}
 
 
-def test_equal_queues_are_equally_likely_and_partitions_left_out_are_never_chosen():
-    sticky, source = AdaptiveSticky(), random.Random(1)
-    found = Counter(sticky.next_partition(sticky.odds({0: 5, 2: 5}, range(3), range(3)), source) for _ in range(4000))
-    assert found.keys() == {0, 2}
-    assert abs(found[0] - 2000) < 200
+def test_equal_queues_are_equally_likely_and_omitted_partitions_never_chosen():
+    source = random.Random(1)
+    weights = PartitionWeights.from_queues({0: 5, 2: 5}, range(3), range(3))
+    chosen = Counter(weights.choose(source) for _ in range(4000))
+    assert chosen.keys() == {0, 2}
+    assert abs(chosen[0] - 2000) < 200
 
 
-def test_loads_do_not_matter_when_it_is_not_adaptive_or_there_is_nothing_to_choose():
-    source = FakeRandom(1, 0)
-    assert (
-        AdaptiveSticky(adaptive=False).next_partition(
-            AdaptiveSticky(adaptive=False).odds({0: 0, 1: 99}, [0, 1], range(2)), source
-        )
-        == 1
-    )
-    assert AdaptiveSticky().next_partition(AdaptiveSticky().odds({0: 9}, [0], range(1)), source) == 0
+def test_a_topic_with_one_partition_needs_no_weights():
+    assert PartitionWeights.from_queues({0: 9}, [0], range(1)).choose(FakeRandom(0)) == 0
+
+
+def test_queue_sizes_are_ignored_unless_adaptive():
+    def make_appender(queues: TopicQueues, count: int) -> Any:
+        return SimpleNamespace(sticky_partition=-1)
+
+    topic, cluster, batch = TopicQueues("t", 2, make_appender), cast("Any", FakeCluster(2)), cast("Any", object())
+    topic.queues[1].batches.extend([batch] * 99)
+    for adaptive, expected in ((True, range(385, 401)), (False, range(150, 251))):
+        sticky = AdaptiveSticky(FakeClock(), adaptive=adaptive)
+        sticky._random.seed(1)
+        chosen: Counter[int] = Counter()
+        for _ in range(400):
+            sticky.move_on(topic, cluster)
+            chosen[topic.appender.sticky_partition] += 1
+        assert chosen[0] in expected
 
 
 # -- plug-ins ----------------------------------------------------------------------------------

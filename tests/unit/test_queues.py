@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from headrace.client.locks import TURN_S, TurnLock
+from headrace.client.locks import YIELD_SECONDS, YieldingLock
 from headrace.errors import IllegalStateError
 
 SECONDS_MAX = 20
 
 
 def test_only_one_thread_is_inside():
-    lock, inside, most, rounds = TurnLock(), 0, 0, 200
+    lock, inside, most, rounds = YieldingLock(), 0, 0, 200
 
     def work() -> None:
         nonlocal inside, most
@@ -35,7 +35,7 @@ def test_only_one_thread_is_inside():
 
 
 def test_the_thread_that_is_inside_is_refused_and_still_inside():
-    lock = TurnLock()
+    lock = YieldingLock()
     with lock:
         with pytest.raises(IllegalStateError, match="signal handler"), lock:
             pass
@@ -44,7 +44,7 @@ def test_the_thread_that_is_inside_is_refused_and_still_inside():
 
 
 def test_who_waits_does_not_own_it_before_running_again(monkeypatch):
-    lock, tries = TurnLock(), []
+    lock, tries = YieldingLock(), []
     owner_left = threading.Event()
 
     def sleep(seconds: float) -> None:
@@ -66,5 +66,5 @@ def test_who_waits_does_not_own_it_before_running_again(monkeypatch):
     owner.start()
     assert entered.wait(SECONDS_MAX)
     with lock:
-        assert tries == [TURN_S]
+        assert tries == [YIELD_SECONDS]
     owner.join(SECONDS_MAX)

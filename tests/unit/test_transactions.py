@@ -8,7 +8,6 @@ import pytest
 
 from fakes import DISCONNECT, SILENCE, After
 from headrace.errors import BrokerError, ClosedError, FatalError, IllegalStateError
-from headrace.producer.pending import PendingResult
 from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH, ProducerIdAndEpoch
 from headrace.producer.transaction_requests import (
     AddOffsets,
@@ -16,6 +15,7 @@ from headrace.producer.transaction_requests import (
     EndTransaction,
     FindCoordinator,
     InitProducerId,
+    PendingResult,
 )
 from headrace.producer.transaction_state import State
 from headrace.wire.api.init_producer_id import InitProducerIdResponse
@@ -256,10 +256,10 @@ def test_group_metadata_needs_a_broker_that_can_take_it():
 # -- leaving a transaction to somebody else ------------------------------------------------------
 
 
-def test_the_io_thread_forgets_a_transaction_and_the_next_has_another_id():
+def test_the_io_thread_resets_the_manager_to_another_transactional_id():
     rig = rig_in_transaction()
     rig.run_until(rig.send().done)
-    result = rig.manager.begin_forget("y")
+    result = rig.manager.begin_reset("y")
     assert (result.is_done, rig.state()) == (False, State.IN_TRANSACTION)  # until the I/O thread comes to it
     rig.finish(result)
     assert (rig.state(), rig.manager.has_producer_id) == (State.UNINITIALIZED, False)
@@ -268,19 +268,19 @@ def test_the_io_thread_forgets_a_transaction_and_the_next_has_another_id():
     assert END_TXN not in rig.keys_sent()
 
 
-def test_a_transaction_with_a_request_in_flight_is_not_forgotten():
+def test_a_reset_fails_while_a_request_is_in_flight():
     rig = rig_in_transaction()
     rig.client.script(ADD_OFFSETS, SILENCE)
     rig.manager.begin_send_offsets({("t", 0): 5}, GROUP)
     rig.turn()
-    with pytest.raises(IllegalStateError, match="all of it is answered"):
-        rig.finish(rig.manager.begin_forget("y"))
+    with pytest.raises(IllegalStateError, match="request is in flight"):
+        rig.finish(rig.manager.begin_reset("y"))
     assert rig.state() is State.IN_TRANSACTION
 
 
-def test_forgetting_a_transaction_fails_when_the_producer_closes():
+def test_a_reset_fails_when_the_producer_closes():
     rig = rig_in_transaction()
-    result = rig.manager.begin_forget("y")
+    result = rig.manager.begin_reset("y")
     rig.manager.cancel_requests(ClosedError("closed"))
     with pytest.raises(ClosedError):
         result.wait(0)

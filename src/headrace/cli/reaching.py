@@ -73,8 +73,8 @@ def make_contact(client: BlockingClient) -> None:
     metadata, network = client.metadata, client.network
     deadline = client.deadline(min(CONTACT_MS_MAX, client.settings.timeout_ms))
     failing_since: float | None = None
-    wish = metadata.request_update()
-    while not metadata.wait_for_wish(wish, 0):
+    update_seq = metadata.request_update()
+    while not metadata.wait_for_update(update_seq, 0):
         now, failure = client.clock.monotonic_ms(), network.last_failure
         if failure is None:
             failing_since = None

@@ -151,7 +151,7 @@ class BlockingClient:
         self._lock = threading.RLock()  # one call at a time
         self._coordinators: dict[Coordinator, int] = {}
         self._refusal: AuthenticationError | None = None
-        self._chance = random.Random()
+        self._random = random.Random()
         self._closed = False
 
     # -- asking --------------------------------------------------------------------------------
@@ -274,8 +274,8 @@ class BlockingClient:
         for topic in topics:
             self.metadata.add_topic(topic)
         with self._lock:
-            wish = self.metadata.request_update(is_urgent=True)
-            while not self.metadata.wait_for_wish(wish, 0):
+            update_seq = self.metadata.request_update(is_urgent=True)
+            while not self.metadata.wait_for_update(update_seq, 0):
                 self.turn(deadline, "metadata")
         return self.metadata.cluster
 
@@ -385,7 +385,7 @@ class BlockingClient:
         settings = self.settings
         while True:
             yield attempt
-            wait = backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempt.number, self._chance)
+            wait = backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempt.number, self._random)
             resume = self.clock.monotonic_ms() + wait
             if resume >= deadline:
                 if attempt.has_answer:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     _RLock = type(threading.RLock())
 
-TURN_S = 0.00005
+YIELD_SECONDS = 0.00005
 REENTERED = (
     "called by a signal handler, or a finalizer, that interrupted this thread inside the producer: "
     "let the handler set a flag, and act on it outside"
@@ -48,7 +48,7 @@ class OwnedLock(_RLock):
             raise IllegalStateError(REENTERED)
 
 
-class TurnLock(OwnedLock):
+class YieldingLock(OwnedLock):
     """A lock that nobody holds while waiting for the GIL, but for a thread that was interrupted in it.
 
     Threads that block in `Lock.acquire` get the lock first and the GIL up to 5 ms later. The one that runs meanwhile
@@ -66,7 +66,7 @@ class TurnLock(OwnedLock):
             raise IllegalStateError(REENTERED)
         try:
             while not self.acquire(False):
-                time.sleep(TURN_S)
+                time.sleep(YIELD_SECONDS)
         except BaseException:
             try:
                 if self.is_owned():  # the handler has raised just after it was acquired

@@ -1,6 +1,6 @@
 """What is known of the cluster: brokers, topics, leaders; and when to ask again.
 
-    application threads: add_topic, request_update, wait_for_update, wait_for_wish
+    application threads: add_topic, request_update, wait_for_version, wait_for_update
     the polling thread: MetadataUpdater.maybe_update → MetadataRequest → Metadata.update → waiters wake
 
 A snapshot (`Cluster`) is immutable and replaced as a whole, so readers need no lock.
@@ -79,7 +79,7 @@ class Cluster:
         return [p.partition for p in info.partitions if p.leader != NO_LEADER] if info else ()
 
 
-class _Waiter:
+class _UpdateWaiter:
     """A thread that waits for an update. Guarded by the metadata's lock."""
 
     __slots__ = ("changed", "error")
@@ -90,7 +90,7 @@ class _Waiter:
 
 
 class Metadata:
-    """The current snapshot and the wish for a newer one. Shared between threads."""
+    """The current snapshot and the update_seq for a newer one. Shared between threads."""
 
     def __init__(
         self,
@@ -111,23 +111,23 @@ class Metadata:
         self._retry_backoff_ms = retry_backoff_ms
         self._retry_backoff_max_ms = retry_backoff_max_ms
         self._on_update = on_update
-        self._chance = random.Random()
+        self._random = random.Random()
         self.cluster = Cluster()  # Replaced as a whole, by the polling thread.
         self.lock = OwnedLock()
         self._topics: dict[str, float] = {}  # Guarded by lock: topic → when it was last used.
         self._version = 0  # Guarded by lock: counts updates.
-        self._wishes = 0  # Guarded by lock: counts requests for an update.
-        self._granted = 0  # Guarded by lock: how many of them the last answer met.
-        self._hurry = False  # Guarded by lock: for a new topic, say, no pause has to be over.
-        self._waiting: dict[_Waiter, None] = {}  # Guarded by lock: threads in _wait_until.
+        self._update_seq = 0  # Guarded by lock: the number of the last requested update.
+        self._completed_seq = 0  # Guarded by lock: the last one that a response completed.
+        self._hurry = False  # Guarded by lock: update without waiting for the back-off, for example for a new topic.
+        self._waiting: dict[_UpdateWaiter, None] = {}  # Guarded by lock: threads in _wait_until.
         self._fatal: HeadraceError | None = None  # Guarded by lock: of the last attempt.
-        self._fatal_wishes = 0  # Guarded by lock: how many wishes there were by then; later ones it does not concern.
-        self._closed: HeadraceError | None = None  # Guarded by lock: what everybody is told who waits or begins to.
-        # The polling thread's.
+        self._fatal_update_seq = 0  # Guarded by lock: later updates are not affected by _fatal.
+        self._closed: HeadraceError | None = None  # Guarded by lock: fails all current and later waits.
+        # Polling thread only.
         self._refreshed_ms = -1e18
         self._attempted_ms = -1e18
         self._retry_at_ms = -1e18
-        self._wishes_asked = 0  # how many there were when the request in flight was made
+        self._requested_seq = 0  # the last one when the request in flight was sent
         self._failures = 0
 
     # -- any thread ----------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Metadata:
             new = topic not in self._topics
             self._topics[topic] = self.clock.monotonic_ms()
             if new:
-                self._wishes += 1
+                self._update_seq += 1
                 self._hurry = True
             return new
 
@@ -151,36 +151,36 @@ class Metadata:
 
     @property
     def version(self) -> int:
-        """Counts the snapshots: see `wait_for_update`."""
+        """The number of the snapshot, for `wait_for_version`."""
         return self._version
 
     def request_update(self, *, is_urgent: bool = False) -> int:
-        """Ask for a new snapshot; returns the number of this wish: see `wait_for_wish`.
+        """Request a new snapshot; returns the update's number for `wait_for_update`.
 
-        An urgent one is not kept waiting for having been asked for lately, only by failures.
+        An urgent update skips the minimum interval between updates, but not the back-off after failures.
         """
         with self.lock:
-            self._wishes += 1
+            self._update_seq += 1
             self._hurry = self._hurry or (is_urgent and not self._failures)
-            return self._wishes
+            return self._update_seq
 
-    def wait_for_update(self, version: int, timeout_ms: float) -> bool:
-        """Wait until the snapshot is newer than `version`; False if the time is up first."""
+    def wait_for_version(self, version: int, timeout_ms: float) -> bool:
+        """Wait until the snapshot is newer than `version`; False on timeout."""
         return self._wait_until(lambda: self._version > version, timeout_ms)
 
-    def wait_for_wish(self, wish: int, timeout_ms: float) -> bool:
-        """Wait until somebody was asked after the wish was made, and has answered; False if the time is up first."""
+    def wait_for_update(self, update_seq: int, timeout_ms: float) -> bool:
+        """Wait until the update that `request_update` numbered is complete; False on timeout."""
 
-        def is_granted() -> bool:
-            if self._fatal is not None and wish <= self._fatal_wishes:
+        def is_completed() -> bool:
+            if self._fatal is not None and update_seq <= self._fatal_update_seq:
                 raise self._fatal
-            return self._granted >= wish
+            return self._completed_seq >= update_seq
 
-        return self._wait_until(is_granted, timeout_ms)
+        return self._wait_until(is_completed, timeout_ms)
 
     def _wait_until(self, is_there: Callable[[], bool], timeout_ms: float) -> bool:
         deadline = time.monotonic() + timeout_ms / 1000
-        waiter = _Waiter()
+        waiter = _UpdateWaiter()
         try:
             while True:
                 changed = OneShotEvent()
@@ -221,9 +221,9 @@ class Metadata:
 
     def time_to_update_ms(self, now: float) -> float:
         """How long until an update is due."""
-        if self._is_lazy and not self._wishes:
+        if self._is_lazy and not self._update_seq:
             return float("inf")
-        wait = 0.0 if self._wishes > self._granted else self._refreshed_ms + self._max_age_ms - now
+        wait = 0.0 if self._update_seq > self._completed_seq else self._refreshed_ms + self._max_age_ms - now
         return max(0.0, wait, 0.0 if self._hurry else self._retry_at_ms - now)
 
     def topics_wanted(self, now: float) -> list[str]:
@@ -236,18 +236,18 @@ class Metadata:
         """A request goes out: what is wished from now on, it may be too early to meet."""
         self._attempted_ms = now
         with self.lock:
-            self._wishes_asked = self._wishes
+            self._requested_seq = self._update_seq
             self._hurry = False
         self._pause()
 
     def _pause(self) -> None:
-        wait = backoff_ms(self._retry_backoff_ms, self._retry_backoff_max_ms, max(1, self._failures), self._chance)
+        wait = backoff_ms(self._retry_backoff_ms, self._retry_backoff_max_ms, max(1, self._failures), self._random)
         self._retry_at_ms = self._attempted_ms + wait
 
     def fail(self, error: HeadraceError | None = None, fatal: bool = False) -> None:
         """Note a failed attempt. A fatal error (wrong credentials, say) is raised in every thread that waits now.
 
-        `wait_for_wish` raises it for wishes made before. A thread that begins to wait later is not told of it: it may
+        `wait_for_update` raises it for wishes made before. A thread that begins to wait later is not told of it: it may
         be about a connection that has recovered, and that thread makes an attempt of its own. (Java keeps the error
         for the next caller, whoever that is.)
         """
@@ -255,7 +255,7 @@ class Metadata:
         self._pause()
         if fatal:
             with self.lock:
-                self._fatal, self._fatal_wishes = error, self._wishes
+                self._fatal, self._fatal_update_seq = error, self._update_seq
                 for waiter in list(self._waiting):
                     waiter.error = error
                 self._notify()
@@ -271,9 +271,9 @@ class Metadata:
             self._fatal = None
             for waiter in list(self._waiting):
                 waiter.error = None
-            self._granted = self._wishes_asked
+            self._completed_seq = self._requested_seq
             if retry or leaderless or new_topics:
-                self._wishes += 1
+                self._update_seq += 1
                 self._failures += 1
             else:
                 self._failures = 0

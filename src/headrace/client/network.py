@@ -76,12 +76,12 @@ class _NodeState:
     authentication_error: AuthenticationError | None = None
 
 
-def backoff_ms(base: float, maximum: float, failures: int, chance: random.Random) -> float:
+def backoff_ms(base: float, maximum: float, failures: int, rng: random.Random) -> float:
     """Exponential, with jitter, so that many clients do not come back in step."""
     if failures <= 0 or base <= 0:
         return 0.0
     wait: float = min(base * EXPONENT_BASE ** min(failures - 1, 30), max(base, maximum))
-    return wait * chance.uniform(1 - JITTER, 1 + JITTER)
+    return wait * rng.uniform(1 - JITTER, 1 + JITTER)
 
 
 class NetworkClient:
@@ -101,7 +101,7 @@ class NetworkClient:
         self._clock = clock
         self._observer = observer
         self._log = log or logging.getLogger("headrace.client")
-        self._chance = random.Random()
+        self._random = random.Random()
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._nodes: dict[int, _NodeState] = {}
@@ -198,7 +198,7 @@ class NetworkClient:
             if not idle or now - connection.set_up_since_ms < CONNECTING_MS_MAX:
                 return node_id
         if idle:
-            return self._chance.choice(idle)
+            return self._random.choice(idle)
         return connections[0][0] if connections else None
 
     def _connect(self, node_id: int, now: float) -> None:
@@ -212,7 +212,7 @@ class NetworkClient:
             address = state.addresses[state.next_address]
             state.next_address += 1
             wait = min(settings.connect_timeout_ms * EXPONENT_BASE**state.failures, settings.connect_timeout_max_ms)
-            wait *= self._chance.uniform(1 - JITTER, 1 + JITTER)
+            wait *= self._random.uniform(1 - JITTER, 1 + JITTER)
             connection = Connection(node_id, state.endpoint, address, settings, now, wait)
         except (HeadraceError, OSError) as error:
             self._failed(node_id, _as_ours(error), now)
@@ -411,7 +411,7 @@ class NetworkClient:
             state.addresses = []  # ask the name service again: the address may have changed
         settings = self._settings
         wait = backoff_ms(
-            settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms, state.failures, self._chance
+            settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms, state.failures, self._random
         )
         # Other addresses of the same name are tried without waiting.
         state.retry_at_ms = now + (0.0 if state.next_address < len(state.addresses) else wait)

@@ -22,9 +22,9 @@ from headrace.errors import ClosedError, HeadraceError, RecordTooLargeError
 from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.batch import Delivery, ProducerBatch
 from headrace.producer.buffer_pool import BufferPool, Claim
+from headrace.producer.partitioners import AdaptiveSticky
 from headrace.producer.queues import PartitionQueue, TopicQueues
 from headrace.producer.records import PreparedRecord
-from headrace.producer.sticky import StickyChoice
 from headrace.wire.compression import NONE
 from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header
@@ -68,7 +68,7 @@ class Accumulator:
         pool: BufferPool,
         clock: Clock,
         wake: Callable[[], None],
-        sticky: StickyChoice,
+        sticky: AdaptiveSticky,
         on_open: Callable[[str, int], None] | None = None,
     ) -> None:
         self._settings = settings
@@ -316,8 +316,8 @@ class Accumulator:
     def _backoff_ms(self, batch: ProducerBatch) -> float:
         settings = self._settings
         # The jitter of a batch is its own, not of the moment: else `ready` and `drain` would disagree.
-        chance = random.Random(id(batch) ^ batch.attempts)
-        return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, batch.attempts, chance)
+        rng = random.Random(id(batch) ^ batch.attempts)
+        return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, batch.attempts, rng)
 
     def drain(
         self,

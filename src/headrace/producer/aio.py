@@ -84,7 +84,7 @@ class AsyncProducer:
         if on_delivery is not None:
             on_delivery = _on_loop(on_delivery)
         engine = self._engine
-        if engine.pipeline.are_none and headers is None:
+        if engine.pipeline.is_noop and headers is None:
             appender = engine.appenders.get(topic)
             if appender is not None:
                 future = appender.try_append(key, value, partition, timestamp_ms, None, on_delivery)

@@ -104,7 +104,7 @@ class ArrowSender:
         self._batch_bytes = min(max(batch_bytes, BATCH_BYTES_MIN), max_request_bytes)
         self._max_request_bytes = max_request_bytes
         self._hashes_keys = hashes_keys
-        self._chance = random.Random()
+        self._random = random.Random()
 
     def check(self, data: pa.Table | pa.RecordBatch, names: Mapping[str, str]) -> int | None:
         """Refuse what can never be sent before anything is; returns the highest partition that rows ask for."""
@@ -199,7 +199,7 @@ class ArrowSender:
         rows = len(piece["value"])
         run = max(1, self._batch_bytes * rows // max(1, _bytes_bound(piece, 0)))
         places = list(cluster.available_partitions_for(topic.name)) or list(range(count))
-        start = self._chance.randrange(len(places))
+        start = self._random.randrange(len(places))
         turns = range(start, start - (-rows // run))
         return pa.array([places[turn % len(places)] for turn in turns], pa.int32()), run
 

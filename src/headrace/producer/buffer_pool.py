@@ -1,9 +1,9 @@
-"""The producer's memory: a fixed number of bytes, handed out as buffers and taken back.
+"""The producer's buffer memory: a fixed number of bytes, allocated as buffers and returned.
 
-Buffers of the size of a batch are kept and used again; the rest is only counted. Threads that have to wait are served
-in the order in which they came, so that a large request is not starved by small ones. With one exception: memory that
-would do for the first in line, who has been told of it but has yet to wake up, may be taken by a thread that is
-running, a few times. To change threads for every single batch would cost more than to fill it.
+Buffers of batch.size bytes are kept and reused; other sizes are only counted. Waiting threads are served in order of
+arrival, so that small requests do not starve a large one. One exception: while the first waiter has been notified but
+does not run yet, a running thread may take the memory, up to OVERTAKES_MAX times. A thread switch for every batch would
+cost more than filling it.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from headrace.client.locks import REENTERED, OneShotEvent, OwnedLock
 from headrace.errors import BufferExhaustedError, ClosedError, HeadraceError, IllegalStateError, RecordTooLargeError
 
 MIB = 1024 * 1024
-PASSED_MAX = 32  # how often others may go before the first in line
+OVERTAKES_MAX = 32
 
 
-class Turn:
-    """A thread's place in the line."""
+class Waiter:
+    """A thread that waits for memory."""
 
-    __slots__ = ("passed", "size", "thread_id", "woken")
+    __slots__ = ("overtakes", "size", "thread_id", "woken")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.thread_id = threading.get_ident()
-        self.passed = 0
-        self.woken = OneShotEvent()  # Replaced by the thread that waits, before each look.
+        self.overtakes = 0
+        self.woken = OneShotEvent()  # Replaced by the waiting thread before each check.
 
-    def let_pass(self, size: int) -> bool:
-        """True if another thread may take so much first. A large request never waits for small ones."""
-        if size < self.size or self.passed >= PASSED_MAX:
+    def may_be_overtaken(self, size: int) -> bool:
+        """Return whether another thread may take `size` bytes first. A large request never waits for smaller ones."""
+        if size < self.size or self.overtakes >= OVERTAKES_MAX:
             return False
-        self.passed += 1
+        self.overtakes += 1
         return True
 
 
 class Claim:
-    """Memory that was taken from the pool and has no other owner yet: `size` bytes, and perhaps a buffer.
+    """Memory that was taken from the pool and has no other owner yet: `size` bytes, and possibly a buffer.
 
-    It is written in the same step as the pool's own count, without a call in between. So a signal handler that raises
-    cannot make memory disappear: who made the claim gives back what is in it.
+    It is updated together with the pool's counters, without a call in between, so that a signal handler that raises
+    cannot leak memory: the owner of the claim returns what is in it.
     """
 
-    # Defaults on the class: one is made for every batch.
+    # Defaults on the class: every batch creates a claim.
     size = 0
     buffer: bytearray | None = None
 
 
 class BufferPool:
-    """`buffer.memory` bytes. Any thread."""
+    """The `buffer.memory` bytes of a producer. Any thread."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class BufferPool:
         self.lock = OwnedLock()
         self._spare: list[bytearray] = []  # Guarded by lock: buffers of batch_bytes, counted as available.
         self._unallocated = total_bytes  # Guarded by lock: available beyond the spare buffers.
-        self._waiters: deque[Turn] = deque()  # Guarded by lock.
-        self._closed: HeadraceError | None = None  # Guarded by lock: what all who wait are told.
+        self._waiters: deque[Waiter] = deque()  # Guarded by lock.
+        self._closed: HeadraceError | None = None  # Guarded by lock: raised in every waiting thread.
 
     @property
     def available_bytes(self) -> int:
@@ -84,7 +84,7 @@ class BufferPool:
         return len(self._waiters)
 
     def allocate(self, size: int, max_block_ms: float, claim: Claim | None = None) -> bytearray:
-        """A buffer of `size` bytes, after waiting up to `max_block_ms` for others to be given back."""
+        """Return a buffer of `size` bytes; blocks up to `max_block_ms` until memory is available."""
         claim = claim or Claim()
         self.reserve(size, max_block_ms, claim, spare=size == self.batch_bytes)
         if claim.buffer is None:
@@ -92,7 +92,7 @@ class BufferPool:
         return claim.buffer
 
     def reserve(self, size: int, max_block_ms: float, claim: Claim, *, spare: bool = False) -> None:
-        """Count `size` bytes as used; `claim` gets a buffer to use again if there is one and `spare` allows."""
+        """Take `size` bytes; with `spare`, `claim` gets a buffer to reuse if there is one."""
         if size > self.total_bytes:
             raise RecordTooLargeError(
                 f"a batch of {size} bytes is larger than buffer.memory ({self.total_bytes}): "
@@ -102,13 +102,13 @@ class BufferPool:
         with self.lock:
             if self._closed is not None:
                 raise self._closed
-            if self.available_bytes >= size and (not self._waiters or self._waiters[0].let_pass(size)):
+            if self.available_bytes >= size and (not self._waiters or self._waiters[0].may_be_overtaken(size)):
                 self._take(size, claim, spare)
                 return
         self._wait_in_line(size, max_block_ms, claim, spare)
 
     def _take(self, size: int, claim: Claim, spare: bool) -> None:
-        """Move `size` bytes to the claim. The lock is held, and they are there."""
+        """Move `size` available bytes to the claim. The lock is held."""
         if spare and self._spare:
             claim.buffer = self._spare[-1]
             claim.size = size
@@ -121,20 +121,20 @@ class BufferPool:
         claim.size = size
 
     def _wait_in_line(self, size: int, max_block_ms: float, claim: Claim, spare: bool) -> None:
-        """Wait until `size` bytes are there and it is our turn, then take them. The lock is not held."""
-        turn = Turn(size)
+        """Wait until `size` bytes are available and this thread is first in line, then take them; takes the lock."""
+        waiter = Waiter(size)
         started = self._clock.monotonic_ms()
         try:
             with self.lock:
-                if any(waiter.thread_id == turn.thread_id for waiter in self._waiters):
-                    raise IllegalStateError(REENTERED)  # it would wait behind the frame that it has interrupted
-                self._waiters.append(turn)
+                if any(other.thread_id == waiter.thread_id for other in self._waiters):
+                    raise IllegalStateError(REENTERED)  # it would wait for the frame that it interrupted
+                self._waiters.append(waiter)
             while True:
-                woken = turn.woken = OneShotEvent()
+                woken = waiter.woken = OneShotEvent()
                 with self.lock:
                     if self._closed is not None:
                         raise self._closed
-                    if self._waiters[0] is turn and self.available_bytes >= size:
+                    if self._waiters[0] is waiter and self.available_bytes >= size:
                         self._take(size, claim, spare)
                         return
                 left = max_block_ms - (self._clock.monotonic_ms() - started)
@@ -144,35 +144,36 @@ class BufferPool:
                 woken.wait(left / 1000)
         finally:
             with self.lock:
-                if turn in self._waiters:
-                    self._waiters.remove(turn)
-                # Whatever is still free belongs to the next in line, also when we leave empty-handed.
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                # The next in line may take what is left, also when this thread got nothing.
                 if self._waiters and self.available_bytes:
                     self._waiters[0].woken.set()
             self._on_wait(self._clock.monotonic_ms() - started)
 
     def _exhausted(self, size: int, max_block_ms: float) -> str:
         used = self.total_bytes - self.available_bytes
-        because = self._why_full()
+        reason = self._why_full()
         return (
-            f"buffer full: {used / MIB:.1f} of {self.total_bytes / MIB:g} MiB for {max_block_ms / 1000:g} s, "
-            f"{size} bytes wanted, {self.available_bytes} free, {len(self._waiters)} threads waiting"
-            + (f"; {because}" if because else "")
+            f"buffer exhausted: {used / MIB:.1f} of {self.total_bytes / MIB:g} MiB in use for "
+            f"{max_block_ms / 1000:g} s (max.block.ms), {size} bytes requested, {self.available_bytes} free, "
+            f"{len(self._waiters)} threads waiting"
+            + (f"; {reason}" if reason else "")
             + "; raise buffer.memory or max.block.ms, or send more slowly"
         )
 
     def release(self, buffer: bytearray | None, size: int) -> None:
-        """Take back a buffer that was allocated with `size`, or the count of what was only reserved."""
+        """Return `size` bytes to the pool, with their buffer if there is one."""
         claim = Claim()
         claim.buffer, claim.size = buffer, size
         self.give_back(claim)
 
     def give_back(self, claim: Claim) -> None:
-        """Take back what is in the claim: nobody has become its owner."""
+        """Return what is in the claim to the pool."""
         buffer, size = claim.buffer, claim.size
         spare = (buffer,) if buffer is not None and size == self.batch_bytes and len(buffer) == size else ()
         with self.lock:
-            # No call until it is done: see Claim.
+            # No calls until the counters are updated: see Claim.
             claim.size = 0
             if spare:
                 self._spare += spare
@@ -182,8 +183,8 @@ class BufferPool:
                 self._waiters[0].woken.set()
 
     def close(self, error: HeadraceError | None = None) -> None:
-        """Tell all who wait, or begin to, that there is nothing to wait for."""
+        """Fail all current and later waits with `error`."""
         with self.lock:
             self._closed = error or ClosedError("the producer was closed while waiting for buffer memory")
-            for turn in self._waiters:
-                turn.woken.set()
+            for waiter in self._waiters:
+                waiter.woken.set()

@@ -38,17 +38,16 @@ from headrace.producer.arrow import ArrowDelivery, ArrowSender
 from headrace.producer.batch import Delivery, refused_future
 from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.inside import Inside
-from headrace.producer.interceptors import Ending
-from headrace.producer.metrics import ProducerMetrics, Transaction
-from headrace.producer.observers import MetricsObserver
+from headrace.producer.interceptors import InterceptorCallback
+from headrace.producer.metrics import MetricsObserver, ProducerMetrics, Transaction
+from headrace.producer.partitioners import AdaptiveSticky
+from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.queues import TopicQueues
 from headrace.producer.recent import Recent
 from headrace.producer.records import PreparedRecord, ProducerRecord
 from headrace.producer.sender import Sender
 from headrace.producer.settings import PrefixedLogger, ProducerSettings
-from headrace.producer.steps import Steps
-from headrace.producer.sticky import StickyChoice
 from headrace.producer.transactions import GroupMetadata, Offsets, TransactionManager
 from headrace.wire.records import record_bytes_max
 
@@ -72,7 +71,7 @@ class SendEngine:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._plugins.close)
             settings = self.settings = ProducerSettings.build(config, self._plugins)
-            self.pipeline = Steps(settings, self._plugins)
+            self.pipeline = SendPipeline(settings, self._plugins)
             self.metrics = self._make_metrics()
             on_failure.callback(self.metrics.close)
             self.recent = Recent(clock)
@@ -135,7 +134,7 @@ class SendEngine:
 
     def _make_accumulator(self) -> Accumulator:
         settings, transactions = self.settings, self.transactions
-        sticky = StickyChoice(
+        sticky = AdaptiveSticky(
             self.clock,
             adaptive=settings.partitioner_adaptive,
             availability_timeout_ms=settings.partitioner_availability_timeout_ms,
@@ -251,7 +250,7 @@ class SendEngine:
     ) -> RecordFuture:
         """Append a record; blocks for memory until the deadline."""
         future = self.accumulator.append(topic, self.metadata.cluster, prepared, on_delivery, deadline_ms)
-        if isinstance(on_delivery, Ending):
+        if isinstance(on_delivery, InterceptorCallback):
             on_delivery.partition = future.batch.partition
         return future
 
@@ -305,7 +304,7 @@ class SendEngine:
         transaction abortable: returns the future. Any other error has to be raised: returns None.
         """
         self._count_refused(error)
-        if isinstance(on_delivery, Ending):
+        if isinstance(on_delivery, InterceptorCallback):
             on_delivery.refused(error)
             on_delivery = on_delivery.on_delivery
         if not isinstance(error, API_ERRORS):
@@ -355,7 +354,7 @@ class SendEngine:
                     return queues
                 self.wake()
                 left_ms = deadline_ms - self.clock.monotonic_ms()
-                if left_ms <= 0 or not metadata.wait_for_update(version, left_ms):
+                if left_ms <= 0 or not metadata.wait_for_version(version, left_ms):
                     waited_ms = self.clock.monotonic_ms() - started_ms
                     raise TimedOutError(_no_metadata(name, partition, metadata.cluster, waited_ms, self._why_blocked()))
                 self.check_usable()
@@ -423,7 +422,7 @@ class SendEngine:
         manager = self._manager("detach_transaction")
         if self.accumulator.has_incomplete():
             raise IllegalStateError("detach_transaction() while records are not acknowledged: call flush() first")
-        manager.begin_forget(transactional_id).wait(self.settings.max_block_ms)
+        manager.begin_reset(transactional_id).wait(self.settings.max_block_ms)
 
     def _manager(self, operation: str) -> TransactionManager:
         if self.transactions is None or not self.transactions.is_transactional:

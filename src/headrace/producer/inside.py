@@ -18,10 +18,10 @@ from headrace.client.network import NetworkClient
 from headrace.config import Log
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.metrics import ProducerMetrics
+from headrace.producer.pipeline import SendPipeline
 from headrace.producer.queues import PartitionQueue
 from headrace.producer.recent import Recent, percentiles
 from headrace.producer.settings import ProducerSettings
-from headrace.producer.steps import Steps
 from headrace.producer.transactions import TransactionManager
 
 PARTITIONS_SHOWN_MAX = 24
@@ -36,7 +36,7 @@ class Inside:
 
     settings: ProducerSettings
     clock: Clock
-    steps: Steps
+    steps: SendPipeline
     metrics: ProducerMetrics
     accumulator: Accumulator
     client: NetworkClient

@@ -100,7 +100,7 @@ class Interceptors:
         )
 
 
-class Ending:
+class InterceptorCallback:
     """The callback of a record that was intercepted: tells the chain how it ended, then whoever sent it."""
 
     __slots__ = ("_chain", "_record", "on_delivery", "partition")

@@ -34,14 +34,14 @@ from headrace.errors import (
 from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.batch import Delivery, ProducerBatch, refused_future
-from headrace.producer.interceptors import Ending
+from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.partitioners import partition_for_key
+from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.producer import Headers, TransactionScope
 from headrace.producer.records import PreparedRecord, ProducerRecord
 from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
-from headrace.producer.steps import Steps
 from headrace.producer.transaction_state import State, is_legal
 from headrace.producer.transactions import GroupMetadata, Offsets
 from headrace.wire.layout import HEADER_BYTES, Header
@@ -90,7 +90,7 @@ class MockProducer(TransactionScope):
         self._log = PrefixedLogger(self.config.of(str, "client.id"), self.config.optional(str, "transactional.id"))
         self._plugins = PluginLoader(self.config, self._log)
         self.settings = ProducerSettings.build(self.config, self._plugins)
-        self._steps = Steps(self.settings, self._plugins)
+        self._pipeline = SendPipeline(self.settings, self._plugins)
         self._clock = clock
         self._topics = None if topics is None else dict(topics)
         self.auto_complete = auto_complete
@@ -133,16 +133,16 @@ class MockProducer(TransactionScope):
         return self.send_record(ProducerRecord(topic, value, key, partition, timestamp_ms, headers or ()), on_delivery)
 
     def send_record(self, record: ProducerRecord, on_delivery: Delivery | None = None) -> RecordFuture:
-        record, on_delivery = self._steps.intercept(record, on_delivery)
+        record, on_delivery = self._pipeline.intercept(record, on_delivery)
         try:
             self._begin("send")
             if self.settings.transactional_id is not None:
                 self._check_error()
                 self._check_state("send", State.IN_TRANSACTION)
             cluster = self._cluster(record.topic, record.partition)
-            future = self._append(record, self._steps.prepare(record, on_delivery, cluster), on_delivery, cluster)
+            future = self._append(record, self._pipeline.prepare(record, on_delivery, cluster), on_delivery, cluster)
         except Exception as error:
-            if isinstance(on_delivery, Ending):
+            if isinstance(on_delivery, InterceptorCallback):
                 on_delivery.refused(error)
                 on_delivery = on_delivery.on_delivery
             if not isinstance(error, API_ERRORS):
@@ -186,7 +186,7 @@ class MockProducer(TransactionScope):
             appender.open_batches[partition] = None
             batch.close()
             assert future is not None
-            if isinstance(on_delivery, Ending):
+            if isinstance(on_delivery, InterceptorCallback):
                 on_delivery.partition = partition
             self._pending.append(batch)
             written = self.history if self.settings.transactional_id is None else self.uncommitted
@@ -322,13 +322,13 @@ class MockProducer(TransactionScope):
 
     def init_transactions(self) -> None:
         with self._transactional("init_transactions"):
-            self._go("init_transactions", State.INITIALIZING)
+            self._transition_to("init_transactions", State.INITIALIZING)
             self._state = State.READY
 
     def begin_transaction(self) -> None:
         with self._transactional("begin_transaction"):
             self._check_error()
-            self._go("begin_transaction", State.IN_TRANSACTION)
+            self._transition_to("begin_transaction", State.IN_TRANSACTION)
 
     def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
         with self._transactional("send_offsets_to_transaction"):
@@ -340,7 +340,7 @@ class MockProducer(TransactionScope):
     def commit_transaction(self) -> None:
         with self._transactional("commit_transaction"):
             self._check_error()
-            self._go("commit_transaction", State.COMMITTING)
+            self._transition_to("commit_transaction", State.COMMITTING)
             self._complete_all()
             self.history += self.uncommitted
             for group, offsets in self._uncommitted_offsets.items():
@@ -352,7 +352,7 @@ class MockProducer(TransactionScope):
         with self._transactional("abort_transaction"):
             if self._state is State.FATAL_ERROR:
                 self._check_error()
-            self._go("abort_transaction", State.ABORTING)
+            self._transition_to("abort_transaction", State.ABORTING)
             self._fail_pending(ClosedError("the transaction was aborted before the record was sent"))
             self._end_transaction()
 
@@ -373,7 +373,7 @@ class MockProducer(TransactionScope):
                 raise IllegalStateError(f"{call}() needs a transactional.id")
             yield
 
-    def _go(self, call: str, target: State) -> None:
+    def _transition_to(self, call: str, target: State) -> None:
         if not is_legal(self._state, target):
             raise IllegalStateError(f"{call}() while the producer is {self._state}")
         self._state = target

@@ -1,13 +1,13 @@
-"""Partitioners: which partition a record goes to, if it does not say so itself.
+"""Partitioners: the choice of a partition for records that do not specify one.
 
-    key  → murmur2 of its bytes, the same everywhere        `partition_for_key`
-    none → one partition at a time, so that batches fill:
-             AdaptiveSticky        today's (KIP-794): for a batch's worth of bytes, then to where queues are short
-             DefaultPartitioner24  that of Kafka 2.4 (KIP-480): until the batch is complete, then to any other
-             KeyHashRoundRobinPartitioner  the one before: in turn
+    with a key     murmur2 of its bytes, as in Kafka's producer: `partition_for_key`
+    without a key  one partition at a time, so that batches fill:
+                     AdaptiveSticky                the default (KIP-794): batch.size bytes, then a short queue
+                     DefaultPartitioner24          Kafka 2.4 (KIP-480): until the batch is complete, then any other
+                     KeyHashRoundRobinPartitioner  before Kafka 2.4: round robin
 
-`AdaptiveSticky` is not a `Partitioner`: it needs to know the queues, so the accumulator asks it. It works when
-`partitioner.class` is not set.
+`AdaptiveSticky` is not a `Partitioner`: it needs the queues, so the accumulator calls it. It is used unless
+`partitioner.class` is set.
 """
 
 from __future__ import annotations
@@ -16,39 +16,47 @@ import itertools
 import random as random_module
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from headrace.client.clock import Clock
+from headrace.client.metadata import Cluster
 from headrace.producer.plugins import PluginKind
 from headrace.wire.kernel import kernel
 
+if TYPE_CHECKING:
+    from headrace.producer.queues import TopicQueues
+
 FIRST_TURN_MAX = 1 << 31
+SMALL_TOPIC_PARTITIONS = 32
+WEIGHTS_MS_PER_PARTITION = 0.05
 
 
 class Random(Protocol):
-    """What is asked of a source of randomness: `random.Random`, or a fake."""
+    """The part of `random.Random` that partitioners use."""
 
     def randrange(self, stop: int, /) -> int: ...
 
 
 class ClusterView(Protocol):
-    """What a partitioner may ask of the cluster."""
+    """The cluster, as partitioners see it."""
 
     def partitions_for(self, topic: str) -> Sequence[int]:
-        """All partitions, in order."""
+        """Return all partitions, in order."""
         ...
 
     def available_partitions_for(self, topic: str) -> Sequence[int]:
-        """Those that have a leader now, in order."""
+        """Return the partitions that have a leader, in order."""
         ...
 
 
 def partition_for_key(key_bytes: bytes, partition_count: int) -> int:
-    """Where Kafka's own producer would put this key."""
+    """Return the partition that Kafka's producer chooses for this key."""
     return (kernel.murmur2(key_bytes) & 0x7FFFFFFF) % partition_count
 
 
 class Partitioner:
-    """To be subclassed: `partition` at least."""
+    """Base class of partitioners. Subclasses implement `partition` at least."""
 
     def configure(self, config: Mapping[str, object]) -> None:
         """Called once, before anything else."""
@@ -62,18 +70,18 @@ class Partitioner:
         value_bytes: bytes | None,
         cluster: ClusterView,
     ) -> int:
-        """The partition of a record. Called by any thread that sends."""
+        """Return the partition of a record. Called on the thread that sends."""
         raise NotImplementedError(f"{type(self).__qualname__} must define partition")
 
     def on_new_batch(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
-        """The record at hand needs a new batch on `previous_partition`; `partition` will be asked again for it."""
+        """Called when the record needs a new batch on `previous_partition`; `partition` is called again after it."""
 
     def close(self) -> None:
         """Called once, with the producer's `close`."""
 
 
-class _StickyChoice:
-    """One partition for each topic, until it is told to move (KIP-480). Safe to share between threads."""
+class _StickyPartitions:
+    """One partition for each topic, until `move` (KIP-480). Any thread."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -83,13 +91,13 @@ class _StickyChoice:
         sticky = self._sticky.get(topic)
         if sticky is None:
             return self._sticky.setdefault(topic, self._other(topic, cluster, None))
-        if sticky >= len(cluster.partitions_for(topic)):  # the topic was made anew, with fewer
+        if sticky >= len(cluster.partitions_for(topic)):  # the topic was recreated with fewer partitions
             self.move(topic, cluster, sticky)
             return self._sticky[topic]
         return sticky
 
     def move(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
-        # Another thread may have moved on already: then its choice stands.
+        # Unless another thread has moved on already.
         if self._sticky.get(topic) == previous_partition:
             self._sticky[topic] = self._other(topic, cluster, previous_partition)
 
@@ -100,10 +108,10 @@ class _StickyChoice:
 
 
 class UniformStickyPartitioner(Partitioner):
-    """Sticky for every record: keys do not matter."""
+    """Sticky for every record; keys are ignored."""
 
     def __init__(self, random: Random | None = None) -> None:
-        self._choice = _StickyChoice(random or random_module.Random())
+        self._choice = _StickyPartitions(random or random_module.Random())
 
     def partition(
         self,
@@ -121,7 +129,7 @@ class UniformStickyPartitioner(Partitioner):
 
 
 class DefaultPartitioner24(UniformStickyPartitioner):
-    """The default of Kafka 2.4: by key if there is one, else sticky."""
+    """The default of Kafka 2.4: by key if there is one, otherwise sticky."""
 
     def partition(
         self,
@@ -138,7 +146,7 @@ class DefaultPartitioner24(UniformStickyPartitioner):
 
 
 class RoundRobinPartitioner(Partitioner):
-    """In turn over the available partitions, whatever the key."""
+    """Round robin over the available partitions; keys are ignored."""
 
     def __init__(self) -> None:
         self._turns: dict[str, Iterator[int]] = {}
@@ -164,14 +172,14 @@ class RoundRobinPartitioner(Partitioner):
         return 0
 
     def on_new_batch(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
-        # Being asked twice for one record must not cost a turn, or half the partitions stay empty (KAFKA-9965).
+        # The second call for a record must not advance, or half the partitions stay empty (KAFKA-9965).
         self._again[topic] = previous_partition
 
 
 class KeyHashRoundRobinPartitioner(RoundRobinPartitioner):
-    """The default before Kafka 2.4: by key if there is one, else in turn over the available partitions.
+    """The default before Kafka 2.4: by key if there is one, otherwise round robin over the available partitions.
 
-    Where a topic's turns begin is left to chance, so that producers which start together do not go in step.
+    Each topic starts at a random partition, so that producers which start together do not move in step.
     """
 
     def __init__(self, random: Random | None = None) -> None:
@@ -191,53 +199,100 @@ class KeyHashRoundRobinPartitioner(RoundRobinPartitioner):
         cluster: ClusterView,
     ) -> int:
         if key_bytes is not None:
-            self._again.pop(topic, None)  # it was this record that needed a new batch
+            self._again.pop(topic, None)  # on_new_batch was called for this record
             return partition_for_key(key_bytes, len(cluster.partitions_for(topic)))
         return super().partition(topic, key, key_bytes, value, value_bytes, cluster)
 
 
-class Odds(NamedTuple):
-    """Partitions to choose from and their weights, added up; None: all alike."""
+class PartitionWeights(NamedTuple):
+    """The partitions to choose from, and their cumulative weights; None: equal weights."""
 
     partitions: Sequence[int]
-    weights: Sequence[int] | None
+    cumulative: Sequence[int] | None
+
+    @classmethod
+    def from_queues(
+        cls, queue_sizes: Mapping[int, int] | None, available: Sequence[int], all_partitions: Sequence[int]
+    ) -> PartitionWeights:
+        """Weigh partitions by the number of their queued batches: queues of 0, 3 and 1 get weights 4, 1 and 3.
+
+        `queue_sizes` has the partitions that may be chosen; None: all available ones, with equal weights.
+        """
+        if not queue_sizes or len(all_partitions) < 2:
+            return cls(available or all_partitions, None)
+        longest = max(queue_sizes.values())
+        return cls(list(queue_sizes), list(itertools.accumulate(longest + 1 - size for size in queue_sizes.values())))
+
+    def choose(self, random: Random) -> int:
+        """Return a random partition."""
+        if self.cumulative is None:
+            return self.partitions[random.randrange(len(self.partitions))]
+        return self.partitions[bisect_right(self.cumulative, random.randrange(self.cumulative[-1]))]
+
+
+@dataclass(slots=True)
+class _NodeTimes:
+    ready_ms: float  # When the node last had batches to send.
+    drained_ms: float  # When it could last be sent to.
 
 
 class AdaptiveSticky:
-    """Today's choice for keyless records (KIP-794). Its caller locks; it knows no cluster and no clock.
+    """The built-in choice for records without a key (KIP-794), for all topics of a producer.
 
-    With `adaptive`, a partition whose queue is shorter is more likely to be next: with queues of 0, 3 and 1 batches
-    the odds are 4 : 1 : 3. How long a topic stays where it is, the accumulator counts.
+        I/O thread: node_was_ready → since when each node has accepted nothing
+        application threads, after batch.size bytes to the sticky partition: move_on → topic.appender.sticky_partition
+
+    With `adaptive`, partitions with short queues are chosen more often, and a partition is skipped while its leader has
+    had batches waiting for longer than `availability_timeout_ms` without accepting any (0: never skipped).
     """
 
-    def __init__(self, *, adaptive: bool = True) -> None:
+    def __init__(self, clock: Clock, *, adaptive: bool = True, availability_timeout_ms: float = 0) -> None:
+        self._clock = clock
         self._adaptive = adaptive
+        self._availability_timeout_ms = availability_timeout_ms
+        self._random = random_module.Random()
+        self._nodes: dict[int, _NodeTimes] = {}  # Written by the I/O thread, read by any.
 
-    def odds(self, queue_sizes: Mapping[int, int] | None, available: Sequence[int], all: Sequence[int]) -> Odds:
-        """How likely each partition is to be next; good for many choices while queues change little.
+    def node_was_ready(self, node_id: int, could_drain: bool, now: float) -> None:
+        """Record that a node had batches to send, and whether it could be sent to. I/O thread only."""
+        if self._availability_timeout_ms <= 0:
+            return
+        times = self._nodes.setdefault(node_id, _NodeTimes(now, now))
+        if could_drain:
+            times.drained_ms = now
+        times.ready_ms = now
 
-        `queue_sizes` has the number of waiting batches of each partition that may be chosen; those whose broker has
-        not taken anything for too long are left out. None if nothing is known yet.
-        """
-        if not self._adaptive or not queue_sizes or len(all) < 2:
-            return Odds(available or all, None)
-        partitions, sizes = list(queue_sizes), list(queue_sizes.values())
-        longest = max(sizes)
-        return Odds(partitions, list(itertools.accumulate(longest + 1 - size for size in sizes)))
+    def _is_available(self, node_id: int) -> bool:
+        times = self._nodes.get(node_id)
+        if times is None:
+            return True
+        ready_ms = times.ready_ms  # read first: drained_ms may be updated in between
+        return ready_ms - times.drained_ms <= self._availability_timeout_ms
 
-    def next_partition(self, odds: Odds, random: Random) -> int:
-        """Choose where to stay next."""
-        if odds.weights is None:
-            return _any_of(odds.partitions, random)
-        return odds.partitions[bisect_right(odds.weights, random.randrange(odds.weights[-1]))]
+    def move_on(self, topic: TopicQueues, cluster: Cluster) -> None:
+        """Choose the sticky partition of a topic. topic.lock is held."""
+        topic.appender.sticky_partition = self._weights(topic, cluster).choose(self._random)
+        topic.sticky_bytes = 0
 
-
-def _any_of(partitions: Sequence[int], random: Random) -> int:
-    return partitions[random.randrange(len(partitions))]
+    def _weights(self, topic: TopicQueues, cluster: Cluster) -> PartitionWeights:
+        now, count = self._clock.monotonic_ms(), len(topic.queues)
+        if topic.weights is not None and topic.weights_cluster is cluster and now < topic.weights_until_ms:
+            return topic.weights
+        available = [p for p in cluster.available_partitions_for(topic.name) if p < count]
+        sizes = None
+        if self._adaptive:
+            sizes = {p: len(topic.queues[p].batches) for p in available}
+            if self._nodes:
+                sizes = {p: size for p, size in sizes.items() if self._is_available(cluster.leader(topic.name, p))}
+        topic.weights = PartitionWeights.from_queues(sizes, available, range(count))
+        topic.weights_cluster, topic.weights_until_ms = cluster, now
+        if count > SMALL_TOPIC_PARTITIONS:  # Reading every queue for every batch would be too expensive.
+            topic.weights_until_ms += count * WEIGHTS_MS_PER_PARTITION
+        return topic.weights
 
 
 class _Adapted(Partitioner):
-    """A function, or an object with a `partition` that owes nothing to the base class."""
+    """Wraps a function, or an object with a `partition` method, that is not a `Partitioner`."""
 
     def __init__(self, target: object) -> None:
         for method in ("configure", "on_new_batch", "close"):
@@ -248,7 +303,7 @@ class _Adapted(Partitioner):
 
 
 def name_of(partitioner: Partitioner) -> str:
-    """For messages: not ours, but that of what was given."""
+    """Return the name of a partitioner, as the user knows it, for messages."""
     return partitioner.adapted_name if isinstance(partitioner, _Adapted) else type(partitioner).__qualname__
 
 

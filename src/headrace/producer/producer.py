@@ -78,7 +78,7 @@ class Producer(FastSend, TransactionScope):
         )
         self._engine = SendEngine(self.config, clock)
         self._appenders = self._engine.appenders
-        self._fast_send_enabled = self._engine.pipeline.are_none
+        self._fast_send_enabled = self._engine.pipeline.is_noop
 
     @property
     def settings(self) -> ProducerSettings:

@@ -95,7 +95,7 @@ class Sender:
         self._log = log
         self._transactions = transactions
         self._observer = observer
-        self._chance = random.Random()
+        self._random = random.Random()
         self._in_flight: dict[ProducerBatch, None] = {}
         self._next_expiry_check_ms = 0.0
         # Set by other threads, read here.
@@ -212,7 +212,7 @@ class Sender:
 
     def _run_transactions(self, transactions: TransactionManager, now: float) -> float:
         """Keep producer id and transaction going; returns how long until there is more to do."""
-        transactions.maybe_forget()
+        transactions.maybe_reset()
         transactions.resolve_sequences()
         transactions.maybe_bump_epoch()
         refusal = transactions.take_refusal()
@@ -277,7 +277,7 @@ class Sender:
 
     def _retry_backoff_ms(self, attempts: int) -> float:
         settings = self._settings
-        return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempts, self._chance)
+        return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempts, self._random)
 
     def look_for_leaders(self, node_id: int) -> None:
         """A node cannot be reached: others may lead by now what it led, though nothing was on its way to it."""

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.client.addresses import Endpoint
+from headrace.client.locks import OneShotEvent
 from headrace.client.requests import Response
-from headrace.errors import ERROR_CODES, BrokerError, Code, ConnectionFailedError, HeadraceError
+from headrace.errors import ERROR_CODES, BrokerError, Code, ConnectionFailedError, HeadraceError, TimedOutError
 from headrace.producer.sequences import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest
 from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
@@ -31,8 +32,49 @@ from headrace.wire.api.txn_offset_commit import (
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
-    from headrace.producer.pending import PendingResult
     from headrace.producer.transactions import GroupMetadata, TransactionManager
+
+
+class PendingResult:
+    """The end of an operation, good or bad. Set once, by the I/O thread; any thread may wait."""
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        self._event = OneShotEvent()
+        self._error: Exception | None = None  # Written before _event is set.
+        self.acknowledged = False
+        """True once a caller has seen the outcome. Until then the operation is not over for the application.
+
+        A signal handler that raises (Ctrl-C) just before keeps it False: the same call made again tells the outcome.
+        """
+
+    @property
+    def is_done(self) -> bool:
+        return self._event.is_set()
+
+    def succeed(self) -> None:
+        self._event.set()
+
+    def fail(self, error: Exception) -> None:
+        if not self._event.is_set():
+            self._error = error
+            self._event.set()
+
+    def wait(self, timeout_ms: float) -> None:
+        """Wait for the outcome and acknowledge it."""
+        self.wait_unacknowledged(timeout_ms)
+        self.acknowledged = True
+
+    def wait_unacknowledged(self, timeout_ms: float) -> None:
+        """As `wait`, for a caller that sets `acknowledged` itself, as the last thing before it returns."""
+        if not self._event.wait(timeout_ms / 1000):
+            raise TimedOutError(
+                f"{self.operation} did not end within {timeout_ms / 1000:g} s (max.block.ms); call it again to wait on"
+            )
+        if self._error is not None:
+            self.acknowledged = True
+            raise self._error
+
 
 COORDINATOR_MOVED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
 CONCURRENT_RETRY_MS = 20.0  # the previous transaction is just being ended: that takes a moment, not a backoff

@@ -29,7 +29,6 @@ from headrace.errors import (
     UnsupportedVersionError,
 )
 from headrace.producer.batch import ProducerBatch
-from headrace.producer.pending import PendingResult
 from headrace.producer.sequences import (
     NO_PRODUCER_ID_AND_EPOCH,
     ProducerIdAndEpoch,
@@ -43,6 +42,7 @@ from headrace.producer.transaction_requests import (
     EndTransaction,
     FindCoordinator,
     InitProducerId,
+    PendingResult,
     TransactionRequest,
 )
 from headrace.producer.transaction_state import State, is_legal
@@ -96,7 +96,7 @@ class TransactionManager:
         self._pending: list[tuple[int, int, TransactionRequest]] = []
         self._order = itertools.count()
         self._result: PendingResult | None = None  # Of the last init, commit or abort.
-        self._forgetting: tuple[str, PendingResult] | None = None  # The id to go on with, and who waits for that.
+        self._pending_reset: tuple[str, PendingResult] | None = None  # The id to go on with, and who waits for that.
         # I/O thread only.
         self.request_in_flight: TransactionRequest | None = None
         self.coordinators: dict[Coordinator, int] = {}
@@ -140,12 +140,12 @@ class TransactionManager:
     def is_aborting(self) -> bool:
         return self.state is State.ABORTING
 
-    def _go(self, target: State, error: Exception | None = None, *, by_application: str | None = None) -> None:
-        """Take a step of the table. `by_application` names the call when an application thread takes it."""
+    def _transition_to(self, target: State, error: Exception | None = None, *, operation: str | None = None) -> None:
+        """Change the state. `operation` names the application's call that does so, if one does."""
         if not is_legal(self.state, target):
-            if by_application is not None:
-                raise IllegalStateError(f"{by_application}() while the producer is {self.state}")
-            wrong = IllegalStateError(f"a step from {self.state} to {target} that must not be")
+            if operation is not None:
+                raise IllegalStateError(f"{operation}() while the producer is {self.state}")
+            wrong = IllegalStateError(f"illegal state transition {self.state} → {target}; please report this")
             self._log.error("fatal: %s", wrong)
             self.state, self.last_error = State.FATAL_ERROR, wrong
             self._drop_requests(wrong)
@@ -166,7 +166,7 @@ class TransactionManager:
             if not self.has_producer_id:
                 self.refuse_producer_id(_as(AbortableError, error))  # there is nothing to abort yet
                 return
-            self._go(State.ABORTABLE_ERROR, _as(AbortableError, error))
+            self._transition_to(State.ABORTABLE_ERROR, _as(AbortableError, error))
             # A commit that waited in the queue must not be found there by the abort that follows.
             self._drop_requests(self.last_error or error)
 
@@ -174,7 +174,7 @@ class TransactionManager:
         with self.lock:
             if self.state is State.FATAL_ERROR:
                 return
-            self._go(State.FATAL_ERROR, _as(FatalError, error))
+            self._transition_to(State.FATAL_ERROR, _as(FatalError, error))
             self._drop_requests(self.last_error or error)
 
     def _drop_requests(self, error: Exception) -> None:
@@ -217,7 +217,7 @@ class TransactionManager:
         with self.lock:
             self._check_no_other("begin_transaction")
             self.check_error()
-            self._go(State.IN_TRANSACTION, by_application="begin_transaction")
+            self._transition_to(State.IN_TRANSACTION, operation="begin_transaction")
 
     def begin_commit(self) -> PendingResult:
         return self._start(
@@ -273,16 +273,16 @@ class TransactionManager:
         """Return the queue with one more request: a sorted list is a heap."""
         return sorted([*self._pending, (request.priority, next(self._order), request)])
 
-    def begin_forget(self, transactional_id: str) -> PendingResult:
+    def begin_reset(self, transactional_id: str) -> PendingResult:
         """Start anew under this id. What is open stays so at the broker: somebody else will end it.
 
         The I/O thread does it, because coordinators and sequences are its own.
         """
-        result = PendingResult("forget")
+        result = PendingResult("reset")
         with self.lock:
-            if self._forgetting is not None:
-                raise IllegalStateError("forget() while another one is under way: wait for it first")
-            self._forgetting = transactional_id, result
+            if self._pending_reset is not None:
+                raise IllegalStateError("reset() while another reset is pending: wait for it first")
+            self._pending_reset = transactional_id, result
         self._wake()
         return result
 
@@ -346,14 +346,14 @@ class TransactionManager:
 
     # -- the I/O thread: requests --------------------------------------------------------------
 
-    def maybe_forget(self) -> None:
-        """Do what `begin_forget` asks for."""
+    def maybe_reset(self) -> None:
+        """Do what `begin_reset` asks for."""
         with self.lock:
-            if self._forgetting is None:
+            if self._pending_reset is None:
                 return
-            (transactional_id, result), self._forgetting = self._forgetting, None
+            (transactional_id, result), self._pending_reset = self._pending_reset, None
             if self.request_in_flight is not None:
-                result.fail(IllegalStateError("a transaction can only be left when all of it is answered"))
+                result.fail(IllegalStateError("reset() while a request is in flight: wait for its response"))
                 return
             self.coordinators.pop(("transaction", self.transactional_id or ""), None)
             self.transactional_id = transactional_id
@@ -423,8 +423,8 @@ class TransactionManager:
                 self.request_in_flight.give_up(error)
             if self._result is not None:
                 self._result.fail(error)
-            if self._forgetting is not None:
-                self._forgetting[1].fail(error)
+            if self._pending_reset is not None:
+                self._pending_reset[1].fail(error)
 
     def update_features(self, features: Mapping[str, int]) -> None:
         """Transactions v2 is switched by the cluster's finalised feature, between transactions only."""
@@ -436,7 +436,7 @@ class TransactionManager:
     def take_producer_id(self, producer: ProducerIdAndEpoch) -> None:
         """From InitProducerId. A transactional producer is ready with it."""
         with self.lock:
-            self._go(State.READY)
+            self._transition_to(State.READY)
             is_same_id = producer.producer_id == self.producer.producer_id
             self.producer = producer
             self._log.debug("producer id %d, epoch %d", producer.producer_id, producer.epoch)
@@ -450,7 +450,7 @@ class TransactionManager:
     def refuse_producer_id(self, error: Exception) -> None:
         """No producer id now. What waits for it fails; later, or with the rights for it, it may be asked for again."""
         with self.lock:
-            self._go(State.UNINITIALIZED)
+            self._transition_to(State.UNINITIALIZED)
             self._refusal = error
             self._drop_requests(error)
 
@@ -483,7 +483,7 @@ class TransactionManager:
             # KIP-890: the same goes for what was sent before v2 was switched on.
             needs_bump = self.can_bump_epoch and not has_new_epoch
             needs_bump = needs_bump and (self.epoch_bump_required or (self._v2_wanted and not self.v2_enabled))
-            self._go(State.INITIALIZING if needs_bump else State.READY)
+            self._transition_to(State.INITIALIZING if needs_bump else State.READY)
             self.partitions.clear()
             self._pending_partitions.clear()
             self._new_partitions.clear()
@@ -591,7 +591,7 @@ class TransactionManager:
         if self.producer.epoch >= EPOCH_MAX:
             self._log.info("the epoch of producer id %d is used up: asking for a new id", self.producer.producer_id)
             with self.lock:
-                self._go(State.UNINITIALIZED)
+                self._transition_to(State.UNINITIALIZED)
                 self.producer = NO_PRODUCER_ID_AND_EPOCH
             return
         self.producer = ProducerIdAndEpoch(self.producer.producer_id, self.producer.epoch + 1)
@@ -603,7 +603,7 @@ class TransactionManager:
         with self.lock:
             if self.is_transactional or self.has_producer_id or self.state is not State.UNINITIALIZED:
                 return
-            self._go(State.INITIALIZING)
+            self._transition_to(State.INITIALIZING)
             self.enqueue(InitProducerId(self, NO_PRODUCER_ID_AND_EPOCH, None))
 
 

@@ -17,7 +17,7 @@ from headrace.config import Between, Config, OneOf, Option, Options
 from headrace.errors import ConfigError
 from headrace.producer.options import PRODUCER_OPTIONS
 from headrace.producer.plugins import PluginLoader
-from headrace.producer.security import sasl_settings, tls_settings
+from headrace.producer.settings import sasl_settings, tls_settings
 
 log = logging.getLogger("headrace")
 

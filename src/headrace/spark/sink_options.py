@@ -15,8 +15,7 @@ from headrace.config import Config, Option, Options, Secret
 from headrace.config.option import Between, OneOf
 from headrace.errors import ConfigError
 from headrace.producer.plugins import PluginLoader
-from headrace.producer.security import sasl_settings, tls_settings
-from headrace.producer.settings import resolve
+from headrace.producer.settings import resolve, sasl_settings, tls_settings
 from headrace.producer.view_link import check_url
 from headrace.spark.origins import OriginColumns
 

@@ -19,7 +19,7 @@ from headrace.producer.settings import ProducerSettings
 from headrace.wire.layout import Header
 
 
-class Steps:
+class SendPipeline:
     """The plug-ins that a record passes."""
 
     def __init__(self, settings: ProducerSettings, plugins: PluginLoader) -> None:
@@ -39,7 +39,7 @@ class Steps:
         """No interceptors, and the built-in partitioner."""
 
     @property
-    def are_none(self) -> bool:
+    def is_noop(self) -> bool:
         """True if keys and values are bytes besides: then there is nothing to do here."""
         both = (self._key_serializer, self._value_serializer)
         return self.only_serialize and all(type(one) is serializers.BytesSerializer for one in both)
@@ -64,7 +64,7 @@ class Steps:
         if not self._interceptors:
             return record, on_delivery
         record = self._interceptors.on_send(record)
-        return record, interceptors.Ending(self._interceptors, record, on_delivery)
+        return record, interceptors.InterceptorCallback(self._interceptors, record, on_delivery)
 
     def prepare(self, record: ProducerRecord, on_delivery: Delivery | None, cluster: Cluster) -> PreparedRecord:
         """Serialise, and partition if that is not built in."""
@@ -74,7 +74,7 @@ class Steps:
         if partition is None and self._partitioner is not None:
             choose_again = self._chooser(self._partitioner, record, key, value, cluster)
             partition = choose_again(None)
-            if isinstance(on_delivery, interceptors.Ending):
+            if isinstance(on_delivery, interceptors.InterceptorCallback):
                 on_delivery.partition = partition
         return PreparedRecord(partition, record.timestamp_ms, key, value, headers, choose_again)
 
