@@ -64,9 +64,8 @@ if TYPE_CHECKING:
     from headrace.producer.mock import MockProducer
     from headrace.producer.partitioners import Partitioner
     from headrace.producer.producer import Producer
-    from headrace.producer.records import ProducerRecord, RecordMetadata
+    from headrace.producer.records import GroupMetadata, ProducerRecord, RecordMetadata
     from headrace.producer.serializers import Serializer
-    from headrace.producer.transactions import GroupMetadata
     from headrace.wire.sasl import Token
 
 __all__ = [
@@ -140,7 +139,7 @@ _MODULES = {
     "ArrowDelivery": "producer.arrow",
     "AsyncProducer": "producer.aio",
     "Cluster": "client.metadata",
-    "GroupMetadata": "producer.transactions",
+    "GroupMetadata": "producer.records",
     "Metric": "producer.metrics",
     "MetricName": "producer.metrics",
     "MetricsReporter": "producer.metrics",

@@ -21,11 +21,11 @@ from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.producer.accumulator import Accumulator, AccumulatorSettings
 from headrace.producer.buffer_pool import BufferPool
 from headrace.producer.partitioners import AdaptiveSticky
-from headrace.producer.records import PreparedRecord
+from headrace.producer.records import GroupMetadata, PreparedRecord
 from headrace.producer.sender import Sender, SenderSettings
 from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transaction_state import State
-from headrace.producer.transactions import GroupMetadata, TransactionManager
+from headrace.producer.transactions import TransactionManager
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
 from headrace.wire.api.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,

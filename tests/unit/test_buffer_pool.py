@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakes import FakeClock
-from headrace.client.locks import OneShotEvent
+from headrace.client.concurrency import OneShotEvent
 from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError, TimedOutError
 from headrace.producer.buffer_pool import OVERTAKES_MAX, BufferPool, Claim, Waiter
 from waiting import eventually

@@ -254,7 +254,7 @@ def test_client_ids_are_made_up_and_stand_in_every_log_line(broker, caplog):
         "a cluster listener failed",
         "a metrics reporter failed",
         "could not be closed",
-        "a delivery callback for t-0 failed",
+        "delivery callback for t-0 failed",
         "delivery callback for topic t failed",
         "connected to node",
         "the live view",
@@ -564,7 +564,7 @@ def test_a_serializer_object_wins_over_the_configured_class(broker, tmp_path, wa
 def test_wrong_arguments_are_told_before_anything_happens(broker):
     with make(broker) as producer:
         for wrong in ({"partition": -1}, {"headers": [("a", "text")]}, {"headers": {1: b""}}):
-            with pytest.raises(ValueError, match=r"must be"):
+            with pytest.raises(ValueError, match=r"expected"):
                 producer.send("t", b"v", **wrong)
         with pytest.raises(KeyError, match="no column 'value' for the value; there are a, b"):
             producer.send_arrow("t", pa.table({"a": [1], "b": [2]}))

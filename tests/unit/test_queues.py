@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headrace.client.locks import YIELD_SECONDS, YieldingLock
+from headrace.client.concurrency import YIELD_SECONDS, YieldingLock
 from headrace.errors import IllegalStateError
 
 SECONDS_MAX = 20
@@ -53,7 +53,7 @@ def test_who_waits_does_not_own_it_before_running_again(monkeypatch):
         assert owner_left.wait(SECONDS_MAX)
 
     release = threading.Event()
-    monkeypatch.setattr("headrace.client.locks.time.sleep", sleep)
+    monkeypatch.setattr("headrace.client.concurrency.time.sleep", sleep)
 
     def own() -> None:
         with lock:

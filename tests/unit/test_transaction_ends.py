@@ -170,7 +170,7 @@ def test_a_call_that_timed_out_is_joined_by_the_next(operation):
     begin = getattr(rig.manager, f"begin_{operation}")
     first = begin()
     rig.turn(3)
-    with pytest.raises(TimedOutError, match=f"{operation}_transaction did not end within 0 s .* call it again"):
+    with pytest.raises(TimedOutError, match=f"{operation}_transaction timed out after 0 s .* call it again"):
         first.wait(0)
     for call in ("begin_transaction", "begin_abort" if operation == "commit" else "begin_commit"):
         with pytest.raises(IllegalStateError, match=rf"{operation}_transaction\(\) again first"):
@@ -299,7 +299,7 @@ def test_unresolved_numbers_are_fatal_where_there_is_no_new_epoch():
     expire_on_the_wire(rig)
     rig.turn()
     assert rig.manager.has_fatal_error
-    with pytest.raises(FatalError, match="whether they were stored is not known"):
+    with pytest.raises(FatalError, match="it is unknown whether they were stored"):
         rig.abort()
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.client.addresses import Endpoint
 from headrace.client.clock import Clock
-from headrace.client.locks import OneShotEvent, OwnedLock
+from headrace.client.concurrency import OneShotEvent, OwnedLock
 from headrace.client.network import CONNECTING_MS_MAX, NetworkClient, backoff_ms
 from headrace.client.requests import Request, Response
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError, error_name

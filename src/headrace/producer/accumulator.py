@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.client.clock import SYSTEM_CLOCK, Clock
-from headrace.client.locks import OwnedLock
+from headrace.client.concurrency import OwnedLock
 from headrace.client.metadata import NO_LEADER, Cluster
 from headrace.client.network import backoff_ms
 from headrace.errors import ClosedError, HeadraceError, RecordTooLargeError

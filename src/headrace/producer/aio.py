@@ -20,6 +20,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from headrace.client.clock import SYSTEM_CLOCK, Clock
+from headrace.client.concurrency import in_thread
 from headrace.client.metadata import PartitionInfo
 from headrace.config import Config
 from headrace.errors import AbortableError, TimedOutError
@@ -28,12 +29,10 @@ from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.batch import Delivery
 from headrace.producer.engine import SendEngine
 from headrace.producer.metrics import MetricName, Value
-from headrace.producer.offload import in_thread
 from headrace.producer.producer import Headers, arrow_column_names, describe
 from headrace.producer.queues import TopicQueues
-from headrace.producer.records import ProducerRecord, RecordMetadata
+from headrace.producer.records import GroupMetadata, Offsets, ProducerRecord, RecordMetadata
 from headrace.producer.settings import resolve
-from headrace.producer.transactions import GroupMetadata, Offsets
 
 
 class AsyncProducer:

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.client.clock import Clock
+from headrace.client.concurrency import in_thread
 from headrace.client.metadata import Cluster
 from headrace.errors import API_ERRORS, RecordTooLargeError, TimedOutError
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.buffer_pool import BufferPool, Claim
-from headrace.producer.offload import in_thread
 from headrace.producer.queues import TopicQueues
 from headrace.wire import columns
 from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX

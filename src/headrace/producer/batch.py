@@ -1,7 +1,7 @@
-"""A batch of records on its way: open, closed, drained, in flight, done.
+"""Batches of records: open, closed, drained, in flight, done; and the batches of a produce request.
 
-It is the kernel's `OpenBatch` (records are appended in compiled code) and all that the producer has to know besides.
-What became of it is written once, by the I/O thread; the futures of its records read it from here.
+`ProducerBatch` extends the kernel's `OpenBatch`, to which compiled code appends records. The I/O thread writes a
+batch's result once; the futures of its records read it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,25 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from headrace.client.locks import OneShotEvent
+from headrace.client.concurrency import OneShotEvent
+from headrace.client.metadata import Cluster
 from headrace.errors import BrokerError, Code, HeadraceError, TimedOutError, UnsupportedVersionError
 from headrace.producer._send import RecordFuture, run_callbacks
 from headrace.producer.records import NULL_SIZE, UNKNOWN_PARTITION, RecordMetadata
 from headrace.wire import legacy
 from headrace.wire import records as wire_records
+from headrace.wire.api.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import (
     HEADER_BYTES,
@@ -32,26 +41,31 @@ from headrace.wire.layout import (
 )
 
 if TYPE_CHECKING:
+    from headrace.producer.transactions import TransactionManager
     from headrace.wire._reference import OpenBatch
 else:
     OpenBatch = kernel.OpenBatch
 
+BATCHES_OF_MAGIC_2 = 3  # Older versions of Produce carry message sets, which have no producer ids.
+V2_TRANSACTIONS = 12
+NEEDS_TOPIC_IDS = 13
+
 Delivery = Callable[[RecordMetadata | None, Exception | None], object]
 
 
-# Guards the step from "not done" to "done" against threads that add a callback. One for all: it is held for a moment,
-# once for each batch. Re-entrant, for a signal handler may add a callback, too.
+# Guards the change to "done" against threads that add a callback. One lock for all batches: it is held briefly, once
+# for each batch. Re-entrant, because a signal handler may add a callback.
 _done_lock = threading.RLock()
 
 
 class ProducerBatch(OpenBatch):
-    """Records of one partition that are sent, retried and answered together."""
+    """Records of one partition that are sent, retried and acknowledged together."""
 
-    # Defaults on the class: a batch is made for every few hundred records, and most of this never changes for it.
+    # Defaults on the class: batches are created often, and most of these never change.
     # I/O thread only.
     attempts = 0
     in_flight = False
-    sent_to = -1  # the broker of the last attempt
+    sent_to = -1  # The broker of the last attempt.
     sealed: memoryview | None = None
     producer_id = NO_PRODUCER_ID
     producer_epoch = NO_PRODUCER_EPOCH
@@ -59,8 +73,8 @@ class ProducerBatch(OpenBatch):
     is_transactional = False
     sequence_was_reset = False
     _compression: tuple[int, int | None] = (0, None)
-    was_encoded = False  # from columns, not record by record
-    first_index = 0  # in the batch this one was split from
+    was_encoded = False  # From Arrow columns.
+    first_index = 0  # In the batch that this one was split from.
     # Written once under _done_lock.
     is_done = False
     base_offset = -1
@@ -68,20 +82,20 @@ class ProducerBatch(OpenBatch):
     error: Exception | None = None
     _record_errors: Mapping[int, str] = MappingProxyType({})
     _parts: Sequence[ProducerBatch] = ()
-    _event: OneShotEvent | None = None  # Made by the first thread that waits.
+    _event: OneShotEvent | None = None  # Created by the first thread that waits.
     callback_errors: Sequence[BaseException] = ()
-    """What callbacks have raised; the caller of `complete` or `fail` tells it."""
+    """Errors raised by callbacks; the caller of `complete` or `fail` reports them."""
 
     def __init__(self, topic: str, partition: int, buffer: bytearray, allocated_bytes: int, now: float) -> None:
         super().__init__(buffer)
         self.topic = topic
         self.partition = partition
-        self.allocated_bytes = allocated_bytes  # what the pool wants back; 0: it is not the pool's
+        self.allocated_bytes = allocated_bytes  # to return to the pool; 0: not from the pool
         self.created_ms = self.last_attempt_ms = now
 
     @classmethod
     def from_encoded(cls, topic: str, encoded: EncodedBatch, allocated_bytes: int, now: float) -> ProducerBatch:
-        """A batch whose records were encoded from columns: closed from the start."""
+        """Return a closed batch of records that were encoded from Arrow columns."""
         batch = cls(topic, encoded.partition, encoded.buffer, allocated_bytes, now)
         batch.adopt(encoded.record_count, encoded.base_timestamp, encoded.max_timestamp)
         batch.was_encoded = True
@@ -96,29 +110,29 @@ class ProducerBatch(OpenBatch):
         return (self.base_sequence + self.record_count - 1) & 0x7FFFFFFF
 
     def set_producer_state(self, producer_id: int, epoch: int, base_sequence: int, transactional: bool) -> None:
-        """Who writes it and where in the order it stands; a sealed batch is sealed again with it."""
+        """Set producer id, epoch and base sequence. A sealed batch is sealed again with them."""
         self.producer_id, self.producer_epoch = producer_id, epoch
         self.base_sequence, self.is_transactional = base_sequence, transactional
         self.sealed = None
 
     def seal(self, codec: int, level: int | None) -> memoryview:
-        """The bytes to send; made once for a producer state."""
+        """Return the bytes to send. They are encoded once for a producer state."""
         if self.sealed is None:
             self._compression = codec, level
             writer = wire_records.Producer(
                 self.producer_id, self.producer_epoch, self.base_sequence, self.is_transactional
             )
             self.sealed = wire_records.seal(self, codec=codec, level=level, producer=writer)
-            self.sequence_was_reset = False  # what goes out from here on has the new numbers
+            self.sequence_was_reset = False  # the sealed bytes have the new sequence
         return self.sealed
 
     def as_message_set(self, produce_version: int) -> bytes:
-        """The same records for a broker from before 0.11: magic 1 with Produce v2, magic 0 before (P43)."""
+        """Return the records for a broker older than 0.11: magic 1 with Produce v2, magic 0 before (P43)."""
         rows = self._rows()
         if any(row.headers for row in rows):
             raise UnsupportedVersionError(
-                f"records to {self.topic}-{self.partition} have headers, which a broker that takes no more than "
-                f"Produce v{produce_version} cannot store"
+                f"records to {self.topic}-{self.partition} have headers, which the broker cannot store: it supports "
+                f"Produce up to v{produce_version}"
             )
         codec, level = self._compression
         return legacy.encode(rows, magic=1 if produce_version == 2 else 0, codec=codec, level=level)
@@ -129,7 +143,7 @@ class ProducerBatch(OpenBatch):
         )
 
     def split(self, now: float) -> list[ProducerBatch]:
-        """The same records in batches of about half the size; futures and callbacks go with them."""
+        """Split the batch into batches of about half its size; futures and callbacks move to them."""
         rows = self._rows()
         sizes = [wire_records.record_bytes_max(row.key, row.value, row.headers) for row in rows]
         room = max((self.size - HEADER_BYTES) // 2, *sizes)
@@ -159,13 +173,13 @@ class ProducerBatch(OpenBatch):
             self.callbacks = []
         event = self._event
         if event is not None:
-            event.set()  # whoever waits goes on waiting for its part
+            event.set()  # threads that wait continue to wait for the part
         return parts
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- completion ----------------------------------------------------------------------------
 
     def complete(self, base_offset: int, append_time: int) -> bool:
-        """The broker has it. False if the batch was over already."""
+        """Complete the batch: the broker has stored it. False if it was done already."""
         if not self._finish(base_offset, append_time, None, {}):
             return False
         if self.callbacks:
@@ -178,11 +192,11 @@ class ProducerBatch(OpenBatch):
                 self.first_index,
                 append_time,
             )
-            self.callbacks = []  # futures in it point back here
+            self.callbacks = []  # breaks the reference cycle with its futures
         return True
 
     def fail(self, error: Exception, record_errors: dict[int, str] | None = None) -> bool:
-        """It will not be delivered. False if the batch was over already."""
+        """Fail the batch. False if it was done already."""
         if not self._finish(-1, -1, error, record_errors or {}):
             return False
         errors = []
@@ -211,7 +225,7 @@ class ProducerBatch(OpenBatch):
     def _callback_pairs(self) -> Iterator[tuple[RecordFuture, Delivery]]:
         return zip(self.callbacks[::2], self.callbacks[1::2], strict=True)
 
-    # -- what futures ask ----------------------------------------------------------------------
+    # -- for futures ---------------------------------------------------------------------------
 
     def done_for(self, future: RecordFuture) -> bool:
         return self._part_of(future).is_done
@@ -225,11 +239,11 @@ class ProducerBatch(OpenBatch):
     def wait_error(self, future: RecordFuture, timeout: float | None = None) -> Exception | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         part = self._part_of(future)
-        while not part.is_done:  # it may be split while we wait, and the parts again
+        while not part.is_done:  # the batch may be split meanwhile, and its parts again
             if not part._wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise TimedOutError(
-                    f"no answer for record {future.index} of a batch to {self.topic}-{self.partition} "
-                    f"after {timeout:g} s"
+                    f"timed out after {timeout:g} s waiting for the result of record {future.index} of a batch to "
+                    f"{self.topic}-{self.partition}"
                 )
             part = self._part_of(future)
         return part.error_of(future)
@@ -237,12 +251,12 @@ class ProducerBatch(OpenBatch):
     def _wait(self, timeout: float | None) -> bool:
         if self.is_done:
             return True
-        # First the event, then the look: who ends the batch does it the other way round.
+        # First the event, then the check: `_finish` does it the other way round.
         event: OneShotEvent = self.__dict__.setdefault("_event", OneShotEvent())
         return bool(self.is_done or self._parts) or event.wait(timeout)
 
     def wait_done(self, timeout: float | None = None) -> bool:
-        """Wait until it is over, with all it was split into; False if the time is up first."""
+        """Wait until the batch, or all its parts, are done; False on timeout."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._wait(timeout):
             return False
@@ -251,7 +265,7 @@ class ProducerBatch(OpenBatch):
         )
 
     def final_parts(self) -> list[ProducerBatch]:
-        """Itself, or what it was split into in the end."""
+        """Return the parts that the batch was finally split into, or itself."""
         return [last for part in self._parts for last in part.final_parts()] if self._parts else [self]
 
     def _part_of(self, future: RecordFuture) -> ProducerBatch:
@@ -271,15 +285,15 @@ class ProducerBatch(OpenBatch):
         )
 
     def error_of(self, future: RecordFuture) -> Exception | None:
-        """A record's own error where the broker named the culprits (KIP-467)."""
+        """Return a record's error: its own if the broker said which records are invalid (KIP-467)."""
         if self.error is None or not self._record_errors:
             return self.error
         own = self._record_errors.get(future.index - self.first_index)
         if own is not None:
-            # Of several culprits it is not known which of them the code of the batch speaks of.
+            # With several invalid records, it is unknown which of them the batch's code belongs to.
             of_batch = self.error.code if isinstance(self.error, BrokerError) else Code.INVALID_RECORD
             return BrokerError(own, code=of_batch if len(self._record_errors) == 1 else Code.INVALID_RECORD)
-        return HeadraceError(f"not stored, because another record of its batch was refused: {self.error}")
+        return HeadraceError(f"not stored, because another record of its batch was rejected: {self.error}")
 
     def add_done_callback(self, future: RecordFuture, callback: Callable[[RecordFuture], object]) -> None:
         def forward(metadata: Any, error: Any) -> None:
@@ -297,7 +311,7 @@ class ProducerBatch(OpenBatch):
         waiter: asyncio.Future[None] = loop.create_future()
 
         def wake(_: RecordFuture) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: None if waiter.done() else waiter.set_result(None))
 
         if not self.done_for(future):
@@ -307,7 +321,7 @@ class ProducerBatch(OpenBatch):
 
 
 def refused_future(topic: str, error: Exception, on_delivery: Delivery | None, now: float) -> RecordFuture:
-    """The future of a record that was not queued: it has failed already. Its callback is called here."""
+    """Call the callback of a record that was not queued, and return its failed future."""
     batch = ProducerBatch(topic, UNKNOWN_PARTITION, bytearray(HEADER_BYTES), 0, now)
     batch.close()
     future = RecordFuture(batch, 0, NULL_SIZE, NULL_SIZE, NO_TIMESTAMP)
@@ -315,3 +329,57 @@ def refused_future(topic: str, error: Exception, on_delivery: Delivery | None, n
         batch.callbacks += (future, on_delivery)
     batch.fail(error)
     return future
+
+
+class ProduceBatches:
+    """The batches of one produce request: at most one for each partition."""
+
+    def __init__(self, batches: list[ProducerBatch], cluster: Cluster) -> None:
+        self.batches = batches
+        self.by_topic: defaultdict[str, list[ProducerBatch]] = defaultdict(list)
+        for batch in batches:
+            self.by_topic[batch.topic].append(batch)
+        self._ids = {topic: cluster.topic_id(topic) for topic in self.by_topic}
+
+    def versions(self, transactions: TransactionManager | None) -> tuple[int, int]:
+        """Return the lowest and the highest version of Produce that can carry the batches."""
+        lowest = 0 if transactions is None else BATCHES_OF_MAGIC_2
+        if transactions is not None and transactions.is_transactional and not transactions.v2_enabled:
+            return lowest, V2_TRANSACTIONS - 1  # v12 would add partitions to the transaction implicitly
+        return lowest, NEEDS_TOPIC_IDS if all(self._ids.values()) else NEEDS_TOPIC_IDS - 1
+
+    def request(self, version: int, transactional_id: str | None, acks: int, timeout_ms: int) -> ProduceRequest:
+        """Return the request in a version."""
+        return ProduceRequest(
+            transactional_id=transactional_id,
+            acks=acks,
+            timeout_ms=timeout_ms,
+            topic_data=tuple(
+                TopicProduceData(
+                    name=topic,
+                    topic_id=self._ids[topic] or bytes(16),
+                    partition_data=tuple(_partition_data(batch, version) for batch in batches),
+                )
+                for topic, batches in self.by_topic.items()
+            ),
+        )
+
+    def results(self, response: ProduceResponse) -> Iterator[tuple[ProducerBatch, PartitionProduceResponse | None]]:
+        """Yield each batch with its part of the response; last, with None, those that the response does not have."""
+        names = {topic_id: topic for topic, topic_id in self._ids.items()}
+        waiting = {(batch.topic, batch.partition): batch for batch in self.batches}
+        for topic in response.responses:
+            name = topic.name or names.get(topic.topic_id, "")
+            for partition in topic.partition_responses:
+                batch = waiting.pop((name, partition.partition_index), None)
+                if batch is not None:
+                    yield batch, partition
+        for batch in waiting.values():
+            yield batch, None
+
+
+def _partition_data(batch: ProducerBatch, version: int) -> PartitionProduceData:
+    return PartitionProduceData(
+        partition_index=batch.partition,
+        records=batch.sealed if version >= BATCHES_OF_MAGIC_2 else batch.as_message_set(version),
+    )

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from headrace.client.clock import Clock
-from headrace.client.locks import REENTERED, OneShotEvent, OwnedLock
+from headrace.client.concurrency import REENTERED, OneShotEvent, OwnedLock
 from headrace.errors import BufferExhaustedError, ClosedError, HeadraceError, IllegalStateError, RecordTooLargeError
 
 MIB = 1024 * 1024

@@ -45,10 +45,10 @@ from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.queues import TopicQueues
 from headrace.producer.recent import Recent
-from headrace.producer.records import PreparedRecord, ProducerRecord
+from headrace.producer.records import GroupMetadata, Offsets, PreparedRecord, ProducerRecord
 from headrace.producer.sender import Sender
 from headrace.producer.settings import PrefixedLogger, ProducerSettings
-from headrace.producer.transactions import GroupMetadata, Offsets, TransactionManager
+from headrace.producer.transactions import TransactionManager
 from headrace.wire.records import record_bytes_max
 
 NO_WAIT_MS = 0.0  # A deadline in the past.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from headrace import __version__
 from headrace.client.clock import SYSTEM_CLOCK, Clock
-from headrace.client.locks import OwnedLock
+from headrace.client.concurrency import OwnedLock
 from headrace.config import Log
 from headrace.errors import AuthenticationError, HeadraceError
 from headrace.producer.batch import ProducerBatch

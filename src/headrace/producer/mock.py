@@ -40,10 +40,9 @@ from headrace.producer.partitioners import partition_for_key
 from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.producer import Headers, TransactionScope
-from headrace.producer.records import PreparedRecord, ProducerRecord
+from headrace.producer.records import GroupMetadata, Offsets, PreparedRecord, ProducerRecord
 from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
 from headrace.producer.transaction_state import State, is_legal
-from headrace.producer.transactions import GroupMetadata, Offsets
 from headrace.wire.layout import HEADER_BYTES, Header
 from headrace.wire.records import record_bytes_max
 

@@ -23,9 +23,8 @@ from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.batch import Delivery
 from headrace.producer.engine import ARROW_COLUMN_NAMES, SendEngine
 from headrace.producer.metrics import MetricName, Value
-from headrace.producer.records import PreparedRecord, ProducerRecord, checked_headers
+from headrace.producer.records import GroupMetadata, Offsets, PreparedRecord, ProducerRecord, checked_headers
 from headrace.producer.settings import ProducerSettings, resolve
-from headrace.producer.transactions import GroupMetadata, Offsets
 from headrace.wire.layout import Header
 
 Headers = Iterable[Header] | Mapping[str, bytes | None] | None

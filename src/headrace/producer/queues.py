@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.client.locks import YieldingLock
+from headrace.client.concurrency import YieldingLock
 from headrace.client.metadata import Cluster
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.partitioners import PartitionWeights

@@ -1,4 +1,4 @@
-"""What goes into `send` and what comes back."""
+"""The values that a producer takes and returns: records, record metadata, consumer offsets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NULL_SIZE = -1
 
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
-    """A record to be sent. Without partition the partitioner chooses, without timestamp it is the time of sending.
+    """A record to send. The default partition is the partitioner's choice, the default timestamp the time of `send`.
 
-    Headers may be given as a mapping or as pairs, and are kept as a tuple of pairs.
+    Headers may be given as a mapping or as pairs, and are stored as a tuple of pairs.
     """
 
     topic: str
@@ -30,7 +30,7 @@ class ProducerRecord:
 
     def __post_init__(self) -> None:
         if not isinstance(self.topic, str) or not self.topic:
-            raise ValueError(f"topic is {self.topic!r}; it must be a text that is not empty")
+            raise ValueError(f"invalid topic: expected a non-empty str, got {self.topic!r}")
         if self.partition is not None:
             _check_not_negative("partition", self.partition)
         if self.timestamp_ms is not None:
@@ -40,31 +40,45 @@ class ProducerRecord:
 
 
 def checked_headers(headers: Iterable[Header] | Mapping[str, bytes | None]) -> tuple[Header, ...]:
-    """Headers as a tuple of pairs, or a ValueError that shows the bad one."""
+    """Return the headers as a tuple of pairs; raises ValueError with the first invalid one."""
     pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
     for pair in pairs:
         match pair:
             case (str(), bytes() | None):
                 pass
             case _:
-                raise ValueError(f"a header is {pair!r}; it must be a pair of a text and bytes or None")
+                raise ValueError(f"invalid header: expected (str, bytes or None), got {pair!r}")
     return pairs
 
 
 def _check_not_negative(field: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{field} is {value!r}; it must be a whole number of 0 or more")
+        raise ValueError(f"invalid {field}: expected an int of 0 or more, got {value!r}")
+
+
+@dataclass(slots=True, frozen=True)
+class GroupMetadata:
+    """The consumer group and member for which offsets are committed with a transaction (KIP-447)."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+Offsets = Mapping[tuple[str, int], int | tuple[int, str]]
+"""(topic, partition) → the next offset to read, optionally with metadata."""
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record ended up."""
+    """The partition, offset and timestamp of a sent record."""
 
     topic: str
     partition: int
     offset: int | None = None
-    """None if the broker was not asked (acks=0), or the record failed."""
+    """None with acks=0, or if the record failed."""
     timestamp_ms: int = NO_TIMESTAMP
-    """The record's, or the broker's if the topic has LogAppendTime."""
+    """The record's timestamp; with LogAppendTime, the broker's."""
     serialized_key_size: int = NULL_SIZE
     serialized_value_size: int = NULL_SIZE
 
@@ -84,10 +98,10 @@ class PreparedRecord(NamedTuple):
     """A record with serialized key and value, ready to be appended."""
 
     partition: int | None
-    """None: by key, or sticky."""
+    """None: chosen by key, or sticky."""
     timestamp_ms: int | None
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
     choose_again: Callable[[int], int] | None
-    """Asks the partitioner again when the partition it chose needs a new batch; takes that partition."""
+    """Calls the partitioner again if the chosen partition needs a new batch; the argument is that partition."""

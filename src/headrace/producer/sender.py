@@ -1,10 +1,10 @@
-"""The I/O thread: from batches to requests, from answers to results.
+"""The I/O thread: sends batches as produce requests, and completes, retries or fails them.
 
-One turn, `run_once`:
+One iteration of the loop, `run_once`:
 
-    transactions → metadata → ready nodes → drain → expire → requests → poll → (handlers) complete or retry
+    transactions → metadata → expire → ready nodes → drain → requests → poll → (response handlers) complete or retry
 
-Everything in here runs on that thread, but for `wakeup`, `initiate_close` and `force_close`.
+Everything runs on this thread except `wakeup`, `initiate_close` and `force_close`.
 """
 
 from __future__ import annotations
@@ -34,19 +34,29 @@ from headrace.errors import (
     UnsupportedVersionError,
 )
 from headrace.producer.accumulator import Accumulator
-from headrace.producer.batch import ProducerBatch
-from headrace.producer.produce_call import ProduceCall
+from headrace.producer.batch import ProduceBatches, ProducerBatch
 from headrace.producer.transaction_requests import FindCoordinator, TransactionRequest
 from headrace.producer.transactions import TransactionManager
 from headrace.wire.api.produce import NodeEndpoint, PartitionProduceResponse, ProduceRequest
 
 _CLOSED = "the producer was closed before the record was acknowledged"
 IDLE_MS = 60_000.0
-NODE_WAIT_MS = 50.0  # how long to wait, at most, before looking again whether a coordinator can be reached
-RETRY_SEND_ERROR_PAUSE_S = 0.1
-# Errors that say: what you know of the topic, or of who leads, is stale.
-STALE_METADATA = frozenset({3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103})
-STALE_LEADER = frozenset({6, 74})  # those that may come with the new leader (KIP-951)
+NODE_WAIT_MS_MAX = 50.0  # between checks whether a coordinator can be reached
+ERROR_PAUSE_SECONDS = 0.1
+STALE_LEADER = frozenset({Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH})  # may name the new leader (KIP-951)
+STALE_METADATA = STALE_LEADER | {
+    Code.UNKNOWN_TOPIC_OR_PARTITION,
+    Code.LEADER_NOT_AVAILABLE,
+    Code.REPLICA_NOT_AVAILABLE,
+    Code.NETWORK_EXCEPTION,
+    Code.KAFKA_STORAGE_ERROR,
+    Code.LISTENER_NOT_FOUND,
+    Code.PREFERRED_LEADER_NOT_AVAILABLE,
+    Code.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+    Code.ELECTION_NOT_NEEDED,
+    Code.UNKNOWN_TOPIC_ID,
+    Code.INCONSISTENT_TOPIC_ID,
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,7 +71,7 @@ class SenderSettings:
 
 
 class SenderObserver(Protocol):
-    """Who counts; the metrics do."""
+    """Called for the metrics."""
 
     def batch_drained(self, batch: ProducerBatch, now: float) -> None: ...
     def produce_request(self, records: int) -> None: ...
@@ -73,7 +83,7 @@ class SenderObserver(Protocol):
 
 
 class Sender:
-    """Drives the client: owns sockets, requests in flight, retries and expiry."""
+    """The loop of the I/O thread. Owns requests in flight, retries and expiry."""
 
     def __init__(
         self,
@@ -103,7 +113,7 @@ class Sender:
         self._forced = False
         # Set here, read by other threads.
         self.failure: IoThreadError | None = None
-        """Why this thread has died, if it has."""
+        """Why this thread died, if it did."""
 
     # -- other threads -------------------------------------------------------------------------
 
@@ -112,20 +122,20 @@ class Sender:
 
     def initiate_close(self) -> None:
         """Send what is left, then stop."""
-        # In this order: once the loop has ended, nothing may be added that nobody would send.
+        # In this order: after the loop has ended, no batch may be added.
         self._accumulator.close()
         self._running = False
         self.wakeup()
 
     def force_close(self) -> None:
-        """Stop now: what is not answered fails."""
+        """Stop now; batches without a result fail."""
         self._forced = True
         self.initiate_close()
 
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The thread's whole life. Whatever ends it, nobody is left waiting."""
+        """Run the thread until the producer is closed. However it ends, every future and wait gets a result."""
         try:
             while self._running:
                 self._turn()
@@ -138,14 +148,14 @@ class Sender:
             self._die(error)
 
     def _die(self, error: BaseException) -> None:
-        """Fail all that waits, and all that comes later, with the reason for which this thread ends."""
+        """Fail all current and later records and waits with the error that ends this thread."""
         failure = IoThreadError(
-            f"the I/O thread of the producer has died of {error!r}: close this producer and make a new one"
+            f"the I/O thread of the producer died with {error!r}: close this producer and create a new one"
         )
         failure.__cause__ = error
         self.failure = failure
         self._running, self._forced = False, True
-        # What killed the thread may strike again in any of these; the next one must be tried all the same.
+        # Each of these may fail with the same error; the next one must still run.
         with contextlib.suppress(BaseException):
             self._accumulator.close(failure)
         for batch in self._accumulator.incomplete():
@@ -163,13 +173,15 @@ class Sender:
             self._log.critical("%s", failure, exc_info=error)
 
     def _abort_open_transaction(self, transactions: TransactionManager) -> None:
-        """A transaction that nobody will commit any more is not left to its time-out."""
+        """Abort an open transaction instead of leaving it to its timeout."""
         while not self._forced and transactions.has_ongoing_transaction:
             if not transactions.is_completing:
                 try:
                     transactions.abort_for_close()
                 except HeadraceError:
-                    self._log.exception("the open transaction cannot be aborted; it is left to its time-out")
+                    self._log.exception(
+                        "cannot abort the open transaction; the coordinator aborts it after transaction.timeout.ms"
+                    )
                     self._forced = True
             self._turn()
 
@@ -177,8 +189,8 @@ class Sender:
         try:
             self.run_once()
         except BaseException:
-            self._log.exception("a turn of the I/O thread failed; it goes on")
-            time.sleep(RETRY_SEND_ERROR_PAUSE_S)  # an error that stays must not burn the machine
+            self._log.exception("an iteration of the I/O loop failed; continuing")
+            time.sleep(ERROR_PAUSE_SECONDS)  # an error that persists must not use all CPU
 
     def _has_work(self) -> bool:
         transactions = self._transactions
@@ -191,7 +203,7 @@ class Sender:
         if self._transactions is not None:
             self._transactions.cancel_requests(ClosedError("the producer was closed"))
         try:
-            self._client.close()  # hands back what was in flight
+            self._client.close()  # fails requests in flight
         except BaseException:
             self._log.exception("closing the connections failed")
         self._fail_undrained(error)
@@ -199,7 +211,7 @@ class Sender:
             self._drop(batch, error)
 
     def run_once(self) -> None:
-        """One turn."""
+        """Run one iteration of the loop."""
         now = self._clock.monotonic_ms()
         wait_ms = IDLE_MS
         if self._transactions is not None:
@@ -211,7 +223,7 @@ class Sender:
     # -- transactions --------------------------------------------------------------------------
 
     def _run_transactions(self, transactions: TransactionManager, now: float) -> float:
-        """Keep producer id and transaction going; returns how long until there is more to do."""
+        """Send the next request to a coordinator, if any; returns the time until there is more to do."""
         transactions.maybe_reset()
         transactions.resolve_sequences()
         transactions.maybe_bump_epoch()
@@ -236,7 +248,7 @@ class Sender:
             self._drop(batch, error)
 
     def _drop_unsent(self, transactions: TransactionManager) -> None:
-        """What was never sent need not be any more; what may have been stored has to be found out first."""
+        """Drop batches that were never sent. Batches that may have been stored must get a response first."""
         error = transactions.last_error or AbortableError("the transaction was aborted before the record was sent")
         for batch in self._accumulator.undrained():
             if batch.has_sequence:
@@ -254,9 +266,9 @@ class Sender:
         else:
             node_id = transactions.coordinators[coordinator]
         if node_id is None or not self._client.is_ready(node_id, now):
-            delay = NODE_WAIT_MS if node_id is None else min(self._client.delay_ms(node_id, now), NODE_WAIT_MS)
+            delay = NODE_WAIT_MS_MAX if node_id is None else min(self._client.delay_ms(node_id, now), NODE_WAIT_MS_MAX)
             if coordinator is not None and node_id is not None and self._client.is_backing_off(node_id, now):
-                transactions.lose_coordinator(coordinator)  # it may have moved while it was away
+                transactions.coordinators.pop(coordinator, None)  # it may have moved
                 request.postpone(now, self._retry_backoff_ms(request.attempts + 1))
             else:
                 transactions.enqueue(request)
@@ -280,13 +292,13 @@ class Sender:
         return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempts, self._random)
 
     def look_for_leaders(self, node_id: int) -> None:
-        """A node cannot be reached: others may lead by now what it led, though nothing was on its way to it."""
+        """Update the metadata, because a node cannot be reached: its partitions may have new leaders."""
         self._metadata.request_update()
 
     # -- sending -------------------------------------------------------------------------------
 
     def _send_ready(self, now: float) -> float:
-        """Drain what is ready into requests; returns how long until more will be."""
+        """Drain ready batches into requests; returns the time until more are ready."""
         accumulator, transactions = self._accumulator, self._transactions
         self._expire(now)
         ready = accumulator.ready(self._metadata.cluster, now)
@@ -297,8 +309,8 @@ class Sender:
         may_drain = None if transactions is None else transactions.may_drain
         assign = None if transactions is None else transactions.assign
         for node_id, queues in ready.nodes.items():
-            # A node can take several requests at once: fill its slots while there is something for it. Behind what
-            # was found ready there may be batches that are still filling: they are left alone.
+            # Several requests may be in flight to a node. Behind the ready batches there may be batches that are still
+            # filling: they stay.
             opened_by_ms = float("inf")
             accumulator.sticky.node_was_ready(node_id, self._client.is_ready(node_id, now), now)
             while self._client.is_ready(node_id, now):
@@ -316,7 +328,7 @@ class Sender:
         return wait_ms
 
     def _fail_unsendable(self) -> None:
-        """What cannot be compressed, or put into bytes at all, is not tried again."""
+        """Fail batches that cannot be encoded or compressed."""
         failed, self._accumulator.unsendable = self._accumulator.unsendable, []
         for batch, error in failed:
             reason = HeadraceError(f"{batch.record_count} records to {batch.topic}-{batch.partition}: {error!r}")
@@ -334,65 +346,65 @@ class Sender:
                 self._observer.batch_drained(batch, now)
         if self._observer is not None:
             self._observer.produce_request(sum(batch.record_count for batch in batches))
-        call = ProduceCall(batches, self._metadata.cluster)
-        self._metadata.touch(call.by_topic)
+        sent = ProduceBatches(batches, self._metadata.cluster)
+        self._metadata.touch(sent.by_topic)
         transactional_id = transactions.transactional_id if transactions is not None else None
         self._client.send(
             node_id,
             Request(
                 ProduceRequest.api_key,
-                lambda version: call.message(version, transactional_id, settings.acks, settings.request_timeout_ms),
-                lambda response: self._on_produced(response, call),
-                call.versions(transactions),
+                lambda version: sent.request(version, transactional_id, settings.acks, settings.request_timeout_ms),
+                lambda response: self._on_produced(response, sent),
+                sent.versions(transactions),
                 settings.request_timeout_ms,
                 expects_response=settings.acks != 0,
             ),
             now,
         )
 
-    # -- answers -------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------
 
-    def _on_produced(self, response: Response, call: ProduceCall) -> None:
+    def _on_produced(self, response: Response, sent: ProduceBatches) -> None:
         now = self._clock.monotonic_ms()
-        for batch in call.batches:
+        for batch in sent.batches:
             batch.in_flight = False
             self._in_flight.pop(batch, None)
             if self._settings.keeps_order_by_muting:
                 self._accumulator.unmute(batch)
         if response.error is not None:
-            for batch in call.batches:
-                self._settle(batch, self._on_lost, response.error, now)
+            for batch in sent.batches:
+                self._settle(batch, self._on_no_response, response.error, now)
             return
-        if response.message is None:  # acks=0: written, and that is all we shall know
-            for batch in call.batches:
+        if response.message is None:  # acks=0: there is no response
+            for batch in sent.batches:
                 self._settle(batch, self._complete, -1, -1)
             return
         if self._observer is not None:
-            delivery_ms = now - call.batches[0].created_ms  # of one of them: which one that is changes by itself
+            delivery_ms = now - sent.batches[0].created_ms  # a sample: the first batch varies
             self._observer.produce_response(response.node_id, response.latency_ms, response.throttle_ms, delivery_ms)
-        for batch, answer in call.answers(response.message):
-            if answer is None:
-                left_out = ConnectionFailedError("the broker's answer left out the partition")
-                self._settle(batch, self._on_lost, left_out, now)
+        for batch, result in sent.results(response.message):
+            if result is None:
+                missing = ConnectionFailedError("the produce response does not have the partition")
+                self._settle(batch, self._on_no_response, missing, now)
             else:
-                self._settle(batch, self._on_answer, answer, response.message.node_endpoints, now)
+                self._settle(batch, self._on_result, result, response.message.node_endpoints, now)
 
     def _settle(self, batch: ProducerBatch, outcome: Callable[..., None], *args: Any) -> None:
-        """What goes wrong with one batch is not the others' fault, and nobody waits for it for ever."""
+        """Handle the result of a batch. An error in doing so fails this batch only."""
         try:
             outcome(batch, *args)
         except BaseException as error:
-            self._log.exception("the answer for %s-%d could not be dealt with", batch.topic, batch.partition)
+            self._log.exception("failed to process the produce response for %s-%d", batch.topic, batch.partition)
             reason = HeadraceError(f"the response could not be processed: {error!r}")
             if self._transactions is not None and not batch.is_done:
                 self._transactions.mark_unresolved(batch)
-                self._tell_failure(self._transactions, batch, reason, adjust=False)
+                self._record_failure(self._transactions, batch, reason, adjust=False)
             batch.fail(reason)
             self._report_callback_errors(batch)
             self._accumulator.finish(batch)
 
-    def _on_lost(self, batch: ProducerBatch, error: HeadraceError, now: float) -> None:
-        """No answer: whether it was stored is not known. Sequence numbers make trying again safe."""
+    def _on_no_response(self, batch: ProducerBatch, error: HeadraceError, now: float) -> None:
+        """Retry or fail a batch that may have been stored. Sequence numbers make the retry safe."""
         if isinstance(error, UnsupportedVersionError):
             self._fail(batch, error, adjust=True)
             return
@@ -402,36 +414,36 @@ class Sender:
         else:
             self._give_up(batch, error, now)
 
-    def _on_answer(
-        self, batch: ProducerBatch, answer: PartitionProduceResponse, endpoints: Sequence[NodeEndpoint], now: float
+    def _on_result(
+        self, batch: ProducerBatch, result: PartitionProduceResponse, endpoints: Sequence[NodeEndpoint], now: float
     ) -> None:
-        code = answer.error_code
-        if code == 0:
-            self._complete(batch, answer.base_offset, answer.log_append_time_ms)
+        code = result.error_code
+        if code == Code.NONE:
+            self._complete(batch, result.base_offset, result.log_append_time_ms)
             return
         if code == Code.MESSAGE_TOO_LARGE and batch.record_count > 1 and not batch.is_done:
             self._split(batch, now)
             return
         is_duplicate = code == Code.DUPLICATE_SEQUENCE_NUMBER
         if is_duplicate if self._transactions is None else self._transactions.was_stored(batch, code):
-            # An earlier attempt was stored; of old duplicates the broker no longer knows the offset.
-            self._complete(batch, answer.base_offset, answer.log_append_time_ms)
+            # An earlier attempt was stored. The broker does not know the offset of old duplicates.
+            self._complete(batch, result.base_offset, result.log_append_time_ms)
             return
         if code in STALE_METADATA:
             if code in STALE_LEADER:
-                self._updater.take_leader(batch.topic, batch.partition, answer.current_leader, endpoints)
+                self._updater.take_leader(batch.topic, batch.partition, result.current_leader, endpoints)
             self._metadata.request_update()
         error = BrokerError(
-            f"{batch.topic}-{batch.partition}" + (f": {answer.error_message}" if answer.error_message else ""),
+            f"{batch.topic}-{batch.partition}" + (f": {result.error_message}" if result.error_message else ""),
             code=code,
         )
         retriable = error.retriable
         if self._transactions is not None and not batch.is_done:
-            retriable = self._transactions.can_retry(batch, code, retriable, answer.log_start_offset)
+            retriable = self._transactions.can_retry(batch, code, retriable, result.log_start_offset)
         if not retriable:
-            reason = answer.error_message or error.name
-            record_errors = {e.batch_index: e.batch_index_error_message or reason for e in answer.record_errors}
-            # Others can have its numbers if it was never stored; an attempt before this one may have been.
+            reason = result.error_message or error.name
+            record_errors = {e.batch_index: e.batch_index_error_message or reason for e in result.record_errors}
+            # Its sequence numbers are free only if no attempt was stored; an earlier one may have been.
             is_first = batch.attempts == 0
             if self._transactions is not None and not is_first and not batch.is_done:
                 self._transactions.mark_unresolved(batch)
@@ -458,7 +470,7 @@ class Sender:
 
     def _split(self, batch: ProducerBatch, now: float) -> None:
         self._log.warning(
-            "%s-%d: a batch of %d records is too large for the broker: sending it in halves",
+            "%s-%d: a batch of %d records is too large for the broker (MESSAGE_TOO_LARGE): splitting it",
             batch.topic,
             batch.partition,
             batch.record_count,
@@ -478,7 +490,7 @@ class Sender:
         self._accumulator.finish(batch)
 
     def _give_up(self, batch: ProducerBatch, error: Exception, now: float) -> None:
-        """Time or attempts are used up while the fate of the batch is unknown."""
+        """Fail a batch that may have been stored, after its time or attempts are used up."""
         if self._transactions is not None and not batch.is_done:
             self._transactions.mark_unresolved(batch)
         waited = now - batch.created_ms
@@ -492,44 +504,44 @@ class Sender:
         self, batch: ProducerBatch, error: Exception, *, adjust: bool, record_errors: dict[int, str] | None = None
     ) -> None:
         if self._transactions is not None and not batch.is_done:
-            self._tell_failure(self._transactions, batch, error, adjust=adjust)
+            self._record_failure(self._transactions, batch, error, adjust=adjust)
         self._end_failed(batch, error, record_errors)
 
     def _drop(self, batch: ProducerBatch, error: Exception) -> None:
-        """Fail a batch for a reason that is not its own."""
+        """Fail a batch that is not sent any more."""
         if self._transactions is not None and not batch.is_done:
             self._transactions.batch_dropped(batch)
         self._end_failed(batch, error)
 
     def _end_failed(self, batch: ProducerBatch, error: Exception, record_errors: dict[int, str] | None = None) -> None:
-        is_news = batch.fail(error, record_errors)  # else it expired on the wire, and this is what came of it later
+        is_first_result = batch.fail(error, record_errors)  # else it expired while in flight
         self._report_callback_errors(batch)
-        if not batch.in_flight:  # else a socket may still read its bytes (KAFKA-19012)
+        if not batch.in_flight:  # otherwise a socket may still read its bytes (KAFKA-19012)
             self._accumulator.finish(batch)
-        if is_news and self._observer is not None:
+        if is_first_result and self._observer is not None:
             self._observer.batch_failed(batch)
 
     def _report_callback_errors(self, batch: ProducerBatch) -> None:
         errors, batch.callback_errors = batch.callback_errors, ()
         for error in errors:
-            self._log.error("a delivery callback for %s-%d failed", batch.topic, batch.partition, exc_info=error)
+            self._log.error("delivery callback for %s-%d failed", batch.topic, batch.partition, exc_info=error)
             if self._observer is not None:
                 self._observer.callback_failed(batch, error)
 
-    def _tell_failure(
+    def _record_failure(
         self, transactions: TransactionManager, batch: ProducerBatch, error: Exception, *, adjust: bool
     ) -> None:
         try:
             transactions.batch_failed(batch, error, adjust=adjust)
         except HeadraceError:
-            self._log.exception("a batch failed where none should be: the producer cannot go on")
+            self._log.exception("unexpected batch failure; the producer is now in a fatal state")
         if transactions.has_error:
             self._accumulator.close_open_batches()
 
     # -- expiry --------------------------------------------------------------------------------
 
     def _expire(self, now: float) -> None:
-        """Fail what has waited for delivery.timeout.ms, here or on the wire."""
+        """Fail batches older than delivery.timeout.ms, queued or in flight."""
         if now < self._next_expiry_check_ms:
             return
         for batch in self._accumulator.expired(now):
@@ -541,7 +553,9 @@ class Sender:
             if self._transactions is not None:
                 self._transactions.mark_unresolved(batch)
             self._fail(
-                batch, self._expiry_error(batch, now - batch.created_ms, "no answer to the last attempt"), adjust=False
+                batch,
+                self._expiry_error(batch, now - batch.created_ms, "no response to the last attempt"),
+                adjust=False,
             )
         oldest = min((b.created_ms for b in self._in_flight if not b.is_done), default=float("inf"))
         next_in_flight = oldest + self._settings.delivery_timeout_ms - now
@@ -552,7 +566,7 @@ class Sender:
         reason = last or self._why_waiting(batch)
         return TimedOutError(
             f"{batch.record_count} records to {batch.topic}-{batch.partition} expired: {waited_ms:.0f} ms since the "
-            f"batch was made, delivery.timeout.ms is {self._settings.delivery_timeout_ms:.0f}, "
+            f"batch was created, delivery.timeout.ms is {self._settings.delivery_timeout_ms:.0f}, "
             f"{batch.attempts} attempts" + (f"; {reason}" if reason else "")
         )
 
@@ -561,11 +575,11 @@ class Sender:
         if leader < 0:
             return "the partition has no leader"
         if not self._client.is_connected(leader):
-            return f"there is no connection to broker {leader}"
+            return f"no connection to broker {leader}"
         return ""
 
     def fail_for_authentication(self, error: AuthenticationError) -> None:
-        """Wrong credentials do not mend themselves: whoever waits for metadata hears of it at once."""
+        """Fail waits for metadata, and a transactional producer, because wrong credentials are permanent."""
         self._metadata.fail(error, fatal=True)
         if self._transactions is not None and self._transactions.is_transactional:
             self._transactions.fail_fatally(error)

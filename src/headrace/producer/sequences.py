@@ -1,11 +1,10 @@
-"""Sequence numbers: what makes a retry harmless.
+"""Sequence numbers, which make retries idempotent.
 
-Each batch of a producer id carries the number of its first record. The broker takes batches of a partition in that
-order only and knows the last five again. So per partition there is a next number, the batches in flight in their order,
-and the last number that was acknowledged. Numbers wrap from 2^31−1 to 0.
+Each batch of a producer id carries the sequence number of its first record. The broker accepts the batches of a
+partition in this order only, and recognizes the last five. The producer therefore tracks for each partition the next
+number, the batches in flight in order, and the last acknowledged number. Numbers wrap from 2^31−1 to 0.
 
-A batch is "in flight" here from the moment it gets its number until it is answered for good: also while it waits to be
-sent again.
+A batch is "in flight" here from when it gets its number until its final result, also while it waits for a retry.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from headrace.producer.batch import ProducerBatch
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
 SEQUENCE_MASK = 0x7FFFFFFF
-HALF_WAY = 0x40000000  # what is nearer than this lies ahead, what is farther lies behind, around the end
+HALF_WAY = 0x40000000  # A distance below this is ahead, above it behind (across the wrap).
 TopicPartition = tuple[str, int]
 
 
@@ -35,12 +34,12 @@ NO_PRODUCER_ID_AND_EPOCH = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 def next_sequence(sequence: int, count: int) -> int:
-    """`count` further on, around the end."""
+    """Return `sequence` + `count`, with wrap."""
     return (sequence + count) & SEQUENCE_MASK
 
 
 class PartitionSequences:
-    """The order of one partition. I/O thread only."""
+    """The sequence numbers of one partition. I/O thread only."""
 
     __slots__ = ("in_flight", "last_acked_offset", "last_acked_sequence", "next", "producer")
 
@@ -49,37 +48,37 @@ class PartitionSequences:
         self.next = 0
         self.last_acked_sequence = NO_SEQUENCE
         self.last_acked_offset = -1
-        self.in_flight: list[ProducerBatch] = []  # in the order of their numbers
+        self.in_flight: list[ProducerBatch] = []  # In order of sequence.
 
     def assign(self, batch: ProducerBatch, transactional: bool) -> None:
-        """Give a batch the next numbers."""
+        """Assign the next sequence numbers to a batch."""
         batch.set_producer_state(self.producer.producer_id, self.producer.epoch, self.next, transactional)
         self.next = next_sequence(self.next, batch.record_count)
-        self.in_flight.append(batch)  # the newest number is the last
+        self.in_flight.append(batch)  # the highest sequence so far
 
     def add_in_flight(self, batch: ProducerBatch) -> None:
-        """A batch that has its numbers already takes its place."""
+        """Insert a batch that has sequence numbers already."""
         insort(self.in_flight, batch, key=self._order)
 
     def _order(self, batch: ProducerBatch) -> int:
-        # Distance from the last number that is known to be stored, right across the wrap as well. It may be negative:
-        # if a batch was stored, its answer lost, and the next one acknowledged before it is sent again.
+        # Distance from the last acknowledged number, across the wrap. Negative if a batch was stored, its response
+        # lost, and the next batch acknowledged before the retry.
         start = next_sequence(self.last_acked_sequence, 1) if self.last_acked_sequence != NO_SEQUENCE else 0
         return ((batch.base_sequence - start + HALF_WAY) & SEQUENCE_MASK) - HALF_WAY
 
     def remove_in_flight(self, batch: ProducerBatch) -> None:
-        if self.in_flight and self.in_flight[0] is batch:  # nearly always: answers come in order
+        if self.in_flight and self.in_flight[0] is batch:  # nearly always: responses come in order
             del self.in_flight[0]
         else:
             self.in_flight = [other for other in self.in_flight if other is not batch]
 
     def is_first(self, batch: ProducerBatch) -> bool:
-        """True if no other batch has to be stored before this one."""
+        """Return whether no other batch must be stored before this one."""
         return not self.in_flight or self.in_flight[0] is batch
 
     def acknowledge(self, batch: ProducerBatch, base_offset: int = -1) -> None:
-        """A batch was stored, at an offset that may not be known."""
-        if (batch.producer_id, batch.producer_epoch) == self.producer:  # else its numbers are not of this count
+        """Record that a batch was stored; its offset may be unknown (-1)."""
+        if (batch.producer_id, batch.producer_epoch) == self.producer:  # else its numbers are of an older epoch
             last = batch.last_sequence
             if (
                 self.last_acked_sequence == NO_SEQUENCE
@@ -91,7 +90,7 @@ class PartitionSequences:
         self.remove_in_flight(batch)
 
     def was_stored(self, batch: ProducerBatch) -> bool:
-        """True if one behind it was acknowledged: the broker takes them in order only."""
+        """Return whether a later batch was acknowledged: the broker accepts batches in order only."""
         if batch.sequence_was_reset or (batch.producer_id, batch.producer_epoch) != self.producer:
             return False
         ahead = (self.last_acked_sequence - batch.last_sequence) & SEQUENCE_MASK
@@ -99,14 +98,14 @@ class PartitionSequences:
 
     @property
     def all_acknowledged(self) -> bool:
-        """True if the last number that was given is the last that was stored."""
+        """Whether the last assigned number is acknowledged."""
         last = self.last_acked_sequence
         return self.next == (0 if last == NO_SEQUENCE else next_sequence(last, 1))
 
     def close_gap(self, failed: ProducerBatch) -> None:
-        """A batch failed for good without being stored: those behind it move up into its numbers."""
+        """Move the batches behind a failed one, which was not stored, up into its numbers."""
         if not any(batch is failed for batch in self.in_flight):
-            return  # its numbers are not of this count any more
+            return  # its numbers are of an older epoch
         following = [b for b in self.in_flight if b is not failed and self._order(b) > self._order(failed)]
         count = failed.record_count
         self.next = (self.next - count) & SEQUENCE_MASK
@@ -116,7 +115,7 @@ class PartitionSequences:
             batch.set_producer_state(batch.producer_id, batch.producer_epoch, sequence, batch.is_transactional)
 
     def start_over(self, producer: ProducerIdAndEpoch) -> None:
-        """Numbers start at 0, and what is in flight gets new ones in its order."""
+        """Restart at 0 with a new producer id or epoch, and renumber the batches in flight in order."""
         self.producer = producer
         sequence = 0
         for batch in self.in_flight:
@@ -128,26 +127,26 @@ class PartitionSequences:
 
 
 class SequenceTable:
-    """The orders of all partitions, and which of them are in doubt. I/O thread only."""
+    """The sequence numbers of all partitions, and which partitions have unresolved batches. I/O thread only."""
 
     def __init__(self, *, transactional: bool = False) -> None:
         self._transactional = transactional
         self._partitions: dict[TopicPartition, PartitionSequences] = {}
-        # Partition → the number after a batch that was given up while its fate was not known.
+        # The number after a failed batch that may have been stored.
         self._unresolved: dict[TopicPartition, int] = {}
         self._to_start_over: set[TopicPartition] = set()
-        self._known_at: set[TopicPartition] = set()  # Where something of this producer id was stored.
+        self._known_at: set[TopicPartition] = set()  # Partitions where a batch of this producer id was stored.
 
     def of(self, batch: ProducerBatch, producer: ProducerIdAndEpoch) -> PartitionSequences:
-        """The order of a batch's partition, begun for `producer` if there is none yet."""
+        """Return the sequence numbers of a batch's partition, created for `producer` if missing."""
         key = (batch.topic, batch.partition)
-        found = self._partitions.get(key)
-        if found is None:
-            found = self._partitions[key] = PartitionSequences(producer)
-        return found
+        sequences = self._partitions.get(key)
+        if sequences is None:
+            sequences = self._partitions[key] = PartitionSequences(producer)
+        return sequences
 
     def clear(self, *, is_same_id: bool) -> None:
-        """Another epoch, or another id, for everything: nothing is in flight."""
+        """Restart all partitions with a new epoch or id. Nothing is in flight."""
         self._partitions.clear()
         self._unresolved.clear()
         self._to_start_over.clear()
@@ -155,36 +154,36 @@ class SequenceTable:
             self._known_at.clear()
 
     def forget(self, batch: ProducerBatch) -> None:
-        """The broker knows nothing of us in this partition: it takes a first number again."""
+        """Restart a partition in which the broker does not know the producer id."""
         key = (batch.topic, batch.partition)
         self._partitions.pop(key, None)
         self._unresolved.pop(key, None)
         self._known_at.discard(key)
 
     def may_drain(self, batch: ProducerBatch, producer: ProducerIdAndEpoch) -> bool:
-        """May this batch, the oldest of its partition, go out now?"""
+        """Return whether this batch, the oldest of its partition, may be sent now."""
         sequences = self.of(batch, producer)
         if batch.has_sequence:
-            # A retry goes out only as the first of those in flight: the broker would refuse any other order.
+            # A retry must be the first in flight: the broker rejects any other order.
             return sequences.is_first(batch)
         key = (batch.topic, batch.partition)
         if key in self._unresolved:
-            return False  # the fate of an earlier batch is not known: wait until it is
+            return False  # an earlier batch may have been stored: wait for the result
         if not sequences.in_flight:
             return True
-        # A stale epoch may still be in flight: numbers of the new one start when that is over. And a broker that has
-        # never heard of us takes any number for the first: a second batch before that could overtake it (KAFKA-14359).
+        # Batches of an old epoch may be in flight: the new epoch starts after them. And a broker that does not know the
+        # producer id accepts any first number: a second batch could overtake the first (KAFKA-14359).
         return sequences.producer == producer and key in self._known_at
 
     def assign(self, batch: ProducerBatch, producer: ProducerIdAndEpoch) -> None:
-        """Give a batch its place in the order."""
+        """Assign sequence numbers to a batch."""
         sequences = self.of(batch, producer)
         if sequences.producer != producer:
             sequences.start_over(producer)
         sequences.assign(batch, self._transactional)
 
     def acknowledge(self, batch: ProducerBatch, producer: ProducerIdAndEpoch, base_offset: int) -> None:
-        """A batch was stored."""
+        """Record that a batch was stored."""
         self.of(batch, producer).acknowledge(batch, base_offset)
         if batch.producer_id == producer.producer_id:
             self._known_at.add((batch.topic, batch.partition))
@@ -194,7 +193,7 @@ class SequenceTable:
     def can_retry(
         self, batch: ProducerBatch, code: int, retriable: bool, log_start_offset: int, producer: ProducerIdAndEpoch
     ) -> bool:
-        """Which errors of a numbered batch can be got over."""
+        """Return whether a batch with this error can be retried."""
         sequences = self.of(batch, producer)
         if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
             return self._can_retry_out_of_order(batch, sequences)
@@ -206,7 +205,7 @@ class SequenceTable:
         key = (batch.topic, batch.partition)
         unresolved = self._unresolved.get(key)
         if unresolved is None and (batch.sequence_was_reset or not sequences.is_first(batch)):
-            return True  # one before it failed, or its numbers have changed since: it is only out of turn
+            return True  # an earlier batch failed, or its numbers have changed since
         if self._transactional:
             return False
         if unresolved is None or unresolved == batch.base_sequence:
@@ -217,19 +216,19 @@ class SequenceTable:
         self, batch: ProducerBatch, sequences: PartitionSequences, log_start_offset: int
     ) -> bool:
         if log_start_offset == -1 or batch.sequence_was_reset:
-            return True  # the partition was just moving, or the numbers have changed since
+            return True  # the partition was moving, or the numbers have changed since
         if not self._transactional:
             self.want_start_over((batch.topic, batch.partition))
             return True
         if sequences.last_acked_offset < log_start_offset:
-            sequences.start_over(sequences.producer)  # what we wrote was deleted for its age, and our state with it
+            sequences.start_over(sequences.producer)  # retention deleted our records, and our state with them
             return True
         return False
 
     def settle_failed(
         self, batch: ProducerBatch, error: Exception, producer: ProducerIdAndEpoch, *, adjust: bool
     ) -> None:
-        """A batch failed for good. `adjust`: it is known not to be stored."""
+        """Record that a batch failed. `adjust`: it was certainly not stored."""
         sequences = self.of(batch, producer)
         code = error.code if isinstance(error, BrokerError) else 0
         if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and not self._transactional:
@@ -243,11 +242,11 @@ class SequenceTable:
         sequences.remove_in_flight(batch)
 
     def drop(self, batch: ProducerBatch, producer: ProducerIdAndEpoch) -> None:
-        """A batch is not sent again, whatever became of it."""
+        """Record that a batch, which may have been stored, is not sent again."""
         self.mark_unresolved(batch)
         self.of(batch, producer).remove_in_flight(batch)
 
-    # -- doubt ---------------------------------------------------------------------------------
+    # -- unresolved batches --------------------------------------------------------------------
 
     def mark_unresolved(self, batch: ProducerBatch) -> None:
         key = (batch.topic, batch.partition)
@@ -257,7 +256,7 @@ class SequenceTable:
             self._unresolved[key] = after
 
     def take_gaps(self) -> list[TopicPartition]:
-        """Resolve what has nothing in flight any more; returns the partitions where a number is missing."""
+        """Resolve partitions without batches in flight; returns those where a number is missing."""
         gaps = []
         for key in list(self._unresolved):
             sequences = self._partitions.get(key)
@@ -268,10 +267,10 @@ class SequenceTable:
                 gaps.append(key)
         return gaps
 
-    # -- a new epoch ---------------------------------------------------------------------------
+    # -- new epochs ----------------------------------------------------------------------------
 
     def want_start_over(self, key: TopicPartition) -> None:
-        """This partition cannot go on with its numbers: it needs a new epoch."""
+        """Request a new epoch, because this partition cannot continue with its numbers."""
         self._to_start_over.add(key)
 
     @property
@@ -279,15 +278,15 @@ class SequenceTable:
         return bool(self._to_start_over)
 
     def take_new_id(self, producer: ProducerIdAndEpoch) -> None:
-        """A new id, because the epochs of the old one were used up."""
+        """Restart with a new producer id."""
         self._known_at.clear()
         self.start_over(producer)
 
     def start_over(self, producer: ProducerIdAndEpoch) -> int:
-        """A new epoch: the partitions that needed one begin again with it; the others when nothing is in flight."""
-        wanted, self._to_start_over = self._to_start_over, set()
-        for key in wanted:
+        """Restart the partitions that need the new epoch; the others restart when nothing is in flight."""
+        keys, self._to_start_over = self._to_start_over, set()
+        for key in keys:
             self._unresolved.pop(key, None)
             if key in self._partitions:
                 self._partitions[key].start_over(producer)
-        return len(wanted)
+        return len(keys)

@@ -1,11 +1,11 @@
-"""What is asked of a coordinator, and what its answers mean.
+"""Requests to coordinators, one class each, and the handling of their responses.
 
-One class for each request. An answer is good, or its error belongs to one of these classes:
+An error belongs to one of these categories:
 
-    coordinator moved   find it again, send again
-    retriable           send again after a pause
-    abortable           the transaction is lost, the producer is not
-    fatal               the producer is lost: fenced, not authorised, or in a state nobody knows
+    coordinator moved   find the coordinator, then retry
+    retriable           retry after a back-off
+    abortable           the transaction must be aborted; the producer can continue
+    fatal               the producer cannot continue: fenced, not authorized, or in an unknown state
 """
 
 from __future__ import annotations
@@ -15,37 +15,43 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.client.addresses import Endpoint
-from headrace.client.locks import OneShotEvent
+from headrace.client.concurrency import OneShotEvent
 from headrace.client.requests import Response
 from headrace.errors import ERROR_CODES, BrokerError, Code, ConnectionFailedError, HeadraceError, TimedOutError
+from headrace.producer.records import GroupMetadata
 from headrace.producer.sequences import ProducerIdAndEpoch, TopicPartition
-from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest
-from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from headrace.wire.api.end_txn import EndTxnRequest
-from headrace.wire.api.find_coordinator import FindCoordinatorRequest
-from headrace.wire.api.init_producer_id import InitProducerIdRequest
+from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from headrace.wire.api.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from headrace.wire.api.end_txn import EndTxnRequest, EndTxnResponse
+from headrace.wire.api.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from headrace.wire.api.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from headrace.wire.api.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
 )
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
-    from headrace.producer.transactions import GroupMetadata, TransactionManager
+    from headrace.producer.transactions import TransactionManager
 
 
 class PendingResult:
-    """The end of an operation, good or bad. Set once, by the I/O thread; any thread may wait."""
+    """The result of an operation. Set once, by the I/O thread; any thread may wait."""
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
         self._event = OneShotEvent()
         self._error: Exception | None = None  # Written before _event is set.
         self.acknowledged = False
-        """True once a caller has seen the outcome. Until then the operation is not over for the application.
+        """True once a caller has seen the result. Until then, the operation is pending for the application.
 
-        A signal handler that raises (Ctrl-C) just before keeps it False: the same call made again tells the outcome.
+        A signal handler that raises (Ctrl-C) just before keeps it False: repeating the call returns the result.
         """
 
     @property
@@ -61,23 +67,25 @@ class PendingResult:
             self._event.set()
 
     def wait(self, timeout_ms: float) -> None:
-        """Wait for the outcome and acknowledge it."""
+        """Wait for the result and acknowledge it."""
         self.wait_unacknowledged(timeout_ms)
         self.acknowledged = True
 
     def wait_unacknowledged(self, timeout_ms: float) -> None:
-        """As `wait`, for a caller that sets `acknowledged` itself, as the last thing before it returns."""
+        """Wait, for a caller that sets `acknowledged` itself as the last thing before it returns."""
         if not self._event.wait(timeout_ms / 1000):
             raise TimedOutError(
-                f"{self.operation} did not end within {timeout_ms / 1000:g} s (max.block.ms); call it again to wait on"
+                f"{self.operation} timed out after {timeout_ms / 1000:g} s (max.block.ms); call it again to wait"
             )
         if self._error is not None:
             self.acknowledged = True
             raise self._error
 
 
+Coordinator = tuple[str, str]
+"""Kind and key: ("transaction", transactional id) or ("group", group id)."""
 COORDINATOR_MOVED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
-CONCURRENT_RETRY_MS = 20.0  # the previous transaction is just being ended: that takes a moment, not a backoff
+CONCURRENT_RETRY_MS = 20.0  # The previous transaction is completing, which is quick.
 
 FIND_COORDINATOR_PRIORITY, INIT_PRIORITY, ADD_PRIORITY, END_PRIORITY, BUMP_PRIORITY = range(5)
 
@@ -87,26 +95,26 @@ def is_retriable(code: int) -> bool:
 
 
 class TransactionRequest:
-    """A request to a coordinator; it stays in the queue until it has an outcome."""
+    """A request to a coordinator. It is queued again until it has a result."""
 
     api_key: ClassVar[int]
     versions: ClassVar[tuple[int, int]]
     priority: int
     abortable: ClassVar[frozenset[int]] = frozenset({Code.TRANSACTION_ABORTABLE})
-    """Errors after which the transaction can be aborted; what is neither that nor retriable is fatal."""
+    """Errors after which the transaction can be aborted. Other errors that are not retriable are fatal."""
 
     def __init__(self, manager: TransactionManager, result: PendingResult | None) -> None:
         self.manager = manager
         self.result = result
         self.retry_at_ms = 0.0
         self.attempts = 0
-        # Of the answer that is being dealt with.
+        # Of the response that is being handled.
         self._now = 0.0
         self._backoff_ms: Callable[[int], float] = float
 
     @property
-    def coordinator(self) -> tuple[str, str] | None:
-        """Whom to ask: kind and key. None: any broker will do."""
+    def coordinator(self) -> Coordinator | None:
+        """The kind and key of the coordinator; None: any broker."""
         return "transaction", self.manager.transactional_id or ""
 
     @property
@@ -116,11 +124,11 @@ class TransactionRequest:
     def build(self, version: int) -> Message:
         raise NotImplementedError
 
-    def on_answer(self, answer: Any) -> None:
-        """Deal with an answer that arrived."""
+    def handle(self, response: Any) -> None:
+        """Handle a response."""
         raise NotImplementedError
 
-    # -- outcomes ------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------
 
     def on_response(self, response: Response, now: float, backoff_ms: Callable[[int], float]) -> None:
         """Called once for every attempt, on the I/O thread."""
@@ -135,28 +143,28 @@ class TransactionRequest:
                 self.fail_fatally(response.error)
             else:
                 try:
-                    self.on_answer(response.message)
+                    self.handle(response.message)
                 except Exception as error:
-                    # Whoever waits for this must not wait for ever.
-                    self.fail_fatally(HeadraceError(f"{type(self).__name__}: the answer makes no sense: {error}"))
+                    # The result must be set, or its caller waits for ever.
+                    self.fail_fatally(HeadraceError(f"{type(self).__name__}: invalid response: {error}"))
                     raise
 
     def find_again(self) -> None:
-        """The coordinator may have moved."""
+        """Discard the coordinator, which may have moved."""
         if self.coordinator is not None:
-            self.manager.lose_coordinator(self.coordinator)
+            self.manager.coordinators.pop(self.coordinator, None)
 
     def retry(self, pause_ms: float | None = None) -> None:
         self.postpone(self._now, self._backoff_ms(self.attempts + 1) if pause_ms is None else pause_ms)
 
     def postpone(self, now: float, pause_ms: float) -> None:
-        """Back into the queue, for later."""
+        """Queue the request again, for later."""
         self.attempts += 1
         self.retry_at_ms = now + pause_ms
         self.manager.enqueue(self)
 
     def check(self, code: int, what: str) -> bool:
-        """Deal with an error code; True if there was none."""
+        """Handle an error code; True if there was no error."""
         if code == 0:
             return True
         if code in COORDINATOR_MOVED:
@@ -176,13 +184,13 @@ class TransactionRequest:
         return False
 
     def pause_ms(self, code: int) -> float | None:
-        """How long to wait before trying again after a retriable error; None: as after any other failure."""
+        """Return the pause after a retriable error; None: the usual back-off."""
         return None
 
     def fail_abortable(self, error: BrokerError) -> None:
         manager = self.manager
         if error.code == Code.UNKNOWN_PRODUCER_ID:
-            # The coordinator has forgotten us: a new epoch mends that after the abort (KIP-360).
+            # The coordinator has lost the producer id: after the abort, a new epoch recovers (KIP-360).
             if not manager.can_bump_epoch:
                 self.fail_fatally(error)
                 return
@@ -210,33 +218,33 @@ class FindCoordinator(TransactionRequest):
     abortable = frozenset({Code.GROUP_AUTHORIZATION_FAILED, Code.TRANSACTION_ABORTABLE})
 
     def __init__(
-        self, manager: TransactionManager, wanted: tuple[str, str], on_found: Callable[[int, Endpoint], None]
+        self, manager: TransactionManager, key: Coordinator, set_node: Callable[[int, Endpoint], None]
     ) -> None:
         super().__init__(manager, None)
-        self.wanted = wanted
-        self._on_found = on_found
+        self._key = key
+        self._set_node = set_node
 
     @property
     def coordinator(self) -> None:
         return None
 
     def build(self, version: int) -> Message:
-        kind, key = self.wanted
+        kind, key = self._key
         key_type = 1 if kind == "transaction" else 0
         if version >= 4:
             return FindCoordinatorRequest(key_type=key_type, coordinator_keys=(key,))
         return FindCoordinatorRequest(key=key, key_type=key_type)
 
-    def on_answer(self, answer: Any) -> None:
-        kind, key = self.wanted
-        found = answer.coordinators[0] if answer.coordinators else answer
-        if self.check(found.error_code, f"finding the {kind} coordinator of {key!r}"):
-            self._on_found(found.node_id, Endpoint(found.host, found.port))
-            self.manager.coordinators[self.wanted] = found.node_id
+    def handle(self, response: FindCoordinatorResponse) -> None:
+        kind, key = self._key
+        node = response.coordinators[0] if response.coordinators else response
+        if self.check(node.error_code, f"finding the {kind} coordinator of {key!r}"):
+            self._set_node(node.node_id, Endpoint(node.host, node.port))
+            self.manager.coordinators[self._key] = node.node_id
 
 
 class InitProducerId(TransactionRequest):
-    """Get a producer id, or a new epoch for `current`; with a transactional id this fences whoever had it before."""
+    """Get a producer id, or a new epoch for `current`. With a transactional id, it fences the previous producer."""
 
     api_key = InitProducerIdRequest.api_key
     versions = (0, 5)
@@ -247,7 +255,7 @@ class InitProducerId(TransactionRequest):
         self.priority = BUMP_PRIORITY if current.is_valid else INIT_PRIORITY
 
     @property
-    def coordinator(self) -> tuple[str, str] | None:
+    def coordinator(self) -> Coordinator | None:
         return super().coordinator if self.manager.is_transactional else None
 
     @property
@@ -264,19 +272,19 @@ class InitProducerId(TransactionRequest):
             request = request.replace(producer_id=self._current.producer_id, producer_epoch=self._current.epoch)
         return request
 
-    def on_answer(self, answer: Any) -> None:
+    def handle(self, response: InitProducerIdResponse) -> None:
         what = "getting a producer id"
-        if answer.error_code in (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED):
-            error = BrokerError(what, code=answer.error_code)
+        if response.error_code in (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED):
+            error = BrokerError(what, code=response.error_code)
             self.manager.refuse_producer_id(error)
             self.give_up(error)
-        elif self.check(answer.error_code, what):
-            self.manager.take_producer_id(ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch))
+        elif self.check(response.error_code, what):
+            self.manager.take_producer_id(ProducerIdAndEpoch(response.producer_id, response.producer_epoch))
             self.succeed()
 
 
 class AddPartitions(TransactionRequest):
-    """Many new partitions make one request."""
+    """Add new partitions to the transaction, all in one request."""
 
     api_key = AddPartitionsToTxnRequest.api_key
     versions = (0, 3)  # v4 and up is for brokers
@@ -303,13 +311,13 @@ class AddPartitions(TransactionRequest):
             v3_and_below_producer_id=self.manager.producer.producer_id,
             v3_and_below_producer_epoch=self.manager.producer.epoch,
             v3_and_below_topics=[
-                AddPartitionsToTxnTopic(name=name, partitions=tuple(places)) for name, places in topics.items()
+                AddPartitionsToTxnTopic(name=name, partitions=tuple(partitions)) for name, partitions in topics.items()
             ],
         )
 
-    def on_answer(self, answer: Any) -> None:
+    def handle(self, response: AddPartitionsToTxnResponse) -> None:
         refused: dict[str, int] = {}
-        for topic in answer.results_by_topic_v3_and_below:
+        for topic in response.results_by_topic_v3_and_below:
             for partition in topic.results_by_partition:
                 code, name = partition.partition_error_code, f"{topic.name}-{partition.partition_index}"
                 if code in self.decides_for_all or is_retriable(code):
@@ -321,20 +329,20 @@ class AddPartitions(TransactionRequest):
             self.manager.partitions_added(self.partitions)
             return
         self.manager.partitions_refused(self.partitions)
-        # Those that were not attempted only because of another one say nothing about the reason.
+        # Partitions that were not attempted because of another one do not give the reason.
         codes = set(refused.values())
         code = Code.TOPIC_AUTHORIZATION_FAILED if Code.TOPIC_AUTHORIZATION_FAILED in codes else max(codes)
         self.fail_abortable(BrokerError(f"adding {', '.join(sorted(refused))} to the transaction", code=code))
 
     def pause_ms(self, code: int) -> float | None:
-        # Only for the first partitions: then it is the transaction before that is still being ended.
+        # For the first partitions only: the previous transaction is still completing.
         if code == Code.CONCURRENT_TRANSACTIONS and not self.manager.partitions:
             return min(CONCURRENT_RETRY_MS, self._backoff_ms(1))
         return None
 
 
 class AddOffsets(TransactionRequest):
-    """Make a group's offsets part of the transaction; committing them follows."""
+    """Add a group's offsets to the transaction. CommitOffsets follows."""
 
     api_key = AddOffsetsToTxnRequest.api_key
     versions = (0, 4)
@@ -344,7 +352,7 @@ class AddOffsets(TransactionRequest):
     def __init__(
         self,
         manager: TransactionManager,
-        offsets: dict[TopicPartition, Any],
+        offsets: dict[TopicPartition, int | tuple[int, str]],
         group: GroupMetadata,
         result: PendingResult | None,
     ) -> None:
@@ -360,8 +368,8 @@ class AddOffsets(TransactionRequest):
             group_id=self._group.group_id,
         )
 
-    def on_answer(self, answer: Any) -> None:
-        if self.check(answer.error_code, f"adding the offsets of group {self._group.group_id!r}"):
+    def handle(self, response: AddOffsetsToTxnResponse) -> None:
+        if self.check(response.error_code, f"adding the offsets of group {self._group.group_id!r}"):
             self.manager.transaction_started = True
             self.manager.enqueue(CommitOffsets(self.manager, self._offsets, self._group, self.result))
 
@@ -384,21 +392,21 @@ class CommitOffsets(TransactionRequest):
     def __init__(
         self,
         manager: TransactionManager,
-        offsets: dict[TopicPartition, Any],
+        offsets: dict[TopicPartition, int | tuple[int, str]],
         group: GroupMetadata,
         result: PendingResult | None,
     ) -> None:
         super().__init__(manager, result)
-        self._offsets = offsets  # what is not committed yet
+        self._offsets = offsets  # not committed yet
         self.group = group
 
     @property
-    def coordinator(self) -> tuple[str, str]:
+    def coordinator(self) -> Coordinator:
         return "group", self.group.group_id
 
     @property
     def allowed_versions(self) -> tuple[int, int]:
-        # From v5 on the broker adds the group to the transaction by itself (transactions v2).
+        # From v5 on, the broker adds the group to the transaction (transactions v2).
         if self.manager.v2_enabled:
             return (5, 5)
         return (3, 4) if self.group.generation_id >= 0 or self.group.member_id else (0, 4)
@@ -427,16 +435,16 @@ class CommitOffsets(TransactionRequest):
             )
         return request
 
-    def on_answer(self, answer: Any) -> None:
-        for topic in answer.topics:
+    def handle(self, response: TxnOffsetCommitResponse) -> None:
+        for topic in response.topics:
             for partition in topic.partitions:
-                place, code = (topic.name, partition.partition_index), partition.error_code
-                if code == 0:
-                    self._offsets.pop(place, None)
+                key, code = (topic.name, partition.partition_index), partition.error_code
+                if code == Code.NONE:
+                    self._offsets.pop(key, None)
                 elif code in COORDINATOR_MOVED or code == Code.REQUEST_TIMED_OUT:
                     self.find_again()
                 elif not is_retriable(code):
-                    self.check(code, f"committing {place[0]}-{place[1]} for group {self.group.group_id!r}")
+                    self.check(code, f"committing {key[0]}-{key[1]} for group {self.group.group_id!r}")
                     return
         if self._offsets:
             self.retry()
@@ -455,7 +463,7 @@ class EndTransaction(TransactionRequest):
 
     @property
     def allowed_versions(self) -> tuple[int, int]:
-        # From v5 on the answer brings a new epoch (transactions v2).
+        # From v5 on, the response has a new epoch (transactions v2).
         return (0, 5) if self.manager.v2_enabled else (0, 4)
 
     def build(self, version: int) -> Message:
@@ -466,17 +474,17 @@ class EndTransaction(TransactionRequest):
             committed=self.committed,
         )
 
-    def on_answer(self, answer: Any) -> None:
-        if self.check(answer.error_code, "committing" if self.committed else "aborting"):
-            # Before v5 there is no new epoch in the answer: -1.
-            self.manager.end(ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch), self.result)
+    def handle(self, response: EndTxnResponse) -> None:
+        if self.check(response.error_code, "committing" if self.committed else "aborting"):
+            # Before v5 the response has no epoch (-1).
+            self.manager.end(ProducerIdAndEpoch(response.producer_id, response.producer_epoch), self.result)
 
     def fail_abortable(self, error: BrokerError) -> None:
         manager = self.manager
         if self.committed:
             super().fail_abortable(error)
         elif manager.can_bump_epoch:
-            # An abort that cannot be: asking for a new epoch ends whatever is open.
+            # The abort is impossible; InitProducerId for a new epoch ends the open transaction.
             manager.epoch_bump_required = True
             manager.end(None, self.result)
         else:

@@ -1,13 +1,13 @@
-"""The states of a transactional producer and the steps between them.
+"""The states of a transactional producer and the legal transitions.
 
     UNINITIALIZED ⇄ INITIALIZING → READY ⇄ IN_TRANSACTION → COMMITTING → READY
                          ↑                    ↓         ↘ ABORTING → READY
                          │             ABORTABLE_ERROR ↗      │
                          └── a new epoch after the end ───────┘
-    any → FATAL_ERROR, and from there nowhere
+    any → FATAL_ERROR, which is final
 
-Everything asks the table. A step that it does not have is the caller's mistake when an application thread takes it, and
-ours on the I/O thread: there it poisons the manager, for going on could deliver half a transaction (KAFKA-14831).
+Every transition is checked against the table. An illegal one is the application's mistake on an application thread, and
+a bug on the I/O thread, where it is fatal: continuing could deliver half a transaction (KAFKA-14831).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class State(Enum):
 
 LEGAL: dict[State, frozenset[State]] = {
     State.UNINITIALIZED: frozenset({State.INITIALIZING, State.FATAL_ERROR}),
-    # Back to UNINITIALIZED: the id was refused for want of rights, which somebody may grant.
+    # Back to UNINITIALIZED: not authorized for the id, which may be granted later.
     State.INITIALIZING: frozenset({State.READY, State.UNINITIALIZED, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
-    # Back to UNINITIALIZED: an idempotent producer has used up the epochs of its id.
+    # Back to UNINITIALIZED: an idempotent producer has exhausted the epochs of its id.
     State.READY: frozenset({State.IN_TRANSACTION, State.UNINITIALIZED, State.FATAL_ERROR}),
     State.IN_TRANSACTION: frozenset({State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR, State.FATAL_ERROR}),
     State.COMMITTING: frozenset({State.READY, State.INITIALIZING, State.ABORTABLE_ERROR, State.FATAL_ERROR}),

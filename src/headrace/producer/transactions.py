@@ -1,10 +1,10 @@
-"""The transaction manager: producer id, sequences, and the state of the transaction.
+"""The transaction manager: producer id, sequence numbers and the state of the transaction.
 
-    application threads: begin_… → the state changes, a request is queued, the caller waits for its result
-    the I/O thread: next_request → (to the coordinator) → the request's handler → the state changes, the result is set
+    application threads: begin_… → change the state, queue a request, wait for its result
+    I/O thread: next_request → (coordinator) → TransactionRequest.handle → change the state, set the result
 
-Nothing else holds this state. What is asked of the coordinator, and what its answers mean, is in
-`transaction_requests.py`; the table of states in `transaction_state.py`; the numbers of batches in `sequences.py`.
+Requests and the handling of their responses are in `transaction_requests.py`, the legal transitions in
+`transaction_state.py`, sequence numbers in `sequences.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from headrace.client.locks import OwnedLock
+from headrace.client.concurrency import OwnedLock
 from headrace.errors import (
     AbortableError,
     BrokerError,
@@ -29,6 +28,7 @@ from headrace.errors import (
     UnsupportedVersionError,
 )
 from headrace.producer.batch import ProducerBatch
+from headrace.producer.records import GroupMetadata, Offsets
 from headrace.producer.sequences import (
     NO_PRODUCER_ID_AND_EPOCH,
     ProducerIdAndEpoch,
@@ -39,6 +39,7 @@ from headrace.producer.transaction_requests import (
     AddOffsets,
     AddPartitions,
     CommitOffsets,
+    Coordinator,
     EndTransaction,
     FindCoordinator,
     InitProducerId,
@@ -48,29 +49,18 @@ from headrace.producer.transaction_requests import (
 from headrace.producer.transaction_state import State, is_legal
 
 EPOCH_MAX = 0x7FFF
-# A batch that fails with one of these ends the producer: cluster and transactional id authorisation, a producer id that
-# is not ours, fenced.
-FATAL_CODES = frozenset({31, 49, 53, 90})
+# A batch that fails with one of these puts the producer into a fatal state.
+FATAL_CODES = (
+    Code.CLUSTER_AUTHORIZATION_FAILED,
+    Code.INVALID_PRODUCER_ID_MAPPING,
+    Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    Code.PRODUCER_FENCED,
+)
 TRANSACTION_V2 = 2
-Coordinator = tuple[str, str]  # kind and key: ("transaction", transactional id) or ("group", group id)
-
-
-@dataclass(slots=True, frozen=True)
-class GroupMetadata:
-    """Which consumer group, and as whom, offsets are committed with a transaction (KIP-447)."""
-
-    group_id: str
-    generation_id: int = -1
-    member_id: str = ""
-    group_instance_id: str | None = None
-
-
-Offsets = Mapping[tuple[str, int], int | tuple[int, str]]
-"""(topic, partition) → the next offset to read, or that and a note."""
 
 
 class TransactionManager:
-    """For an idempotent producer, and with a transactional id for a transactional one."""
+    """The state of an idempotent producer; with a transactional id, of a transactional one."""
 
     def __init__(
         self,
@@ -90,17 +80,17 @@ class TransactionManager:
         self.producer = NO_PRODUCER_ID_AND_EPOCH
         self.v2_enabled = False  # Changes between transactions only.
         self.partitions: set[TopicPartition] = set()
-        self.transaction_started = False  # The coordinator has heard, or will hear, of this transaction.
+        self.transaction_started = False  # The coordinator knows, or will know, this transaction.
         self._new_partitions: set[TopicPartition] = set()
         self._pending_partitions: set[TopicPartition] = set()
         self._pending: list[tuple[int, int, TransactionRequest]] = []
         self._order = itertools.count()
         self._result: PendingResult | None = None  # Of the last init, commit or abort.
-        self._pending_reset: tuple[str, PendingResult] | None = None  # The id to go on with, and who waits for that.
+        self._pending_reset: tuple[str, PendingResult] | None = None  # The new transactional id, and the result.
         # I/O thread only.
         self.request_in_flight: TransactionRequest | None = None
         self.coordinators: dict[Coordinator, int] = {}
-        self.can_bump_epoch = False  # InitProducerId v3 or later is there (KIP-360).
+        self.can_bump_epoch = False  # The broker supports InitProducerId v3 (KIP-360).
         self.epoch_bump_required = False
         self._v2_wanted = False
         self._refusal: Exception | None = None
@@ -156,18 +146,18 @@ class TransactionManager:
         self.state = target
 
     def fail_abortable(self, error: Exception) -> None:
-        """The transaction has to be aborted. The first reason is the one that is told."""
+        """Enter the abortable error state. Only the first error is kept."""
         with self.lock:
             if self.state is State.ABORTING:
-                self._log.info("an error while aborting is not followed further: %s", error)
+                self._log.info("ignoring an error while aborting: %s", error)
                 return
             if self.has_error:
                 return
             if not self.has_producer_id:
-                self.refuse_producer_id(_as(AbortableError, error))  # there is nothing to abort yet
+                self.refuse_producer_id(_as(AbortableError, error))  # nothing to abort yet
                 return
             self._transition_to(State.ABORTABLE_ERROR, _as(AbortableError, error))
-            # A commit that waited in the queue must not be found there by the abort that follows.
+            # A queued commit must not be sent after the abort that follows.
             self._drop_requests(self.last_error or error)
 
     def fail_fatally(self, error: Exception) -> None:
@@ -178,7 +168,7 @@ class TransactionManager:
             self._drop_requests(self.last_error or error)
 
     def _drop_requests(self, error: Exception) -> None:
-        """Nothing that was asked for before goes out after an error; finding a coordinator does no harm."""
+        """Fail queued requests after an error, except FindCoordinator, which is harmless."""
         kept = []
         for entry in self._pending:
             if isinstance(entry[2], FindCoordinator) and self.state is not State.FATAL_ERROR:
@@ -186,14 +176,14 @@ class TransactionManager:
             else:
                 entry[2].give_up(error)
         heapq.heapify(kept)
-        self._pending = kept  # last: what a signal handler that raises leaves in the queue, `next_request` gives up
+        self._pending = kept  # last: if a signal handler raises before, `next_request` fails what is left
         if self._result is not None:
             self._result.fail(error)
 
     def check_error(self) -> None:
         """Raise the error that put the producer into an error state.
 
-        As in Kafka's producer, a fenced one gets its own class again; any other error becomes the cause.
+        As in Kafka's producer, errors about fencing keep their class; any other error becomes the cause.
         """
         error = self.last_error
         if not self.has_error or error is None:
@@ -213,7 +203,7 @@ class TransactionManager:
         )
 
     def begin_transaction(self) -> None:
-        """Local only: the coordinator learns of it with the first partition."""
+        """Begin a transaction locally. The coordinator learns of it with the first partition."""
         with self.lock:
             self._check_no_other("begin_transaction")
             self.check_error()
@@ -228,7 +218,7 @@ class TransactionManager:
         return self._start("abort_transaction", State.ABORTING, self._make_abort)
 
     def abort_for_close(self) -> None:
-        """Nobody will end this transaction any more, whatever was being waited for."""
+        """Abort the transaction because the producer closes, regardless of a pending operation."""
         with self.lock:
             self._queue_operation("abort_transaction", State.ABORTING, self._make_abort)
 
@@ -238,7 +228,7 @@ class TransactionManager:
     def _start(
         self, operation: str, target: State, make_request: Callable[[PendingResult], TransactionRequest]
     ) -> PendingResult:
-        """Start an operation, or join the same one if its caller gave up waiting before."""
+        """Start an operation, or join the same one if its caller timed out before."""
         with self.lock:
             self._check_transactional(operation)
             result = self._result
@@ -254,15 +244,15 @@ class TransactionManager:
         """Queue the request of an operation and change the state. The lock is held."""
         if not (target is State.ABORTING and self.has_abortable_error):
             self.check_error()
-        # Only a new epoch after the end of a transaction goes from another state to INITIALIZING.
+        # Only an epoch bump after a transaction enters INITIALIZING from another state.
         is_second_init = target is State.INITIALIZING and self.state is not State.UNINITIALIZED
         if is_second_init or not is_legal(self.state, target):
             raise IllegalStateError(f"{operation}() while the producer is {self.state}")
         result = PendingResult(operation)
         pending = self._pending_with(make_request(result))
         new_partitions = set() if target is State.ABORTING else self._new_partitions
-        # No call from here on: a signal handler that raises comes before all of this or after it. Before, nothing has
-        # happened; after, the same call joins this one.
+        # No call from here on: a signal handler that raises runs before all of this or after it. Before, nothing has
+        # happened; after, the same call joins this operation.
         self._pending = pending
         self._new_partitions = new_partitions
         self.state, self.last_error = target, None
@@ -270,13 +260,13 @@ class TransactionManager:
         return result
 
     def _pending_with(self, request: TransactionRequest) -> list[tuple[int, int, TransactionRequest]]:
-        """Return the queue with one more request: a sorted list is a heap."""
+        """Return the queue with one more request. A sorted list is a heap."""
         return sorted([*self._pending, (request.priority, next(self._order), request)])
 
     def begin_reset(self, transactional_id: str) -> PendingResult:
-        """Start anew under this id. What is open stays so at the broker: somebody else will end it.
+        """Restart under another transactional id. An open transaction stays open for another process to end.
 
-        The I/O thread does it, because coordinators and sequences are its own.
+        The I/O thread does it (`maybe_reset`), because it owns coordinators and sequences.
         """
         result = PendingResult("reset")
         with self.lock:
@@ -295,7 +285,7 @@ class TransactionManager:
             result = PendingResult("send_offsets_to_transaction")
             make_request = CommitOffsets if self.v2_enabled else AddOffsets
             pending = self._pending_with(make_request(self, dict(offsets), group, result))
-            # No call from here on, see _queue_operation.
+            # No call from here on: see _queue_operation.
             self._pending = pending
             self.transaction_started = self.transaction_started or self.v2_enabled
         self._wake()
@@ -306,32 +296,32 @@ class TransactionManager:
             raise IllegalStateError(f"{operation}() needs a transactional.id")
 
     def _check_no_other(self, operation: str) -> None:
-        """An operation whose caller gave up waiting has an outcome that nobody knows: it has to be asked for first."""
+        """Raise if the result of an earlier operation is unknown, because its caller timed out."""
         self._check_transactional(operation)
         pending = self._result
         if pending is not None and not pending.acknowledged:
             raise IllegalStateError(
-                f"{operation}() while the outcome of {pending.operation}() is not known (state: {self.state}): "
+                f"{operation}() while the result of {pending.operation}() is unknown (state: {self.state}): "
                 f"call {pending.operation}() again first"
             )
 
     def may_send(self) -> None:
-        """Called for every batch-opening send: is this a moment for records?"""
+        """Raise unless records can be sent now. Called when a send opens a batch."""
         self.check_error()
         if self.is_transactional and self.state is not State.IN_TRANSACTION:
             missing = "begin_transaction" if self.has_producer_id else "init_transactions"
             raise IllegalStateError(f"send() while the producer is {self.state}: call {missing}() first")
 
     def record_refused(self, error: Exception) -> None:
-        """A record of the transaction was not queued: without it, the transaction must not be committed."""
+        """Make the transaction abortable, because one of its records was not queued."""
         with self.lock:
             if self.state is State.IN_TRANSACTION:
                 self.fail_abortable(error)
 
     def add_partition(self, topic: str, partition: int) -> None:
-        """A batch is opened for this partition: it has to be part of the transaction before the batch leaves.
+        """Add a partition, for which a batch is opened, to the transaction.
 
-        Raises where there is no transaction, or not any more: another thread may have ended it since `may_send`.
+        Raises if there is no open transaction: another thread may have ended it since `may_send`.
         """
         self.lock.check_not_owned()
         with self.lock:
@@ -344,10 +334,10 @@ class TransactionManager:
             else:
                 self._new_partitions.add(key)
 
-    # -- the I/O thread: requests --------------------------------------------------------------
+    # -- I/O thread: requests ------------------------------------------------------------------
 
     def maybe_reset(self) -> None:
-        """Do what `begin_reset` asks for."""
+        """Do the reset that `begin_reset` requested."""
         with self.lock:
             if self._pending_reset is None:
                 return
@@ -359,8 +349,8 @@ class TransactionManager:
             self.transactional_id = transactional_id
             self.state, self.last_error = State.UNINITIALIZED, None
             self.producer = NO_PRODUCER_ID_AND_EPOCH
-            for one in (self.partitions, self._new_partitions, self._pending_partitions, self._pending):
-                one.clear()
+            for collection in (self.partitions, self._new_partitions, self._pending_partitions, self._pending):
+                collection.clear()
             self.transaction_started = self.epoch_bump_required = False
             self._result = self._refusal = None
             self._sequences.clear(is_same_id=False)
@@ -380,7 +370,7 @@ class TransactionManager:
             self._new_partitions.clear()
 
     def next_request(self, has_incomplete_batches: Callable[[], bool], now: float) -> TransactionRequest | None:
-        """The next request to the coordinator, if it may go out now."""
+        """Return the next request to a coordinator, if one may be sent now."""
         with self.lock:
             if self.request_in_flight is not None:
                 return None
@@ -389,32 +379,29 @@ class TransactionManager:
                 request = self._pending[0][2]
                 if request.retry_at_ms > now:
                     return None
-                # Asked for only now, under the lock: a send and a commit may both have come since the turn began.
+                # Checked under the lock: a send and a commit may have come since the iteration began.
                 if isinstance(request, EndTransaction) and has_incomplete_batches():
-                    return None  # every batch of the transaction has to be answered first
+                    return None  # every batch of the transaction needs a result first
                 heapq.heappop(self._pending)
                 if self.has_error and not (self.has_abortable_error and isinstance(request, FindCoordinator)):
                     request.give_up(self.last_error or HeadraceError("the producer failed"))
                 elif isinstance(request, EndTransaction) and not self.transaction_started:
-                    # Nothing was added to it: the coordinator has never heard of this transaction (KAFKA-18401).
+                    # Nothing was added: the coordinator does not know this transaction (KAFKA-18401).
                     self.end(None, request.result)
                 else:
                     return request
             return None
 
     def next_retry_ms(self, now: float) -> float:
-        """How long until the next request may go out, if that is a matter of time."""
+        """Return the time until the next request may be sent, if it waits for a back-off."""
         with self.lock:
             if not self._pending:
                 return float("inf")
             left = self._pending[0][2].retry_at_ms - now
-            return left if left > 0 else float("inf")  # it waits for an answer, which comes by itself
-
-    def lose_coordinator(self, coordinator: Coordinator) -> None:
-        self.coordinators.pop(coordinator, None)
+            return left if left > 0 else float("inf")  # it waits for a response, which wakes the loop
 
     def cancel_requests(self, error: Exception) -> None:
-        """Whoever waits is told that it will not be."""
+        """Fail all pending requests."""
         with self.lock:
             pending, self._pending = self._pending, []
             for _, _, request in pending:
@@ -427,14 +414,14 @@ class TransactionManager:
                 self._pending_reset[1].fail(error)
 
     def update_features(self, features: Mapping[str, int]) -> None:
-        """Transactions v2 is switched by the cluster's finalised feature, between transactions only."""
-        if features:  # else no broker is connected just now, or it is an old one
+        """Follow the cluster's finalized feature `transaction.version`; it takes effect between transactions."""
+        if features:  # empty if no broker is connected, or an old one
             self._v2_wanted = features.get("transaction.version", 0) >= TRANSACTION_V2
 
-    # -- the I/O thread: what answers bring ----------------------------------------------------
+    # -- I/O thread: results of requests -------------------------------------------------------
 
     def take_producer_id(self, producer: ProducerIdAndEpoch) -> None:
-        """From InitProducerId. A transactional producer is ready with it."""
+        """Set the producer id from InitProducerId."""
         with self.lock:
             self._transition_to(State.READY)
             is_same_id = producer.producer_id == self.producer.producer_id
@@ -448,14 +435,14 @@ class TransactionManager:
                 self._sequences.take_new_id(producer)
 
     def refuse_producer_id(self, error: Exception) -> None:
-        """No producer id now. What waits for it fails; later, or with the rights for it, it may be asked for again."""
+        """Fail what waits for a producer id. It can be requested again, for example when authorized."""
         with self.lock:
             self._transition_to(State.UNINITIALIZED)
             self._refusal = error
             self._drop_requests(error)
 
     def take_refusal(self) -> Exception | None:
-        """The error that all waiting batches have to be failed with, once."""
+        """Return, once, the error with which all queued batches must fail."""
         error, self._refusal = self._refusal, None
         return error
 
@@ -470,17 +457,17 @@ class TransactionManager:
             self._pending_partitions -= partitions
 
     def end(self, next_producer: ProducerIdAndEpoch | None, result: PendingResult | None) -> None:
-        """The transaction is over. Its caller may have to wait on for a new epoch."""
+        """End the transaction. Its caller may have to wait for a new epoch."""
         with self.lock:
             has_new_epoch = next_producer is not None and next_producer.is_valid
             if has_new_epoch and next_producer is not None:
-                # Transactions v2: a new epoch after every end, and a new id when they are used up.
+                # Transactions v2: a new epoch after every transaction, and a new id when epochs are exhausted.
                 is_same_id = next_producer.producer_id == self.producer.producer_id
                 self.producer = next_producer
                 self._sequences.clear(is_same_id=is_same_id)
                 self.epoch_bump_required = False
-            # KIP-360: with a new epoch sequences start again and old retries are fenced.
-            # KIP-890: the same goes for what was sent before v2 was switched on.
+            # KIP-360: a new epoch restarts sequences and fences old retries.
+            # KIP-890: also for batches that were sent before v2 was enabled.
             needs_bump = self.can_bump_epoch and not has_new_epoch
             needs_bump = needs_bump and (self.epoch_bump_required or (self._v2_wanted and not self.v2_enabled))
             self._transition_to(State.INITIALIZING if needs_bump else State.READY)
@@ -495,10 +482,10 @@ class TransactionManager:
                 if result is not None:
                     result.succeed()
 
-    # -- batches (the I/O thread) --------------------------------------------------------------
+    # -- I/O thread: batches -------------------------------------------------------------------
 
     def may_drain(self, batch: ProducerBatch) -> bool:
-        """May this batch, the oldest of its partition, go out now?"""
+        """Return whether this batch, the oldest of its partition, may be sent now."""
         if not self.has_producer_id or self.has_fatal_error:
             return False
         if self.is_transactional and (batch.topic, batch.partition) not in self.partitions:
@@ -506,16 +493,16 @@ class TransactionManager:
         return self._sequences.may_drain(batch, self.producer)
 
     def assign(self, batch: ProducerBatch) -> None:
-        """Give a batch its place in the order."""
+        """Assign sequence numbers to a batch."""
         self._sequences.assign(batch, self.producer)
         if self.v2_enabled:
-            # Only now: a send that a signal handler interrupts may open a batch and take it back, and the coordinator
-            # refuses to commit a transaction that it has not heard of (KAFKA-18401).
+            # Only now: a send that a signal handler interrupts may open a batch and discard it, and the coordinator
+            # rejects the commit of a transaction that it does not know (KAFKA-18401).
             with self.lock:
                 self.transaction_started = True
 
     def adopt_parts(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """A batch was split: its parts take its place among those in flight."""
+        """Replace a batch in flight by the parts that it was split into."""
         sequences = self._sequences.of(batch, self.producer)
         sequences.remove_in_flight(batch)
         for part in parts:
@@ -526,19 +513,19 @@ class TransactionManager:
             self._sequences.acknowledge(batch, self.producer, base_offset)
 
     def batch_failed(self, batch: ProducerBatch, error: Exception, *, adjust: bool) -> None:
-        """A batch failed for good. `adjust`: it is known not to be stored."""
+        """Record that a batch failed. `adjust`: it was certainly not stored."""
         try:
-            self._note_error(error)
+            self._record_error(error)
         finally:
             if batch.has_sequence and not self.has_fatal_error:
                 self._sequences.settle_failed(batch, error, self.producer, adjust=adjust)
 
     def batch_dropped(self, batch: ProducerBatch) -> None:
-        """A batch is not sent any more for a reason that is known here."""
+        """Record that a batch is not sent any more."""
         if batch.has_sequence:
             self._sequences.drop(batch, self.producer)
 
-    def _note_error(self, error: Exception) -> None:
+    def _record_error(self, error: Exception) -> None:
         code = error.code if isinstance(error, BrokerError) else 0
         if code in FATAL_CODES or isinstance(error, UnsupportedVersionError):
             self.fail_fatally(error)
@@ -548,17 +535,17 @@ class TransactionManager:
             self.fail_abortable(error)
 
     def mark_unresolved(self, batch: ProducerBatch) -> None:
-        """A batch was given up while its fate is unknown: nothing new may follow until the rest is answered (T10)."""
+        """Hold back new batches of a partition until those in flight have a result: this one may be stored (T10)."""
         if batch.has_sequence:
             self._sequences.mark_unresolved(batch)
 
     def resolve_sequences(self) -> None:
-        """With nothing in flight any more, either all was stored after all, or a number is missing."""
+        """Resolve partitions without batches in flight: all was stored, or a sequence number is missing."""
         for key in self._sequences.take_gaps():
             if not self.is_transactional:
                 self._sequences.want_start_over(key)
                 continue
-            error = HeadraceError(f"records to {key[0]}-{key[1]} expired, and whether they were stored is not known")
+            error = HeadraceError(f"records to {key[0]}-{key[1]} expired, and it is unknown whether they were stored")
             if self.can_bump_epoch:
                 self.epoch_bump_required = True
                 self.fail_abortable(error)
@@ -566,40 +553,40 @@ class TransactionManager:
                 self.fail_fatally(error)
 
     def was_stored(self, batch: ProducerBatch, code: int) -> bool:
-        """Does an error only say that the broker has had this batch long ago?"""
+        """Return whether the error means that an earlier attempt of this batch was stored."""
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             return True
         return code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and self._sequences.of(batch, self.producer).was_stored(batch)
 
     def can_retry(self, batch: ProducerBatch, code: int, retriable: bool, log_start_offset: int = -1) -> bool:
-        """May a batch that came back with this error be sent again? `retriable`: what the table of codes says."""
+        """Return whether a batch with this error can be retried. `retriable`: whether the code is in general."""
         if not batch.has_sequence:
             return retriable
         return self._sequences.can_retry(batch, code, retriable, log_start_offset, self.producer)
 
-    # -- an idempotent producer (the I/O thread) -----------------------------------------------
+    # -- I/O thread: idempotent producers ------------------------------------------------------
 
     def maybe_bump_epoch(self) -> None:
-        """An idempotent producer bumps its epoch by itself (KIP-360).
+        """Bump the epoch of an idempotent producer after a gap (KIP-360).
 
-        What is in flight behind a gap cannot be stored any more: it is numbered anew and sent again.
+        Batches in flight behind the gap cannot be stored any more: they are renumbered and sent again.
         """
         if self.is_transactional or self.has_fatal_error or not self.has_producer_id:
             return
         if not self._sequences.wants_new_epoch:
             return
         if self.producer.epoch >= EPOCH_MAX:
-            self._log.info("the epoch of producer id %d is used up: asking for a new id", self.producer.producer_id)
+            self._log.info("the epochs of producer id %d are exhausted: requesting a new id", self.producer.producer_id)
             with self.lock:
                 self._transition_to(State.UNINITIALIZED)
                 self.producer = NO_PRODUCER_ID_AND_EPOCH
             return
         self.producer = ProducerIdAndEpoch(self.producer.producer_id, self.producer.epoch + 1)
         count = self._sequences.start_over(self.producer)
-        self._log.info("epoch %d: sequences of %d partitions start again", self.producer.epoch, count)
+        self._log.info("epoch %d: restarting the sequences of %d partitions", self.producer.epoch, count)
 
     def maybe_init_idempotent(self) -> None:
-        """An idempotent producer asks for its id before the first batch."""
+        """Request the producer id of an idempotent producer before its first batch."""
         with self.lock:
             if self.is_transactional or self.has_producer_id or self.state is not State.UNINITIALIZED:
                 return
