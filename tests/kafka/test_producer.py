@@ -364,7 +364,7 @@ def test_interceptors_change_records_and_hear_of_every_end(either):
 
     with Producer(bootstrap_servers=either.bootstrap, interceptor_classes=[Broken, Stamp()]) as producer:
         producer.send(topic, b"good").result(SECONDS)
-        with pytest.raises(Exception, match="BytesSerializer takes bytes, got int"):
+        with pytest.raises(Exception, match="BytesSerializer expected bytes, got int"):
             producer.send(topic, 5)
     (record,) = librdkafka.consume(either.bootstrap, topic, 1)
     assert record.headers == (("by", b"stamp"),)

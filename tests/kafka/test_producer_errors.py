@@ -106,9 +106,9 @@ def test_records_that_are_too_large_are_refused_with_size_and_option(either):
 def test_what_a_serializer_cannot_take_is_told_with_type_and_serializer(either):
     topic = new_topic(either, "types")
     with Producer(bootstrap_servers=either.bootstrap, key_serializer="int", value_serializer="str") as producer:
-        with pytest.raises(SerializationError, match=r"StrSerializer takes str, got bytes as value .* set another"):
+        with pytest.raises(SerializationError, match=r"StrSerializer expected str, got bytes as value .* set another"):
             producer.send(topic, b"bytes")
-        with pytest.raises(SerializationError, match="IntSerializer takes int of 32 bits, got str as key"):
+        with pytest.raises(SerializationError, match="IntSerializer expected int of 32 bits, got str as key"):
             producer.send(topic, "v", "5")
         with pytest.raises(ValueError, match="a header is"):
             producer.send(topic, "v", headers=[("a", "text")])  # type: ignore[list-item]

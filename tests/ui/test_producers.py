@@ -81,7 +81,7 @@ def test_a_journey_is_drawn_with_the_figures_of_every_step(page: Page, broker, l
             expect(drawn.locator("svg text").filter(has_text=re.compile(text)).first).to_be_visible()
         expect(row_of(page, client_id)).to_contain_text("live")
         errors = table(page, "Last errors")
-        expect(errors).to_contain_text("BytesSerializer takes bytes, got str")
+        expect(errors).to_contain_text("BytesSerializer expected bytes, got str")
         expect(table(page, "Brokers of this producer")).to_contain_text(broker.bootstrap)
         expect(table(page, "Topics of this producer")).to_contain_text("journey-")
         shot(page, "producers")

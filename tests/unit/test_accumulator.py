@@ -64,10 +64,10 @@ def test_a_large_record_gets_a_batch_of_its_own_size():
 @pytest.mark.behaviour("P20")
 def test_a_record_that_no_request_can_carry_is_refused_with_size_and_option():
     rig = Rig(max_request_bytes=2000)
-    with pytest.raises(RecordTooLargeError, match=r"a record of 20\d\d bytes .* max.request.size \(2000\)"):
+    with pytest.raises(RecordTooLargeError, match=r"the record takes 20\d\d bytes .* max.request.size \(2000\)"):
         rig.send(b"x" * 2000)
     rig = Rig(total_bytes=2048)
-    with pytest.raises(RecordTooLargeError, match=r"a record of 30\d\d bytes .* buffer.memory \(2048\)"):
+    with pytest.raises(RecordTooLargeError, match=r"the record takes 30\d\d bytes .* buffer.memory \(2048\)"):
         rig.send(b"x" * 3000)
     assert queue(rig) == []
 

@@ -50,7 +50,7 @@ def test_one_that_throws_is_logged_and_counted_and_the_next_gets_the_last_good_r
     assert interceptors.on_send(RECORD).value == "vac"
     assert chain[2].heard == ["va"]
     assert interceptors.errors == 1
-    assert "Recorder.on_send failed for a record of topic t; the record goes on without it" in caplog.text
+    assert "Recorder.on_send failed for a record to topic t; the record is sent anyway" in caplog.text
     assert "RuntimeError: boom" in caplog.text
 
 
@@ -181,7 +181,7 @@ def test_an_interceptor_needs_only_the_methods_it_wants():
     chain.on_acknowledgement(METADATA)
     chain.on_send_error(RECORD, None, ValueError())
     assert chain.errors == 0
-    with pytest.raises(ConfigError, match="which is no interceptor: see ProducerInterceptor"):
+    with pytest.raises(ConfigError, match="is not a valid interceptor: see ProducerInterceptor"):
         PluginLoader({}).load("interceptor.classes", object(), interceptors.KIND)
 
 
@@ -191,19 +191,19 @@ def test_an_interceptor_needs_only_the_methods_it_wants():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"topic": ""}, "topic is ''"),
-        ({"topic": None}, "topic is None"),
-        ({"partition": -1}, "partition is -1"),
-        ({"partition": True}, "partition is True"),
-        ({"partition": 1.0}, r"partition is 1\.0"),
-        ({"timestamp_ms": -5}, "timestamp_ms is -5"),
-        ({"headers": [("a", "text")]}, r"a header is \('a', 'text'\)"),
-        ({"headers": [(b"a", b"1")]}, "a header is"),
-        ({"headers": {"a": 1}}, "a header is"),
-        ({"headers": ["ab"]}, "a header is 'ab'"),
+        ({"topic": ""}, "invalid topic: .* got ''"),
+        ({"topic": None}, "invalid topic: .* got None"),
+        ({"partition": -1}, "invalid partition: .* got -1"),
+        ({"partition": True}, "invalid partition: .* got True"),
+        ({"partition": 1.0}, r"invalid partition: .* got 1\.0"),
+        ({"timestamp_ms": -5}, "invalid timestamp_ms: .* got -5"),
+        ({"headers": [("a", "text")]}, r"invalid header: .* got \('a', 'text'\)"),
+        ({"headers": [(b"a", b"1")]}, "invalid header"),
+        ({"headers": {"a": 1}}, "invalid header"),
+        ({"headers": ["ab"]}, "invalid header: .* got 'ab'"),
     ],
 )
-def test_a_record_that_cannot_be_is_refused_with_its_value(fields, message):
+def test_an_invalid_record_is_refused_with_its_value(fields, message):
     with pytest.raises(ValueError, match=message):
         ProducerRecord(**{"topic": "t", **fields})
 

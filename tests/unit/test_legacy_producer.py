@@ -249,7 +249,7 @@ def test_an_answer_about_other_partitions_is_a_failure_not_a_success():
 def test_sync_raises_what_an_encoder_refuses_and_sends_nothing():
     cluster = FakeCluster({"t": [1]})
     producer, _ = one(cluster)
-    with pytest.raises(SerializationError, match="BytesSerializer takes bytes, got str"):
+    with pytest.raises(SerializationError, match="BytesSerializer expected bytes, got str"):
         producer.send([KeyedMessage("t", b"a"), KeyedMessage("t", "text")])
     assert cluster.produced == []
     assert producer.metrics() == {**COUNTERS, "SerializationErrors": 1}

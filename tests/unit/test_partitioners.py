@@ -274,5 +274,5 @@ def test_partitioners_go_by_class_path_short_name_or_java_name(value, cls):
 
 
 def test_what_is_no_partitioner_is_refused():
-    with pytest.raises(ConfigError, match=r"partitioner\.class is .*, which is no partitioner: see Partitioner"):
+    with pytest.raises(ConfigError, match=r"partitioner\.class .* is not a valid partitioner: see Partitioner"):
         load(object())

@@ -251,7 +251,7 @@ def test_client_ids_are_made_up_and_stand_in_every_log_line(broker, caplog):
         "on_send failed",
         "on_acknowledgement failed",
         "on_send_error failed",
-        "a cluster listener failed",
+        "cluster listener failed",
         "a metrics reporter failed",
         "could not be closed",
         "delivery callback for t-0 failed",

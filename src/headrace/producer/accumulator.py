@@ -1,11 +1,11 @@
-"""Where records wait: for each partition a deque of batches, the last one open.
+"""The accumulator: for each partition a queue of batches, the last of which may be open.
 
-    application threads: TopicAppender.append (compiled), or `append` here where a batch has to be opened first
-    the I/O thread: ready → drain → (request) → complete, reenqueue, or fail
+    application threads: TopicAppender.try_append (compiled), or `append` here if a batch must be opened first
+    I/O thread: ready → drain → (request) → complete, reenqueue, or fail
 
-A record goes into the open batch of its partition. Where there is none, or no room, `append` closes the old batch,
-lets go of the lock, takes memory from the pool (which may block), and looks again, because another thread may have
-been quicker. The lock of a topic guards its deques; it is held for a moment and never while waiting.
+A record goes into the open batch of its partition. If there is none, or it has no room, `append` closes the old batch,
+releases the lock, takes memory from the pool (which may block), and checks again, because another thread may have
+opened a batch. A topic's lock guards its queues; it is held briefly, and never while waiting.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header
 from headrace.wire.records import record_bytes_max
 
-ROOM_SHARE_OF_POOL = 8  # the largest batch takes no more than this part of buffer.memory
+ROOM_SHARE_OF_POOL = 8  # A batch takes at most this fraction of buffer.memory.
 SPARE_BYTES_MAX = 8 * 1024 * 1024
-APPEND_ATTEMPTS_MAX = 100  # threads racing for one partition: each round somebody has won
+APPEND_ATTEMPTS_MAX = 100  # Each attempt can be lost to another thread.
 
 NOT_ENOUGH_ROOM_HINT = "send smaller records, or raise max.request.size (and max.message.bytes of the topic)"
 
@@ -52,7 +52,7 @@ class AccumulatorSettings:
 
 @dataclass(slots=True)
 class Ready:
-    """What could be sent now, and when to look again."""
+    """The queues with batches to send now, by leader, and when to check again."""
 
     nodes: dict[int, list[PartitionQueue]] = field(default_factory=dict)
     next_check_ms: float = float("inf")
@@ -60,7 +60,7 @@ class Ready:
 
 
 class Accumulator:
-    """All the queues of a producer."""
+    """The queues of a producer."""
 
     def __init__(
         self,
@@ -76,22 +76,26 @@ class Accumulator:
         self._clock = clock
         self._wake = wake
         self.sticky = sticky
-        self._on_open = on_open  # told of every partition that gets a batch
+        self._on_open = on_open  # Called for every partition that gets a batch.
         self.topics: dict[str, TopicQueues] = {}
-        self.appenders: dict[str, TopicAppender] = {}  # what send() looks into first
+        self.appenders: dict[str, TopicAppender] = {}  # For the fast path of send().
         self.topics_lock = OwnedLock()
-        # Queues that may hold batches, the one first that was served least recently; adding is atomic, any thread.
+        # Queues that may have batches, least recently drained first. Adding is atomic: any thread.
         self._active: dict[PartitionQueue, None] = {}
-        self._incomplete: dict[ProducerBatch, None] = {}  # Not answered yet. Added by any thread, removed by I/O.
-        self.unsendable: list[tuple[ProducerBatch, Exception]] = []  # I/O thread only: could not be put into bytes.
+        self._incomplete: dict[
+            ProducerBatch, None
+        ] = {}  # Without a result. Added by any thread, removed by the I/O thread.
+        self.unsendable: list[
+            tuple[ProducerBatch, Exception]
+        ] = []  # I/O thread only: batches that could not be encoded.
         self._flushes = 0  # Guarded by topics_lock.
-        self._closed: HeadraceError | None = None  # What an append is refused with.
-        self.spare_buffers: list[bytearray] = []  # For encoding columns; one end of it is as good as the other.
+        self._closed: HeadraceError | None = None  # Raised by `append`.
+        self.spare_buffers: list[bytearray] = []  # For encoding columns. Any thread.
 
     # -- application threads -------------------------------------------------------------------
 
     def topic(self, name: str, partition_count: int) -> TopicQueues:
-        """The queues of a topic, made or grown to the number of partitions that it has now."""
+        """Return the queues of a topic, created or grown to its current number of partitions."""
         queues = self.topics.get(name)
         if queues is None or len(queues.queues) < partition_count:
             self.topics_lock.check_not_owned()
@@ -101,13 +105,13 @@ class Accumulator:
                     queues = TopicQueues(name, partition_count, self._make_appender)
                 elif len(queues.queues) < partition_count:
                     queues.grow(partition_count)
-                # No call in between: a signal handler that raises comes before both or after both.
+                # No call in between: a signal handler that raises runs before both or after both.
                 self.appenders[name] = queues.appender
                 self.topics[name] = queues
         return queues
 
     def _make_appender(self, topic: TopicQueues, partition_count: int) -> TopicAppender:
-        # The compiled appender reads the system's clock by itself.
+        # The compiled appender reads the system's clock directly.
         own_clock = self._clock is SYSTEM_CLOCK and KERNEL_NAME == "compiled"
         return TopicAppender(
             topic.name,
@@ -161,7 +165,7 @@ class Accumulator:
     def _append_to_new(
         self, topic: TopicQueues, record: PreparedRecord, on_delivery: Delivery | None, size: int, deadline_ms: float
     ) -> RecordFuture | None:
-        """Open a batch for the record and append it there. None: another thread's batch is full already."""
+        """Open a batch for the record and append it; None if another thread has opened and filled one meanwhile."""
         partition = record.partition
         assert partition is not None
         room = self.room_bytes(topic, size)
@@ -176,8 +180,8 @@ class Accumulator:
                 if open_batch is None or open_batch.closed:
                     batch = ProducerBatch(topic.name, partition, buffer, room, self._clock.monotonic_ms())
                     self._enqueue(topic, batch, claim)
-                # To this partition, whatever the sticky one is by now. If this raises (the record cannot be encoded, or
-                # Ctrl-C), the batch stays open for the next record, or is empty when it is drained.
+                # To this partition, even if the sticky one has changed. If this raises (the record cannot be encoded,
+                # or Ctrl-C), the batch stays open for the next record, or is drained empty.
                 return topic.appender.try_append_locked(
                     record.key, record.value, partition, record.timestamp_ms, record.headers, on_delivery
                 )
@@ -192,14 +196,14 @@ class Accumulator:
                     self.pool.give_back(claim)
 
     def _enqueue(self, topic: TopicQueues, batch: ProducerBatch, claim: Claim | None = None) -> None:
-        """A new batch at the end of its queue. topic.lock is held. With a claim on its memory, it is an open one."""
-        # Known as incomplete first: a transaction that is committed from now on waits for it.
+        """Append a batch to its queue; with a claim on its memory, as the open one. topic.lock is held."""
+        # First: a commit from now on waits for this batch.
         self._incomplete[batch] = None
         try:
             if self._on_open is not None:
                 self._on_open(topic.name, batch.partition)
             queue = topic.queues[batch.partition]
-            # No call from here on: a signal handler that raises comes before all of this or after it.
+            # No call from here on: a signal handler that raises runs before all of this or after it.
             if claim is not None:
                 topic.appender.open_batches[batch.partition] = batch
                 claim.size = 0
@@ -215,7 +219,7 @@ class Accumulator:
         return topic.appender.sticky_partition
 
     def room_bytes(self, topic: TopicQueues, record_bytes: int) -> int:
-        """How much of the pool the next batch takes, for a first record of so many bytes."""
+        """Return the buffer size of a new batch whose first record takes `record_bytes`."""
         room = self._settings.batch_bytes
         if self._settings.codec != NONE:
             limit = min(self._settings.max_request_bytes, self.pool.total_bytes // ROOM_SHARE_OF_POOL)
@@ -226,12 +230,12 @@ class Accumulator:
         size = record_bytes_max(key, value, headers)
         if size + HEADER_BYTES > self._settings.max_request_bytes:
             raise RecordTooLargeError(
-                f"a record of {size} bytes serialised is larger than max.request.size "
+                f"the record takes {size} bytes serialized, more than max.request.size "
                 f"({self._settings.max_request_bytes}): {NOT_ENOUGH_ROOM_HINT}"
             )
         if size + HEADER_BYTES > self.pool.total_bytes:
             raise RecordTooLargeError(
-                f"a record of {size} bytes serialised is larger than buffer.memory ({self.pool.total_bytes}): "
+                f"the record takes {size} bytes serialized, more than buffer.memory ({self.pool.total_bytes}): "
                 f"raise buffer.memory"
             )
         return size
@@ -241,18 +245,18 @@ class Accumulator:
             raise self._closed
 
     def append_encoded(self, topic: TopicQueues, encoded: Iterable[EncodedBatch], claim: Claim) -> list[ProducerBatch]:
-        """Queue batches that were encoded from columns into memory that was claimed for them."""
+        """Queue batches that were encoded from Arrow columns into claimed memory."""
         now = self._clock.monotonic_ms()
         pieces = list(encoded)
         batches = [ProducerBatch.from_encoded(topic.name, piece, piece.size, now) for piece in pieces]
         used = sum(piece.size for piece in pieces)
         try:
-            claim.size -= used  # from here on it belongs to the batches
+            claim.size -= used  # now owned by the batches
             self.pool.give_back(claim)
             with topic.lock:
                 self._check_open()
                 for batch in batches:
-                    topic.close_open(batch.partition)  # records sent before go first
+                    topic.close_open(batch.partition)  # keeps the order of records
                     self._enqueue(topic, batch)
         except BaseException:
             for batch in batches:
@@ -269,7 +273,7 @@ class Accumulator:
         return self._settings.linger_ms
 
     def ready(self, cluster: Cluster, now: float) -> Ready:
-        """Which nodes have something to be sent to them: full, lingered, retried, or wanted at once (P25)."""
+        """Return the nodes with batches to send: full, lingered, due for a retry, flushed, or blocking memory (P25)."""
         result = Ready()
         hurry = self._flushes > 0 or self._closed is not None
         exhausted = self.pool.waiting_threads > 0
@@ -290,7 +294,7 @@ class Accumulator:
                 continue
             lingers = 0.0 if hurry or last.closed else last.created_ms + linger - now
             if first.attempts:
-                # A new leader need not be spared for what the old one did (KIP-951).
+                # No back-off for a new leader (KIP-951).
                 moved = leader != first.sent_to
                 wait = 0.0 if moved else first.last_attempt_ms + self._backoff_ms(first) - now
             else:
@@ -302,8 +306,8 @@ class Accumulator:
             for later in (wait, lingers):
                 if 0 < later < result.next_check_ms:
                     result.next_check_ms = later
-        # For want of memory, batches go out that are not full: but where there are full ones to be sent, memory will
-        # come back from those, and to hurry would only make more and smaller requests.
+        # If threads wait for memory, batches that are not full are sent too, except to nodes with full ones: those free
+        # memory anyway, and sending more would only make requests smaller.
         for leader, queues in still_filling.items():
             result.nodes.setdefault(leader, queues)
         return result
@@ -315,7 +319,7 @@ class Accumulator:
 
     def _backoff_ms(self, batch: ProducerBatch) -> float:
         settings = self._settings
-        # The jitter of a batch is its own, not of the moment: else `ready` and `drain` would disagree.
+        # The jitter depends on the batch only, so that `ready` gives the same result each time.
         rng = random.Random(id(batch) ^ batch.attempts)
         return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, batch.attempts, rng)
 
@@ -326,13 +330,13 @@ class Accumulator:
         assign: Callable[[ProducerBatch], None] | None,
         opened_by_ms: float = float("inf"),
     ) -> list[ProducerBatch]:
-        """One batch a partition, round robin over the node's partitions, up to max.request.size (P26).
+        """Take one batch from each queue of a node, round robin, up to max.request.size in all (P26).
 
-        Of those that are still open, only what was opened by that time.
+        Batches that are still open are taken only if they were opened by `opened_by_ms`.
         """
         taken: list[ProducerBatch] = []
         size = 0
-        for place, queue in enumerate(queues):
+        for index, queue in enumerate(queues):
             with queue.topic.lock:
                 if not queue.batches:
                     continue
@@ -342,10 +346,10 @@ class Accumulator:
                 if may_drain is not None and not may_drain(batch):
                     continue
                 if taken and size + batch.size * queue.topic.ratio.estimate > self._settings.max_request_bytes:
-                    queues[:] = queues[place:] + queues[:place]  # this one is the first of the next request
+                    queues[:] = queues[index:] + queues[:index]  # this queue is first in the next request
                     return taken
                 queue.batches.popleft()
-                # Whoever was served goes to the end of the line: `ready` keeps the order of this.
+                # The queue moves to the end: `ready` keeps this order.
                 self._active.pop(queue, None)
                 self._active[queue] = None
                 if not batch.closed:
@@ -359,7 +363,7 @@ class Accumulator:
             try:
                 sealed_bytes = len(batch.seal(self._settings.codec, self._settings.level))
                 if self._settings.codec != NONE and batch.size * 2 >= self._settings.batch_bytes:
-                    queue.topic.ratio.observe(sealed_bytes, batch.size)  # what small ones come to says little
+                    queue.topic.ratio.observe(sealed_bytes, batch.size)  # small batches compress differently
                 size += sealed_bytes
             except Exception as error:
                 self.unsendable.append((batch, error))
@@ -374,7 +378,7 @@ class Accumulator:
         self.topics[batch.topic].queues[batch.partition].muted = False
 
     def reenqueue(self, batch: ProducerBatch, now: float, counted: bool = True) -> None:
-        """Back to the front, or, with a sequence number, to its place in the order."""
+        """Put a batch back at the front of its queue; with a sequence number, in order."""
         if counted:
             batch.attempts += 1
         batch.last_attempt_ms = now
@@ -383,18 +387,18 @@ class Accumulator:
     def _put_back(self, batch: ProducerBatch) -> None:
         queue = self.topics[batch.topic].queues[batch.partition]
         with queue.topic.lock:
-            place = 0
+            index = 0
             if batch.has_sequence:
-                for place, other in enumerate(queue.batches):  # noqa: B007
+                for index, other in enumerate(queue.batches):  # noqa: B007
                     if not other.has_sequence or (other.base_sequence - batch.base_sequence) & 0x7FFFFFFF < 0x40000000:
                         break
                 else:
-                    place = len(queue.batches)
-            queue.batches.insert(place, batch)
+                    index = len(queue.batches)
+            queue.batches.insert(index, batch)
             self._active[queue] = None
 
     def split_and_reenqueue(self, batch: ProducerBatch, now: float) -> list[ProducerBatch]:
-        """Halve a batch that the broker found too large; the parts take its place."""
+        """Split a batch that is too large for the broker, and queue the parts in its place."""
         self.topics[batch.topic].ratio.reset()
         parts = batch.split(now)
         for part in reversed(parts):
@@ -404,18 +408,18 @@ class Accumulator:
         return parts
 
     def finish(self, batch: ProducerBatch) -> None:
-        """A batch is over, and so is the request that carried it: its memory goes back."""
+        """Return the memory of a batch that is done and no longer in flight."""
         self._incomplete.pop(batch, None)
         if batch.allocated_bytes:
             size, batch.allocated_bytes = batch.allocated_bytes, 0
             batch.sealed = None
-            # A buffer has one next user only: the pool, or whoever encodes columns.
+            # A buffer is reused either by the pool or for encoding columns.
             self.pool.release(None if batch.was_encoded else batch.buffer, size)
             if batch.was_encoded and len(self.spare_buffers) * len(batch.buffer) < SPARE_BYTES_MAX:
                 self.spare_buffers.append(batch.buffer)
 
     def close_open_batches(self) -> None:
-        """Every next send has to open a batch, and so hears of what has happened."""
+        """Close all open batches. The next send leaves the fast path to open one, and so notices a new state."""
         for topic in list(self.topics.values()):
             with topic.lock:
                 for partition in range(len(topic.queues)):
@@ -423,9 +427,9 @@ class Accumulator:
         self._wake()
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """Batches that waited here for longer than delivery.timeout.ms; they are taken out."""
+        """Remove and return queued batches older than delivery.timeout.ms."""
         limit = now - self._settings.delivery_timeout_ms
-        found: list[ProducerBatch] = []
+        expired: list[ProducerBatch] = []
         for queue in list(self._active):
             if not queue.batches or queue.batches[0].created_ms > limit:
                 continue
@@ -436,19 +440,19 @@ class Accumulator:
                         queue.topic.close_open(queue.partition)
                         batch.close()
                     if batch.record_count:
-                        found.append(batch)
+                        expired.append(batch)
                     else:
                         self._discard_empty(batch)
-        return found
+        return expired
 
     def _discard_empty(self, batch: ProducerBatch) -> None:
-        """End a batch that was opened for a record which then was not appended."""
+        """Complete a batch without records: the record that it was opened for could not be appended."""
         batch.complete(-1, -1)
         self.finish(batch)
-        self._wake()  # a commit may wait for it, and no response will come that could go on with that
+        self._wake()  # a commit may wait for it, and no response will wake the loop
 
     def next_expiry_ms(self, now: float) -> float:
-        """How long until the oldest waiting batch expires."""
+        """Return the time until the oldest queued batch expires."""
         oldest = min((q.batches[0].created_ms for q in list(self._active) if q.batches), default=None)
         return float("inf") if oldest is None else max(0.0, oldest + self._settings.delivery_timeout_ms - now)
 
@@ -459,30 +463,30 @@ class Accumulator:
         return bool(self._incomplete)
 
     def undrained(self) -> list[ProducerBatch]:
-        """Take out all that was not sent yet (a transaction is aborted, or the producer closed by force)."""
-        found: list[ProducerBatch] = []
+        """Remove and return all queued batches, because of an abort or a forced close."""
+        removed: list[ProducerBatch] = []
         for queue in list(self._active):
             with queue.topic.lock:
                 for batch in queue.batches:
                     if not batch.closed:
                         queue.topic.close_open(queue.partition)
                         batch.close()
-                    found.append(batch)
+                    removed.append(batch)
                 queue.batches.clear()
-        return found
+        return removed
 
     def busy_queues(self) -> list[PartitionQueue]:
-        """Those that may hold batches. Any thread: they change while one looks."""
+        """Return the queues that may have batches. Any thread."""
         return list(self._active)
 
     def incomplete(self) -> list[ProducerBatch]:
         return list(self._incomplete)
 
     def begin_flush(self) -> list[ProducerBatch]:
-        """Send without lingering from now on; returns what was there at this moment."""
+        """Send without lingering until `end_flush`; returns the batches without a result."""
         with self.topics_lock:
             self._flushes += 1
-        self.close_open_batches()  # what is appended later must not keep this flush waiting: it gets a new batch
+        self.close_open_batches()  # later records get a new batch, which this flush does not wait for
         return list(self._incomplete)
 
     def end_flush(self) -> None:
@@ -490,9 +494,9 @@ class Accumulator:
             self._flushes -= 1
 
     def close(self, error: HeadraceError | None = None) -> None:
-        """Refuse new records, with `error` if there is one, and send the rest at once.
+        """Reject new records, with `error` if given, and send the rest without lingering.
 
-        When this is over, no batch is added any more: an append looks for `_closed` under the lock of its topic.
+        No batch is added after this returns: `append` checks `_closed` under the topic's lock.
         """
         self._closed = error or ClosedError("the producer is closed")
         self.pool.close(error)

@@ -1,9 +1,9 @@
-"""Interceptors: user code that sees every record before anything else, and hears how it ended.
+"""Interceptors: user code that sees every record before it is sent, and its result.
 
-    send(record) → on_send, one after the other → …
-    acknowledged or failed in flight → on_acknowledgement;  failed before it was queued → on_send_error
+    send(record) → on_send of each interceptor → …
+    acknowledged, or failed after it was queued → on_acknowledgement;  failed before → on_send_error
 
-Nothing an interceptor does can break a send.
+An exception of an interceptor is logged and counted; the record is sent anyway.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.config import Log
 from headrace.producer.batch import Delivery
-from headrace.producer.plugins import PluginKind, is_for_application
+from headrace.producer.plugins import PluginKind, copy_methods, is_for_application
 from headrace.producer.records import UNKNOWN_PARTITION, ProducerRecord, RecordMetadata
 
 log = logging.getLogger("headrace")
 
 
 class ProducerInterceptor:
-    """To be subclassed; every method may be left out."""
+    """Base class of interceptors. Every method is optional."""
 
     def configure(self, config: Mapping[str, object]) -> None:
         """Called once, before anything else."""
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """The record to go on with: this one, or another. Called by the thread that sends."""
+        """Return the record to send: this one, or another. Called on the thread that sends."""
         return record
 
     def on_acknowledgement(self, metadata: RecordMetadata, error: Exception | None) -> None:
-        """The record was acknowledged (`error` is None) or failed. Called by the I/O thread: be quick."""
+        """Called when the record was acknowledged (`error` is None) or failed, on the I/O thread: return quickly."""
 
     def on_send_error(self, record: ProducerRecord, partition: int | None, error: Exception) -> None:
-        """The record failed before it was queued. Unless overridden, `on_acknowledgement` hears of it too."""
-        known = UNKNOWN_PARTITION if partition is None else partition
-        self.on_acknowledgement(RecordMetadata(record.topic, known), error)
+        """Called when the record failed before it was queued. The default calls `on_acknowledgement`."""
+        metadata = RecordMetadata(record.topic, UNKNOWN_PARTITION if partition is None else partition)
+        self.on_acknowledgement(metadata, error)
 
     def close(self) -> None:
         """Called once, with the producer's `close`."""
 
 
 class Interceptors:
-    """The chain. What one of them throws is logged and counted in `errors`."""
+    """The chain of interceptors. Their exceptions are logged and counted in `errors`."""
 
     __slots__ = ("_chain", "_log", "errors")
 
     def __init__(self, chain: Sequence[ProducerInterceptor], log: Log = log) -> None:
         self._chain = tuple(chain)
         self._log = log
-        self.errors = 0  # Statistics only: an increment lost between threads does no harm.
+        self.errors = 0  # A statistic: increments may be lost between threads.
 
     def __bool__(self) -> bool:
         return bool(self._chain)
@@ -58,7 +58,7 @@ class Interceptors:
         return [_name(interceptor) for interceptor in self._chain]
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """The record as the interceptors leave it; one that fails is passed over."""
+        """Return the record that the interceptors return; one that fails is skipped."""
         for interceptor in self._chain:
             try:
                 changed = interceptor.on_send(record)
@@ -73,14 +73,14 @@ class Interceptors:
         return record
 
     def on_acknowledgement(self, metadata: RecordMetadata, error: Exception | None = None) -> None:
-        """Tell everybody how a queued record ended."""
-        self._tell(metadata.topic, "on_acknowledgement", lambda one: one.on_acknowledgement(metadata, error))
+        """Pass the result of a queued record to the interceptors."""
+        self._call(metadata.topic, "on_acknowledgement", lambda chained: chained.on_acknowledgement(metadata, error))
 
     def on_send_error(self, record: ProducerRecord, partition: int | None, error: Exception) -> None:
-        """Tell everybody of a record that was not queued, with its partition as far as it is known."""
-        self._tell(record.topic, "on_send_error", lambda one: one.on_send_error(record, partition, error))
+        """Pass the error of a record that was not queued to the interceptors."""
+        self._call(record.topic, "on_send_error", lambda chained: chained.on_send_error(record, partition, error))
 
-    def _tell(self, topic: str, method: str, call: Callable[[ProducerInterceptor], None]) -> None:
+    def _call(self, topic: str, method: str, call: Callable[[ProducerInterceptor], None]) -> None:
         for interceptor in self._chain:
             try:
                 call(interceptor)
@@ -92,7 +92,7 @@ class Interceptors:
     def _failed(self, interceptor: ProducerInterceptor, method: str, topic: str, error: BaseException) -> None:
         self.errors += 1
         self._log.warning(
-            "%s.%s failed for a record of topic %s; the record goes on without it",
+            "%s.%s failed for a record to topic %s; the record is sent anyway",
             _name(interceptor),
             method,
             topic,
@@ -101,7 +101,7 @@ class Interceptors:
 
 
 class InterceptorCallback:
-    """The callback of a record that was intercepted: tells the chain how it ended, then whoever sent it."""
+    """The delivery callback of an intercepted record: calls the interceptors, then the application's callback."""
 
     __slots__ = ("_chain", "_record", "on_delivery", "partition")
 
@@ -110,42 +110,36 @@ class InterceptorCallback:
         self._record = record
         self.on_delivery = on_delivery
         self.partition = record.partition
-        """As far as it is known; the partitioner may find it later than this is made."""
+        """None until the partitioner has chosen it."""
 
     def __call__(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
-        if metadata is None:
-            partition = UNKNOWN_PARTITION if self.partition is None else self.partition
-            told = RecordMetadata(self._record.topic, partition)
-        else:
-            told = metadata
-        self._chain.on_acknowledgement(told, error)
+        partition = UNKNOWN_PARTITION if self.partition is None else self.partition
+        self._chain.on_acknowledgement(metadata or RecordMetadata(self._record.topic, partition), error)
         if self.on_delivery is not None:
             self.on_delivery(metadata, error)
 
     def refused(self, error: Exception) -> None:
-        """The record was not queued. Who sent it gets the error from `send`, or as Kafka's producer tells it."""
+        """Pass the error of a record that was not queued to the interceptors only."""
         self._chain.on_send_error(self._record, self.partition, error)
 
 
-class _Adapted(ProducerInterceptor):
-    """An object with some of an interceptor's methods, which owes nothing to the base class."""
+class _AdaptedInterceptor(ProducerInterceptor):
+    """Wraps an object with some of an interceptor's methods."""
 
     def __init__(self, target: object) -> None:
-        for method in _METHODS:
-            if hasattr(target, method):
-                setattr(self, method, getattr(target, method))
+        copy_methods(target, self, *_METHODS)
         self.adapted_name = type(target).__qualname__
 
 
 def _name(interceptor: ProducerInterceptor) -> str:
-    return interceptor.adapted_name if isinstance(interceptor, _Adapted) else type(interceptor).__qualname__
+    return interceptor.adapted_name if isinstance(interceptor, _AdaptedInterceptor) else type(interceptor).__qualname__
 
 
 _METHODS = ("configure", "on_send", "on_acknowledgement", "on_send_error", "close")
 
 
 def _adapt(value: object) -> ProducerInterceptor | None:
-    return _Adapted(value) if any(hasattr(value, method) for method in _METHODS[1:4]) else None
+    return _AdaptedInterceptor(value) if any(hasattr(value, method) for method in _METHODS[1:4]) else None
 
 
 KIND = PluginKind("interceptor", ProducerInterceptor, adapt=_adapt)

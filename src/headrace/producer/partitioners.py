@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headrace.client.clock import Clock
 from headrace.client.metadata import Cluster
-from headrace.producer.plugins import PluginKind
+from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.wire.kernel import kernel
 
 if TYPE_CHECKING:
@@ -291,24 +291,22 @@ class AdaptiveSticky:
         return topic.weights
 
 
-class _Adapted(Partitioner):
+class _AdaptedPartitioner(Partitioner):
     """Wraps a function, or an object with a `partition` method, that is not a `Partitioner`."""
 
     def __init__(self, target: object) -> None:
-        for method in ("configure", "on_new_batch", "close"):
-            if hasattr(target, method):
-                setattr(self, method, getattr(target, method))
+        copy_methods(target, self, "configure", "on_new_batch", "close")
         self.__dict__["partition"] = getattr(target, "partition", target)
         self.adapted_name = getattr(target, "__qualname__", type(target).__qualname__)
 
 
 def name_of(partitioner: Partitioner) -> str:
     """Return the name of a partitioner, as the user knows it, for messages."""
-    return partitioner.adapted_name if isinstance(partitioner, _Adapted) else type(partitioner).__qualname__
+    return partitioner.adapted_name if isinstance(partitioner, _AdaptedPartitioner) else type(partitioner).__qualname__
 
 
 def _adapt(value: object) -> Partitioner | None:
-    return _Adapted(value) if callable(getattr(value, "partition", value)) else None
+    return _AdaptedPartitioner(value) if callable(getattr(value, "partition", value)) else None
 
 
 _JAVA = "org.apache.kafka.clients.producer."

@@ -1,8 +1,8 @@
-"""The steps of `send` that are the user's own code: interceptors, serializers, partitioner.
+"""The part of `send` that runs plug-ins: interceptors, serializers, partitioner.
 
-    record → intercept → (metadata) → prepare: serialise, partition → PreparedRecord
+    record → intercept → (metadata) → prepare: serialize, partition → PreparedRecord
 
-They run in the thread that sends. What they raise reaches whoever sent, and the interceptors.
+It runs on the thread that sends. Exceptions are raised by `send`, and passed to the interceptors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.wire.layout import Header
 
 
 class SendPipeline:
-    """The plug-ins that a record passes."""
+    """The plug-ins of a producer, in the order in which a record passes them."""
 
     def __init__(self, settings: ProducerSettings, plugins: PluginLoader) -> None:
         self._key_serializer = plugins.load("key.serializer", settings.key_serializer, serializers.KIND, is_key=True)
@@ -40,17 +40,17 @@ class SendPipeline:
 
     @property
     def is_noop(self) -> bool:
-        """True if keys and values are bytes besides: then there is nothing to do here."""
+        """Whether records pass unchanged: no plug-ins, and keys and values are bytes."""
         both = (self._key_serializer, self._value_serializer)
-        return self.only_serialize and all(type(one) is serializers.BytesSerializer for one in both)
+        return self.only_serialize and all(type(used) is serializers.BytesSerializer for used in both)
 
     @property
     def interceptor_errors(self) -> int:
-        """How many calls of interceptors have raised."""
+        """The number of interceptor calls that raised."""
         return self._interceptors.errors
 
     def describe(self) -> dict[str, Any]:
-        """Whose code it is, for whoever looks at the producer."""
+        """Return the names of the plug-ins, for reports."""
         return {
             "interceptors": self._interceptors.names(),
             "interceptor_errors": self.interceptor_errors,
@@ -60,14 +60,14 @@ class SendPipeline:
         }
 
     def intercept(self, record: ProducerRecord, on_delivery: Delivery | None) -> tuple[ProducerRecord, Delivery | None]:
-        """The record as the interceptors leave it, and a callback that tells them how it ended, if there are any."""
+        """Return the record that the interceptors return, and a callback that passes them its result."""
         if not self._interceptors:
             return record, on_delivery
         record = self._interceptors.on_send(record)
         return record, interceptors.InterceptorCallback(self._interceptors, record, on_delivery)
 
     def prepare(self, record: ProducerRecord, on_delivery: Delivery | None, cluster: Cluster) -> PreparedRecord:
-        """Serialise, and partition if that is not built in."""
+        """Serialize a record, and choose its partition if the partitioner is not the built-in one."""
         headers = list(checked_headers(record.headers))
         key, value = self.serialize(record.topic, record.key, record.value, headers)
         partition, choose_again = record.partition, None
@@ -81,7 +81,7 @@ class SendPipeline:
     def serialize(
         self, topic: str, key: object, value: object, headers: list[Header]
     ) -> tuple[bytes | None, bytes | None]:
-        """Key and value in bytes; serializers may add headers."""
+        """Return key and value as bytes; serializers may add headers."""
         return (
             self._key_serializer.serialize(topic, key, headers),
             self._value_serializer.serialize(topic, value, headers),

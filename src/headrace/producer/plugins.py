@@ -3,7 +3,7 @@
     "json" | "org.apache.kafka…" | "my.module.Class" | class | object | function
         → PluginLoader.load → configure(config) → used by the producer → close()
 
-Whatever has an `on_update` besides is told of every change of the cluster.
+`on_update` of a plug-in that has it is called with every new cluster.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PluginKind(Generic[T]):
-    """What a kind of plug-in looks like."""
+    """A kind of plug-in, such as serializers."""
 
     noun: str
     base: type[T]
     known: Mapping[str, type[T]] = field(default_factory=dict)
-    """Ours, by short names and by the names of the Java classes they stand for."""
+    """The classes of headrace, by short name and by the name of the equivalent Java class."""
     adapt: Callable[[object], T | None] = lambda _: None
-    """Makes one from an object that is not a `base` but will do, or gives None."""
+    """Wraps an object that is not a `base` but has the methods; None if it has not."""
 
 
 def is_for_application(error: BaseException) -> bool:
@@ -43,22 +43,29 @@ def is_for_application(error: BaseException) -> bool:
     return not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
 
 
+def copy_methods(source: object, target: object, *methods: str) -> None:
+    """Set the methods that `source` has on `target`."""
+    for method in methods:
+        if hasattr(source, method):
+            setattr(target, method, getattr(source, method))
+
+
 class PluginLoader:
-    """Loads the plug-ins of one producer, tells them of the cluster, and closes them."""
+    """Loads the plug-ins of a producer, passes them the cluster, and closes them."""
 
     def __init__(self, config: Mapping[str, object], log: Log = log) -> None:
         self._config = config
         self.log = log
-        self._closers: dict[int, tuple[object, Callable[[], object]]] = {}  # by identity: each is closed once
+        self._closers: dict[int, tuple[object, Callable[[], object]]] = {}  # By identity: each is closed once.
         self._listeners: dict[int, Callable[[object], object]] = {}
 
     def load(self, option: str, value: object, kind: PluginKind[T], **configure_arguments: object) -> T:
-        """The plug-in that `value`, given for `option`, stands for. `configure` gets the config and the arguments."""
+        """Return the configured plug-in for an option's value. `configure` gets the config and the arguments."""
         given = _instance(option, value, kind)
         plugin = given if isinstance(given, kind.base) else kind.adapt(given)
         if plugin is None:
-            raise ConfigError(f"{option} is {given!r}, which is no {kind.noun}: see {kind.base.__qualname__}")
-        # What was given, not what it was wrapped in: that is whose identity counts, and who may listen.
+            raise ConfigError(f"{option} {given!r} is not a valid {kind.noun}: see {kind.base.__qualname__}")
+        # The given object, not its wrapper, has the identity and may have `on_update`.
         self._remember(given, plugin)
         configure = getattr(plugin, "configure", None)
         if configure is not None:
@@ -79,17 +86,17 @@ class PluginLoader:
             self._listeners.setdefault(id(given), on_update)
 
     def on_update(self, cluster: object) -> None:
-        """Tell the cluster listeners; what one throws is logged."""
+        """Call `on_update` of the plug-ins; exceptions are logged."""
         for on_update in self._listeners.values():
             try:
                 on_update(cluster)
             except BaseException as error:
                 if is_for_application(error):
                     raise
-                self.log.exception("a cluster listener failed: %r", on_update)
+                self.log.exception("cluster listener failed: %r", on_update)
 
     def close(self) -> None:
-        """Close every plug-in once, the last loaded first; what one throws is logged."""
+        """Close every plug-in once, the last loaded first; exceptions are logged."""
         while self._closers:
             _, (given, close) = self._closers.popitem()
             try:
@@ -108,21 +115,21 @@ def _instance(option: str, value: object, kind: PluginKind[T]) -> object:
     try:
         return target()
     except Exception as error:
-        raise ConfigError(f"{option}: {_name(target)} cannot be made without arguments: {error}") from error
+        raise ConfigError(f"{option}: {_name(target)} cannot be created without arguments: {error}") from error
 
 
 def _import(option: str, path: str, kind: PluginKind[T]) -> object:
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     known = ", ".join(name for name in kind.known if "." not in name)
-    remedy = f"it may be the path of a Python class{f', or one of {known}' if known else ''}"
+    remedy = f"expected the path of a Python class{f', or one of {known}' if known else ''}"
     if not module_name:
-        raise ConfigError(f"{option} is {path!r}; {remedy}")
+        raise ConfigError(f"invalid {option} {path!r}: {remedy}")
     if module_name.startswith(("org.apache.", "io.confluent.", "java.")):
-        raise ConfigError(f"{option} is {path!r}, a Java class that has no counterpart here; {remedy}")
+        raise ConfigError(f"{option} {path!r} is a Java class without an equivalent in headrace: {remedy}")
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a module may fail in any way while it is imported
-        raise ConfigError(f"{option} is {path!r}, which cannot be imported: {error}; {remedy}") from error
+        raise ConfigError(f"{option} {path!r} cannot be imported: {error}; {remedy}") from error
 
 
 def _name(plugin: object) -> str:

@@ -1,9 +1,9 @@
-"""Metrics reporters that come with the package: for Prometheus, for the log, and for the live view.
+"""Metrics reporters: for Prometheus, for the log, and for the live view.
 
     ProducerMetrics → init, metric_change, metric_removal → the reporter's list of metrics
-    a scrape, or the reporter's own thread → values
+    a scrape, or the reporter's thread → values
 
-They are plug-ins for `metric.reporters`: "prometheus", "log", "view" (in view_reporter.py), or an object made by hand.
+They are plug-ins for `metric.reporters`: "prometheus", "log", "view" (in view_reporter.py), or an instance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from headrace.errors import ConfigError
 from headrace.producer.metrics import Metric, MetricName, MetricsReporter
-from headrace.producer.plugins import PluginKind
+from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.producer.view_reporter import ViewReporter
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ CLOSE_SECONDS_MAX = 5.0
 
 
 class _CollectingReporter(MetricsReporter):
-    """Knows the metrics there are."""
+    """Keeps the current metrics."""
 
     def __init__(self) -> None:
-        self._metrics: dict[MetricName, Metric] = {}  # each change is one step: any thread may copy it
+        self._metrics: dict[MetricName, Metric] = {}  # Changes are atomic: any thread may copy it.
 
     def init(self, metrics: Iterable[Metric]) -> None:
         for metric in metrics:
@@ -52,9 +52,9 @@ class _CollectingReporter(MetricsReporter):
 
 
 class PrometheusReporter(_CollectingReporter):
-    """Shows the metrics to Prometheus: `kafka_producer_record_send_total{client_id="…"}`.
+    """Exports the metrics to Prometheus: `kafka_producer_record_send_total{client_id="…"}`.
 
-    It adds to a registry of prometheus_client, by default the one that `prometheus_client.start_http_server` serves.
+    It uses a registry of prometheus_client, by default the one that `prometheus_client.start_http_server` serves.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -72,12 +72,12 @@ class PrometheusReporter(_CollectingReporter):
         _Collector.of(self._registry).add(self)
 
     def close(self) -> None:
-        if not self._metrics:  # else another producer shares this reporter
+        if not self._metrics:  # otherwise another producer shares this reporter
             _Collector.of(self._registry).discard(self)
 
 
 class _Collector:
-    """What a registry collects: the metrics of all producers, because it wants each family in one piece."""
+    """The collector of a registry: the metrics of all producers, because each family must be collected once."""
 
     def __init__(self) -> None:
         self._reporters: set[PrometheusReporter] = set()  # Guarded by _collectors_lock.
@@ -99,7 +99,7 @@ class _Collector:
             self._reporters.discard(reporter)
 
     def describe(self) -> list[Family]:
-        """Nothing is promised: the families change as producers come and go."""
+        """Return nothing: the families change with the producers."""
         return []
 
     def collect(self) -> Iterator[Family]:
@@ -112,7 +112,7 @@ class _Collector:
             for metric in reporter.metrics():
                 value = metric.value()
                 if isinstance(value, str):
-                    continue  # version and commit id: Prometheus knows numbers only
+                    continue  # version and commit id: Prometheus has numbers only
                 name = _family_name(metric.name)
                 kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
                 if name not in families:
@@ -136,7 +136,7 @@ def _family_name(name: MetricName) -> str:
 
 
 class LoggingReporter(_CollectingReporter):
-    """Writes what is not zero to the log `headrace.metrics` at INFO, every so many seconds."""
+    """Logs the metrics that are not zero to `headrace.metrics` at INFO, every `interval_seconds`."""
 
     def __init__(self, interval_seconds: float = LOG_INTERVAL_SECONDS) -> None:
         super().__init__()
@@ -159,12 +159,12 @@ class LoggingReporter(_CollectingReporter):
             self.report()
 
     def report(self) -> None:
-        """Write a line for each group and set of tags, now."""
+        """Log a line for each group and set of tags."""
         for line in self.lines():
             log.info("%s", line)
 
     def lines(self) -> list[str]:
-        """`producer-metrics client-id=c1: record-send-rate=3.3 …`, without zeros and NaNs."""
+        """Return lines such as `producer-metrics client-id=c1: record-send-rate=3.3 …`, without zeros and NaNs."""
         groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = defaultdict(list)
         for metric in self.metrics():
             value = metric.value()
@@ -178,20 +178,18 @@ class LoggingReporter(_CollectingReporter):
         ]
 
 
-class _Adapted(MetricsReporter):
-    """An object with some of a reporter's methods, which owes nothing to the base class."""
+class _AdaptedReporter(MetricsReporter):
+    """Wraps an object with some of a reporter's methods."""
 
     def __init__(self, target: object) -> None:
-        for method in _METHODS:
-            if hasattr(target, method):
-                setattr(self, method, getattr(target, method))
+        copy_methods(target, self, *_METHODS)
 
 
 _METHODS = ("configure", "init", "metric_change", "metric_removal", "look_inside", "close")
 
 
 def _adapt(value: object) -> MetricsReporter | None:
-    return _Adapted(value) if any(hasattr(value, method) for method in _METHODS[1:5]) else None
+    return _AdaptedReporter(value) if any(hasattr(value, method) for method in _METHODS[1:5]) else None
 
 
 KIND = PluginKind(

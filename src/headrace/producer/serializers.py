@@ -1,8 +1,8 @@
-"""Serializers: keys and values become bytes.
+"""Serializers: keys and values to bytes.
 
     send(value) → serializer.serialize(topic, value, headers) → bytes, or None for a tombstone
 
-None always gives None. A value a serializer cannot take raises a SerializationError that names both.
+None always becomes None. A value of the wrong type raises a SerializationError that names the serializer and the type.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import uuid
 from collections.abc import Callable, Mapping
 
 from headrace.errors import ConfigError, SerializationError
-from headrace.producer.plugins import PluginKind
+from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.wire.layout import Header
 
 
 class Serializer:
-    """To be subclassed: `serialize` at least."""
+    """Base class of serializers. Subclasses implement `serialize` at least."""
 
     is_key: bool | None = None  # None until configured
 
@@ -27,18 +27,18 @@ class Serializer:
         self.is_key = is_key
 
     def serialize(self, topic: str, value: object, headers: list[Header]) -> bytes | None:
-        """The bytes of `value`. `headers` are those of the record, and may be added to."""
+        """Return the bytes of `value`. The serializer may add to `headers`, the record's headers."""
         raise NotImplementedError(f"{type(self).__qualname__} must define serialize")
 
     def close(self) -> None:
         """Called once, with the producer's `close`."""
 
-    def refuse(self, topic: str, value: object, expected: str) -> SerializationError:
-        """The error for a value that cannot be serialized."""
+    def error(self, topic: str, value: object, expected: str) -> SerializationError:
+        """Return the error for a value that cannot be serialized."""
         part = {None: "", True: " as key", False: " as value"}[self.is_key]
         name, value_type = type(self).__qualname__, type(value).__qualname__
         return SerializationError(
-            f"{name} takes {expected}, got {value_type}{part} of a record to topic {topic!r}; "
+            f"{name} expected {expected}, got {value_type}{part} of a record to topic {topic!r}; "
             "convert it, or set another serializer",
             topic=topic,
             serializer=name,
@@ -47,18 +47,18 @@ class Serializer:
 
 
 class BytesSerializer(Serializer):
-    """bytes as they are; bytearray and memoryview are copied, so that the caller may go on writing to them."""
+    """bytes unchanged; bytearray and memoryview are copied, so that the caller may change them."""
 
     def serialize(self, topic: str, value: object, headers: list[Header]) -> bytes | None:
         if value is None or type(value) is bytes:
             return value
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
-        raise self.refuse(topic, value, "bytes")
+        raise self.error(topic, value, "bytes")
 
 
 class StrSerializer(Serializer):
-    """Text, in UTF-8 or in what `key.serializer.encoding`, `value.serializer.encoding` or `serializer.encoding` say."""
+    """str, in UTF-8 or the encoding of `key.` or `value.serializer.encoding` or `serializer.encoding`."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         self.encoding = _checked_encoding("encoding", encoding)
@@ -75,18 +75,20 @@ class StrSerializer(Serializer):
         if value is None:
             return None
         if not isinstance(value, str):
-            raise self.refuse(topic, value, "str")
+            raise self.error(topic, value, "str")
         try:
             return value.encode(self.encoding)
         except UnicodeEncodeError as error:
-            raise self.refuse(topic, value, f"str that {self.encoding} can hold") from error
+            raise self.error(topic, value, f"str that {self.encoding} can encode") from error
 
 
 def _checked_encoding(option: str, encoding: object) -> str:
     try:
         "".encode(str(encoding))
     except LookupError:
-        raise ConfigError(f"{option} is {encoding!r}; it may be an encoding Python knows, such as utf-8") from None
+        raise ConfigError(
+            f"invalid {option}: expected an encoding of Python, such as utf-8, got {encoding!r}"
+        ) from None
     return str(encoding)
 
 
@@ -100,13 +102,13 @@ class _Packed(Serializer):
     def serialize(self, topic: str, value: object, headers: list[Header]) -> bytes | None:
         if value is None:
             return None
-        # A bool is an int for Python; on the wire it would be a surprise.
+        # A bool is an int in Python; sending it as a number is most likely a mistake.
         if not isinstance(value, self.types) or isinstance(value, bool):
-            raise self.refuse(topic, value, self.expected)
+            raise self.error(topic, value, self.expected)
         try:
             return self.layout.pack(value)
         except (struct.error, OverflowError) as error:
-            raise self.refuse(topic, value, f"{self.expected}, and this one is larger") from error
+            raise self.error(topic, value, f"{self.expected} (out of range)") from error
 
 
 class ShortSerializer(_Packed):
@@ -146,7 +148,7 @@ class BoolSerializer(Serializer):
         if value is None:
             return None
         if not isinstance(value, bool):
-            raise self.refuse(topic, value, "bool")
+            raise self.error(topic, value, "bool")
         return b"\x01" if value else b"\x00"
 
 
@@ -157,12 +159,12 @@ class UuidSerializer(Serializer):
         if value is None:
             return None
         if not isinstance(value, uuid.UUID):
-            raise self.refuse(topic, value, "uuid.UUID")
+            raise self.error(topic, value, "uuid.UUID")
         return str(value).encode("ascii")
 
 
 class JsonSerializer(Serializer):
-    """JSON in UTF-8, without blanks. None is a tombstone, not `null`; NaN and infinities are refused: JSON has none."""
+    """JSON in UTF-8, without spaces. None is a tombstone, not `null`; NaN and infinities are errors."""
 
     _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -172,20 +174,20 @@ class JsonSerializer(Serializer):
         try:
             return self._encoder.encode(value).encode("utf-8")
         except (TypeError, ValueError, RecursionError) as error:
-            raise self.refuse(topic, value, f"what JSON can hold ({error})") from error
+            raise self.error(topic, value, f"a value that JSON can represent ({error})") from error
 
 
 class NoneSerializer(Serializer):
-    """For keys or values that are never there: anything but None is refused."""
+    """Accepts None only, for topics without keys or values."""
 
     def serialize(self, topic: str, value: object, headers: list[Header]) -> bytes | None:
         if value is not None:
-            raise self.refuse(topic, value, "None")
+            raise self.error(topic, value, "None")
         return None
 
 
 class FunctionSerializer(Serializer):
-    """A function from value to bytes. It is not asked about None."""
+    """Wraps a function from value to bytes. It is not called for None."""
 
     def __init__(self, function: Callable[[object], object]) -> None:
         self.function = function
@@ -197,24 +199,22 @@ class FunctionSerializer(Serializer):
         try:
             data = self.function(value)
         except Exception as error:
-            raise self.refuse(topic, value, f"what {name} does not fail on ({error})") from error
+            raise self.error(topic, value, f"a value that {name} accepts ({error})") from error
         if data is None or isinstance(data, bytes):
             return data
-        raise self.refuse(topic, value, f"what {name} makes bytes of, not {type(data).__qualname__}")
+        raise self.error(topic, value, f"a value for which {name} returns bytes, not {type(data).__qualname__}")
 
 
-class _Adapted(Serializer):
-    """An object with a `serialize` that owes nothing to the base class."""
+class _AdaptedSerializer(Serializer):
+    """Wraps an object with a `serialize` method."""
 
     def __init__(self, target: object) -> None:
-        for method in ("configure", "serialize", "close"):
-            if hasattr(target, method):
-                setattr(self, method, getattr(target, method))
+        copy_methods(target, self, "configure", "serialize", "close")
 
 
 def _adapt(value: object) -> Serializer | None:
     if hasattr(value, "serialize"):
-        return _Adapted(value)
+        return _AdaptedSerializer(value)
     return FunctionSerializer(value) if callable(value) else None
 
 
