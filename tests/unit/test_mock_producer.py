@@ -42,13 +42,13 @@ def test_records_are_serialised_partitioned_and_kept():
     assert {producer.send("orders", n).result(0).partition for n in range(8)} == {0, 1, 2, 3}
 
 
-def test_what_the_real_one_refuses_is_refused():
+def test_errors_of_a_real_producer_are_raised():
     producer = MockProducer(topics={"t": 1}, max_request_size=1000)
     with pytest.raises(SerializationError):
         producer.send("t", 5)
     with pytest.raises(RecordTooLargeError, match="1000"):
         producer.send("t", b"x" * 2000).result(0)
-    with pytest.raises(TimedOutError, match="topic 'other' is not known"):
+    with pytest.raises(TimedOutError, match="topic 'other' is unknown"):
         producer.send("other", b"v").result(0)
     with pytest.raises(TimedOutError, match="partition 3 of topic 't'"):
         producer.send("t", b"v", partition=3).result(0)

@@ -1,11 +1,12 @@
 """The producer: a record's way from `send` to the broker.
 
-options, settings, security, parts                  what the user wants, checked once, and handed to those who need it
-records                                             what goes in, and what comes back
-producer, aio, mock                                 the three producers: plain, for asyncio, for users' own tests
-steps, interceptors, serializers, partitioners      what happens to a record before it is queued; plugins loads them
-arrow                                               the same for whole columns
-accumulator, batch, buffer_pool                     where records wait
-sender, transactions and what belongs to them       the I/O thread
-metrics, observers, reporters, sampling             what is counted
+options, settings                                           options, checked and typed
+records                                                     the values that a producer takes and returns
+producer, aio, mock                                         Producer, AsyncProducer, MockProducer
+engine, _send                                               the engine below them, and the compiled fast path
+pipeline, interceptors, serializers, partitioners, plugins  what happens to a record before it is queued
+arrow                                                       the same for Arrow columns
+accumulator, queues, batch, buffer_pool                     queued records
+sender, transactions, transaction_*, sequences              the I/O thread
+metrics, sampling, reporters                                metrics
 """

@@ -1,10 +1,10 @@
 """The producer for asyncio: the methods of `Producer`, awaited where those block.
 
-    future = await producer.send(…)     the record is queued; waits only for metadata, or for memory (back-pressure)
-    metadata = await future             the broker has it
+    future = await producer.send(…)     queues the record; waits only for metadata or memory (back-pressure)
+    metadata = await future             waits until the broker has stored it
 
-It uses the engine of an ordinary `Producer`. Calls that need not wait run on the event loop. Waits run in a thread, and
-return to the loop before anything happens to the record: a task that is cancelled in `send` has sent nothing.
+It uses the same engine as `Producer`. Calls that need not wait run on the event loop. Waits run in a thread and return
+to the loop before the record is queued: a task that is cancelled in `send` has sent nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headrace.producer.settings import resolve
 
 
 class AsyncProducer:
-    """Sends records to Kafka from one event loop. Takes what `Producer` takes; see there for what is not said here."""
+    """Sends records to Kafka from one event loop. Arguments and methods are those of `Producer`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class AsyncProducer:
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        """A producer from a `.properties` file; keyword arguments win over it."""
+        """Return a producer with the options of a `.properties` file; keyword arguments take precedence."""
         return cls(Path(path), **options)
 
     @property
@@ -142,37 +142,37 @@ class AsyncProducer:
             wait = asyncio.create_task(in_thread(partial(self._engine.wait_for_topic, topic, partition, deadline_ms)))
             self._metadata_waits[key] = wait
 
-            def forget(done: asyncio.Task[TopicQueues]) -> None:
+            def remove(done: asyncio.Task[TopicQueues]) -> None:
                 self._metadata_waits.pop(key, None)
                 if not done.cancelled():
                     done.exception()  # marks it as retrieved: all callers may have been cancelled
 
-            wait.add_done_callback(forget)
+            wait.add_done_callback(remove)
         return wait
 
     async def send_arrow(self, topic: str, table_or_batch: pa.Table | pa.RecordBatch, **columns: str) -> ArrowDelivery:
-        """Send whole columns; await what comes back for the offsets.
+        """Send Arrow columns; await the delivery for the offsets.
 
-        A thread encodes them: when its caller is cancelled, that goes on, and the rows are sent.
+        A thread encodes them. If the caller is cancelled, the rows are still sent.
         """
         return await in_thread(lambda: self._engine.send_arrow(topic, table_or_batch, arrow_column_names(**columns)))
 
     async def partitions_for(self, topic: str) -> Sequence[PartitionInfo]:
-        """The partitions of a topic, as far as metadata tells."""
+        """Return the partitions of a topic, as the metadata has them."""
         return await in_thread(lambda: self._engine.partitions_for(topic))
 
     def metrics(self) -> dict[MetricName, Value]:
-        """Every metric, under Kafka's name, with its value now."""
+        """Return the current value of every metric, under Kafka's names."""
         return self._engine.metrics.snapshot()
 
     # -- transactions --------------------------------------------------------------------------
 
     async def init_transactions(self) -> None:
-        """Get a producer id, fence older instances of this transactional.id and wait until theirs are over."""
+        """Get a producer id, fence older producers with this transactional.id, and wait for their transactions."""
         await in_thread(self._engine.init_transactions)
 
     async def begin_transaction(self) -> None:
-        """From here on, what is sent belongs together. Does not wait."""
+        """Begin a transaction. Local: the broker learns of it with the first record."""
         self._engine.begin_transaction()
 
     async def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
@@ -180,16 +180,16 @@ class AsyncProducer:
         await in_thread(lambda: self._engine.send_offsets_to_transaction(offsets, group_metadata))
 
     async def commit_transaction(self) -> None:
-        """Send all that was queued and commit it. Once begun, it goes on when its caller is cancelled."""
+        """Send all queued records and commit. Continues if the caller is cancelled."""
         await in_thread(self._engine.commit_transaction)
 
     async def abort_transaction(self) -> None:
-        """Drop what was not sent and abort the rest."""
+        """Drop records that were not sent, and abort the transaction."""
         await in_thread(self._engine.abort_transaction)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
-        """`async with producer.transaction():` commits at the end and aborts on an exception, cancelling included."""
+        """`async with producer.transaction():` commits at the end and aborts on an exception or cancellation."""
         await self.begin_transaction()
         try:
             yield self
@@ -202,10 +202,10 @@ class AsyncProducer:
             await in_thread(self._engine.abort_after_error)
             raise
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- flush and close -----------------------------------------------------------------------
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait (seconds) until all that was sent before is answered, one way or the other."""
+        """Wait up to `timeout` seconds until all records sent before have a result."""
         await in_thread(lambda: self._engine.flush(timeout))
 
     async def close(self, timeout: float | None = None) -> None:
@@ -223,11 +223,11 @@ class AsyncProducer:
 
 
 def _on_loop(on_delivery: Delivery) -> Delivery:
-    """The callback, called on this event loop."""
+    """Return a callback that calls `on_delivery` on this event loop."""
     loop = asyncio.get_running_loop()
 
     def delivered(metadata: RecordMetadata | None, error: Exception | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(on_delivery, metadata, error)
 
     return delivered

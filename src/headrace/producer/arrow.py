@@ -1,9 +1,9 @@
-"""Whole Arrow columns into batches: the producer's steps without a Python object for a row.
+"""Encoding of Arrow columns into batches, without a Python object for each row.
 
-    columns → partitions (explicit, else by key, else sticky) → memory → encode → queues
+    columns → memory → partitions (explicit, by key, or sticky) → encode → queues
 
-A table is taken in slices of about a request each, so that memory is bounded by buffer.memory and the I/O thread
-starts sending before the last slice is encoded.
+A table is sent in slices, so that memory is bounded by buffer.memory and the I/O thread starts sending before the last
+slice is encoded.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX
 
 SLICE_BYTES = 4 * 1024 * 1024
 SLICE_ROWS_MAX = 262_144
-# batch.size weighs latency against the work for each batch. Rows that are all here already have no latency to lose:
-# their batches are at least so large, as far as max.request.size allows.
+# batch.size trades latency for work per batch. Rows of a table are all available, so their batches are at least this
+# large, if max.request.size allows.
 BATCH_BYTES_MIN = 256 * 1024
 
 
 class OffsetRange(NamedTuple):
-    """Offsets from `first` to `last`, both included."""
+    """The offsets from `first` to `last`, inclusive."""
 
     first: int
     last: int
 
 
 class ArrowDelivery:
-    """What becomes of the rows of one `send_arrow`."""
+    """The pending result of a `send_arrow`."""
 
     def __init__(self, batches: Sequence[ProducerBatch], refusal: Exception | None = None) -> None:
         self._batches = batches
         self.refusal = refusal
-        """Why rows were not queued, if some were not. Those before them are sent all the same."""
+        """Why some rows were not queued, or None. Rows before them are sent."""
 
     @property
     def queued_rows(self) -> int:
@@ -58,21 +58,23 @@ class ArrowDelivery:
         return all(batch.wait_done(0) for batch in self._batches)
 
     def result(self, timeout: float | None = None) -> dict[int, list[OffsetRange]]:
-        """Wait (seconds) for all rows; partition → ranges of offsets, in order. Raises the first error there is."""
+        """Wait up to `timeout` seconds for all rows; returns partition → offset ranges, or raises the first error."""
         if self.refusal is not None:
             raise self.refusal
         deadline = None if timeout is None else time.monotonic() + timeout
-        found: defaultdict[int, list[OffsetRange]] = defaultdict(list)
+        offsets: defaultdict[int, list[OffsetRange]] = defaultdict(list)
         for batch in self._batches:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not batch.wait_done(left):
-                raise TimedOutError(f"no answer for rows to {batch.topic}-{batch.partition} after {timeout:g} s")
+                raise TimedOutError(
+                    f"timed out after {timeout:g} s waiting for rows to {batch.topic}-{batch.partition}"
+                )
             for part in batch.final_parts():
                 if part.error is not None:
                     raise part.error
                 if part.base_offset >= 0:
-                    _extend(found[part.partition], part.base_offset, part.base_offset + part.record_count - 1)
-        return dict(found)
+                    _extend(offsets[part.partition], part.base_offset, part.base_offset + part.record_count - 1)
+        return dict(offsets)
 
     def __await__(self) -> Generator[Any, None, dict[int, list[OffsetRange]]]:
         return in_thread(self.result).__await__()
@@ -86,7 +88,7 @@ def _extend(ranges: list[OffsetRange], first: int, last: int) -> None:
 
 
 class ArrowSender:
-    """Cuts tables into batches. Any thread."""
+    """Encodes tables into batches. Any thread."""
 
     def __init__(
         self,
@@ -107,16 +109,17 @@ class ArrowSender:
         self._random = random.Random()
 
     def check(self, data: pa.Table | pa.RecordBatch, names: Mapping[str, str]) -> int | None:
-        """Refuse what can never be sent before anything is; returns the highest partition that rows ask for."""
+        """Raise for rows that cannot be sent; returns the highest explicit partition."""
         highest = None
         for batch in _batches(data):
-            found = _columns(batch, names)
-            self._check_sizes(found)
-            if "partition" in found and batch.num_rows:
-                limits = pc.min_max(found["partition"].cast(pa.int32())).as_py()
+            columns_by_role = _columns(batch, names)
+            self._check_sizes(columns_by_role)
+            if "partition" in columns_by_role and batch.num_rows:
+                limits = pc.min_max(columns_by_role["partition"].cast(pa.int32())).as_py()
                 if limits["min"] is not None and limits["min"] < 0:
                     raise ValueError(
-                        f"column {names['partition']!r} has {limits['min']}; it must be 0 or more, or null"
+                        f"invalid partition in column {names['partition']!r}: expected 0 or more, or null, "
+                        f"got {limits['min']}"
                     )
                 highest = max((p for p in (highest, limits["max"]) if p is not None), default=None)
         return highest
@@ -129,17 +132,17 @@ class ArrowSender:
         names: Mapping[str, str],
         max_block_ms: float,
     ) -> ArrowDelivery:
-        """Encode and queue rows that were checked. The wait for memory is bounded for each slice.
+        """Encode and queue rows that were checked; blocks for memory up to `max_block_ms` for each slice.
 
-        What is refused half-way stands in the delivery, beside the rows that were queued before.
+        An error after the first slice is in the delivery, which has the rows queued before it.
         """
         batches: list[ProducerBatch] = []
         for batch in _batches(data):
-            found = _columns(batch, names)
+            columns_by_role = _columns(batch, names)
             rows = batch.num_rows
             step = max(1, min(SLICE_ROWS_MAX, SLICE_BYTES * rows // max(1, batch.nbytes))) if rows else 1
             for start in range(0, rows, step):
-                piece = {name: column.slice(start, step) for name, column in found.items()}
+                piece = {name: column.slice(start, step) for name, column in columns_by_role.items()}
                 try:
                     batches += self._send_slice(topic, cluster, piece, max_block_ms)
                 except API_ERRORS as error:
@@ -150,7 +153,7 @@ class ArrowSender:
         self, topic: TopicQueues, cluster: Cluster, piece: dict[str, pa.Array], max_block_ms: float
     ) -> list[ProducerBatch]:
         count = len(topic.queues)
-        # The wait for memory comes first: what is encoded has its place.
+        # Memory is reserved before encoding.
         reserved = min(_bytes_bound(piece, count), self._pool.total_bytes)
         claim = Claim()
         try:
@@ -168,8 +171,8 @@ class ArrowSender:
                 batch_bytes_max=self._batch_bytes,
                 spare=self._accumulator.spare_buffers,
             )
-            largest = max((one.size for one in encoded if one.record_count == 1), default=0)
-            if largest > self._max_request_bytes:  # by its headers: key and value were looked at before
+            largest = max((batch.size for batch in encoded if batch.record_count == 1), default=0)
+            if largest > self._max_request_bytes:  # with its headers: `check` looked at key and value only
                 raise self._too_large(f"a row takes {largest} bytes with its headers")
             return self._accumulator.append_encoded(topic, encoded, claim)
         finally:
@@ -178,7 +181,7 @@ class ArrowSender:
     def _partitions(
         self, topic: TopicQueues, cluster: Cluster, piece: dict[str, pa.Array], count: int
     ) -> tuple[pa.Array, int]:
-        """Partitions, and for how many rows each of them is."""
+        """Return partitions, and for how many consecutive rows each of them is."""
         explicit, key = piece.get("partition"), piece.get("key")
         chosen = explicit.cast(pa.int32()) if explicit is not None else None
         if self._hashes_keys and key is not None and (chosen is None or chosen.null_count):
@@ -188,31 +191,31 @@ class ArrowSender:
             return self._sticky(cluster, topic, piece, count)
         if chosen.null_count:
             sticky, rows = self._sticky(cluster, topic, piece, count)
-            of_rows = pa.concat_arrays([pa.repeat(place, rows) for place in sticky])
+            of_rows = pa.concat_arrays([pa.repeat(partition, rows) for partition in sticky])
             chosen = pc.coalesce(chosen, of_rows.slice(0, len(chosen)))
         return chosen, 1
 
     def _sticky(
         self, cluster: Cluster, topic: TopicQueues, piece: dict[str, pa.Array], count: int
     ) -> tuple[pa.Array, int]:
-        """A batch's worth of rows to one partition, then to the next."""
+        """Return partitions in turn, each for about a batch of rows."""
         rows = len(piece["value"])
         run = max(1, self._batch_bytes * rows // max(1, _bytes_bound(piece, 0)))
-        places = list(cluster.available_partitions_for(topic.name)) or list(range(count))
-        start = self._random.randrange(len(places))
+        partitions = list(cluster.available_partitions_for(topic.name)) or list(range(count))
+        start = self._random.randrange(len(partitions))
         turns = range(start, start - (-rows // run))
-        return pa.array([places[turn % len(places)] for turn in turns], pa.int32()), run
+        return pa.array([partitions[turn % len(partitions)] for turn in turns], pa.int32()), run
 
-    def _check_sizes(self, found: dict[str, pa.Array]) -> None:
+    def _check_sizes(self, columns_by_role: dict[str, pa.Array]) -> None:
         limit = self._max_request_bytes - HEADER_BYTES - RECORD_OVERHEAD_BYTES_MAX
-        if sum(found[name].nbytes for name in ("key", "value") if name in found) <= limit:
+        if sum(columns_by_role[name].nbytes for name in ("key", "value") if name in columns_by_role) <= limit:
             return
-        row, largest = columns.largest_row(found["value"], found.get("key"))
+        row, largest = columns.largest_row(columns_by_role["value"], columns_by_role.get("key"))
         if largest > limit:
             raise self._too_large(f"row {row} has {largest} bytes of key and value")
 
     def _too_large(self, what: str) -> RecordTooLargeError:
-        return RecordTooLargeError(f"{what}, beyond max.request.size ({self._max_request_bytes})")
+        return RecordTooLargeError(f"{what}, more than max.request.size ({self._max_request_bytes})")
 
 
 def _batches(data: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -220,22 +223,22 @@ def _batches(data: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
         return list(data.to_batches())
     if isinstance(data, pa.RecordBatch):
         return [data]
-    raise TypeError(f"send_arrow takes a pyarrow Table or RecordBatch, got {type(data).__qualname__}")
+    raise TypeError(f"send_arrow expected a pyarrow Table or RecordBatch, got {type(data).__qualname__}")
 
 
 def _columns(batch: pa.RecordBatch, names: Mapping[str, str]) -> dict[str, pa.Array]:
-    found = {}
+    by_role = {}
     for role, name in names.items():
-        place = batch.schema.get_field_index(name)
-        if place >= 0:
-            found[role] = batch.column(place)
-    if "value" not in found:
-        raise KeyError(f"no column {names['value']!r} for the value; there are {', '.join(batch.schema.names)}")
-    return found
+        index = batch.schema.get_field_index(name)
+        if index >= 0:
+            by_role[role] = batch.column(index)
+    if "value" not in by_role:
+        raise KeyError(f"no column {names['value']!r} for the value; the columns are {', '.join(batch.schema.names)}")
+    return by_role
 
 
 def _bytes_bound(piece: dict[str, pa.Array], partition_count: int) -> int:
-    """At least what the encoded batches of a slice will take, headers of batches included."""
+    """Return an upper bound of the size of a slice's encoded batches."""
     rows = len(piece["value"])
     data: int = sum(piece[name].nbytes for name in ("key", "value", "headers") if name in piece)
     return data + rows * RECORD_OVERHEAD_BYTES_MAX + HEADER_BYTES * (partition_count + 1 + data // 1024)

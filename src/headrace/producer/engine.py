@@ -59,7 +59,7 @@ class SendEngine:
     """One producer's buffer, metadata, connections, transactions and I/O thread. Any thread may call it."""
 
     def __init__(self, config: Config, clock: Clock, *, creates_topics: bool = True) -> None:
-        """With `creates_topics=False`, brokers never create an unknown topic for this producer."""
+        """With `creates_topics=False`, brokers do not create unknown topics for this producer."""
         self.config = config
         self._creates_topics = creates_topics
         self.clock = clock
@@ -176,7 +176,7 @@ class SendEngine:
             observer,
         )
         self.network.on_auth_failure = sender.fail_for_authentication
-        self.network.on_failure = sender.look_for_leaders
+        self.network.on_failure = sender.request_metadata
         return sender
 
     def _inside(self) -> Inside:
@@ -347,7 +347,7 @@ class SendEngine:
                 version = metadata.version
                 metadata.add_topic(name)
                 metadata.request_update()
-                # Another thread's update may have come between the first look and here.
+                # Another thread's update may have come since the first check.
                 metadata.raise_topic_error(name)
                 queues = self.topic(name, partition)
                 if queues is not None:
@@ -512,7 +512,7 @@ class SendEngine:
             raise IoThreadError(*failure.args) from failure.__cause__
 
     def _check_not_reentered(self) -> None:
-        """Raise in a signal handler that would wait for the very thread it has interrupted."""
+        """Raise in a signal handler that would wait for the thread that it interrupted."""
         locks = [self.pool.lock, self.metadata.lock, self.accumulator.topics_lock]
         if self.transactions is not None:
             locks.append(self.transactions.lock)
@@ -520,7 +520,7 @@ class SendEngine:
             lock.check_not_owned()
 
     def _check_holds_no_topic(self) -> None:
-        """The same for calls that close the open batches of all topics."""
+        """Raise in a signal handler that interrupted a thread holding a topic's lock, which closing batches needs."""
         for topic in list(self.accumulator.topics.values()):
             topic.lock.check_not_owned()
 
@@ -549,7 +549,7 @@ class SendEngine:
     # -- end of the process, fork --------------------------------------------------------------
 
     def warn_of_undelivered(self) -> None:
-        """Warn at exit of records that nobody waited for."""
+        """Warn at exit of records without a result."""
         count = sum(batch.record_count for batch in self.accumulator.incomplete())
         if count:
             text = (
@@ -560,7 +560,7 @@ class SendEngine:
             self.log.warning("%s", text)
 
     def after_fork_in_child(self) -> None:
-        """Make this copy unusable: undelivered records are the parent's to deliver."""
+        """Make this copy unusable: the parent delivers pending records."""
         self._forked = True
         self.appenders.clear()  # closes the fast path
 

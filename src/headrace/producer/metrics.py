@@ -1,10 +1,10 @@
 """Kafka's producer metrics, under Kafka's names.
 
-    sender, connections, application threads → batch_drained, request_sent, response … → Samples
-    snapshot(), reporters ← each metric reads its Samples, or asks a gauge, when it is looked at
+    sender, network, application threads → MetricsObserver, ProducerMetrics → Samples
+    snapshot(), reporters ← each metric reads its Samples, or calls a gauge, when its value is needed
 
-A number costs a fraction of a microsecond to record, so that is done for each batch and request, never for each record.
-Every name of metric_tables.py is there from the start; means and maxima of nothing are NaN.
+Values are recorded for each batch and request, never for each record. All metrics of the producer exist from the start;
+the mean and maximum of no values are NaN.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ NODE = "producer-node-metrics"
 TOPIC = "producer-topic-metrics"
 
 Row: TypeAlias = tuple[str, str, Callable[[Samples, float], float], str]
-"""The samples, the metric's name, how to read it, what it says."""
+"""The samples, the metric's name, how to read it, its description."""
 
 
 def _meter(samples: str, name: str, what: str) -> tuple[Row, Row]:
     return (
-        (samples, f"{name}-rate", Samples.rate, f"{what}, a second"),
-        (samples, f"{name}-total", Samples.lifetime_total, f"{what}, in all"),
+        (samples, f"{name}-rate", Samples.rate, f"{what}, per second"),
+        (samples, f"{name}-total", Samples.lifetime_total, f"{what}, total"),
     )
 
 
 def _events(samples: str, name: str, what: str) -> tuple[Row, Row]:
-    """How often something was recorded, not how much."""
+    """The number of values, not their sum."""
     return (
-        (samples, f"{name}-rate", Samples.event_rate, f"{what}, a second"),
-        (samples, f"{name}-total", Samples.event_total, f"{what}, in all"),
+        (samples, f"{name}-rate", Samples.event_rate, f"{what}, per second"),
+        (samples, f"{name}-total", Samples.event_total, f"{what}, total"),
     )
 
 
@@ -60,21 +60,21 @@ def _spread(samples: str, name: str, what: str) -> tuple[Row, Row]:
 
 
 def _total_ns(name: str, what: str) -> Row:
-    return (name, f"{name}-time-ns-total", Samples.lifetime_total, f"nanoseconds {what}, in all")
+    return (name, f"{name}-time-ns-total", Samples.lifetime_total, f"nanoseconds {what}, total")
 
 
 PRODUCER_ROWS: Final[tuple[Row, ...]] = (
     *_spread("batch-size", "batch-size", "bytes of a batch as sent"),
     *_spread("record-size", "record-size", "bytes of the largest record of a batch"),
-    *_spread("record-queue-time", "record-queue-time", "ms from a batch's start until it is sent"),
+    *_spread("record-queue-time", "record-queue-time", "ms from a batch's creation until it is sent"),
     ("compression", "compression-rate-avg", Samples.mean, "compressed over uncompressed size of a batch, mean"),
     ("records", "records-per-request-avg", Samples.mean, "records in a produce request, mean"),
     *_meter("records", "record-send", "records sent"),
-    *_meter("record-retry", "record-retry", "records sent again"),
+    *_meter("record-retry", "record-retry", "records retried"),
     *_meter("record-error", "record-error", "records that failed"),
-    *_meter("batch-split", "batch-split", "batches split because the broker found them too large"),
+    *_meter("batch-split", "batch-split", "batches split because they were too large for the broker"),
     *_spread("request-latency", "request-latency", "ms from a produce request to its response"),
-    *_spread("produce-throttle-time", "produce-throttle-time", "ms for which a broker slowed us down"),
+    *_spread("produce-throttle-time", "produce-throttle-time", "ms for which a broker throttled the producer"),
     *_meter("request-size", "outgoing-byte", "bytes sent"),
     *_spread("request-size", "request-size", "bytes of a request"),
     *_events("request-size", "request", "requests sent"),
@@ -88,27 +88,27 @@ PRODUCER_ROWS: Final[tuple[Row, ...]] = (
     ("io", "io-time-ns-avg", Samples.mean, "nanoseconds the I/O thread works between two waits, mean"),
     ("io", "io-ratio", Samples.time_share, "share of time the I/O thread works"),
     _total_ns("io", "the I/O thread worked"),
-    *_meter("connection-creation", "connection-creation", "connections made"),
+    *_meter("connection-creation", "connection-creation", "connections opened"),
     *_meter("connection-close", "connection-close", "connections closed"),
     *_meter("successful-authentication", "successful-authentication", "connections authenticated"),
     *_meter("failed-authentication", "failed-authentication", "connections that failed to authenticate"),
-    *_meter("successful-reauthentication", "successful-reauthentication", "connections authenticated again"),
-    *_meter("failed-reauthentication", "failed-reauthentication", "connections that failed to authenticate again"),
-    *_spread("reauthentication-latency", "reauthentication-latency", "ms that authenticating again took"),
-    # A broker's metric, which Kafka's clients carry along: seen from this side, no peer ever authenticates again.
+    *_meter("successful-reauthentication", "successful-reauthentication", "connections reauthenticated"),
+    *_meter("failed-reauthentication", "failed-reauthentication", "connections that failed to reauthenticate"),
+    *_spread("reauthentication-latency", "reauthentication-latency", "ms of a reauthentication"),
+    # A broker's metric that Kafka's clients have too: for a client, no peer ever reauthenticates.
     (
         "successful-authentication",
         "successful-authentication-no-reauth-total",
         Samples.lifetime_total,
-        "connections authenticated whose peer never does so again, in all",
+        "connections authenticated whose peer never reauthenticates, total",
     ),
-    # Kafka's producer has no metrics of errors in the application's own code; these two are headrace's.
-    ("callback-error", "callback-error-total", Samples.lifetime_total, "delivery callbacks that raised, in all"),
-    *_meter("buffer-exhausted", "buffer-exhausted", "records dropped for want of buffer memory"),
-    ("bufferpool-wait", "bufferpool-wait-ratio", Samples.time_share, "share of time that senders wait for memory"),
-    _total_ns("bufferpool-wait", "that senders waited for memory"),
+    # Kafka's producer has no metrics for errors in application code; this and interceptor-error-total are headrace's.
+    ("callback-error", "callback-error-total", Samples.lifetime_total, "delivery callbacks that raised, total"),
+    *_meter("buffer-exhausted", "buffer-exhausted", "records dropped because the buffer was exhausted"),
+    ("bufferpool-wait", "bufferpool-wait-ratio", Samples.time_share, "share of time that threads wait for memory"),
+    _total_ns("bufferpool-wait", "that threads waited for memory"),
     _total_ns("flush", "in flush"),
-    _total_ns("metadata-wait", "that senders waited for metadata"),
+    _total_ns("metadata-wait", "that threads waited for metadata"),
     _total_ns("txn-init", "in init_transactions"),
     _total_ns("txn-begin", "in begin_transaction"),
     _total_ns("txn-send-offsets", "in send_offsets_to_transaction"),
@@ -128,19 +128,19 @@ TOPIC_ROWS: Final[tuple[Row, ...]] = (
     *_meter("records", "record-send", "records sent"),
     *_meter("bytes", "byte", "bytes of batches sent"),
     ("compression", "compression-rate", Samples.mean, "compressed over uncompressed size of a batch, mean"),
-    *_meter("record-retry", "record-retry", "records sent again"),
+    *_meter("record-retry", "record-retry", "records retried"),
     *_meter("record-error", "record-error", "records that failed"),
 )
 GAUGES: Final[dict[str, str]] = {
-    "buffer-total-bytes": "bytes of memory that batches may take",
-    "buffer-available-bytes": "bytes of it that are free",
+    "buffer-total-bytes": "bytes of buffer memory",
+    "buffer-available-bytes": "bytes of buffer memory that are available",
     "waiting-threads": "threads that wait for memory",
-    "requests-in-flight": "requests that are not answered yet",
-    "metadata-age": "seconds since the metadata came",
-    "connection-count": "connections that are open",
-    "interceptor-error-total": "calls of interceptors that raised, in all",
+    "requests-in-flight": "requests without a response",
+    "metadata-age": "seconds since the last metadata update",
+    "connection-count": "open connections",
+    "interceptor-error-total": "interceptor calls that raised, total",
 }
-"""What is looked up when it is asked for; NaN until somebody has registered a function."""
+"""Metrics that call a function; NaN until one is registered."""
 
 
 Value: TypeAlias = float | str
@@ -152,7 +152,7 @@ log = logging.getLogger("headrace")
 
 @dataclass(frozen=True, slots=True)
 class MetricName:
-    """Name, group and tags. Two are the same where all three are: the description only explains."""
+    """Name, group and tags of a metric. The description does not count for equality."""
 
     name: str
     group: str = PRODUCER
@@ -161,7 +161,7 @@ class MetricName:
 
 
 class Metric:
-    """A metric, with its value at the moment it is asked for."""
+    """A metric; `value` returns its current value."""
 
     __slots__ = ("_read", "name")
 
@@ -174,32 +174,32 @@ class Metric:
 
 
 class MetricsReporter:
-    """A plug-in that is told which metrics there are, and asks them for values when it likes.
+    """A plug-in that gets the metrics of a producer, and may read their values at any time.
 
-    It is called from the I/O thread and from the application's; what it throws is logged and goes no further.
+    It is called on the I/O thread and on application threads; its exceptions are logged.
     """
 
     def configure(self, config: Mapping[str, object]) -> None:
-        """The producer's options, before anything else."""
+        """Called first, with the producer's options."""
 
     def init(self, metrics: Iterable[Metric]) -> None:
-        """The metrics that exist at the start."""
+        """Called with the metrics that exist at the start."""
 
     def metric_change(self, metric: Metric) -> None:
-        """A metric has come, or has another source now."""
+        """Called when a metric is added or replaced."""
 
     def metric_removal(self, metric: Metric) -> None:
-        """A metric is gone."""
+        """Called when a metric is removed."""
 
     def look_inside(self, inside: Inside) -> None:
         """The producer is made: for reporters that show more of it than numbers."""
 
     def close(self) -> None:
-        """The producer is closed."""
+        """Called once, with the producer's `close`."""
 
 
 class ProducerMetrics:
-    """The metrics of one producer. Methods are for the I/O thread, but for those that say "any thread"."""
+    """The metrics of a producer. Methods are for the I/O thread, except those marked "any thread"."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class ProducerMetrics:
         self._windows = samples
         self._window_ms = sample_window_ms
         self._reporters = tuple(reporters)
-        self.lock = OwnedLock()  # held for a moment only, and never while a reporter is called
+        self.lock = OwnedLock()  # Held briefly, and never while a reporter is called.
         self._metrics: dict[MetricName, Metric] = {}  # Changed under lock.
         self._gauges: dict[str, Callable[[], float]] = {}
         self._nodes: dict[int, dict[str, Samples]] = {}  # I/O thread only.
@@ -228,51 +228,51 @@ class ProducerMetrics:
         made += self._about(float(clock.time_ms()))
         self._metrics.update((metric.name, metric) for metric in made)
         self.gauge("connection-count", lambda: self._connections)
-        self.gauge("interceptor-error-total", lambda: 0)  # until the producer says where they are counted
-        self._tell(lambda reporter: reporter.init(made))
+        self.gauge("interceptor-error-total", lambda: 0)  # until the engine registers its own
+        self._call_reporters(lambda reporter: reporter.init(made))
 
-    # -- asked for -----------------------------------------------------------------------------
+    # -- values --------------------------------------------------------------------------------
 
     def metrics(self) -> list[Metric]:
-        """Every metric. Any thread."""
+        """Return all metrics. Any thread."""
         return list(self._metrics.values())
 
     def snapshot(self) -> dict[MetricName, Value]:
-        """Every metric with its value now: a number, but for version and commit id. Any thread."""
+        """Return the value of every metric: a number, except version and commit id. Any thread."""
         return {metric.name: metric.value() for metric in self.metrics()}
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Say where one of the `GAUGES` has its value from; `read` has to bear any thread."""
+        """Set the function of one of the `GAUGES`; any thread may call it."""
         if name not in GAUGES:
-            raise ValueError(f"{name!r} is none of the gauges: {', '.join(GAUGES)}")
+            raise ValueError(f"unknown gauge {name!r}: expected one of {', '.join(GAUGES)}")
         self._gauges[name] = read
 
     def totals(self) -> dict[str, float]:
-        """What was recorded since the start, by the names of `PRODUCER_ROWS`; cheaper than a snapshot. Any thread."""
+        """Return the totals since the start, by the samples of `PRODUCER_ROWS`; cheaper than a snapshot. Any thread."""
         return {name: samples.total for name, samples in self._producer.items()}
 
     def largest_topics(self, count_max: int) -> list[tuple[str, float, float]]:
-        """(topic, records, bytes) of those that got the most. Any thread."""
+        """Return (topic, records, bytes) of the topics with the most bytes. Any thread."""
         with self.lock:
             topics = list(self._topics.items())
         rows = ((topic, samples["records"].total, samples["bytes"].total) for topic, samples in topics)
         return heapq.nlargest(count_max, rows, key=lambda row: row[2])
 
     def node_traffic(self) -> dict[int, float]:
-        """Bytes sent to each broker. Any thread."""
+        """Return the bytes sent to each broker. Any thread."""
         return {node: samples["request-size"].total for node, samples in list(self._nodes.items())}
 
     def show_inside(self, inside: Inside) -> None:
         """Tell the reporters that the producer is made."""
-        self._tell(lambda reporter: reporter.look_inside(inside))
+        self._call_reporters(lambda reporter: reporter.look_inside(inside))
 
     def close(self) -> None:
-        """Take the metrics back from the reporters. Who made the reporters closes them."""
+        """Remove the metrics from the reporters. Their owner closes them."""
         with self.lock:
-            gone = self.metrics()
+            removed = self.metrics()
             self._metrics.clear()
-        for metric in gone:
-            self._tell(_removal(metric))
+        for metric in removed:
+            self._call_reporters(_removal(metric))
 
     # -- batches -------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class ProducerMetrics:
         queue_time_ms: float,
         record_bytes_max: int | None = None,
     ) -> None:
-        """A batch leaves. Who does not know its largest record leaves that to the mean of the batch."""
+        """Record a drained batch. `record_bytes_max` defaults to the mean record size."""
         now = self._now()
         producer, per_topic = self._producer, self._topic(topic)
         largest = record_bytes_max if record_bytes_max is not None else bytes / (compression_ratio * records or 1.0)
@@ -298,7 +298,7 @@ class ProducerMetrics:
         per_topic["compression"].record(compression_ratio, now)
 
     def produce_request(self, records: int) -> None:
-        """A produce request leaves, with so many records in all its batches."""
+        """Record a produce request with `records` in all its batches."""
         self._producer["records"].record(records, self._now())
 
     def record_retried(self, topic: str, count: int) -> None:
@@ -307,7 +307,7 @@ class ProducerMetrics:
         self._topic(topic)["record-retry"].record(count, now)
 
     def record_failed(self, topic: str | None, count: int = 1) -> None:
-        """Without a topic where a send failed before it had one that is known. Any thread."""
+        """Record failed records; `topic` is None if it is unknown. Any thread."""
         per_topic = None if topic is None else self._topic(topic)
         with self.lock:
             now = self._now()
@@ -327,14 +327,14 @@ class ProducerMetrics:
         self._node(node)["request-size"].record(bytes, now)
 
     def response(self, node: int, bytes: int) -> None:
-        """A response has come, to whatever was asked."""
+        """Record a response to any request."""
         now = self._now()
         self._producer["response-size"].record(bytes, now)
         self._producer["network-io"].record(1, now)
         self._node(node)["response-size"].record(bytes, now)
 
     def produce_response(self, node: int, latency_ms: float, throttle_ms: float = 0.0) -> None:
-        """It was the answer to a produce request: of these alone latency and throttling count, as in Kafka."""
+        """Record latency and throttling, which as in Kafka count for produce requests only."""
         now = self._now()
         self._producer["request-latency"].record(latency_ms, now)
         self._producer["produce-throttle-time"].record(throttle_ms, now)
@@ -346,27 +346,27 @@ class ProducerMetrics:
         self._producer["connection-creation"].record(1, self._now())
 
     def connection_closed(self, node: int) -> None:
-        """One that was opened."""
+        """Record that an open connection was closed."""
         self._connections -= 1
         self._producer["connection-close"].record(1, self._now())
 
     def connection_failed(self, node: int) -> None:
-        """One that never came about; Kafka counts it as closed."""
+        """Record a connection that could not be opened; Kafka counts it as closed."""
         self._producer["connection-close"].record(1, self._now())
 
     def authenticated(self, succeeded: bool) -> None:
-        """The TLS handshake and SASL of a new connection are over."""
+        """Record the result of the TLS handshake and SASL of a new connection."""
         self._producer[f"{'successful' if succeeded else 'failed'}-authentication"].record(1, self._now())
 
     def reauthenticated(self, succeeded: bool, latency_ms: float) -> None:
-        """A connection has proved again who we are (KIP-368)."""
+        """Record the reauthentication of a connection (KIP-368)."""
         now = self._now()
         self._producer[f"{'successful' if succeeded else 'failed'}-reauthentication"].record(1, now)
         if succeeded:
             self._producer["reauthentication-latency"].record(latency_ms, now)
 
     def io(self, select_ns: float, io_ns: float) -> None:
-        """One turn of the I/O thread: so long waited for sockets, so long worked on them."""
+        """Record an iteration of the I/O loop: time waiting for sockets, and working."""
         now = self._now()
         self._producer["io-wait"].record(select_ns, now)
         self._producer["io"].record(io_ns, now)
@@ -374,34 +374,34 @@ class ProducerMetrics:
     # -- application threads -------------------------------------------------------------------
 
     def callback_failed(self) -> None:
-        """A delivery callback has raised. Any thread."""
+        """Record that a delivery callback raised. Any thread."""
         self._record_locked("callback-error", 1)
 
     def buffer_exhausted(self) -> None:
-        """A record found no memory in time. Any thread."""
+        """Record that a record got no memory in time. Any thread."""
         self._record_locked("buffer-exhausted", 1)
 
     def bufferpool_wait(self, ns: float) -> None:
-        """A thread waited for memory. Any thread."""
+        """Record a wait for memory. Any thread."""
         self._record_locked("bufferpool-wait", ns)
 
     def metadata_wait(self, ns: float) -> None:
-        """A thread waited for metadata. Any thread."""
+        """Record a wait for metadata. Any thread."""
         self._record_locked("metadata-wait", ns)
 
     def flush(self, ns: float) -> None:
-        """Any thread."""
+        """Record the time of a flush. Any thread."""
         self._record_locked("flush", ns)
 
     def txn(self, call: Transaction, ns: float) -> None:
-        """A call about transactions is over. Any thread."""
+        """Record the time of a transaction call. Any thread."""
         self._record_locked(f"txn-{call}", ns)
 
     def _record_locked(self, samples: str, value: float) -> None:
         with self.lock:
             self._producer[samples].record(value, self._now())
 
-    # -- what there is -------------------------------------------------------------------------
+    # -- creating metrics ----------------------------------------------------------------------
 
     def _node(self, node: int) -> dict[str, Samples]:
         known = self._nodes.get(node)
@@ -418,7 +418,7 @@ class ProducerMetrics:
             with self.lock:
                 first = self._topics.setdefault(topic, known)
             if first is not known:
-                return first  # another thread was faster
+                return first  # another thread was first
             self._register(made)
         return known
 
@@ -426,7 +426,7 @@ class ProducerMetrics:
         with self.lock:
             self._metrics.update((metric.name, metric) for metric in made)
         for metric in made:
-            self._tell(_change(metric))
+            self._call_reporters(_change(metric))
 
     def _make(self, rows: Iterable[Row], group: str, tags: Tags) -> tuple[dict[str, Samples], list[Metric]]:
         samples: dict[str, Samples] = {}
@@ -452,19 +452,19 @@ class ProducerMetrics:
 
         return [
             metric("version", "app-info", lambda: __version__, "version of headrace"),
-            metric("commit-id", "app-info", lambda: "unknown", "as Kafka has it; here the version says it all"),
-            metric("start-time-ms", "app-info", lambda: started_ms, "when this producer was made, ms since 1970"),
-            metric("count", "kafka-metrics-count", lambda: float(len(self._metrics)), "how many metrics there are"),
+            metric("commit-id", "app-info", lambda: "unknown", "always unknown; the version identifies the code"),
+            metric("start-time-ms", "app-info", lambda: started_ms, "when the producer was created, ms since 1970"),
+            metric("count", "kafka-metrics-count", lambda: float(len(self._metrics)), "the number of metrics"),
         ]
 
-    def _tell(self, what: Callable[[MetricsReporter], None]) -> None:
+    def _call_reporters(self, call: Callable[[MetricsReporter], None]) -> None:
         for reporter in self._reporters:
             try:
-                what(reporter)
+                call(reporter)
             except BaseException as error:
                 if is_for_application(error):
                     raise
-                self._log.exception("a metrics reporter failed: %r", reporter)
+                self._log.exception("metrics reporter failed: %r", reporter)
 
 
 def _change(metric: Metric) -> Callable[[MetricsReporter], None]:
@@ -476,13 +476,13 @@ def _removal(metric: Metric) -> Callable[[MetricsReporter], None]:
 
 
 class MetricsObserver:
-    """A `SenderObserver` and a `NetworkObserver`."""
+    """The `SenderObserver` and `NetworkObserver` that feed metrics and recent events. I/O thread only."""
 
     def __init__(self, metrics: ProducerMetrics, recent: Recent, *, authenticates: bool) -> None:
         self._metrics = metrics
         self._recent = recent
         self._authenticates = authenticates
-        self._lost: int | None = None  # The node whose connection was closed last: its failure is counted already.
+        self._lost: int | None = None  # The node whose connection was closed last: its failure is counted.
 
     # -- sender --------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""A producer without a broker, for the tests of those who use one.
+"""A producer without a broker, for tests of applications.
 
-    send → interceptors, serializers, partitioner, as ever → `history` (in a transaction: `uncommitted` first)
+    send → interceptors, serializers, partitioner → `history` (in a transaction: `uncommitted` first)
 
-Records are acknowledged at once, or, with `auto_complete=False`, when the test says so: `complete_next`, `error_next`.
-Transactions follow the same table of states as the real ones; `fence` plays the second instance.
+Records are acknowledged at once or, with `auto_complete=False`, by `complete_next` and `error_next`. Transactions
+follow the same state table as in `Producer`; `fence` simulates a second instance.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ENDPOINT = Endpoint("mock", 9092)
 
 
 class SentRecord(NamedTuple):
-    """A record as the broker would have got it, and as it was sent."""
+    """A record as the broker would get it, and as it was sent."""
 
     topic: str
     partition: int
@@ -63,7 +63,7 @@ class SentRecord(NamedTuple):
 
 
 class MockProducer(TransactionScope):
-    """Has the methods of `Producer`, and more to look into it. Any thread."""
+    """A fake `Producer` with attributes and methods for tests. Any thread."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class MockProducer(TransactionScope):
         clock: Clock = SYSTEM_CLOCK,
         **options: object,
     ) -> None:
-        """`topics` says how many partitions each has; without it every topic exists and has one."""
+        """`topics` has the number of partitions of each topic; by default every topic exists and has one."""
         if isinstance(config, str | os.PathLike):
             config = read_properties(config)
-        # Nobody asks for it, but it has to be set.
+        # Not used, but required.
         if not {"bootstrap.servers", "bootstrap_servers"} & {*(config or {}), *options}:
             options["bootstrap_servers"] = str(_ENDPOINT)
         self.config = resolve(
@@ -94,12 +94,12 @@ class MockProducer(TransactionScope):
         self._topics = None if topics is None else dict(topics)
         self.auto_complete = auto_complete
         self.history: list[SentRecord] = []
-        """What a reader would see: committed, or sent without a transaction."""
+        """Records that a read_committed consumer would see."""
         self.uncommitted: list[SentRecord] = []
         self.committed_offsets: dict[str, dict[tuple[str, int], int | tuple[int, str]]] = {}
-        """Group → offsets that were committed with transactions."""
+        """Group → offsets committed with transactions."""
         self.failures: dict[str, Exception] = {}
-        """Method → what it raises from now on: `producer.failures["commit_transaction"] = TimedOutError()`."""
+        """Method → the error that it raises: `producer.failures["commit_transaction"] = TimedOutError()`."""
         self.commits = 0
         self.closed = False
         self._lock = threading.RLock()
@@ -161,7 +161,7 @@ class MockProducer(TransactionScope):
         size = HEADER_BYTES + record_bytes_max(prepared.key, prepared.value, prepared.headers)
         limit = self.settings.max_request_size
         if size > limit:
-            raise RecordTooLargeError(f"a record of {size} bytes serialised is larger than max.request.size ({limit})")
+            raise RecordTooLargeError(f"the record takes {size} bytes serialized, more than max.request.size ({limit})")
         count = cluster.partition_count(record.topic) or 1
         with self._lock:
             partition = self._partition(prepared, count)
@@ -176,7 +176,7 @@ class MockProducer(TransactionScope):
                     now_ms=self._clock.time_ms,
                 )
                 self._appenders[record.topic] = appender
-            # A batch of its own for every record: each can be completed by itself.
+            # A batch for every record, so that each can be completed separately.
             batch = ProducerBatch(record.topic, partition, bytearray(size), 0, self._clock.monotonic_ms())
             appender.open_batches[partition] = batch
             future = appender.try_append(
@@ -221,7 +221,7 @@ class MockProducer(TransactionScope):
         partition: str = "partition",
         timestamp: str = "timestamp",
     ) -> ArrowDelivery:
-        """Row by row here; keys and values have to be what the serializers take."""
+        """Send each row as a record; keys and values must have the types that the serializers expect."""
         futures = []
         for row in table_or_batch.to_pylist():
             stamp = row.get(timestamp)
@@ -238,34 +238,34 @@ class MockProducer(TransactionScope):
             )
         return ArrowDelivery([future.batch for future in futures])
 
-    # -- what the test says --------------------------------------------------------------------
+    # -- control by the test -------------------------------------------------------------------
 
     def complete_next(self) -> bool:
-        """Acknowledge the oldest record that waits; False if none does."""
+        """Acknowledge the oldest pending record; False if there is none."""
         with self._lock:
             if not self._pending:
                 return False
             batch = self._pending.popleft()
-            place = (batch.topic, batch.partition)
-            offset = self._next_offsets.get(place, 0)
-            self._next_offsets[place] = offset + 1
-        is_news = batch.complete(-1 if self.settings.acks == 0 else offset, -1)
+            key = (batch.topic, batch.partition)
+            offset = self._next_offsets.get(key, 0)
+            self._next_offsets[key] = offset + 1
+        completed = batch.complete(-1 if self.settings.acks == 0 else offset, -1)
         self._report_callback_errors(batch)
-        return is_news
+        return completed
 
     def error_next(self, error: Exception) -> bool:
-        """Let the oldest record that waits fail; in a transaction, that has to be aborted then."""
+        """Fail the oldest pending record; False if there is none. An open transaction becomes abortable."""
         with self._lock:
             if not self._pending:
                 return False
             batch = self._pending.popleft()
             self._fail_transaction(error)
-        is_news = batch.fail(error)
+        failed = batch.fail(error)
         self._report_callback_errors(batch)
-        return is_news
+        return failed
 
     def _fail_transaction(self, error: Exception) -> None:
-        """An open transaction has to be aborted now. The lock is held."""
+        """Make an open transaction abortable. The lock is held."""
         if self._state is State.IN_TRANSACTION:
             self._state = State.ABORTABLE_ERROR
             self._error = AbortableError(str(error))
@@ -275,19 +275,19 @@ class MockProducer(TransactionScope):
         for error in errors:
             if is_for_application(error):
                 raise error
-            self._log.error("a delivery callback for %s-%d failed", batch.topic, batch.partition, exc_info=error)
+            self._log.error("delivery callback for %s-%d failed", batch.topic, batch.partition, exc_info=error)
 
     def fence(self) -> None:
-        """Another producer has taken over the transactional.id: this one can do no more."""
+        """Fence this producer, as a newer one with the same transactional.id would."""
         with self._lock:
             self._state = State.FATAL_ERROR
-            self._error = FatalError("PRODUCER_FENCED (90): another instance has the transactional.id now")
+            self._error = FatalError("PRODUCER_FENCED (90): a newer producer has the same transactional.id")
             self.uncommitted.clear()
             self._uncommitted_offsets.clear()
         self._fail_pending(self._error)
 
     def clear(self) -> None:
-        """Forget what was sent."""
+        """Discard all records."""
         with self._lock:
             self.history.clear()
             self.uncommitted.clear()
@@ -304,7 +304,7 @@ class MockProducer(TransactionScope):
         count = counts.get(topic)
         if count is None or (partition is not None and partition >= count):
             what = f"topic {topic!r}" if count is None else f"partition {partition} of topic {topic!r}"
-            raise TimedOutError(f"{what} is not known to this MockProducer: name it in `topics`")
+            raise TimedOutError(f"{what} is unknown to this MockProducer: add it to `topics`")
         infos = {
             name: TopicInfo(
                 name, bytes(16), tuple(PartitionInfo(p, _BROKER, 0, (_BROKER,), (_BROKER,)) for p in range(n)), False
@@ -314,7 +314,7 @@ class MockProducer(TransactionScope):
         return Cluster({_BROKER: _ENDPOINT}, infos)
 
     def metrics(self) -> dict[MetricName, Value]:
-        """There are none."""
+        """Return no metrics."""
         return {}
 
     # -- transactions --------------------------------------------------------------------------
@@ -377,23 +377,23 @@ class MockProducer(TransactionScope):
             raise IllegalStateError(f"{call}() while the producer is {self._state}")
         self._state = target
 
-    def _check_state(self, call: str, wanted: State) -> None:
-        if self._state is not wanted:
+    def _check_state(self, call: str, expected: State) -> None:
+        if self._state is not expected:
             raise IllegalStateError(f"{call}() while the producer is {self._state}")
 
     def _check_error(self) -> None:
         if self._error is not None:
             raise self._error
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- flush and close -----------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Acknowledges all that waits."""
+        """Acknowledge all pending records."""
         self._begin("flush")
         self._complete_all()
 
     def close(self, timeout: float | None = None) -> None:
-        """Acknowledges what waits, unless there is no time for it; an open transaction is lost."""
+        """Acknowledge pending records, or with `timeout=0` fail them; an open transaction is discarded."""
         if self.closed:
             return
         if timeout == 0:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class ProcessListener(Protocol):
-    """Implemented by the engine of each kind of producer."""
+    """Implemented by the producers."""
 
     def warn_of_undelivered(self) -> None:
         """Called at exit, if the producer was not closed."""
@@ -33,7 +33,7 @@ def _at_exit() -> None:
 def _after_fork_in_child() -> None:
     for producer in list(_open):
         producer.after_fork_in_child()
-    _open.clear()  # undelivered records are the parent's to deliver
+    _open.clear()  # the parent delivers pending records
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

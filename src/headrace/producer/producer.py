@@ -86,7 +86,7 @@ class Producer(FastSend, TransactionScope):
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        """A producer from a `.properties` file; keyword arguments win over it."""
+        """Return a producer with the options of a `.properties` file; keyword arguments take precedence."""
         return cls(Path(path), **options)
 
     # -- sending -------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Producer(FastSend, TransactionScope):
 
 
 def arrow_column_names(**names: str) -> dict[str, str]:
-    """Return the names of the columns that `send_arrow` uses; refuses names of unknown columns."""
+    """Return the names of the columns that `send_arrow` uses; raises for unknown arguments."""
     unknown = set(names) - set(ARROW_COLUMN_NAMES)
     if unknown:
         raise TypeError(f"send_arrow() got an unexpected keyword argument {min(unknown)!r}")

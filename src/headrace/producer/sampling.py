@@ -1,10 +1,10 @@
-"""A number that is recorded often and asked for seldom: its rate, mean and maximum over the last while.
+"""Sampled statistics over a sliding window: rate, mean and maximum of a value.
 
     record(value, now) → the newest window
-    rate(now), mean(now), maximum(now) ← all windows that are not too old; total ← ever
+    rate(now), mean(now), maximum(now) ← the windows that are not too old; total ← since the start
 
-One thread records, any thread asks: what has been recorded is never taken back, windows are replaced as a whole, and
-asking changes nothing. A reader may miss the record that is being made at the moment, and no more.
+One thread records, any thread reads: windows are replaced as a whole, and reading changes nothing. A reader may miss
+the value that is being recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NANOSECONDS = 1e9
 
 
 class _Window:
-    """What was recorded between two moments."""
+    """The values recorded in a period."""
 
     __slots__ = ("count", "last_ms", "maximum", "start_ms", "sum")
 
@@ -27,7 +27,7 @@ class _Window:
 
 
 class Samples:
-    """Kafka's sampled statistics: `windows` of `window_ms` each, and the newest one that is still filling."""
+    """Kafka's sampled statistics: `windows` of `window_ms` each, and the current one."""
 
     __slots__ = ("_ends_ms", "_newest", "_window_ms", "_windows", "_windows_max", "events", "total")
 
@@ -36,7 +36,7 @@ class Samples:
         self.events = 0
         self._windows_max = windows
         self._window_ms = max(window_ms, 1.0)
-        self._windows: tuple[_Window, ...] = ()  # replaced, never changed
+        self._windows: tuple[_Window, ...] = ()  # Replaced, never changed.
         self._newest = _Window(0.0)
         self._ends_ms = -math.inf
 
@@ -62,23 +62,23 @@ class Samples:
         return [window for window in self._windows if window.count and now_ms - window.last_ms < age_max_ms]
 
     def rate(self, now_ms: float) -> float:
-        """How much a second."""
+        """Return the sum of values per second."""
         live = self._live(now_ms)
         return sum(window.sum for window in live) / self._elapsed_seconds(live, now_ms)
 
     def event_rate(self, now_ms: float) -> float:
-        """How often a second, whatever was recorded."""
+        """Return the number of values per second."""
         live = self._live(now_ms)
         return sum(window.count for window in live) / self._elapsed_seconds(live, now_ms)
 
     def _elapsed_seconds(self, live: list[_Window], now_ms: float) -> float:
-        """The time that `live` covers; all but one window at least, lest a start look like a storm."""
+        """Return the time that `live` covers; at least all windows but one, so that a start is not a peak."""
         elapsed_ms = now_ms - live[0].start_ms if live else 0.0
         missing = self._windows_max - 1 - int(elapsed_ms / self._window_ms)
         return (elapsed_ms + max(missing, 0) * self._window_ms or self._window_ms) / 1000
 
     def time_share(self, now_ms: float) -> float:
-        """Of nanoseconds recorded: the part of all time they make up."""
+        """Return the recorded nanoseconds as a share of the elapsed time."""
         return self.rate(now_ms) / NANOSECONDS
 
     def mean(self, now_ms: float) -> float:

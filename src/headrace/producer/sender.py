@@ -291,7 +291,7 @@ class Sender:
         settings = self._settings
         return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempts, self._random)
 
-    def look_for_leaders(self, node_id: int) -> None:
+    def request_metadata(self, node_id: int) -> None:
         """Update the metadata, because a node cannot be reached: its partitions may have new leaders."""
         self._metadata.request_update()
 

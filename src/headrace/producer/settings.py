@@ -1,10 +1,10 @@
-"""From what the user wrote to what the producer runs on.
+"""Resolution of producer options.
 
-    profile, file or mapping, keywords  →  resolve  →  Config             checked, contradictions refused
-    Config  →  ProducerSettings.build                                     typed fields, for hot code
+    profile, file or mapping, keywords  →  resolve  →  Config      checked, without contradictions
+    Config  →  ProducerSettings.build                              typed fields
 
-`resolve` settles what options mean together, in Kafka's order: idempotence, transactions, backoffs, delivery
-timeout, client id.
+`resolve` also derives options from each other, as Kafka's producer does: client id, idempotence, back-offs, delivery
+timeout.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from headrace.wire.compression import CODEC_IDS, DEFAULT_LEVELS, GZIP, LZ4, ZSTD
 from headrace.wire.sasl import OAUTHBEARER, TokenProvider
 
 IDEMPOTENT_IN_FLIGHT_MAX = 5
-"""A broker remembers this many batches of a producer: with more in flight it could not tell a repetition."""
+"""A broker remembers this many batches of a producer; beyond it, it cannot recognize a duplicate."""
 ACKS_ALL = -1
 
-_JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"  # Kafka's default; Python has no JMX
-_LZ4_LEVEL_FAST = 9  # Kafka's default, by which it means the fast compressor
-_client_numbers = itertools.count(1)  # next() is atomic
-_warned_no_effect: set[str] = set()  # Process-wide: one line for each option is enough.
+_JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"  # Kafka's default, ignored here.
+_LZ4_LEVEL_FAST = 9  # Kafka's default, which selects the fast compressor.
+_client_numbers = itertools.count(1)  # next() is atomic.
+_warned_no_effect: set[str] = set()  # One warning for each option and process.
 
 
 class PrefixedLogger(logging.LoggerAdapter[logging.Logger]):
-    """Every line says which producer it is about."""
+    """A logger whose lines start with the client id and transactional id."""
 
     def __init__(self, client_id: str, transactional_id: str | None) -> None:
         super().__init__(logging.getLogger("headrace.producer"), {})
@@ -64,14 +64,14 @@ def resolve(
     value_serializer: object = None,
     **options: object,
 ) -> Config:
-    """Merge, check and settle. `config` is a mapping or the path of a `.properties` file; keywords win over it.
+    """Merge and check options. `config` is a mapping or the path of a `.properties` file.
 
-    Serializers given by themselves win over everything.
+    Keyword arguments take precedence over it; of these, the serializer arguments over options of the same name.
     """
     layers: list[Layer] = []
     if profile is not None:
         if profile not in PROFILES:
-            raise ConfigError(f"profile is {profile!r}; it may be {', '.join(PROFILES)}, or not set")
+            raise ConfigError(f"invalid profile: expected {', '.join(PROFILES)} or None, got {profile!r}")
         layers.append(("profile", PROFILES[profile]))
     if isinstance(config, str | os.PathLike):
         layers.append(("file", read_properties(config)))
@@ -80,62 +80,62 @@ def resolve(
     serializers = {"key_serializer": key_serializer, "value_serializer": value_serializer}
     layers.append(("argument", PRODUCER_OPTIONS.named({**options, **serializers})))
     resolved = PRODUCER_OPTIONS.resolve(*layers)
-    changes = _settle_client_id(resolved)
+    changes = _derive_client_id(resolved)
     log = PrefixedLogger(
         str(changes.get("client.id", resolved["client.id"])), resolved.optional(str, "transactional.id")
     )
     _warn_of_no_effect(resolved, log)
     if resolved["transaction.two.phase.commit.enable"]:
-        raise ConfigError("transaction.two.phase.commit.enable is true, which no released broker offers; unset it")
+        raise ConfigError("transaction.two.phase.commit.enable is true, but no released broker supports it: unset it")
     addresses.parse(resolved.optional(tuple, "bootstrap.servers") or ())
-    changes |= _settle_idempotence(resolved, log)
-    changes |= _settle_backoffs(resolved, profile, log)
-    changes |= _settle_delivery_timeout(resolved, log)
+    changes |= _derive_idempotence(resolved, log)
+    changes |= _derive_backoffs(resolved, profile, log)
+    changes |= _derive_delivery_timeout(resolved, log)
     return resolved.derived(changes)
 
 
 def _warn_of_no_effect(config: Config, log: PrefixedLogger) -> None:
     for name, option in PRODUCER_OPTIONS.items():
-        is_off = config[name] is False  # what does not happen anyway
+        is_off = config[name] is False  # has no effect, as requested
         if option.no_effect and config.given(name) and not is_off and name not in _warned_no_effect:
             _warned_no_effect.add(name)
             log.warning("option %s has no effect: %s", name, option.no_effect)
 
 
-def _settle_idempotence(config: Config, log: PrefixedLogger) -> dict[str, object]:
-    """Idempotence needs retries, acks=all and few requests in flight; a transaction needs idempotence.
+def _derive_idempotence(config: Config, log: PrefixedLogger) -> dict[str, object]:
+    """Derive idempotence, which needs retries, acks=all and at most five requests in flight; transactions need it.
 
-    Asked for, it makes the rest follow or is refused. On by default only, it gives way, as in Kafka (KIP-679).
+    If it was set explicitly, contradictions are errors. If it is only on by default, it is turned off (KIP-679).
     """
-    wanted_by = None
+    required_by = None
     if config["transactional.id"] is not None:
-        wanted_by = "transactional.id"
+        required_by = "transactional.id"
         if config.given("enable.idempotence") and not config["enable.idempotence"]:
-            raise ConfigError("transactional.id is set, but enable.idempotence is false: a transaction needs it")
+            raise ConfigError("transactional.id is set, but enable.idempotence is false: transactions need it")
     elif config.given("enable.idempotence") and config["enable.idempotence"]:
-        wanted_by = "enable.idempotence"
-    if wanted_by is None and not config["enable.idempotence"]:
+        required_by = "enable.idempotence"
+    if required_by is None and not config["enable.idempotence"]:
         return {}
 
     enabled = True
     if config["retries"] == 0:
-        if wanted_by:
-            raise ConfigError(f"retries is 0, but {wanted_by} is set and needs retries: leave retries unset")
+        if required_by:
+            raise ConfigError(f"retries is 0, but {required_by} is set and needs retries: leave retries unset")
         enabled = False
-        log.info("idempotence is off, because retries is 0")
+        log.info("idempotence is off because retries is 0")
     changes: dict[str, object] = {}
     if _acks(config) != ACKS_ALL:
-        if wanted_by and config.given("acks"):
-            raise ConfigError(f"acks is {config['acks']}, but {wanted_by} is set and needs all: leave acks unset")
-        if wanted_by:  # the 1 is only a profile's
+        if required_by and config.given("acks"):
+            raise ConfigError(f"acks is {config['acks']}, but {required_by} is set and needs all: leave acks unset")
+        if required_by:  # the other value comes from a profile
             changes["acks"] = "all"
         else:
             enabled = False
-            log.info("idempotence is off, because acks is %s", config["acks"])
+            log.info("idempotence is off because acks is %s", config["acks"])
     in_flight = config.of(int, "max.in.flight.requests.per.connection")
     if in_flight > IDEMPOTENT_IN_FLIGHT_MAX:
         raise ConfigError(
-            f"max.in.flight.requests.per.connection is {in_flight}; with idempotence it may be 1 to "
+            f"max.in.flight.requests.per.connection is {in_flight}, but idempotence allows at most "
             f"{IDEMPOTENT_IN_FLIGHT_MAX}: lower it, or set enable.idempotence=false"
         )
     if config["enable.idempotence"] is not enabled:
@@ -143,38 +143,38 @@ def _settle_idempotence(config: Config, log: PrefixedLogger) -> dict[str, object
     return changes
 
 
-def _settle_backoffs(config: Config, profile: str | None, log: PrefixedLogger) -> dict[str, object]:
+def _derive_backoffs(config: Config, profile: str | None, log: PrefixedLogger) -> dict[str, object]:
     changes: dict[str, object] = {}
     if config.given("reconnect.backoff.ms") and not config.given("reconnect.backoff.max.ms"):
         changes["reconnect.backoff.max.ms"] = config["reconnect.backoff.ms"]
-    # Kafka 2.4 knew no growing wait, so there was no option for its limit.
+    # Kafka 2.4 had no exponential back-off, and no option for its maximum.
     if profile == "2.4" and not config.given("retry.backoff.max.ms"):
         changes["retry.backoff.max.ms"] = config["retry.backoff.ms"]
     elif config.of(int, "retry.backoff.ms") > config.of(int, "retry.backoff.max.ms"):
         log.warning(
-            "retry.backoff.ms is %s, above retry.backoff.max.ms, %s: the wait between retries is constant",
+            "retry.backoff.ms is %s, above retry.backoff.max.ms, %s: the back-off is constant",
             config["retry.backoff.ms"],
             config["retry.backoff.max.ms"],
         )
     return changes
 
 
-def _settle_delivery_timeout(config: Config, log: PrefixedLogger) -> dict[str, object]:
+def _derive_delivery_timeout(config: Config, log: PrefixedLogger) -> dict[str, object]:
     linger_ms, request_ms = config.of(int, "linger.ms"), config.of(int, "request.timeout.ms")
-    least_ms = min(linger_ms + request_ms, INT_MAX)
+    min_ms = min(linger_ms + request_ms, INT_MAX)
     delivery_ms = config.of(int, "delivery.timeout.ms")
-    if delivery_ms >= least_ms:
+    if delivery_ms >= min_ms:
         return {}
     if config.given("delivery.timeout.ms"):
         raise ConfigError(
-            f"delivery.timeout.ms is {delivery_ms}; it may be {least_ms} or more: "
+            f"delivery.timeout.ms is {delivery_ms}, but must be at least {min_ms}: "
             f"linger.ms ({linger_ms}) + request.timeout.ms ({request_ms})"
         )
-    log.warning("delivery.timeout.ms is raised to %s: linger.ms + request.timeout.ms", least_ms)
-    return {"delivery.timeout.ms": least_ms}
+    log.warning("delivery.timeout.ms is raised to %s: linger.ms + request.timeout.ms", min_ms)
+    return {"delivery.timeout.ms": min_ms}
 
 
-def _settle_client_id(config: Config) -> dict[str, object]:
+def _derive_client_id(config: Config) -> dict[str, object]:
     if config.given("client.id"):
         return {}
     transactional_id = config["transactional.id"]
@@ -190,18 +190,18 @@ def _codec_and_level(config: Config) -> tuple[int, int | None]:
     codec = CODEC_IDS[config.of(str, "compression.type")]
     if codec not in DEFAULT_LEVELS:
         return codec, None
-    name, stands_for_default = {
+    name, default_level = {
         GZIP: ("compression.gzip.level", -1),
         LZ4: ("compression.lz4.level", _LZ4_LEVEL_FAST),
         ZSTD: ("compression.zstd.level", None),
     }[codec]
     level = config.of(int, name)
-    return codec, None if level == stands_for_default else level
+    return codec, None if level == default_level else level
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """A producer's options as hot code wants them. The repr keeps secrets."""
+    """A producer's options as typed values. The repr has no secrets."""
 
     bootstrap_servers: tuple[Endpoint, ...]
     client_id: str
@@ -211,7 +211,7 @@ class ProducerSettings:
 
     acks: int
     batch_size: int
-    """At least 1: with 0, as with 1, every record gets a batch of its own."""
+    """At least 1: with 0, as with 1, every record gets its own batch."""
     linger_ms: int
     buffer_memory: int
     max_block_ms: int
@@ -233,7 +233,7 @@ class ProducerSettings:
     key_serializer: object
     value_serializer: object
     partitioner: object
-    """What was given for it; None: the built-in one."""
+    """The value of partitioner.class; None: the built-in partitioner."""
     partitioner_ignore_keys: bool
     partitioner_adaptive: bool
     partitioner_availability_timeout_ms: int
@@ -257,7 +257,7 @@ class ProducerSettings:
 
     @classmethod
     def build(cls, config: Config, plugins: PluginLoader) -> ProducerSettings:
-        """From what `resolve` gave. `plugins` loads the token provider, if there is one."""
+        """Return the settings for a resolved config. `plugins` loads the token provider, if any."""
         codec, level = _codec_and_level(config)
         return cls(
             bootstrap_servers=tuple(addresses.parse(config.of(tuple, "bootstrap.servers"))),
@@ -355,7 +355,7 @@ class ProducerSettings:
 
 
 class _TokenPlugin:
-    """A token provider as a plug-in."""
+    """Wraps a token provider as a plug-in."""
 
     def __init__(self, provider: TokenProvider) -> None:
         self.provider = provider
@@ -375,17 +375,17 @@ _TOKEN_PROVIDER = PluginKind("token provider (a callable that returns a token)",
 
 
 def tls_settings(config: Config) -> TlsSettings | None:
-    """For `SSL` and `SASL_SSL`; None for the others."""
+    """Return the TLS settings for `SSL` and `SASL_SSL`; None for other protocols."""
     if not config.of(str, "security.protocol").endswith("SSL"):
         return None
-    for one, other in (
+    for name, other in (
         ("ssl.truststore.location", "ssl.truststore.certificates"),
         ("ssl.keystore.location", "ssl.keystore.certificate.chain"),
         ("ssl.keystore.location", "ssl.keystore.key"),
         ("ssl.key.location", "ssl.keystore.key"),
     ):
-        if config[one] is not None and config[other] is not None:
-            raise ConfigError(f"{one} and {other} are both set; keep one of them")
+        if config[name] is not None and config[other] is not None:
+            raise ConfigError(f"{name} and {other} are both set: unset one of them")
     return TlsSettings(
         ca_file=config.optional(str, "ssl.truststore.location"),
         ca_pem=_revealed(config, "ssl.truststore.certificates"),
@@ -401,7 +401,7 @@ def tls_settings(config: Config) -> TlsSettings | None:
 
 
 def sasl_settings(config: Config, plugins: PluginLoader) -> SaslSettings | None:
-    """For `SASL_PLAINTEXT` and `SASL_SSL`; None for the others."""
+    """Return the SASL settings for `SASL_PLAINTEXT` and `SASL_SSL`; None for other protocols."""
     if not config.of(str, "security.protocol").startswith("SASL"):
         return None
     mechanism = config.of(str, "sasl.mechanism").upper()
