@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.client.connection import Request
 from headrace.client.network import NetworkClient
-from headrace.client.requests import Request
 from peers.batches import JavaBatches
 from peers.java import JavaRunner
 

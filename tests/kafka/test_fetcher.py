@@ -214,7 +214,7 @@ def test_a_batch_larger_than_the_limits_comes_all_the_same(either):
 
 def test_a_topic_that_does_not_exist_is_an_error_with_its_name(either):
     with Fetcher(either.bootstrap) as fetcher:
-        with pytest.raises(BrokerError, match="no-such-topic-0: there is no such topic"):
+        with pytest.raises(BrokerError, match="no-such-topic-0: the topic does not exist"):
             fetcher.assign([TopicPartition("no-such-topic", 0)])
         topic = either.create_topic(name("one"))
         with pytest.raises(BrokerError, match="the topic has 1 partitions"):

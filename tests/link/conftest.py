@@ -12,10 +12,9 @@ import pytest
 
 from headrace.client.addresses import parse
 from headrace.client.clock import SYSTEM_CLOCK, Clock
-from headrace.client.connection import ConnectionSettings
+from headrace.client.connection import ConnectionSettings, Request, Response
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings
-from headrace.client.requests import Request, Response
 from headrace.errors import AuthenticationError
 from headrace.wire.schema import Message
 from scripted import Script, ScriptedServer

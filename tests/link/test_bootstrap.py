@@ -97,7 +97,7 @@ def test_when_every_known_broker_is_gone_the_bootstrap_servers_are_asked_again(l
     link = links.link(server)
     updater = links.updater(link, server.address)
     run(link, updater, "the first answer", lambda: 5 in updater.metadata.cluster.brokers)
-    link.client.forget_node(-1)  # else its connection would still be there
+    link.client.remove_node(-1)  # else its connection would still be there
     link.client.set_node(-1, Endpoint("127.0.0.1", server.port))
     updater.metadata.request_update()
     run(link, updater, "the second", lambda: 1 in updater.metadata.cluster.brokers)

@@ -107,15 +107,15 @@ def refuse(peer):
     [
         (hang_up, "does security.protocol match its listener?"),
         (hang_up_after_reading, "closed the connection before it was set up"),
-        (reset, "broke: .*[Rr]eset"),
+        (reset, "failed: .*[Rr]eset"),
         (http, "speaks HTTP: bootstrap.servers wants the port of a Kafka listener"),
         (tls_alert, "speaks TLS, we do not: set security.protocol to SSL"),
         (garbage, "got a size of -559038737"),
         (promise, "got a size of 2147483647"),
-        (unasked, "answered request 99, and 1 was due"),
+        (unasked, "responded to request 99, expected 1"),
         (short_frame, "expected"),
-        (wrong_id, "answered request 6, and 1 was due"),
-        (refuse, "refused to say its API versions: NOT_CONTROLLER"),
+        (wrong_id, "responded to request 6, expected 1"),
+        (refuse, "ApiVersions failed on .*: NOT_CONTROLLER"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -130,7 +130,7 @@ def test_a_bad_start_is_explained_and_the_next_connection_works(links, script, s
 @pytest.mark.behaviour("P39")
 def test_a_server_that_never_answers_is_given_up_after_the_set_up_time(links):
     link = links.to(lambda peer: peer.silence(), behave, connect_timeout_ms=100)
-    assert "not set up after" in (said := link.fail_to_connect())
+    assert "timed out after" in (said := link.fail_to_connect())
     assert "negotiating" in said
     assert link.ask(ASK).error is None
 
@@ -157,7 +157,7 @@ def test_a_wrong_correlation_id_ends_the_connection_and_fails_what_it_carried(li
     link = links.to(mixed_up, behave)
     response = link.ask(ASK)
     assert isinstance(response.error, ConnectionFailedError)
-    assert "cannot be trusted" in str(response.error)
+    assert "closing the connection" in str(response.error)
     assert link.ask(ASK).error is None
 
 
@@ -168,7 +168,7 @@ def test_an_answer_that_cannot_be_decoded_counts_as_lost(links):
     link = links.to(mumble, behave)
     response = link.ask(ASK)
     assert isinstance(response.error, ConnectionFailedError)
-    assert "makes no sense" in str(response.error)
+    assert "undecodable response" in str(response.error)
     assert link.ask(ASK).error is None
 
 
@@ -180,7 +180,7 @@ def test_an_answer_nobody_waits_for_ends_the_connection(links):
 
     link = links.to(talkative, behave)
     link.until("the end", lambda: not link.client.is_ready(1, link.now) and link.client.last_failure)
-    assert "nobody waits for" in str(link.client.last_failure)
+    assert "unexpected response" in str(link.client.last_failure)
     assert link.ask(ASK).error is None
 
 
@@ -194,7 +194,7 @@ def test_half_an_answer_and_a_hang_up_lose_the_request_once(links):
     link = links.to(half, behave)
     response = link.ask(ASK)
     assert isinstance(response.error, ConnectionFailedError)
-    assert "1 requests in flight" in str(response.error) or "at the first request" in str(response.error)
+    assert "1 requests in flight" in str(response.error) or "after the first request" in str(response.error)
     assert link.ask(ASK).error is None
 
 
@@ -266,7 +266,7 @@ def test_a_request_without_an_answer_closes_the_connection_and_fails_all_that_it
     link = links.to(deaf, behave)
     first, second = link.begin(ASK, timeout_ms=100), link.begin(ASK, timeout_ms=10_000)
     link.until("both", lambda: first and second)
-    assert "did not answer Metadata for 1" in str(first[0].error)
+    assert "did not respond to Metadata for 1" in str(first[0].error)
     assert isinstance(second[0].error, ConnectionFailedError)
     assert link.ask(ASK).error is None
 
@@ -346,9 +346,9 @@ def test_what_the_broker_cannot_take_fails_here_and_the_connection_stays(links):
     link = links.link(server)
     missing = link.ask(produce_request(b""))
     assert isinstance(missing.error, UnsupportedVersionError)
-    assert "Produce: needs a version of 0 to 13, the broker speaks none" in str(missing.error)
+    assert "Produce needs a version of 0 to 13; the broker supports none" in str(missing.error)
     too_new = link.ask(ASK, versions=(5, 9))
-    assert "the broker speaks 1 to 4" in str(too_new.error)
+    assert "the broker supports 1 to 4" in str(too_new.error)
     cannot_say = link.ask(MetadataRequest(topics=[], include_topic_authorized_operations=True))
     assert isinstance(cannot_say.error, UnsupportedVersionError)
     assert link.ask(ASK).error is None
@@ -453,11 +453,11 @@ def test_a_tls_client_at_a_plain_port_is_told_so(links, certificate):
         peer.socket.recv(100)  # a ClientHello is a size beyond all limits
 
     link = links.to(as_kafka_does, tls_context=client_context(certificate))
-    assert "does it speak TLS on this port (security.protocol)" in link.fail_to_connect()
+    assert "does it use TLS on this port (security.protocol)" in link.fail_to_connect()
     assert not link.auth_errors
 
     babbling = links.to(http_always, tls_context=client_context(certificate))
-    assert "does not speak TLS on this port" in babbling.fail_to_connect()
+    assert "does not use TLS on this port" in babbling.fail_to_connect()
     assert isinstance(babbling.auth_errors[0], TlsError)
 
 
@@ -510,6 +510,6 @@ def test_a_script_that_sees_the_client_leave_ends(links):
     server = links.server(wait)
     link = links.link(server)
     link.connect()
-    link.client.forget_node(1)
+    link.client.remove_node(1)
     server.close()
     assert left == [True]

@@ -67,7 +67,7 @@ def test_who_is_known_gets_in(links):
     [
         (SaslBroker(), "wrong", "did not accept user 'ann'.*Authentication failed; check sasl.username"),
         (SaslBroker(handshake_error=33), "secret", "it offers GSSAPI, SCRAM-SHA-256; set sasl.mechanism"),
-        (SaslBroker(handshake_error=34), "secret", "wants no SASL on this port.*set security.protocol"),
+        (SaslBroker(handshake_error=34), "secret", "does not use SASL on this port.*set security.protocol"),
     ],
     ids=["wrong password", "mechanism not offered", "no SASL listener"],
 )
@@ -82,7 +82,7 @@ def test_who_is_refused_hears_why_as_an_authentication_error(links, broker, pass
 
 def test_a_broker_without_sasl_is_an_authentication_error(links):
     link = links.to(lambda peer: peer.serve(), mechanism_factory=PLAIN)
-    assert "no SASL of our kind" in link.fail_to_connect()
+    assert "does not support the SASL protocol" in link.fail_to_connect()
     assert isinstance(link.auth_errors[0], AuthenticationError)
 
 
@@ -95,7 +95,7 @@ def test_a_client_without_sasl_at_a_sasl_port_is_told_so(links):
 
     response = links.to(sasl_only).ask(ASK)
     assert isinstance(response.error, ConnectionFailedError)
-    assert "if its listener wants SASL" in str(response.error)
+    assert "if its listener uses SASL" in str(response.error)
 
 
 def test_a_session_is_renewed_on_the_same_connection_before_it_ends(links, clock):

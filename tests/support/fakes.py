@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from headrace.client.addresses import Endpoint
-from headrace.client.requests import Request, Response
+from headrace.client.connection import Request, Response
 from headrace.errors import ConnectionFailedError, HeadraceError, UnsupportedVersionError
 from headrace.wire import frames
 from headrace.wire.api import request_class
@@ -158,7 +158,7 @@ class FakeClient:
         if node_id not in self.nodes:
             self.nodes[node_id] = FakeNode(endpoint)
 
-    def forget_node(self, node_id: int) -> None:
+    def remove_node(self, node_id: int) -> None:
         if node_id in self.nodes:
             self.disconnect(node_id)
             del self.nodes[node_id]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.client import connection as module
 from headrace.client.addresses import Address, Endpoint
-from headrace.client.connection import BrokerVersions, Connection, ConnectionSettings
-from headrace.client.requests import Request
+from headrace.client.connection import BrokerVersions, Connection, ConnectionSettings, Request
 from headrace.errors import ConnectionFailedError, UnsupportedVersionError
 from headrace.wire.api.metadata import MetadataRequest
 
@@ -24,7 +23,7 @@ from headrace.wire.api.metadata import MetadataRequest
 def test_the_highest_common_version_is_chosen(ours, theirs, chosen):
     versions = BrokerVersions({3: theirs})
     if chosen is None:
-        with pytest.raises(UnsupportedVersionError, match=f"the broker speaks {theirs[0]} to {theirs[1]}"):
+        with pytest.raises(UnsupportedVersionError, match=f"the broker supports {theirs[0]} to {theirs[1]}"):
             versions.choose(3, ours)
     else:
         assert versions.choose(3, ours) == chosen
@@ -99,7 +98,7 @@ def test_a_broken_pipe_is_a_failed_connection(connection):
 
     connection.socket = Broken([])
     connection._queue([b"x"])
-    with pytest.raises(ConnectionFailedError, match=r"broke while writing: .*Broken pipe"):
+    with pytest.raises(ConnectionFailedError, match=r"failed while writing: .*Broken pipe"):
         connection.flush()
 
 

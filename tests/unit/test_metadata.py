@@ -155,9 +155,9 @@ def test_topics_that_nobody_uses_are_let_go(metadata, clock):
     clock.now += 90_000
     metadata.add_topic("new")
     clock.now += 20_000
-    assert metadata.topics_wanted(clock.now) == ["new"]
+    assert metadata.tracked_topics(clock.now) == ["new"]
     metadata.touch(["old"])
-    assert set(metadata.topics_wanted(clock.now)) == {"old", "new"}
+    assert set(metadata.tracked_topics(clock.now)) == {"old", "new"}
 
 
 def test_partitions_that_do_not_count_from_0_are_not_used(metadata, clock):

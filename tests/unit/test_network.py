@@ -117,7 +117,7 @@ def test_a_node_that_moved_or_left_is_connected_to_no_more(client):
         assert client.connection_count() == 0
         client.is_ready(1, SYSTEM_CLOCK.monotonic_ms())
         assert client.connection_count() == 1
-        client.forget_node(1)
+        client.remove_node(1)
         assert (client.connection_count(), client.knows_node(1)) == (0, False)
 
 

@@ -219,7 +219,7 @@ def test_idempotence_and_its_needs_are_settled_as_in_kafka(profile):
             "delivery.timeout.ms is 30004, but must be at least 30005: linger.ms (5) + request.timeout.ms (30000)",
         ),
         ({"transaction_two_phase_commit_enable": True}, "but no released broker supports it"),
-        ({"bootstrap_servers": ""}, "bootstrap.servers is empty: name at least one broker as host:port"),
+        ({"bootstrap_servers": ""}, "bootstrap.servers is empty: set at least one broker as host:port"),
         ({"bootstrap_servers": "a:1,b"}, "bootstrap.servers: expected host:port, got 'b'"),
         ({"bootstrap_servers": "a:1,::1:9092"}, "expected host:port ([address]:port for IPv6), got '::1:9092'"),
         ({"acks": 2}, "acks is 2; it may be all, -1, 0, 1"),
@@ -293,7 +293,7 @@ def test_a_value_of_another_type_is_refused_for_every_option():
 
 
 def test_bootstrap_servers_are_required():
-    with pytest.raises(ConfigError, match=r"bootstrap\.servers is empty: name at least one broker"):
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers is empty: set at least one broker"):
         resolve()
 
 

@@ -187,12 +187,12 @@ def test_edges_are_looked_up_and_numbers_are_not(asking, answers):
 
 def test_a_fetch_asks_for_about_what_is_left():
     state = PartitionReader(TP, 1000, until=11_000)
-    assert state.bytes_wanted(8 * MIB) == FIRST_FETCH_BYTES_MAX
-    assert state.bytes_wanted(1000) == 1000
+    assert state.fetch_bytes(8 * MIB) == FIRST_FETCH_BYTES_MAX
+    assert state.fetch_bytes(1000) == 1000
     state.last_start, state.last_bytes, state.position = 1000, 100_000, 2000  # 100 bytes an offset
-    assert state.bytes_wanted(8 * MIB) == 9000 * 125 + FETCH_BYTES_MIN
-    assert state.bytes_wanted(MIB) == MIB
-    assert PartitionReader(TP, 0).bytes_wanted(8 * MIB) == 8 * MIB  # without an end there is no near one
+    assert state.fetch_bytes(8 * MIB) == 9000 * 125 + FETCH_BYTES_MIN
+    assert state.fetch_bytes(MIB) == MIB
+    assert PartitionReader(TP, 0).fetch_bytes(8 * MIB) == 8 * MIB  # without an end there is no near one
 
 
 # -- older Sparks ------------------------------------------------------------------------------

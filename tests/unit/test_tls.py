@@ -183,7 +183,7 @@ def test_a_broker_of_another_authority_is_refused_and_the_error_says_whom_we_tru
 
 @pytest.mark.parametrize("host", ["other.test", "127.0.0.3"])
 def test_a_broker_with_a_certificate_for_other_names_is_refused(certificates, host):
-    with pytest.raises(TlsError, match=rf"the certificate of {host} is for other names"):
+    with pytest.raises(TlsError, match=rf"the certificate of {host} is for other host names"):
         connect(trusting(certificates), tls_server(certificates), host)
 
 
@@ -223,7 +223,7 @@ def test_a_client_certificate_opens_the_door(certificates, how, tmp_path, monkey
 def test_a_broker_that_wants_a_certificate_says_so(certificates, maximum):
     serve = tls_server(certificates, client_certificate=True, maximum=maximum)
     with pytest.raises(
-        TlsError, match=r"broker.test (did not accept our certificate|failed: sslv3 alert handshake)"
+        TlsError, match=r"broker.test (rejected the client certificate|failed: sslv3 alert handshake)"
     ) as caught:
         connect(trusting(certificates), serve)
     assert "ssl." in str(caught.value)
@@ -233,7 +233,7 @@ def test_a_certificate_that_the_broker_does_not_know_is_refused(certificates):
     settings = trusting(
         certificates, cert_file=str(certificates["outsider.pem"]), key_file=str(certificates["outsider.key"])
     )
-    with pytest.raises(TlsError, match="did not accept our certificate"):
+    with pytest.raises(TlsError, match="rejected the client certificate"):
         connect(settings, tls_server(certificates, client_certificate=True))
 
 
@@ -245,7 +245,7 @@ def test_a_peer_that_answers_in_plain_text_is_recognised(certificates, said):
         sock.recv(1000)
         sock.sendall(said)
 
-    with pytest.raises(TlsError, match=r"broker.test does not speak TLS on this port"):
+    with pytest.raises(TlsError, match=r"broker.test does not use TLS on this port"):
         connect(trusting(certificates), serve)
 
 
@@ -255,7 +255,7 @@ def test_a_peer_that_hangs_up_in_the_handshake_may_get_better(certificates):
         sock.recv(1000)
         sock.close()
 
-    with pytest.raises(ConnectionError, match=r"ended the connection in the TLS handshake: does it speak TLS"):
+    with pytest.raises(ConnectionError, match=r"closed the connection in the TLS handshake: does it use TLS"):
         connect(trusting(certificates), serve)
 
 
@@ -341,7 +341,7 @@ def test_a_connection_that_breaks_later_is_a_connection_error(certificates):
         wrapped = tls.wrap(sock, tls.context(trusting(certificates)), "broker.test")
         with wrapped:
             shake_hands(wrapped)
-            with pytest.raises(ConnectionError, match=r"TLS connection to broker.test broke"):
+            with pytest.raises(ConnectionError, match=r"TLS connection to broker.test failed"):
                 read_and_write(wrapped)
 
 
@@ -363,7 +363,7 @@ def test_a_connection_that_breaks_later_is_a_connection_error(certificates):
             {"cert_file": "client.pem", "key_file": "locked.key", "key_password": "wrong"},
             "ssl.key.password is wrong",
         ),
-        ({"key_file": "client.key"}, "a client key without a certificate"),
+        ({"key_file": "client.key"}, "client key without a certificate"),
     ],
 )
 def test_certificates_that_cannot_be_used_are_refused_before_anything_is_dialled(certificates, options, message):
@@ -381,7 +381,7 @@ def test_text_that_is_no_certificate_is_refused():
 
 @pytest.mark.parametrize("names", [(), ("SSLv3",), ("TLSv1.2", "TLSv1.1")])
 def test_only_protocols_that_are_safe_today_are_known(names):
-    with pytest.raises(ConfigError, match=r"ssl.enabled.protocols: .*choose from TLSv1.2, TLSv1.3"):
+    with pytest.raises(ConfigError, match=r"ssl.enabled.protocols: expected TLSv1.2, TLSv1.3"):
         tls.context(TlsSettings(protocols=names))
 
 
@@ -414,9 +414,9 @@ def test_suites_of_tls_1_3_come_all_or_not_at_all():
     modern = tuple(c["name"] for c in tls.context(TlsSettings()).get_ciphers() if c["name"].startswith("TLS_"))
     made = tls.context(TlsSettings(ciphers=modern))
     assert made.minimum_version == ssl.TLSVersion.TLSv1_3
-    with pytest.raises(ConfigError, match=f"cannot leave out .*{modern[-1]}.*TLSv1.2"):
+    with pytest.raises(ConfigError, match=f"cannot disable .*{modern[-1]}.*TLSv1.2"):
         tls.context(TlsSettings(ciphers=modern[:1]))
-    with pytest.raises(ConfigError, match="OpenSSL knows none of NO-SUCH"):
+    with pytest.raises(ConfigError, match="OpenSSL supports none of NO-SUCH"):
         tls.context(TlsSettings(ciphers=("NO-SUCH",)))
 
 

@@ -200,7 +200,7 @@ def partition_count(connection: Connection, topic: str) -> int:
             message = MetadataRequest(
                 topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=asked_to_make
             )
-            (found,) = client.ask(message, versions=(4, 12)).topics
+            (found,) = client.request(message, versions=(4, 12)).topics
             waited, code = time.monotonic() - started, found.error_code
             has_leaders = found.partitions and all(part.leader_id >= 0 for part in found.partitions)
             if not code and (has_leaders or waited > CREATION_SECONDS_MAX):

@@ -1,9 +1,9 @@
-"""From `bootstrap.servers` to the addresses to dial.
+"""From `bootstrap.servers` to socket addresses.
 
     "a:9092,[::1]:9093" → parse → Endpoints → bootstrap_endpoints (client.dns.lookup) → Endpoints
     Endpoint → resolve → Addresses, in the order in which to try them
 
-DNS is asked through functions that are passed in; by default the system's, which may block for as long as it likes.
+DNS functions are passed in; the default ones are the system's, which may block.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ USE_ALL_DNS_IPS = "use_all_dns_ips"
 RESOLVE_CANONICAL = "resolve_canonical_bootstrap_servers_only"
 PORT_MAX = 65535
 
-# As Kafka has it: a listener name in front, as brokers write it in their own settings, does no harm.
+# As in Kafka, a listener name in front is accepted.
 _ENTRY = re.compile(
     r"(?:[A-Za-z0-9_]+://)?(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%[\w.\-]+)?)\]|(?P<name>[\w.\-]+)):(?P<port>[0-9]+)", re.ASCII
 )
 
-SocketAddress: TypeAlias = tuple[Any, ...]  # (host, port), and for IPv6 flow and scope: what `connect` takes
+SocketAddress: TypeAlias = tuple[Any, ...]  # As for `socket.connect`: (host, port), and for IPv6 flow and scope.
 GetAddrInfo: TypeAlias = Callable[..., Iterable[tuple[Any, Any, Any, str, SocketAddress]]]
 GetNameInfo: TypeAlias = Callable[[SocketAddress, int], tuple[str, str]]
 
 
 class Endpoint(NamedTuple):
-    """A broker by name."""
+    """The host name and port of a broker."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class Endpoint(NamedTuple):
 
 
 class Address(NamedTuple):
-    """A broker as a socket sees it."""
+    """A socket address of a broker."""
 
     family: socket.AddressFamily
     sockaddr: SocketAddress
@@ -50,11 +50,11 @@ class Address(NamedTuple):
 
 
 def parse(servers: str | Iterable[str]) -> list[Endpoint]:
-    """The entries of `bootstrap.servers`: comma-separated text, or one by one. Doubles are dropped."""
+    """Return the entries of `bootstrap.servers`, comma-separated or as a list, without duplicates."""
     entries = servers.split(",") if isinstance(servers, str) else servers
     endpoints = dict.fromkeys(_parse_entry(entry.strip()) for entry in entries if entry.strip())
     if not endpoints:
-        raise ConfigError("bootstrap.servers is empty: name at least one broker as host:port")
+        raise ConfigError("bootstrap.servers is empty: set at least one broker as host:port")
     return list(endpoints)
 
 
@@ -70,16 +70,16 @@ def _parse_entry(entry: str) -> Endpoint:
 
 
 def resolve(endpoint: Endpoint, getaddrinfo: GetAddrInfo = socket.getaddrinfo) -> list[Address]:
-    """All addresses that DNS has for a broker, in its order. Raises `socket.gaierror`: the next try may find one."""
+    """Return the addresses of a broker in the order of DNS; raises `socket.gaierror` if there are none."""
     try:
         answers = getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         reason = (error.strerror or str(error)).rstrip(".")
         raise socket.gaierror(error.errno, f"cannot resolve {endpoint.host!r} of {endpoint}: {reason}") from None
     except UnicodeError:
-        # Labels that are empty or too long never get as far as DNS.
+        # Labels that are empty or too long.
         raise socket.gaierror(
-            socket.EAI_NONAME, f"cannot resolve {endpoint.host!r} of {endpoint}: no host name"
+            socket.EAI_NONAME, f"cannot resolve {endpoint.host!r} of {endpoint}: invalid host name"
         ) from None
     addresses = dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in answers)
     if not addresses:
@@ -93,12 +93,12 @@ def bootstrap_endpoints(
     getaddrinfo: GetAddrInfo = socket.getaddrinfo,
     getnameinfo: GetNameInfo = socket.getnameinfo,
 ) -> tuple[list[Endpoint], list[str]]:
-    """Where to begin, and a line for each server that DNS does not know.
+    """Return the endpoints to contact first, and a message for each server that cannot be resolved.
 
-    With `resolve_canonical_bootstrap_servers_only`, each address of a server becomes an entry under its own full
-    name, as Kerberos and host name checks behind a shared alias want it. None resolvable is an error, as in Kafka.
+    With `resolve_canonical_bootstrap_servers_only`, each address of a server becomes an endpoint with its canonical
+    name, which host name verification behind a shared alias needs. As in Kafka, at least one must be resolvable.
     """
-    found: dict[Endpoint, None] = {}
+    endpoints: dict[Endpoint, None] = {}
     unresolved: list[str] = []
     for server in servers:
         try:
@@ -107,16 +107,17 @@ def bootstrap_endpoints(
             unresolved.append(error.strerror or str(error))
             continue
         if lookup == RESOLVE_CANONICAL:
-            found.update(dict.fromkeys(Endpoint(_canonical(at, getnameinfo), server.port) for at in addresses))
+            names = (_canonical(address, getnameinfo) for address in addresses)
+            endpoints.update(dict.fromkeys(Endpoint(name, server.port) for name in names))
         else:
-            found[server] = None
-    if not found:
+            endpoints[server] = None
+    if not endpoints:
         raise ConfigError(f"bootstrap.servers: no server can be resolved; {'; '.join(unresolved)}")
-    return list(found), unresolved
+    return list(endpoints), unresolved
 
 
 def _canonical(address: Address, getnameinfo: GetNameInfo) -> str:
     try:
         return getnameinfo(address.sockaddr, 0)[0]
     except OSError:
-        return str(address.sockaddr[0])  # no name for it: the number will do
+        return str(address.sockaddr[0])  # it has no name

@@ -1,11 +1,11 @@
-"""A client that asks and waits: what the admin client and the fetcher stand on.
+"""A blocking client, below the admin client and the fetcher.
 
-    ask(message, to=any | the controller | a coordinator | a node) → response
-    ask_leaders(partitions, …) → a value for each partition, from whoever leads it
+    request(message, to=any node | controller | coordinator | node id) → response
+    request_leaders(partitions, …) → a value for each partition, from its leader
 
-No thread of its own: the network client is polled by whoever calls, one call at a time. A broken connection, a
-coordinator that has moved or a leader that has changed are tried again until the time of the call is up; what a
-broker says about the matter itself is the caller's to judge.
+It has no thread: the caller's thread polls the network client, one call at a time. Requests are retried until the
+timeout of the call if the connection fails, or the coordinator or leader has moved. Other errors in a response are
+returned.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from typing import Any, NamedTuple, Self, TypeVar
 from headrace.client import tls
 from headrace.client.addresses import USE_ALL_DNS_IPS, bootstrap_endpoints, parse
 from headrace.client.clock import SYSTEM_CLOCK, Clock
-from headrace.client.connection import ConnectionSettings
+from headrace.client.connection import ConnectionSettings, Request, Response
 from headrace.client.credentials import SaslSettings
 from headrace.client.metadata import NO_LEADER, Cluster, Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings, backoff_ms
-from headrace.client.requests import Request, Response
 from headrace.errors import (
     AuthenticationError,
     BrokerError,
@@ -37,15 +36,32 @@ from headrace.errors import (
     TimedOutError,
 )
 from headrace.wire.api import api_name
-from headrace.wire.api.find_coordinator import FindCoordinatorRequest
+from headrace.wire.api.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from headrace.wire.schema import Message
 
-TURN_MS_MAX = 1000.0
+POLL_MS_MAX = 1000.0
 UNKNOWN_TOPIC_MS_MAX = 2000.0
-"""How long a topic may be unknown: brokers hear of a new one a little after it was made."""
+"""How long a topic may be unknown: brokers learn of a new topic with a delay."""
 
-# Somebody else is to be asked, or the same one a little later.
-TRY_AGAIN = frozenset({5, 6, 9, 13, 14, 15, 16, 41, 51, 56, 72, 74, 75, 78})
+# Errors after which another broker, or the same one later, can succeed.
+TRY_AGAIN = frozenset(
+    {
+        Code.LEADER_NOT_AVAILABLE,
+        Code.NOT_LEADER_OR_FOLLOWER,
+        Code.REPLICA_NOT_AVAILABLE,
+        Code.NETWORK_EXCEPTION,
+        Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.COORDINATOR_NOT_AVAILABLE,
+        Code.NOT_COORDINATOR,
+        Code.NOT_CONTROLLER,
+        Code.CONCURRENT_TRANSACTIONS,
+        Code.KAFKA_STORAGE_ERROR,
+        Code.LISTENER_NOT_FOUND,
+        Code.FENCED_LEADER_EPOCH,
+        Code.UNKNOWN_LEADER_EPOCH,
+        Code.OFFSET_NOT_AVAILABLE,
+    }
+)
 
 T = TypeVar("T")
 
@@ -58,10 +74,10 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-class Where(Enum):
-    """Who can answer, if it is no particular node."""
+class Role(Enum):
+    """A target that is not a specific node."""
 
-    ANYONE = auto()
+    ANY_BROKER = auto()
     CONTROLLER = auto()
 
 
@@ -71,22 +87,22 @@ class CoordinatorKind(Enum):
 
 
 class Coordinator(NamedTuple):
-    """Who looks after a group or a transactional id."""
+    """The coordinator of a group or a transactional id."""
 
     kind: CoordinatorKind
     key: str
 
 
-Target = int | Where | Coordinator
+Target = int | Role | Coordinator
 
 
 @dataclass(slots=True, frozen=True)
 class ClientSettings:
-    """How to reach the cluster, and how long to try."""
+    """The settings of a blocking client."""
 
     bootstrap_servers: str | Sequence[str]
     client_id: str = "headrace"
-    timeout_ms: float = 60_000  # for a call with all its attempts: Kafka's default.api.timeout.ms
+    timeout_ms: float = 60_000  # For a call with all its attempts, as Kafka's default.api.timeout.ms.
     request_timeout_ms: float = 30_000
     retry_backoff_ms: float = 50
     retry_backoff_max_ms: float = 1000
@@ -99,7 +115,7 @@ class ClientSettings:
 
 @dataclass(slots=True)
 class Pending:
-    """A request that was sent."""
+    """A sent request and its response."""
 
     node_id: int
     response: Response | None = None
@@ -108,7 +124,7 @@ class Pending:
         self.response = response
 
     def result(self) -> Any:
-        """The message; what went wrong is raised."""
+        """Return the message, or raise the error."""
         assert self.response is not None
         if self.response.error is not None:
             raise self.response.error
@@ -116,7 +132,7 @@ class Pending:
 
 
 class BlockingClient:
-    """Requests that are waited for."""
+    """Sends requests and waits for their responses."""
 
     def __init__(self, settings: ClientSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
@@ -132,7 +148,7 @@ class BlockingClient:
             NetworkSettings(),
             clock,
         )
-        self.network.on_auth_failure = self._refused
+        self.network.on_auth_failure = self._on_auth_failure
         self.metadata = Metadata(
             clock,
             max_age_ms=settings.metadata_max_age_ms,
@@ -148,28 +164,28 @@ class BlockingClient:
             rebootstrap_trigger_ms=settings.metadata_max_age_ms,
             allow_auto_topic_creation=False,
         )
-        self._lock = threading.RLock()  # one call at a time
+        self._lock = threading.RLock()  # One call at a time.
         self._coordinators: dict[Coordinator, int] = {}
-        self._refusal: AuthenticationError | None = None
+        self._authentication_error: AuthenticationError | None = None
         self._random = random.Random()
         self._closed = False
 
-    # -- asking --------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
-    def ask(
+    def request(
         self,
         message: Message | Callable[[int], Message],
-        to: Target = Where.ANYONE,
+        to: Target = Role.ANY_BROKER,
         *,
         versions: tuple[int, int] | None = None,
         codes: Callable[[Any], Iterable[int]] = lambda response: (),
         api_key: int | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """The response to a message (or to what a function makes of the version).
+        """Return the response to a message, or to the message that a function returns for a version.
 
-        `codes` finds the error codes in a response: with one that says "not here" or "not yet" the question is put
-        again. When the time is up the last response is returned as it is; without any, that is a TimedOutError.
+        `codes` returns the error codes of a response: with one of TRY_AGAIN, the request is retried. At the timeout,
+        the last response is returned; if there was none, TimedOutError is raised.
         """
         key = message.api_key if isinstance(message, Message) else api_key
         assert key is not None
@@ -185,16 +201,16 @@ class BlockingClient:
                 except ConnectionFailedError as error:
                     attempt.failure = error
                 else:
-                    attempt.has_answer = True
+                    attempt.has_response = True
                     if not TRY_AGAIN.intersection(codes(response)):
                         break
                 if isinstance(to, Coordinator):
                     self._coordinators.pop(to, None)
-                elif to is Where.CONTROLLER:
+                elif to is Role.CONTROLLER:
                     self.metadata.request_update()
         return response
 
-    def ask_leaders(
+    def request_leaders(
         self,
         partitions: Iterable[TopicPartition],
         build: Callable[[list[TopicPartition]], Message],
@@ -204,12 +220,12 @@ class BlockingClient:
         timeout_ms: float | None = None,
         partial: bool = False,
     ) -> dict[TopicPartition, T]:
-        """What the leader of each partition answers; a BrokerError names the partition that has none to give.
+        """Return a value for each partition from its leader; raises a BrokerError that names a partition without one.
 
-        With `partial`, partitions that are offline, or whose leaders do not respond, are left out when the time is up.
+        With `partial`, partitions that are offline, or whose leaders do not respond until the timeout, are left out.
         """
         left: dict[TopicPartition, int] = dict.fromkeys(partitions, Code.UNKNOWN_TOPIC_OR_PARTITION)
-        found: dict[TopicPartition, T] = {}
+        values: dict[TopicPartition, T] = {}
         deadline = self.deadline(timeout_ms)
         unknown_deadline = min(deadline, self.clock.monotonic_ms() + UNKNOWN_TOPIC_MS_MAX)
         with self._lock, suppress(TimedOutError) if partial else nullcontext():
@@ -224,26 +240,26 @@ class BlockingClient:
                 self.finish(sent, deadline)
                 for pending in sent:
                     try:
-                        answers = list(read(pending.result()))
+                        rows = list(read(pending.result()))
                     except ConnectionFailedError as error:
                         attempt.failure = error
                         continue
-                    for tp, code, value in answers:
-                        if code == 0:
-                            found[tp] = value
+                    for tp, code, value in rows:
+                        if code == Code.NONE:
+                            values[tp] = value
                             left.pop(tp, None)
                         elif code in TRY_AGAIN or code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                             left[tp] = code
-                            attempt.has_answer = True
+                            attempt.has_response = True
                         else:
                             raise BrokerError(str(tp), code=code)
                 if not left:
-                    return found
+                    return values
                 if self.clock.monotonic_ms() >= unknown_deadline:
                     self._raise_unknown(left)
         for tp, code in left.items() if not partial else ():
-            raise BrokerError(f"{tp}: not after {self.settings.timeout_ms:.0f} ms", code=code)
-        return found
+            raise BrokerError(f"{tp}: timed out after {self.settings.timeout_ms:.0f} ms", code=code)
+        return values
 
     def _by_leader(self, cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         led: defaultdict[int, list[TopicPartition]] = defaultdict(list)
@@ -258,13 +274,13 @@ class BlockingClient:
         for tp, code in left.items():
             count = self.metadata.cluster.partition_count(tp.topic)
             if code == Code.UNKNOWN_TOPIC_OR_PARTITION and (count is None or tp.partition >= count):
-                has = "there is no such topic" if count is None else f"the topic has {count} partitions"
-                raise BrokerError(f"{tp}: {has}", code=code)
+                fact = "the topic does not exist" if count is None else f"the topic has {count} partitions"
+                raise BrokerError(f"{tp}: {fact}", code=code)
 
-    # -- finding whom to ask -------------------------------------------------------------------
+    # -- finding nodes -------------------------------------------------------------------------
 
     def cluster(self, topics: Iterable[str], deadline: float, *, fresh: bool = False) -> Cluster:
-        """What is known of the cluster and these topics; asked anew if one is not known, or if it is to be fresh."""
+        """Return the metadata with these topics; updates it if a topic is missing, or with `fresh`."""
         topics = list(topics)
         known = self.metadata.cluster
         new = [topic for topic in topics if topic not in known.topics]
@@ -276,7 +292,7 @@ class BlockingClient:
         with self._lock:
             update_seq = self.metadata.request_update(is_urgent=True)
             while not self.metadata.wait_for_update(update_seq, 0):
-                self.turn(deadline, "metadata")
+                self.poll_until(deadline, "metadata")
         return self.metadata.cluster
 
     def _find(self, to: Target, deadline: float) -> int:
@@ -284,48 +300,48 @@ class BlockingClient:
             return to
         if isinstance(to, Coordinator):
             return self._find_coordinator(to, deadline)
-        if to is Where.CONTROLLER:
+        if to is Role.CONTROLLER:
             controller_id = self.cluster((), deadline).controller_id
             if controller_id < 0:
-                raise ConnectionFailedError("the cluster has no controller at the moment")
+                raise ConnectionFailedError("the cluster has no controller")
             return controller_id
         while True:
             now = self.clock.monotonic_ms()
             node_id = self.network.least_loaded_node(self.updater.node_ids, now)
             if node_id is not None and self.network.is_ready(node_id, now):
                 return node_id
-            self.turn(deadline, "a broker")
+            self.poll_until(deadline, "a connection to a broker")
 
-    def _find_coordinator(self, wanted: Coordinator, deadline: float) -> int:
-        known = self._coordinators.get(wanted)
+    def _find_coordinator(self, coordinator: Coordinator, deadline: float) -> int:
+        known = self._coordinators.get(coordinator)
         if known is not None:
             return known
-        kind, key = wanted
+        kind, key = coordinator
 
         def build(version: int) -> Message:
             if version < 4:
                 return FindCoordinatorRequest(key=key, key_type=kind.value)
             return FindCoordinatorRequest(coordinator_keys=[key], key_type=kind.value)
 
-        def answer(response: Any) -> Any:
+        def node_of(response: FindCoordinatorResponse) -> Any:
             return response.coordinators[0] if response.coordinators else response
 
         low = 0 if kind is CoordinatorKind.GROUP else 1
-        response = self.ask(
+        response = self.request(
             build,
             versions=(low, 6),
-            codes=lambda response: [answer(response).error_code],
+            codes=lambda response: [node_of(response).error_code],
             api_key=FindCoordinatorRequest.api_key,
             timeout_ms=deadline - self.clock.monotonic_ms(),
         )
-        found = answer(response)
-        if found.error_code:
+        node = node_of(response)
+        if node.error_code:
             what = f"the coordinator of {kind.name.lower()} {key!r}"
-            raise BrokerError(f"{what}: {found.error_message or 'not found'}", code=found.error_code)
-        if found.node_id not in self.metadata.cluster.brokers:
+            raise BrokerError(f"{what}: {node.error_message or 'not found'}", code=node.error_code)
+        if node.node_id not in self.metadata.cluster.brokers:
             self.cluster((), deadline, fresh=True)
-        self._coordinators[wanted] = int(found.node_id)
-        return int(found.node_id)
+        self._coordinators[coordinator] = int(node.node_id)
+        return int(node.node_id)
 
     # -- sending and waiting -------------------------------------------------------------------
 
@@ -341,11 +357,11 @@ class BlockingClient:
         *,
         api_key: int | None = None,
     ) -> Pending:
-        """Send to a node once it is connected; a node that cannot be reached is a ConnectionFailedError."""
+        """Send to a node, after connecting to it; raises ConnectionFailedError if it is unreachable."""
         while not self.network.is_ready(node_id, now := self.clock.monotonic_ms()):
             if self.network.is_backing_off(node_id, now) or not self.network.knows_node(node_id):
-                raise ConnectionFailedError(str(self.network.last_failure or f"node {node_id} cannot be reached"))
-            self.turn(deadline, f"node {node_id}")
+                raise ConnectionFailedError(str(self.network.last_failure or f"node {node_id} is unreachable"))
+            self.poll_until(deadline, f"a connection to node {node_id}")
         pending = Pending(node_id)
         timeout_ms = self.settings.request_timeout_ms
         if isinstance(message, Message):
@@ -358,29 +374,29 @@ class BlockingClient:
         return pending
 
     def finish(self, pending: Sequence[Pending], deadline: float) -> None:
-        """Wait until all are answered or lost."""
-        while any(one.response is None for one in pending):
-            self.turn(deadline, "an answer")
+        """Wait until all requests have a response or have failed."""
+        while any(request.response is None for request in pending):
+            self.poll_until(deadline, "a response")
 
-    def turn(self, deadline: float, what: str) -> None:
-        """Poll once; raises if the time is up, or if the cluster will not have us."""
+    def poll_until(self, deadline: float, what: str) -> None:
+        """Poll once; raises at the deadline, or if authentication failed."""
         now = self.clock.monotonic_ms()
         if now >= deadline:
-            why = self.network.last_failure
-            raise TimedOutError(f"timed out waiting for {what}" + (f"; {why}" if why else ""))
+            reason = self.network.last_failure
+            raise TimedOutError(f"timed out waiting for {what}" + (f"; {reason}" if reason else ""))
         self.poll(deadline - now)
 
     def poll(self, wait_ms: float) -> None:
-        """Deal with what happens on the connections in the next `wait_ms`, or until something has."""
+        """Process events on the connections; waits up to `wait_ms` for the first."""
         self.check_open()
         now = self.clock.monotonic_ms()
-        self.network.poll(min(self.updater.maybe_update(now), wait_ms, TURN_MS_MAX), now)
-        if self._refusal is not None:
-            error, self._refusal = self._refusal, None
+        self.network.poll(min(self.updater.maybe_update(now), wait_ms, POLL_MS_MAX), now)
+        if self._authentication_error is not None:
+            error, self._authentication_error = self._authentication_error, None
             raise error
 
     def _attempts(self, what: str, deadline: float) -> Iterator[_Attempt]:
-        """Attempts with pauses between them. When the time is up and there has been no answer at all, it raises."""
+        """Yield attempts with back-off between them; raises at the deadline if there was no response at all."""
         attempt = _Attempt()
         settings = self.settings
         while True:
@@ -388,22 +404,22 @@ class BlockingClient:
             wait = backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempt.number, self._random)
             resume = self.clock.monotonic_ms() + wait
             if resume >= deadline:
-                if attempt.has_answer:
+                if attempt.has_response:
                     return
-                raise TimedOutError(f"{what}: no answer in time; {attempt.failure}") from attempt.failure
+                raise TimedOutError(f"{what}: no response in time; {attempt.failure}") from attempt.failure
             while (left := resume - self.clock.monotonic_ms()) > 0:
                 self.poll(left)
             attempt.number += 1
 
-    def _refused(self, error: AuthenticationError) -> None:
-        self._refusal = error
+    def _on_auth_failure(self, error: AuthenticationError) -> None:
+        self._authentication_error = error
 
     def check_open(self) -> None:
         if self._closed:
             raise ClosedError("the client is closed")
 
     def close(self) -> None:
-        """Close the connections. Whatever is asked after that raises."""
+        """Close the connections. Later calls raise ClosedError."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -420,4 +436,4 @@ class BlockingClient:
 class _Attempt:
     number: int = 1
     failure: HeadraceError | None = None
-    has_answer: bool = False
+    has_response: bool = False

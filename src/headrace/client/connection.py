@@ -1,11 +1,11 @@
-"""One connection: a non-blocking socket with its state, its outgoing bytes and its requests in flight.
+"""A connection: a non-blocking socket with its state, outgoing bytes and requests in flight.
 
-    connect → (TLS handshake) → ApiVersions → (SASL) → ready ⇄ (SASL again, before the session ends: KIP-368)
-    send: gather list → queue → `sendmsg`; what the kernel does not take stays in the queue → EVENT_WRITE
+    connect → (TLS handshake) → ApiVersions → (SASL) → ready ⇄ (SASL again, before the session expires: KIP-368)
+    send: gather list → queue → `sendmsg`; what the kernel does not accept stays in the queue → EVENT_WRITE
     receive: bytes → FrameReader → the oldest request in flight
+    Request → NetworkClient.send → InFlight → Response → request.on_response
 
-The set-up is a generator that yields a message and is sent its answer: see `_set_up`. Everything here belongs to the
-thread that polls.
+The set-up is a generator that yields a request and is sent the response: see `_set_up`. Polling thread only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import random
 import socket
 import ssl
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
+from headrace import __version__
 from headrace.client import tls
 from headrace.client.addresses import Address, Endpoint
 from headrace.client.prompt_socket import PromptSocket
-from headrace.client.requests import InFlight, Request
 from headrace.errors import (
     AuthenticationError,
     Code,
@@ -44,11 +45,11 @@ from headrace.wire.primitives import Buffer
 from headrace.wire.sasl import Mechanism
 from headrace.wire.schema import Message
 
-RECEIVES_MAX = 16  # in one turn: other connections want theirs too
-GATHER_MAX = 512  # buffers in one sendmsg; the system allows 1024
+RECEIVES_MAX = 16  # Per event, so that other connections are served, too.
+GATHER_MAX = 512  # Buffers in one sendmsg; the system allows 1024.
 CORRELATION_ID_MAX = 0x7FFFFFFF
 REAUTHENTICATE_FROM, REAUTHENTICATE_TO = 0.85, 0.95
-"""The part of a session's life after which to authenticate again: by chance, so that clients do not come in step."""
+"""The share of a session's lifetime after which to reauthenticate: random, so that clients do not synchronize."""
 
 NEVER_MS = float("inf")
 
@@ -65,28 +66,85 @@ class State(Enum):
 
 
 @dataclass(slots=True)
+class Request:
+    """A request to a broker. `build` returns the message in the version that is chosen when it is sent."""
+
+    api_key: int
+    build: Callable[[int], Message]
+    on_response: Callable[[Response], None]
+    versions: tuple[int, int]  # Lowest and highest that the client supports.
+    timeout_ms: float
+    expects_response: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        message: Message,
+        on_response: Callable[[Response], None],
+        timeout_ms: float,
+        versions: tuple[int, int] | None = None,
+    ) -> Request:
+        """Return a request whose message does not depend on the version."""
+        return cls(
+            message.api_key,
+            lambda version: message,
+            on_response,
+            versions or (message.versions.first, message.versions.last),
+            timeout_ms,
+        )
+
+
+@dataclass(slots=True)
+class Response:
+    """A response, or the error of a request."""
+
+    request: Request
+    node_id: int
+    version: int
+    message: Any = None  # None with acks=0, or with an error.
+    error: HeadraceError | None = None
+    latency_ms: float = 0.0
+
+    @property
+    def throttle_ms(self) -> int:
+        return getattr(self.message, "throttle_time_ms", 0) or 0
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A request that was queued on a connection."""
+
+    request: Request
+    correlation_id: int
+    version: int
+    sent_ms: float
+    size: int  # In bytes.
+    written_at: int  # The connection's written bytes when this request is written completely.
+
+
+@dataclass(slots=True)
 class BrokerVersions:
-    """What a broker said it can do."""
+    """The API versions and features of a broker."""
 
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     finalized_features: dict[str, int] = field(default_factory=dict)
     features_epoch: int = -1
 
     def choose(self, api_key: int, versions: tuple[int, int]) -> int:
-        """The highest version both sides know."""
+        """Return the highest version that both sides support."""
         low, high = self.ranges.get(api_key, (0, -1))
         version = min(high, versions[1])
         if version < low or version < versions[0]:
             offered = f"{low} to {high}" if high >= 0 else "none"
             raise UnsupportedVersionError(
-                f"{api_name(api_key)}: needs a version of {versions[0]} to {versions[1]}, the broker speaks {offered}"
+                f"{api_name(api_key)} needs a version of {versions[0]} to {versions[1]}; the broker supports {offered}"
             )
         return version
 
 
 @dataclass(slots=True, frozen=True)
 class ConnectionSettings:
-    """How connections are made."""
+    """The settings of connections."""
 
     client_id: str
     request_timeout_ms: float = 30_000
@@ -122,18 +180,18 @@ class Connection:
         self.throttled_until_ms = 0.0
         self.reauthenticate_at_ms = NEVER_MS
         self.wants_write = True
-        self.watched_events = 0  # what the selector was told; the network client's
+        self.watched_events = 0  # Registered with the selector. Set by the network client.
         self._connect_timeout_ms = settings.connect_timeout_ms if connect_timeout_ms is None else connect_timeout_ms
         self.set_up_since_ms = now
-        self._answered = False
+        self._has_response = False
         self._correlation_id = 0
         self._out: deque[Buffer] = deque()
-        self._queued_bytes = 0  # since the connection was made, as is the next
+        self._queued_bytes = 0  # Since the connection was opened, as the next.
         self._written_bytes = 0
         self._reader = FrameReader(settings.frame_bytes_max)
         self._frames: list[Buffer] = []
         self._steps: Generator[tuple[Message, int], Message, None] | None = None
-        self._step_pending: tuple[int, int, int] | None = None  # API key, version, correlation id
+        self._step_pending: tuple[int, int, int] | None = None  # API key, version, correlation id.
         self._tls: ssl.SSLSocket | None = None
         self.socket = self._open()
         self.fileno = self.socket.fileno()
@@ -171,7 +229,7 @@ class Connection:
         try:
             self.socket = self._tls = tls.wrap(self.socket, self.settings.tls_context, self.endpoint.host)
         except OSError as error:
-            raise ConnectionFailedError(f"connection to {self.endpoint} broke: {error}") from None
+            raise ConnectionFailedError(f"connection to {self.endpoint} failed: {error}") from None
         self.state = State.HANDSHAKING
         self._shake_hands(now)
 
@@ -192,23 +250,20 @@ class Connection:
         self._next_step(None)
 
     def _set_up(self, now: float) -> Generator[tuple[Message, int], Message, None]:
-        """ApiVersions first, then SASL: each `yield` sends a message in a version and gets the answer."""
-        from headrace import __version__
+        """ApiVersions first, then SASL: each `yield` sends a request in a version and returns the response."""
 
-        about = ApiVersionsRequest(client_software_name="headrace", client_software_version=__version__)
-        answer = yield about, 3
-        assert isinstance(answer, ApiVersionsResponse)
-        if answer.error_code == Code.UNSUPPORTED_VERSION:
-            answer = yield ApiVersionsRequest(), 0
-            assert isinstance(answer, ApiVersionsResponse)
-        if answer.error_code:
-            raise ConnectionFailedError(
-                f"{self.endpoint} refused to say its API versions: {error_name(answer.error_code)}"
-            )
+        identification = ApiVersionsRequest(client_software_name="headrace", client_software_version=__version__)
+        response = yield identification, 3
+        assert isinstance(response, ApiVersionsResponse)
+        if response.error_code == Code.UNSUPPORTED_VERSION:
+            response = yield ApiVersionsRequest(), 0
+            assert isinstance(response, ApiVersionsResponse)
+        if response.error_code:
+            raise ConnectionFailedError(f"ApiVersions failed on {self.endpoint}: {error_name(response.error_code)}")
         self.versions = BrokerVersions(
-            {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys},
-            {feature.name: feature.max_version_level for feature in answer.finalized_features},
-            answer.finalized_features_epoch,
+            {api.api_key: (api.min_version, api.max_version) for api in response.api_keys},
+            {feature.name: feature.max_version_level for feature in response.finalized_features},
+            response.finalized_features_epoch,
         )
         if self.settings.mechanism_factory is not None:
             yield from self._authenticate(self.settings.mechanism_factory(self.endpoint.host), now)
@@ -218,31 +273,31 @@ class Connection:
             handshake_version = self.versions.choose(SaslHandshakeRequest.api_key, (1, 1))
             version = self.versions.choose(SaslAuthenticateRequest.api_key, (0, 2))
         except UnsupportedVersionError as error:
-            raise mechanism.failure(f"it has no SASL of our kind ({error})") from None
-        answer = yield SaslHandshakeRequest(mechanism=mechanism.name), handshake_version
-        assert isinstance(answer, SaslHandshakeResponse)
-        if answer.error_code == Code.UNSUPPORTED_SASL_MECHANISM:
-            raise mechanism.not_offered(answer.mechanisms)
-        if answer.error_code:
+            raise mechanism.failure(f"the broker does not support the SASL protocol ({error})") from None
+        response = yield SaslHandshakeRequest(mechanism=mechanism.name), handshake_version
+        assert isinstance(response, SaslHandshakeResponse)
+        if response.error_code == Code.UNSUPPORTED_SASL_MECHANISM:
+            raise mechanism.not_offered(response.mechanisms)
+        if response.error_code:
             raise AuthenticationError(
-                f"{self.endpoint} wants no SASL on this port ({error_name(answer.error_code)}): set security.protocol "
-                f"to PLAINTEXT or SSL, or use the port of a SASL listener"
+                f"{self.endpoint} does not use SASL on this port ({error_name(response.error_code)}): set "
+                f"security.protocol to PLAINTEXT or SSL, or use the port of a SASL listener"
             )
         token: bytes | None = mechanism.first()
         lifetime_ms = 0
         while token is not None:
-            answer = yield SaslAuthenticateRequest(auth_bytes=token), version
-            assert isinstance(answer, SaslAuthenticateResponse)
-            if answer.error_code:
-                raise mechanism.failure(answer.error_message or error_name(answer.error_code))
-            lifetime_ms = answer.session_lifetime_ms
-            token = mechanism.step(answer.auth_bytes)
-        # The broker has counted since it answered: from before the exchange is on the safe side.
-        part = random.uniform(REAUTHENTICATE_FROM, REAUTHENTICATE_TO)
-        self.reauthenticate_at_ms = now + lifetime_ms * part if lifetime_ms > 0 else NEVER_MS
+            response = yield SaslAuthenticateRequest(auth_bytes=token), version
+            assert isinstance(response, SaslAuthenticateResponse)
+            if response.error_code:
+                raise mechanism.failure(response.error_message or error_name(response.error_code))
+            lifetime_ms = response.session_lifetime_ms
+            token = mechanism.step(response.auth_bytes)
+        # Counted from before the exchange, to be on the safe side.
+        share = random.uniform(REAUTHENTICATE_FROM, REAUTHENTICATE_TO)
+        self.reauthenticate_at_ms = now + lifetime_ms * share if lifetime_ms > 0 else NEVER_MS
 
     def reauthenticate(self, now: float) -> None:
-        """Prove once more who we are, on the same connection, with nothing in flight (KIP-368)."""
+        """Authenticate again on the same connection, with nothing in flight (KIP-368)."""
         assert self.settings.mechanism_factory is not None
         assert not self.in_flight
         self.state = State.REAUTHENTICATING
@@ -251,10 +306,10 @@ class Connection:
         self._steps = self._authenticate(self.settings.mechanism_factory(self.endpoint.host), now)
         self._next_step(None)
 
-    def _next_step(self, answer: Message | None) -> None:
+    def _next_step(self, response: Message | None) -> None:
         assert self._steps is not None
         try:
-            message, version = self._steps.send(answer)  # type: ignore[arg-type]
+            message, version = self._steps.send(response)  # type: ignore[arg-type]
         except StopIteration:
             self._steps = None
             self.state = State.READY
@@ -266,20 +321,20 @@ class Connection:
 
     def _take_set_up_frame(self, frame: Buffer) -> None:
         if self._step_pending is None:
-            raise MalformedError(f"{self.endpoint} sent something that nobody asked for: {_WRONG_LISTENER}", offset=0)
+            raise MalformedError(f"{self.endpoint} sent an unexpected message: {_WRONG_LISTENER}", offset=0)
         api_key, version, expected = self._step_pending
         self._check_id(frame, expected)
-        # A broker that does not know our version says so in version 0, whatever we asked in (KIP-511).
+        # A broker that does not support the version responds in version 0 (KIP-511).
         if api_key == ApiVersionsRequest.api_key and int.from_bytes(frame[4:6], "big") == Code.UNSUPPORTED_VERSION:
             version = 0
-        _, answer = frames.decode_response(api_key, version, frame)
+        _, response = frames.decode_response(api_key, version, frame)
         self._step_pending = None
-        self._next_step(answer)
+        self._next_step(response)
 
     # -- requests ------------------------------------------------------------------------------
 
     def send(self, request: Request, now: float) -> InFlight:
-        """Choose a version, encode, and queue: `flush` is next. What fails here has not touched the connection."""
+        """Choose a version, encode and queue a request, for `flush`. If it raises, the connection is unchanged."""
         version = self.versions.choose(request.api_key, request.versions)
         correlation_id = self._next_id()
         parts = frames.encode_request(request.build(version), version, correlation_id, self.settings.client_id)
@@ -300,7 +355,7 @@ class Connection:
         return size
 
     def flush(self) -> None:
-        """Write what the kernel takes; `wants_write` says whether something is left."""
+        """Write what the kernel accepts; `wants_write` is True if something is left."""
         out, sock = self._out, self.socket
         try:
             while out:
@@ -319,11 +374,11 @@ class Connection:
                 if sent:
                     out[0] = memoryview(out[0])[sent:]
                     if self._tls is None:
-                        break  # the kernel took what it had room for
+                        break  # the kernel's buffer is full
         except BlockingIOError:
             pass
         except OSError as error:
-            raise ConnectionFailedError(f"connection to {self.endpoint} broke while writing: {error}") from None
+            raise ConnectionFailedError(f"connection to {self.endpoint} failed while writing: {error}") from None
         self.wants_write = bool(out)
 
     # -- events --------------------------------------------------------------------------------
@@ -336,8 +391,8 @@ class Connection:
         else:
             self.flush()
 
-    def on_readable(self, now: float, answered: list[tuple[Connection, InFlight, Buffer | None]]) -> None:
-        """Append the answers that have arrived; those before an error count as well."""
+    def on_readable(self, now: float, completed: list[tuple[Connection, InFlight, Buffer | None]]) -> None:
+        """Append the received responses, also those before an error."""
         if self.state is State.HANDSHAKING:
             self._shake_hands(now)
             return
@@ -346,21 +401,21 @@ class Connection:
                 more = self._receive()
             finally:
                 if self._frames:
-                    self._take_frames(now, answered)
+                    self._take_frames(now, completed)
             if not more:
                 break
 
-    def _take_frames(self, now: float, answered: list[tuple[Connection, InFlight, Buffer | None]]) -> None:
+    def _take_frames(self, now: float, completed: list[tuple[Connection, InFlight, Buffer | None]]) -> None:
         received, self._frames = self._frames, []
         for frame in received:
             if self.state is State.READY:
-                self._match(frame, answered)
+                self._match(frame, completed)
                 self.last_active_ms = now
             else:
                 self._take_set_up_frame(frame)
 
     def _receive(self) -> bool:
-        """Read once into `_frames`; True if there may be more."""
+        """Read once into `_frames`; returns True if there may be more."""
         try:
             if self._tls is not None:
                 data = tls.receive(self._tls, CHUNK_BYTES)
@@ -376,7 +431,7 @@ class Connection:
             return False
         except OSError as error:
             hint = f": {_WRONG_LISTENER}" if self.state is State.NEGOTIATING else ""
-            raise ConnectionFailedError(f"connection to {self.endpoint} broke: {error}{hint}") from None
+            raise ConnectionFailedError(f"connection to {self.endpoint} failed: {error}{hint}") from None
         if not count:
             raise ConnectionFailedError(self._closed_by_peer())
         self._reader.received(count, self._frames)
@@ -385,60 +440,60 @@ class Connection:
     def _closed_by_peer(self) -> str:
         if self.state is State.NEGOTIATING:
             return f"{self.endpoint} closed the connection before it was set up: {_WRONG_LISTENER}"
-        if self.in_flight and not self._answered and self.settings.mechanism_factory is None:
+        if self.in_flight and not self._has_response and self.settings.mechanism_factory is None:
             return (
-                f"{self.endpoint} closed the connection at the first request: if its listener wants SASL, set "
+                f"{self.endpoint} closed the connection after the first request: if its listener uses SASL, set "
                 f"security.protocol and sasl.mechanism"
             )
         return f"{self.endpoint} closed the connection with {len(self.in_flight)} requests in flight"
 
-    def _match(self, frame: Buffer, answered: list[tuple[Connection, InFlight, Buffer | None]]) -> None:
+    def _match(self, frame: Buffer, completed: list[tuple[Connection, InFlight, Buffer | None]]) -> None:
         in_flight = self.in_flight
         while in_flight and not in_flight[0].request.expects_response:
-            answered.append((self, in_flight.popleft(), None))
+            completed.append((self, in_flight.popleft(), None))
         if not in_flight:
-            raise MalformedError(f"{self.endpoint} sent an answer that nobody waits for", offset=0)
+            raise MalformedError(f"{self.endpoint} sent an unexpected response", offset=0)
         self._check_id(frame, in_flight[0].correlation_id)
-        self._answered = True
-        answered.append((self, in_flight.popleft(), frame))
+        self._has_response = True
+        completed.append((self, in_flight.popleft(), frame))
 
     def _check_id(self, frame: Buffer, expected: int) -> None:
         correlation_id = frames.decode_correlation_id(frame)
         if correlation_id != expected:
             raise MalformedError(
-                f"{self.endpoint} answered request {correlation_id}, and {expected} was due: closing, for what follows "
-                f"cannot be trusted",
+                f"{self.endpoint} responded to request {correlation_id}, expected {expected}: closing the connection",
                 offset=0,
             )
 
-    def take_unanswered(self, answered: list[tuple[Connection, InFlight, Buffer | None]]) -> None:
-        """Requests that expect no response are over when they are written."""
+    def take_written(self, completed: list[tuple[Connection, InFlight, Buffer | None]]) -> None:
+        """Append the requests without a response that are completely written."""
         in_flight = self.in_flight
         while (
             in_flight and not in_flight[0].request.expects_response and in_flight[0].written_at <= self._written_bytes
         ):
-            answered.append((self, in_flight.popleft(), None))
+            completed.append((self, in_flight.popleft(), None))
 
     # -- time ----------------------------------------------------------------------------------
 
     def overdue(self, now: float) -> HeadraceError | None:
-        """Why this connection has to go, if something takes too long."""
+        """Return the error if the set-up or a response takes too long."""
         if self.state is not State.READY:
             waited = now - self.set_up_since_ms
             if waited >= self._connect_timeout_ms:
                 return ConnectionFailedError(
-                    f"connection to {self.endpoint} ({self.address}) not set up after {waited:.0f} ms, "
+                    f"connection to {self.endpoint} ({self.address}) timed out after {waited:.0f} ms while "
                     f"{self.state.name.lower()}: {_WRONG_LISTENER}"
                 )
         elif self.in_flight and now - self.in_flight[0].sent_ms >= self.in_flight[0].request.timeout_ms:
             oldest = self.in_flight[0]
             return ConnectionFailedError(
-                f"{self.endpoint} did not answer {api_name(oldest.request.api_key)} for {now - oldest.sent_ms:.0f} ms"
+                f"{self.endpoint} did not respond to {api_name(oldest.request.api_key)} for "
+                f"{now - oldest.sent_ms:.0f} ms"
             )
         return None
 
     def next_deadline_ms(self, idle_ms: float = NEVER_MS) -> float:
-        """When to look at this connection though nothing happens on it; `idle_ms`: how long it may do nothing."""
+        """Return when to check this connection if no event comes; `idle_ms`: how long it may be idle."""
         if self.state is not State.READY:
             return self.set_up_since_ms + self._connect_timeout_ms
         if self.in_flight:
@@ -446,10 +501,10 @@ class Connection:
         return min(self.last_active_ms + idle_ms, self.reauthenticate_at_ms)
 
     def close(self) -> list[InFlight]:
-        """Close the socket; what was in flight is handed back."""
+        """Close the socket; returns the requests in flight."""
         self.state = State.CLOSED
         self.socket.close()
-        lost = list(self.in_flight)
+        in_flight = list(self.in_flight)
         self.in_flight.clear()
         self._out.clear()
-        return lost
+        return in_flight

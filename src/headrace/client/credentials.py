@@ -1,7 +1,7 @@
-"""What `sasl.*` options come to: a user and a password, or somebody to ask for a token.
+"""SASL credentials: a user name and password, or a token provider.
 
-options → SaslSettings (checked) → mechanism(host) for each connection, see sasl.py
-sasl.jaas.config, as Java has it → jaas_options → user and password
+options → SaslSettings (checked) → mechanism(host) for each connection: see wire/sasl.py
+sasl.jaas.config → jaas_options → user name and password
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from headrace.wire.sasl import (
 )
 
 REFRESH_WINDOW_FACTOR = 0.8
-"""The part of a token's life after which a new one is fetched (Kafka's sasl.login.refresh.window.factor)."""
+"""The share of a token's lifetime after which it is renewed (Kafka's sasl.login.refresh.window.factor)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaslSettings:
-    """How to authenticate. Checked when made; the repr keeps the secrets."""
+    """The mechanism and its credentials. Checked on creation; the repr has no secrets."""
 
     name: str
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     token_provider: TokenProvider | None = field(default=None, repr=False)
     token_auth: bool = False
-    """User and password are the id and the HMAC of a delegation token (KIP-48)."""
+    """User name and password are the id and HMAC of a delegation token (KIP-48)."""
 
     def __post_init__(self) -> None:
         if self.name not in MECHANISMS:
@@ -57,7 +57,7 @@ class SaslSettings:
             raise ConfigError(f"delegation tokens need {SCRAM_SHA_256} or {SCRAM_SHA_512}, not sasl.mechanism={PLAIN}")
 
     def mechanism(self, host: str) -> Mechanism:
-        """A fresh authentication; `host` says in messages which broker it is about."""
+        """Return a new authentication exchange; `host` is for messages."""
         if self.name == OAUTHBEARER:
             assert self.token_provider is not None
             return OAuthBearerMechanism(host, self.token_provider)
@@ -69,9 +69,9 @@ class SaslSettings:
 
 
 class TokenCache:
-    """A token provider that asks another one only when the life of the token is nearly over.
+    """A token provider that caches the token of another one until it is about to expire.
 
-    Every connection needs a token when it is made, and fetching one may take a trip to another server.
+    Every new connection needs a token, and fetching one may need a request to another server.
     """
 
     def __init__(self, provider: TokenProvider, time_ms: Callable[[], float]) -> None:
@@ -89,7 +89,7 @@ class TokenCache:
             token = self._provider()
         except Exception:
             if kept is not None and kept.lifetime_ms is not None and now < kept.lifetime_ms:
-                return kept  # the old one still has some life in it
+                return kept  # still valid
             raise
         if isinstance(token, Token) and token.lifetime_ms is not None:
             self._token = token
@@ -102,14 +102,14 @@ _JAAS_OPTION = re.compile(r'\s+([\w.\-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+
 
 
 def jaas_options(text: str) -> dict[str, str]:
-    """The options of a `sasl.jaas.config` as Java takes it: `…LoginModule required username="u" password="p";`."""
+    """Return the options of a `sasl.jaas.config`: `…LoginModule required username="u" password="p";`."""
     entry = _JAAS_ENTRY.fullmatch(text)
     rest = entry[1] if entry else text
     options: dict[str, str] = {}
     while rest.strip() or entry is None:
         option = _JAAS_OPTION.match(rest) if entry else None
         if option is None:
-            # The text is full of secrets: no part of it goes into the message.
+            # The text has secrets: it must not be in the message.
             raise ConfigError('sasl.jaas.config: expected `<login module> required name="value" …;`')
         name, quoted, bare = option.groups()
         options[name] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)

@@ -1,8 +1,8 @@
-"""What a fetch brought of a partition, and what of it a reader may see.
+"""The fetched data of a partition, and the part of it that is visible to a reader.
 
     bytes → batches; old message sets become batches → without control batches and aborted transactions → RecordBatch
 
-Nothing is decoded here but headers, and the records of transaction markers.
+Only headers, and the records of transaction markers, are decoded here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.wire.records import RecordBatch, decode_marker, encode, parse_batc
 FIRST_FETCH_BYTES_MAX = 1024 * 1024
 FETCH_BYTES_MIN = 64 * 1024
 FETCH_MARGIN = 1.25
-"""Of a partition that is read up to an offset: see `PartitionReader.bytes_wanted`."""
+"""For partitions that are read up to an offset: see `PartitionReader.fetch_bytes`."""
 
 _length = struct.Struct(">i")
 _MAGIC_BATCH = 2
@@ -33,7 +33,7 @@ _MESSAGE_BYTES_MIN = 14
 
 
 def read_all(data: Buffer) -> Iterator[RecordBatch]:
-    """Every batch in `data`, up to the partial one it may end with. Message sets come as batches of their own."""
+    """Yield the batches in `data`, without a partial one at its end. Message sets become batches."""
     view = memoryview(data)
     pos, end = 0, len(view)
     while end - pos > MAGIC_OFFSET:
@@ -52,12 +52,12 @@ def read_all(data: Buffer) -> Iterator[RecordBatch]:
 
 
 def _end_of_messages(view: memoryview, pos: int) -> int:
-    """Where a run of whole messages of the old format ends."""
+    """Return where a run of complete messages of the old format ends."""
     end = len(view)
     while end - pos > MAGIC_OFFSET and view[pos + MAGIC_OFFSET] < _MAGIC_BATCH:
         (size,) = _length.unpack_from(view, pos + LENGTH_OFFSET)
         if size < _MESSAGE_BYTES_MIN:
-            return end  # nonsense: the decoder will say what
+            return end  # invalid: the decoder will raise
         if pos + PREFIX_BYTES + size > end:
             break
         pos += PREFIX_BYTES + size
@@ -65,7 +65,7 @@ def _end_of_messages(view: memoryview, pos: int) -> int:
 
 
 def _as_batches(records: Sequence[Record]) -> Iterator[RecordBatch]:
-    """Batches of records whose offsets follow one another; where compaction has left gaps, several."""
+    """Yield batches of records with consecutive offsets; gaps from compaction start a new one."""
     start = 0
     for i in range(1, len(records) + 1):
         if i == len(records) or records[i].offset != records[i - 1].offset + 1:
@@ -76,10 +76,10 @@ def _as_batches(records: Sequence[Record]) -> Iterator[RecordBatch]:
 
 
 class VisibleBatches:
-    """The batches of a fetch that a reader at `position` may see, one after the other.
+    """The batches of a fetch that are visible to a reader at `position`, in order.
 
-    With a list of aborted transactions (read_committed) their batches are left out: a producer id counts as aborted
-    from the first offset of its transaction up to the marker that ends it, which is how brokers mean the list.
+    With a list of aborted transactions (read_committed), their batches are skipped: a producer id counts as aborted
+    from the first offset of its transaction up to the marker that ends it.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class VisibleBatches:
         self._committed_only = aborted is not None
         self._to_come = deque(sorted((entry.first_offset, entry.producer_id) for entry in aborted or ()))
         self._aborted_ids: set[int] = set()
-        self.position = position  # where the reader goes on after what was handed out or left out
-        self.is_empty = True  # not one whole batch has been found
+        self.position = position  # After the batches that were returned or skipped.
+        self.is_empty = True  # No complete batch so far.
 
     def next(self) -> RecordBatch | None:
-        """The next batch, or None at the end."""
+        """Return the next batch, or None at the end."""
         for batch in self._batches:
             self.is_empty = False
             header = batch.header
@@ -140,52 +140,52 @@ class FetchedRecord(NamedTuple):
 
 
 class Watermarks(NamedTuple):
-    """What the last fetch said of a partition; -1: not known yet."""
+    """The offsets of a partition in the last fetch; -1: unknown."""
 
     log_start: int = -1
     last_stable: int = -1
     high: int = -1
 
 
-NOT_KNOWN = Watermarks()
+UNKNOWN_WATERMARKS = Watermarks()
 
 
 @dataclass(slots=True)
 class PartitionReader:
-    """Where the reader is in a partition, and what has been fetched from there on."""
+    """The position in a partition, and the data fetched from there."""
 
     name: TopicPartition
     position: int
     until: int = OFFSET_MAX
     fetched: VisibleBatches | None = None
-    batch: RecordBatch | None = None  # begun, not finished
-    records: list[Record] = field(default_factory=list)  # the rest of that batch, last one first
-    watermarks: Watermarks = NOT_KNOWN
+    batch: RecordBatch | None = None  # The current one.
+    records: list[Record] = field(default_factory=list)  # The rest of it, last record first.
+    watermarks: Watermarks = UNKNOWN_WATERMARKS
     in_flight: bool = False
-    turn: int = 0  # when it was last served: who has waited longest comes first
+    last_served: int = 0  # Partitions are served in this order.
     failing_since_ms: float | None = None
     retry_at_ms: float = 0.0
-    last_start: int = OFFSET_MAX  # of the last fetch that brought something
+    last_start: int = OFFSET_MAX  # Of the last fetch with data.
     last_bytes: int = 0
 
     @property
     def is_finished(self) -> bool:
         return self.position >= self.until
 
-    def bytes_wanted(self, bytes_max: int) -> int:
-        """How much to ask for: where the end is near, not much more than is left, going by the last fetch.
+    def fetch_bytes(self, bytes_max: int) -> int:
+        """Return how many bytes to fetch: near the end, about what is left, estimated from the last fetch.
 
-        The first one has nothing to go by. It is small, for it may be the only one.
+        The first fetch is small, because it may be the only one.
         """
         if self.until == OFFSET_MAX:
             return bytes_max
         if self.position <= self.last_start:
             return min(bytes_max, FIRST_FETCH_BYTES_MAX)
-        left_part = (self.until - self.position) / (self.position - self.last_start)
-        return min(bytes_max, int(left_part * self.last_bytes * FETCH_MARGIN) + FETCH_BYTES_MIN)
+        left_ratio = (self.until - self.position) / (self.position - self.last_start)
+        return min(bytes_max, int(left_ratio * self.last_bytes * FETCH_MARGIN) + FETCH_BYTES_MIN)
 
     def next_batch(self) -> RecordBatch | None:
-        """The batch to read on in, `position` in it or before it; None if a new fetch is needed."""
+        """Return the current batch, with `position` in it or before it; None if a new fetch is needed."""
         if self.is_finished:
             self.fetched = self.batch = None
             self.records.clear()
@@ -193,7 +193,7 @@ class PartitionReader:
             try:
                 self.batch = self.fetched.next()
             except WireError as error:
-                self.fetched = None  # to be fetched anew: what is broken may be so on the way only
+                self.fetched = None  # fetched again: the data may have been damaged in transit
                 raise located(error, self.name, self.position) from None
             self.position = max(self.position, self.fetched.position)
             if self.batch is None:
@@ -210,7 +210,7 @@ class PartitionReader:
 
 
 def located(error: WireError, partition: TopicPartition, offset: int) -> WireError:
-    """The same error, saying where in the log it is."""
+    """Return the error with its position in the log."""
     message = f"{partition} at offset {offset}: {error.args[0]}"
     return (
         MalformedError(message, offset=error.offset)

@@ -1,9 +1,9 @@
 """Reading partitions: a consumer without a group.
 
-    assign → positions → Fetch to every leader at once → VisibleBatches → poll: records | poll_arrow: columns
+    assign → positions → Fetch to all leaders in parallel → VisibleBatches → poll: records | poll_arrow: columns
 
-One thread calls; nothing happens between calls but what brokers have on the way already. While the caller decodes what
-one poll brought, the next fetch is under way.
+It is used by one thread, and works only during calls. While the caller processes the result of a poll, the next fetch
+is in flight.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from headrace.client.blocking import TRY_AGAIN, BlockingClient, ClientSettings, Pending, TopicPartition
 from headrace.client.clock import SYSTEM_CLOCK, Clock
+from headrace.client.connection import Request
 from headrace.client.fetch_data import FetchedRecord, PartitionReader, VisibleBatches, Watermarks, located
 from headrace.client.metadata import NO_LEADER
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, PartitionOffset, by_topic, list_offsets
-from headrace.client.requests import Request
 from headrace.errors import (
     BrokerError,
     Code,
@@ -31,7 +31,7 @@ from headrace.errors import (
     RecordTooLargeError,
     WireError,
 )
-from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic, NodeEndpoint, PartitionData
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, NodeEndpoint, PartitionData
 from headrace.wire.columns import OFFSET_MAX, ArrowDecoder
 from headrace.wire.layout import Record
 from headrace.wire.records import RecordBatch
@@ -39,23 +39,23 @@ from headrace.wire.records import RecordBatch
 log = logging.getLogger("headrace.client")
 
 TOPIC_MAY_COME = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID, Code.INCONSISTENT_TOPIC_ID})
-NEWEST_BY_NAME = 12  # from 13 on topics go by id
+NEWEST_BY_NAME = 12  # From 13 on, requests have topic ids.
 RECREATED_MS_MAX = 2000.0
-"""How long a topic may have another id than expected: metadata may be older than the topic that is expected."""
+"""How long a topic may have another id than expected: the metadata may be stale."""
 OutOfRange = Literal["error", "earliest", "latest"]
 
 
-class _Asked(NamedTuple):
-    """A fetch that is under way."""
+class _Fetch(NamedTuple):
+    """A fetch in flight."""
 
     pending: Pending
     positions: dict[TopicPartition, tuple[PartitionReader, int]]
     names: dict[bytes | None, str]
-    """Topics by id: from version 13 on, answers have no names."""
+    """Topics by id: from version 13 on, responses have no names."""
 
 
 class Fetcher:
-    """Reads partitions that it is assigned."""
+    """Reads the assigned partitions."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Fetcher:
     ) -> None:
         """`options` are those of `ClientSettings`. A client that is passed in is not closed with the fetcher.
 
-        `control_batches`: return transaction markers as well. Use `poll_batches` with it, which does not decode them.
+        `control_batches`: return transaction markers, too. Use it with `poll_batches`, which does not decode them.
         """
         if out_of_range not in ("error", "earliest", "latest"):
             raise ConfigError(f"out_of_range: expected error, earliest or latest, got {out_of_range!r}")
@@ -92,11 +92,11 @@ class Fetcher:
         self._partition_bytes_max = partition_bytes_max
         self._control_batches = control_batches
         self._partitions: dict[TopicPartition, PartitionReader] = {}
-        self._topic_ids: Mapping[str, bytes] = {}  # expected ids, by topic
-        self._in_flight: dict[int, _Asked] = {}  # by node
-        self._turns = 0
+        self._topic_ids: Mapping[str, bytes] = {}  # Expected ids, by topic.
+        self._in_flight: dict[int, _Fetch] = {}  # By node.
+        self._serves = 0
 
-    # -- where to read -------------------------------------------------------------------------
+    # -- assignment and positions --------------------------------------------------------------
 
     def assign(
         self,
@@ -106,52 +106,52 @@ class Fetcher:
         check: bool = True,
         topic_ids: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Read these partitions, and no others, from these offsets on (or EARLIEST, LATEST), by default the earliest.
+        """Read only these partitions, from these offsets (or EARLIEST, LATEST), by default the earliest.
 
-        `until` gives offsets at which to stop: see `is_finished`. Without `check` nobody is asked whether the
-        partitions are there: polling will tell.
+        `until` has the offsets at which to stop: see `is_finished`. Without `check`, missing partitions are errors of
+        `poll` only.
 
         With `topic_ids`, polling raises a BrokerError (Code.INCONSISTENT_TOPIC_ID) instead of reading a topic that has
-        another id, that is one that was deleted and created again.
+        another id, because it was deleted and created again.
         """
         self._topic_ids = topic_ids or {}
         if not isinstance(positions, Mapping):
             positions = dict.fromkeys(positions, EARLIEST)
         starts = {TopicPartition(*tp): start for tp, start in positions.items()}
         symbolic = {tp: start for tp, start in starts.items() if start < 0}
-        found = self._list(symbolic)
+        resolved = self._list(symbolic)
         ends = {TopicPartition(*tp): end for tp, end in (until or {}).items()}
         self._partitions = {
-            tp: PartitionReader(tp, found[tp].offset if tp in found else start, ends.get(tp, OFFSET_MAX))
+            tp: PartitionReader(tp, resolved[tp].offset if tp in resolved else start, ends.get(tp, OFFSET_MAX))
             for tp, start in starts.items()
         }
-        # Offsets that were given are taken on trust; the topics are not.
-        given = [tp for tp in starts if tp not in found]
+        # Explicit offsets are not checked, but their partitions are.
+        given = [tp for tp in starts if tp not in resolved]
         if check:
             self._list(dict.fromkeys(given, EARLIEST))
         elif given:
             self._client.cluster({tp.topic for tp in given}, self._client.deadline())
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read on from an offset, or from EARLIEST or LATEST."""
+        """Continue at an offset, or at EARLIEST or LATEST."""
         known = self._known(partition)
         if offset < 0:
             offset = self._list({known.name: offset})[known.name].offset
-        # A new state: what is under way for the old one will not fit it.
+        # A new reader: a fetch in flight for the old one is discarded.
         self._partitions[known.name] = PartitionReader(known.name, offset, known.until)
 
     def seek_to_time(self, timestamp_ms: int, partitions: Iterable[TopicPartition] | None = None) -> None:
-        """Read on from the first record of that time or later; where there is none, from the end."""
+        """Continue at the first record of that time or later, or at the end."""
         names = list(self._partitions) if partitions is None else [TopicPartition(*tp) for tp in partitions]
-        for tp, found in self._list(dict.fromkeys(names, timestamp_ms)).items():
-            self.seek(tp, found.offset if found.offset >= 0 else LATEST)
+        for tp, first in self._list(dict.fromkeys(names, timestamp_ms)).items():
+            self.seek(tp, first.offset if first.offset >= 0 else LATEST)
 
     def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record to come, or of something before it that is not to be seen."""
+        """Return the offset of the next record, or of a hidden batch before it."""
         return self._known(partition).position
 
     def topic_id(self, topic: str) -> bytes | None:
-        """The id of a topic as last seen; None if it is unknown or the broker gives none."""
+        """Return the id of a topic in the metadata; None if it has none."""
         return self._client.metadata.cluster.topic_id(topic)
 
     def watermarks(self, partition: TopicPartition) -> Watermarks:
@@ -162,25 +162,25 @@ class Fetcher:
         return list(self._partitions)
 
     def is_finished(self) -> bool:
-        """True if every partition has come to its end (`until`)."""
+        """Return whether every partition has reached its end (`until`)."""
         return all(state.is_finished for state in self._partitions.values())
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset there is."""
-        found = self._list(dict.fromkeys((TopicPartition(*tp) for tp in partitions), EARLIEST))
-        return {tp: offset.offset for tp, offset in found.items()}
+        """Return the log start offsets."""
+        starts = self._list(dict.fromkeys((TopicPartition(*tp) for tp in partitions), EARLIEST))
+        return {tp: start.offset for tp, start in starts.items()}
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where a reader would wait for more: the high watermark, or under read_committed the last stable offset."""
-        found = self._list(dict.fromkeys((TopicPartition(*tp) for tp in partitions), LATEST))
-        return {tp: offset.offset for tp, offset in found.items()}
+        """Return the high watermarks; with read_committed, the last stable offsets."""
+        ends = self._list(dict.fromkeys((TopicPartition(*tp) for tp in partitions), LATEST))
+        return {tp: end.offset for tp, end in ends.items()}
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionOffset]:
-        """The first record of a time (in milliseconds) or later; offset -1 where there is none."""
+        """Return the first record of a time (in milliseconds) or later; offset -1 if there is none."""
         return self._list({TopicPartition(*tp): time for tp, time in times.items()})
 
-    def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionOffset]:
-        return list_offsets(self._client, wanted, self._isolation) if wanted else {}
+    def _list(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionOffset]:
+        return list_offsets(self._client, times, self._isolation) if times else {}
 
     def _known(self, partition: TopicPartition) -> PartitionReader:
         state = self._partitions.get(TopicPartition(*partition))
@@ -191,10 +191,10 @@ class Fetcher:
     # -- reading -------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: float, records_max: int = 500) -> list[FetchedRecord]:
-        """Up to `records_max` records; an empty list if none has come in time."""
+        """Return up to `records_max` records; an empty list on timeout."""
         self._fill(timeout_ms)
         out: list[FetchedRecord] = []
-        for state in self._by_turn():
+        for state in self._least_recently_served():
             while len(out) < records_max and (batch := state.next_batch()) is not None:
                 self._take_records(state, batch, records_max - len(out), out)
         return out
@@ -214,7 +214,7 @@ class Fetcher:
             self._served(state)
 
     def poll_arrow(self, timeout_ms: float, *, with_headers: bool = False) -> dict[TopicPartition, pa.RecordBatch]:
-        """All that has been fetched, in columns: offset, timestamp, key, value, and headers if wanted."""
+        """Return all fetched records as columns: offset, timestamp, key, value, and optionally headers."""
         taken = self._poll_batches(timeout_ms)
         try:
             return {
@@ -223,17 +223,17 @@ class Fetcher:
             }
         except WireError:
             for tp, (start, _) in taken.items():
-                self.seek(tp, start)  # nothing of it was handed out
+                self.seek(tp, start)  # nothing of it was returned
             raise
 
     def poll_batches(self, timeout_ms: float) -> dict[TopicPartition, list[RecordBatch]]:
-        """All that has been fetched, still encoded; the first and last batch may reach beyond what was asked for."""
+        """Return all fetched batches, encoded. The first and last may have records outside the requested range."""
         return {tp: batches for tp, (_, batches) in self._poll_batches(timeout_ms).items()}
 
     def _poll_batches(self, timeout_ms: float) -> dict[TopicPartition, tuple[int, list[RecordBatch]]]:
         self._fill(timeout_ms)
         taken: dict[TopicPartition, tuple[int, list[RecordBatch]]] = {}
-        for state in self._by_turn():
+        for state in self._least_recently_served():
             start, batches = state.position, []
             while (batch := state.next_batch()) is not None:
                 batches.append(batch)
@@ -261,17 +261,17 @@ class Fetcher:
         except WireError as error:
             raise located(error, state.name, batch.header.base_offset) from None
 
-    def _by_turn(self) -> list[PartitionReader]:
-        return sorted(self._partitions.values(), key=lambda state: state.turn)
+    def _least_recently_served(self) -> list[PartitionReader]:
+        return sorted(self._partitions.values(), key=lambda state: state.last_served)
 
     def _served(self, state: PartitionReader) -> None:
-        self._turns += 1
-        state.turn = self._turns
+        self._serves += 1
+        state.last_served = self._serves
 
     # -- fetching ------------------------------------------------------------------------------
 
     def _fill(self, timeout_ms: float) -> None:
-        """Fetch until there is something to hand out, or the time is up."""
+        """Fetch until there is a batch to return, or until the timeout."""
         deadline = self._clock.monotonic_ms() + timeout_ms
         while True:
             self._reap()
@@ -285,11 +285,11 @@ class Fetcher:
             self._client.poll(min(deadline - now, wait_ms))
 
     def _send(self, now: float) -> float:
-        """Ask every leader for what is missing; returns how long until it is worth trying again."""
+        """Send a fetch to every leader without one in flight; returns the time until the next check."""
         cluster = self._client.metadata.cluster
         by_node: defaultdict[int, list[PartitionReader]] = defaultdict(list)
         wait_ms = self._client.settings.request_timeout_ms
-        for state in self._by_turn():
+        for state in self._least_recently_served():
             if state.in_flight or state.is_finished or state.fetched is not None or state.batch is not None:
                 continue
             if now < state.retry_at_ms:
@@ -307,7 +307,7 @@ class Fetcher:
                 self._send_to(node_id, states, now)
             else:
                 if self._client.network.is_backing_off(node_id, now):
-                    self._client.metadata.request_update()  # it may lead nothing any more
+                    self._client.metadata.request_update()  # the leaders may have changed
                 wait_ms = min(wait_ms, max(1.0, self._client.network.delay_ms(node_id, now)))
         return wait_ms
 
@@ -328,7 +328,7 @@ class Fetcher:
                         FetchPartition(
                             partition=number,
                             fetch_offset=(state := by_name[TopicPartition(topic, number)]).position,
-                            partition_max_bytes=state.bytes_wanted(self._partition_bytes_max),
+                            partition_max_bytes=state.fetch_bytes(self._partition_bytes_max),
                         )
                         for number in numbers
                     ],
@@ -339,75 +339,77 @@ class Fetcher:
         pending = Pending(node_id)
         for state in states:
             state.in_flight = True
-        asked = {state.name: (state, state.position) for state in states}
-        self._in_flight[node_id] = _Asked(pending, asked, {topic_id: topic for topic, topic_id in ids.items()})
+        positions = {state.name: (state, state.position) for state in states}
+        self._in_flight[node_id] = _Fetch(pending, positions, {topic_id: topic for topic, topic_id in ids.items()})
         low = 4 if self._isolation is Isolation.READ_COMMITTED else 0
         high = FetchRequest.versions.last if all(ids.values()) else NEWEST_BY_NAME
         timeout_ms = self._client.settings.request_timeout_ms + self._max_wait_ms
         self._client.network.send(node_id, Request.of(request, pending.take, timeout_ms, (low, high)), now)
 
     def _reap(self) -> None:
-        """Take what has been answered."""
-        for node_id, (pending, asked, names) in list(self._in_flight.items()):
+        """Process the responses that have arrived."""
+        for node_id, (pending, positions, names) in list(self._in_flight.items()):
             if pending.response is None:
                 continue
             del self._in_flight[node_id]
-            for state, _ in asked.values():
+            for state, _ in positions.values():
                 state.in_flight = False
             now = self._clock.monotonic_ms()
             try:
-                response = pending.result()
+                response: FetchResponse = pending.result()
             except ConnectionFailedError:
                 self._client.metadata.request_update()
                 continue
             for topic in response.responses:
-                for answer in topic.partitions:
+                for data in topic.partitions:
                     name = topic.topic or names.get(topic.topic_id, "")
-                    request = asked.get(TopicPartition(name, answer.partition_index))
-                    if request is None:
+                    requested = positions.get(TopicPartition(name, data.partition_index))
+                    if requested is None:
                         log.warning(
                             "node %d returned partition %d of topic %r (id %s), which was not requested: ignored",
                             node_id,
-                            answer.partition_index,
+                            data.partition_index,
                             name,
                             topic.topic_id.hex(),
                         )
                         continue
-                    state, position = request
-                    # Unless it was assigned anew, or moved, while the answer was on its way.
+                    state, position = requested
+                    # Unless it was reassigned, or moved, in the meantime.
                     if self._partitions.get(state.name) is state and state.position == position:
-                        self._take(state, answer, response.node_endpoints, now)
+                        self._on_fetched(state, data, response.node_endpoints, now)
 
-    def _take(
-        self, state: PartitionReader, answer: PartitionData, endpoints: Sequence[NodeEndpoint], now: float
+    def _on_fetched(
+        self, state: PartitionReader, data: PartitionData, endpoints: Sequence[NodeEndpoint], now: float
     ) -> None:
-        code = answer.error_code
+        code = data.error_code
         if code == Code.OFFSET_OUT_OF_RANGE:
-            self._move_into_range(state, answer)
+            self._move_into_range(state, data)
             return
         if code:
-            self._client.updater.take_leader(*state.name, answer.current_leader, endpoints)
+            self._client.updater.set_leader(*state.name, data.current_leader, endpoints)
             self._failed(state, code, now)
             return
         state.failing_since_ms = None
-        state.watermarks = Watermarks(answer.log_start_offset, answer.last_stable_offset, answer.high_watermark)
-        data = answer.records
-        if not data:
+        state.watermarks = Watermarks(data.log_start_offset, data.last_stable_offset, data.high_watermark)
+        records = data.records
+        if not records:
             return
-        assert isinstance(data, bytes | bytearray | memoryview)
+        assert isinstance(records, bytes | bytearray | memoryview)
         committed_only = self._isolation is Isolation.READ_COMMITTED
-        aborted = (answer.aborted_transactions or ()) if committed_only else None
-        state.last_start, state.last_bytes = state.position, len(data)
-        state.fetched = fetched = VisibleBatches(data, state.position, aborted, control_batches=self._control_batches)
+        aborted = (data.aborted_transactions or ()) if committed_only else None
+        state.last_start, state.last_bytes = state.position, len(records)
+        state.fetched = fetched = VisibleBatches(
+            records, state.position, aborted, control_batches=self._control_batches
+        )
         if state.next_batch() is None and fetched.is_empty:
             raise RecordTooLargeError(
                 f"{state.name} at offset {state.position}: the next batch is larger than partition_bytes_max "
-                f"({self._partition_bytes_max} bytes), which this old broker does not exceed: raise it"
+                f"({self._partition_bytes_max} bytes), which this old broker cannot exceed: raise it"
             )
 
-    def _move_into_range(self, state: PartitionReader, answer: PartitionData) -> None:
+    def _move_into_range(self, state: PartitionReader, data: PartitionData) -> None:
         if self._out_of_range == "error":
-            ends = f"it has {answer.log_start_offset} to {answer.high_watermark}" if answer.high_watermark >= 0 else ""
+            ends = f"it has {data.log_start_offset} to {data.high_watermark}" if data.high_watermark >= 0 else ""
             raise BrokerError(
                 f"{state.name} has no offset {state.position}{'; ' + ends if ends else ''}; seek to another, or set "
                 f"out_of_range to earliest or latest",
@@ -420,7 +422,7 @@ class Fetcher:
         return current is not None and self._topic_ids.get(topic, current) != current
 
     def _failed(self, state: PartitionReader, code: int, now: float, ms_max: float = math.inf) -> None:
-        """Try again a little later, at whoever leads then; but not for ever."""
+        """Retry later with the current leader, or raise after the timeout."""
         settings = self._client.settings
         if code not in TRY_AGAIN and code not in TOPIC_MAY_COME:
             raise BrokerError(str(state.name), code=code)
@@ -428,7 +430,7 @@ class Fetcher:
             state.failing_since_ms = now
         elif now - state.failing_since_ms >= min(settings.timeout_ms, ms_max):
             since, state.failing_since_ms = now - state.failing_since_ms, None
-            raise BrokerError(f"{state.name} cannot be read for {since:.0f} ms", code=code)
+            raise BrokerError(f"{state.name} could not be read for {since:.0f} ms", code=code)
         state.retry_at_ms = now + settings.retry_backoff_ms
         self._client.metadata.request_update()
 

@@ -1,7 +1,7 @@
-"""What is known of the cluster: brokers, topics, leaders; and when to ask again.
+"""Metadata of the cluster: brokers, topics and leaders, and when to update them.
 
     application threads: add_topic, request_update, wait_for_version, wait_for_update
-    the polling thread: MetadataUpdater.maybe_update → MetadataRequest → Metadata.update → waiters wake
+    polling thread: MetadataUpdater.maybe_update → MetadataRequest → Metadata.update → wakes waiting threads
 
 A snapshot (`Cluster`) is immutable and replaced as a whole, so readers need no lock.
 """
@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol
 from headrace.client.addresses import Endpoint
 from headrace.client.clock import Clock
 from headrace.client.concurrency import OneShotEvent, OwnedLock
+from headrace.client.connection import Request, Response
 from headrace.client.network import CONNECTING_MS_MAX, NetworkClient, backoff_ms
-from headrace.client.requests import Request, Response
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError, error_name
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
@@ -27,13 +27,13 @@ NO_LEADER = -1
 FATAL_TOPIC_ERRORS = (Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED)
 METADATA_VERSIONS = (1, 13)
 UNREACHABLE_MS_MAX = 1000.0
-"""How long no known broker may be reachable before bootstrap.servers are asked again: two or three attempts each."""
+"""How long no known broker may be reachable before bootstrap.servers are used: two or three attempts each."""
 RETRY_MS = 100.0
 
 
 class PartitionInfo(NamedTuple):
     partition: int
-    leader: int  # NO_LEADER while there is none
+    leader: int  # Or NO_LEADER.
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -42,17 +42,17 @@ class PartitionInfo(NamedTuple):
 class TopicInfo(NamedTuple):
     name: str
     topic_id: bytes
-    partitions: Sequence[PartitionInfo]  # by number
+    partitions: Sequence[PartitionInfo]  # By number.
     internal: bool
 
 
 @dataclass(slots=True, frozen=True)
 class Cluster:
-    """A snapshot."""
+    """A snapshot of the metadata."""
 
     brokers: Mapping[int, Endpoint] = field(default_factory=dict)
     topics: Mapping[str, TopicInfo] = field(default_factory=dict)
-    errors: Mapping[str, int] = field(default_factory=dict)  # topics that came with one
+    errors: Mapping[str, int] = field(default_factory=dict)  # Topics with an error.
     controller_id: int = -1
     cluster_id: str | None = None
 
@@ -74,7 +74,7 @@ class Cluster:
         return range(self.partition_count(topic) or 0)
 
     def available_partitions_for(self, topic: str) -> Sequence[int]:
-        """Those that have a leader now."""
+        """Return the partitions that have a leader."""
         info = self.topics.get(topic)
         return [p.partition for p in info.partitions if p.leader != NO_LEADER] if info else ()
 
@@ -85,7 +85,7 @@ class _UpdateWaiter:
     __slots__ = ("changed", "error")
 
     def __init__(self) -> None:
-        self.changed = OneShotEvent()  # Replaced before each look.
+        self.changed = OneShotEvent()  # Replaced before each check.
         self.error: HeadraceError | None = None
 
 
@@ -103,7 +103,7 @@ class Metadata:
         on_update: Callable[[Cluster], None] | None = None,
         is_lazy: bool = False,
     ) -> None:
-        """`is_lazy`: no update is due before somebody has asked for one, or for a topic."""
+        """`is_lazy`: no update is due before the first `request_update` or `add_topic`."""
         self.clock = clock
         self._is_lazy = is_lazy
         self._max_age_ms = max_age_ms
@@ -143,7 +143,7 @@ class Metadata:
             return new
 
     def touch(self, topics: Iterable[str]) -> None:
-        """These are in use: they stay."""
+        """Mark topics as in use, so that they are kept."""
         now = self.clock.monotonic_ms()
         with self.lock:
             for topic in topics:
@@ -178,7 +178,7 @@ class Metadata:
 
         return self._wait_until(is_completed, timeout_ms)
 
-    def _wait_until(self, is_there: Callable[[], bool], timeout_ms: float) -> bool:
+    def _wait_until(self, condition: Callable[[], bool], timeout_ms: float) -> bool:
         deadline = time.monotonic() + timeout_ms / 1000
         waiter = _UpdateWaiter()
         try:
@@ -191,7 +191,7 @@ class Metadata:
                         raise self._closed
                     if waiter.error is not None:
                         raise waiter.error
-                    if is_there():
+                    if condition():
                         return True
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -201,39 +201,39 @@ class Metadata:
             self._waiting.pop(waiter, None)
 
     def _notify(self) -> None:
-        """Wake all who wait. The lock is held."""
+        """Wake all waiting threads. The lock is held."""
         for waiter in list(self._waiting):
             waiter.changed.set()
 
     def close(self, error: HeadraceError) -> None:
-        """Nothing will come any more: whoever waits, or begins to, is told."""
+        """Fail all current and later waits."""
         with self.lock:
             self._closed = error
             self._notify()
 
     def raise_topic_error(self, topic: str) -> None:
-        """What can never work is said at once."""
+        """Raise the error of a topic if it is permanent."""
         code = self.cluster.errors.get(topic)
         if code in FATAL_TOPIC_ERRORS:
             raise BrokerError(f"topic {topic!r}", code=code)
 
-    # -- the polling thread --------------------------------------------------------------------
+    # -- polling thread ------------------------------------------------------------------------
 
     def time_to_update_ms(self, now: float) -> float:
-        """How long until an update is due."""
+        """Return the time until an update is due."""
         if self._is_lazy and not self._update_seq:
             return float("inf")
         wait = 0.0 if self._update_seq > self._completed_seq else self._refreshed_ms + self._max_age_ms - now
         return max(0.0, wait, 0.0 if self._hurry else self._retry_at_ms - now)
 
-    def topics_wanted(self, now: float) -> list[str]:
-        """What to ask for; topics that nobody has used for long are let go."""
+    def tracked_topics(self, now: float) -> list[str]:
+        """Return the topics to request; drops topics that have not been used for long."""
         with self.lock:
             self._topics = {t: used for t, used in self._topics.items() if now - used <= self._max_idle_ms}
             return list(self._topics)
 
     def attempt(self, now: float) -> None:
-        """A request goes out: what is wished from now on, it may be too early to meet."""
+        """Record that a request is sent. Updates requested from now on need another one."""
         self._attempted_ms = now
         with self.lock:
             self._requested_seq = self._update_seq
@@ -245,11 +245,10 @@ class Metadata:
         self._retry_at_ms = self._attempted_ms + wait
 
     def fail(self, error: HeadraceError | None = None, fatal: bool = False) -> None:
-        """Note a failed attempt. A fatal error (wrong credentials, say) is raised in every thread that waits now.
+        """Record a failed attempt. A fatal error, such as wrong credentials, is raised in every waiting thread.
 
-        `wait_for_update` raises it for wishes made before. A thread that begins to wait later is not told of it: it may
-        be about a connection that has recovered, and that thread makes an attempt of its own. (Java keeps the error
-        for the next caller, whoever that is.)
+        `wait_for_update` raises it for updates requested before. It is not raised in threads that start waiting later,
+        which make a new attempt: the connection may have recovered. (Java keeps the error for the next caller.)
         """
         self._failures += 1
         self._pause()
@@ -261,7 +260,7 @@ class Metadata:
                 self._notify()
 
     def update(self, response: MetadataResponse, now: float) -> None:
-        """Take over what a broker said; older leader epochs than known ones are stale and ignored (KIP-320)."""
+        """Replace the snapshot. Leader epochs older than the known ones are ignored as stale (KIP-320)."""
         cluster = self._merge(response)
         with self.lock:
             new_topics = [t for t in self._topics if t not in cluster.topics and t not in cluster.errors]
@@ -311,7 +310,7 @@ class Metadata:
                 topics[topic.name] = TopicInfo(topic.name, topic.topic_id, tuple(partitions), topic.is_internal)
             else:
                 errors[topic.name] = topic.error_code or Code.LEADER_NOT_AVAILABLE
-        # Brokers may answer for some topics only: what is tracked and was known stays known.
+        # A response may have some topics only: the other tracked ones are kept.
         for name, info in self.cluster.topics.items():
             if name not in topics and name not in errors and name in self._topics:
                 topics[name] = info
@@ -319,7 +318,7 @@ class Metadata:
         return Cluster(brokers, topics, errors, response.controller_id, response.cluster_id)
 
     def update_leader(self, topic: str, partition: int, leader: int, epoch: int) -> None:
-        """A hint that came with an error (KIP-951): cheaper than asking for everything again."""
+        """Set a leader that came with an error (KIP-951), which is cheaper than an update."""
         info = self.cluster.topics.get(topic)
         if info is None or partition >= len(info.partitions) or leader not in self.cluster.brokers:
             return
@@ -332,12 +331,12 @@ class Metadata:
         self.cluster = replace(self.cluster, topics=topics)
 
     def add_broker(self, node_id: int, endpoint: Endpoint) -> None:
-        """One that joined after the last answer."""
+        """Add a broker that joined after the last update."""
         self.cluster = replace(self.cluster, brokers={**self.cluster.brokers, node_id: endpoint})
 
 
 class LeaderHint(Protocol):
-    """As it comes with errors of Produce and Fetch."""
+    """The current leader, as errors of Produce and Fetch have it."""
 
     @property
     def leader_id(self) -> int: ...
@@ -355,7 +354,7 @@ class EndpointHint(Protocol):
 
 
 class MetadataUpdater:
-    """Keeps the snapshot fresh over a network client. Polling thread only."""
+    """Updates the metadata with a network client. Polling thread only."""
 
     def __init__(
         self,
@@ -378,18 +377,18 @@ class MetadataUpdater:
         self._all_topics = all_topics
         self._log = log or logging.getLogger("headrace.client")
         self._in_flight = False
-        self._unreachable_since_ms: float | None = None  # no node can be connected to
-        self._failing_since_ms: float | None = None  # no answer has come
+        self._unreachable_since_ms: float | None = None  # No node is reachable.
+        self._failing_since_ms: float | None = None  # No response.
         self._node_ids: list[int] = []
         self._use_bootstrap()
 
     @property
     def node_ids(self) -> list[int]:
-        """The brokers known now: those of the bootstrap list (negative) until the first answer."""
+        """The known brokers: until the first response, those of bootstrap.servers, with negative ids."""
         return self._node_ids
 
-    def take_leader(self, topic: str, partition: int, leader: LeaderHint, endpoints: Iterable[EndpointHint]) -> None:
-        """Who leads now, as an error told, and where that is if we have not heard of it yet (KIP-951)."""
+    def set_leader(self, topic: str, partition: int, leader: LeaderHint, endpoints: Iterable[EndpointHint]) -> None:
+        """Set the leader, and its endpoint if unknown, that came with an error (KIP-951)."""
         if leader.leader_id < 0 or leader.leader_epoch < 0:
             return
         for hint in endpoints:
@@ -397,18 +396,18 @@ class MetadataUpdater:
                 endpoint = Endpoint(hint.host, hint.port)
                 self._client.set_node(hint.node_id, endpoint)
                 self.metadata.add_broker(hint.node_id, endpoint)
-                self._node_ids.append(hint.node_id)  # so that the next answer forgets it, if it is gone by then
+                self._node_ids.append(hint.node_id)  # so that the next update can remove it
         self.metadata.update_leader(topic, partition, leader.leader_id, leader.leader_epoch)
 
     def _use_bootstrap(self) -> None:
         for node_id in self._node_ids:
-            self._client.forget_node(node_id)
+            self._client.remove_node(node_id)
         self._node_ids = [-1 - i for i in range(len(self._bootstrap))]
         for node_id, endpoint in zip(self._node_ids, self._bootstrap, strict=True):
             self._client.set_node(node_id, endpoint)
 
     def maybe_update(self, now: float) -> float:
-        """Send a request if one is due; returns how long to wait before asking again."""
+        """Send a request if one is due; returns the time until the next check."""
         if self._in_flight:
             return self._request_timeout_ms
         wait = self.metadata.time_to_update_ms(now)
@@ -423,23 +422,23 @@ class MetadataUpdater:
                 self._unreachable_since_ms = now
             return max(1.0, min((self._client.delay_ms(n, now) for n in self._node_ids), default=RETRY_MS))
         if not self._client.is_ready(node_id, now):
-            # Connecting, or its slots are full: an event will come, and a failed connection has its backoff. While
-            # one connection takes its time, others are tried as well.
+            # Connecting, or too many requests in flight: an event will come, and a failed connection has its back-off.
+            # A slow connection does not keep others from being tried.
             return max(1.0, min(self._client.delay_ms(node_id, now), CONNECTING_MS_MAX))
         self._unreachable_since_ms = None
         self._send(node_id, now)
         return self._request_timeout_ms
 
     def _rebootstrap_if_lost(self, now: float) -> None:
-        """Start again from bootstrap.servers if no broker of the last answer can be reached (KIP-899, KIP-1102)."""
+        """Use bootstrap.servers again if no known broker is reachable (KIP-899, KIP-1102)."""
         trigger = self._rebootstrap_trigger_ms
         if trigger is None or all(node_id < 0 for node_id in self._node_ids):
             return
         unreachable, failing = self._unreachable_since_ms, self._failing_since_ms
         if unreachable is not None and now - unreachable >= min(trigger, UNREACHABLE_MS_MAX):
-            self._log.warning("no known broker can be reached: starting again from bootstrap.servers")
+            self._log.warning("no known broker is reachable: using bootstrap.servers again")
         elif failing is not None and now - failing >= trigger:
-            self._log.warning("no metadata for %.0f ms: starting again from bootstrap.servers", now - failing)
+            self._log.warning("no metadata update for %.0f ms: using bootstrap.servers again", now - failing)
         else:
             return
         self._unreachable_since_ms, self._failing_since_ms = None, now
@@ -447,7 +446,7 @@ class MetadataUpdater:
 
     def _send(self, node_id: int, now: float) -> None:
         self.metadata.attempt(now)
-        topics = None if self._all_topics else self.metadata.topics_wanted(now)
+        topics = None if self._all_topics else self.metadata.tracked_topics(now)
 
         def build(version: int) -> MetadataRequest:
             if topics is None:
@@ -469,27 +468,27 @@ class MetadataUpdater:
         if response.error is not None:
             self.metadata.fail(response.error, fatal=isinstance(response.error, UnsupportedVersionError))
             return
-        answer: MetadataResponse = response.message
-        if not answer.brokers:
-            self._log.warning("node %d knows no brokers: trying another", response.node_id)
+        message: MetadataResponse = response.message
+        if not message.brokers:
+            self._log.warning("node %d returned no brokers: trying another node", response.node_id)
             self.metadata.fail()
             return
-        if answer.error_code:
-            self._log.warning("node %d: %s", response.node_id, error_name(answer.error_code))
+        if message.error_code:
+            self._log.warning("node %d: %s", response.node_id, error_name(message.error_code))
             self.metadata.fail()
             if self._rebootstrap_trigger_ms is not None:
                 self._use_bootstrap()
             return
         self._failing_since_ms = None
-        self._take_brokers(answer)
-        self.metadata.update(answer, self.metadata.clock.monotonic_ms())
+        self._set_brokers(message)
+        self.metadata.update(message, self.metadata.clock.monotonic_ms())
 
-    def _take_brokers(self, answer: MetadataResponse) -> None:
-        current = {b.node_id: Endpoint(b.host, b.port) for b in answer.brokers}
+    def _set_brokers(self, response: MetadataResponse) -> None:
+        current = {b.node_id: Endpoint(b.host, b.port) for b in response.brokers}
         for node_id, endpoint in current.items():
             self._client.set_node(node_id, endpoint)
-        # The bootstrap connections are kept until they are idle: the first one answers more than once.
+        # Bootstrap connections are kept until they are idle.
         for node_id in self._node_ids:
             if node_id >= 0 and node_id not in current:
-                self._client.forget_node(node_id)
+                self._client.remove_node(node_id)
         self._node_ids = list(current)

@@ -1,8 +1,8 @@
-"""The selector loop: connections by node, requests in and answers out.
+"""The selector loop: connections by node, requests and responses.
 
-    ready(node) → connect if need be → send(node, request) → poll → request.on_response(Response)
+    is_ready(node) → connect if necessary → send(node, request) → poll → request.on_response(Response)
 
-One thread owns all of it; `wakeup` is the only method other threads may call. Handlers run inside `poll`.
+One thread owns the client; other threads may call `wakeup` only. Response handlers run inside `poll`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Protocol
 
 from headrace.client.addresses import Address, Endpoint, resolve
 from headrace.client.clock import Clock
-from headrace.client.connection import NEVER_MS, Connection, ConnectionSettings, State
-from headrace.client.requests import InFlight, Request, Response
+from headrace.client.connection import NEVER_MS, Connection, ConnectionSettings, InFlight, Request, Response, State
 from headrace.errors import (
     AuthenticationError,
     ConnectionFailedError,
@@ -33,10 +32,10 @@ EXPONENT_BASE = 2
 JITTER = 0.2
 POLL_MS_MAX = 60_000.0
 CONNECTING_MS_MAX = 1000.0
-"""How long to wait for one node's connection before another one is tried as well."""
+"""How long to wait for a connection before another node is tried."""
 
-# Brokers before 2.0 waited themselves before they answered. From these versions on they leave it to us (KIP-219);
-# APIs that are not listed came later.
+# By API key: from this version on the client does the throttling (KIP-219); before, the broker delayed its response.
+# APIs that are not listed are newer.
 THROTTLED_BY_CLIENT = {
     **{0: 6, 1: 8, 2: 3, 3: 6, 8: 4, 9: 4, 10: 2, 11: 3, 12: 2, 13: 2, 14: 2, 15: 2, 16: 2, 18: 2, 19: 3, 20: 2},
     **{21: 1, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1, 32: 2, 33: 1, 37: 1, 42: 1},
@@ -45,16 +44,16 @@ THROTTLED_BY_CLIENT = {
 
 @dataclass(slots=True, frozen=True)
 class NetworkSettings:
-    """How many requests, and how long to wait between attempts."""
+    """Limits of requests in flight, and the back-off between connection attempts."""
 
     max_in_flight: int = 5
     reconnect_backoff_ms: float = 50
     reconnect_backoff_max_ms: float = 1000
-    connections_max_idle_ms: float = 9 * 60_000  # negative: for ever
+    connections_max_idle_ms: float = 9 * 60_000  # Negative: unlimited.
 
 
 class NetworkObserver(Protocol):
-    """Who counts connections and bytes; the metrics do."""
+    """Called for the metrics."""
 
     def connection_opened(self, node_id: int) -> None: ...
     def connection_closed(self, node_id: int) -> None: ...
@@ -66,7 +65,7 @@ class NetworkObserver(Protocol):
 
 @dataclass(slots=True)
 class _NodeState:
-    """What outlives a connection: which address is next, and when."""
+    """The state of a node that outlives its connections."""
 
     endpoint: Endpoint
     addresses: list[Address]
@@ -85,7 +84,7 @@ def backoff_ms(base: float, maximum: float, failures: int, rng: random.Random) -
 
 
 class NetworkClient:
-    """Requests to nodes over at most one connection each."""
+    """Sends requests to nodes, over at most one connection each."""
 
     def __init__(
         self,
@@ -105,22 +104,22 @@ class NetworkClient:
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._nodes: dict[int, _NodeState] = {}
-        self._local: list[Response] = []  # failures known before anything was sent
-        self._features: tuple[int, dict[str, int]] = (-1, {})  # their epoch, and the finalised ones
+        self._local: list[Response] = []  # Failures before anything was sent.
+        self._features: tuple[int, dict[str, int]] = (-1, {})  # Epoch and levels of finalized features.
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self._wake_pending = False
         self.on_auth_failure: Callable[[AuthenticationError], None] | None = None
-        self.on_failure: Callable[[int], None] | None = None  # told of every node whose connection failed or was lost
+        self.on_failure: Callable[[int], None] | None = None  # Called with the node id when a connection fails.
         self.last_failure: HeadraceError | None = None
-        """Why the last connection failed; None once one has been made. For the messages of time-outs."""
+        """Why the last connection failed; None after a successful one. For error messages."""
 
     # -- nodes ---------------------------------------------------------------------------------
 
     def set_node(self, node_id: int, endpoint: Endpoint) -> None:
-        """Say where a node is; if it was elsewhere, that connection is closed and what it carried fails."""
+        """Set the endpoint of a node. If it has changed, the connection is closed and its requests fail."""
         known = self._nodes.get(node_id)
         if known is not None and known.endpoint == endpoint:
             return
@@ -129,8 +128,8 @@ class NetworkClient:
             moved = ConnectionFailedError(f"node {node_id} moved from {known.endpoint} to {endpoint}")
             self._drop(self._connections[node_id], moved)
 
-    def forget_node(self, node_id: int) -> None:
-        """The cluster has no such node any more."""
+    def remove_node(self, node_id: int) -> None:
+        """Remove a node that has left the cluster."""
         self._nodes.pop(node_id, None)
         if node_id in self._connections:
             self._drop(self._connections[node_id], ConnectionFailedError(f"node {node_id} has left the cluster"))
@@ -139,7 +138,7 @@ class NetworkClient:
         return node_id in self._nodes
 
     def is_ready(self, node_id: int, now: float) -> bool:
-        """True if a request could go out at once; else sees to it that there will be a connection."""
+        """Return whether a request can be sent now; if there is no connection, open one."""
         connection = self._connections.get(node_id)
         if connection is None:
             self._connect(node_id, now)
@@ -156,7 +155,7 @@ class NetworkClient:
         return connection is not None and connection.state is State.READY
 
     def delay_ms(self, node_id: int, now: float) -> float:
-        """How long until it is worth asking `is_ready` again; events on the connection come sooner by themselves."""
+        """Return the time until `is_ready` can change, if no event on the connection comes first."""
         connection = self._connections.get(node_id)
         if connection is not None:
             return max(0.0, connection.throttled_until_ms - now) or POLL_MS_MAX
@@ -164,7 +163,7 @@ class NetworkClient:
         return max(0.0, state.retry_at_ms - now) if state is not None else POLL_MS_MAX
 
     def is_backing_off(self, node_id: int, now: float) -> bool:
-        """True if the last attempt failed and it is too early for the next, or the node has left the cluster."""
+        """Return whether the node waits for its reconnect back-off, or has left the cluster."""
         state = self._nodes.get(node_id)
         return node_id not in self._connections and (state is None or now < state.retry_at_ms)
 
@@ -183,18 +182,18 @@ class NetworkClient:
         return len(self._connections)
 
     def finalized_features(self) -> dict[str, int]:
-        """The latest that any broker has told; they stay known while none is connected."""
+        """Return the latest finalized features of any broker, also while none is connected."""
         return self._features[1]
 
     def least_loaded_node(self, node_ids: list[int], now: float) -> int | None:
-        """A node to ask something any node can answer: the connected one with the least in flight, else one to try."""
+        """Return the connected node with the fewest requests in flight, otherwise one to connect to."""
         connections = [(n, self._connections[n]) for n in node_ids if n in self._connections]
         free = [n for n, _ in connections if self.is_ready(n, now)]
         if free:
             return min(free, key=self.in_flight_count)
         idle = [n for n in node_ids if n not in self._connections and not self.is_backing_off(n, now)]
-        on_the_way = [(n, c) for n, c in connections if c.state is not State.READY]
-        for node_id, connection in on_the_way:
+        connecting = [(n, c) for n, c in connections if c.state is not State.READY]
+        for node_id, connection in connecting:
             if not idle or now - connection.set_up_since_ms < CONNECTING_MS_MAX:
                 return node_id
         if idle:
@@ -215,7 +214,7 @@ class NetworkClient:
             wait *= self._random.uniform(1 - JITTER, 1 + JITTER)
             connection = Connection(node_id, state.endpoint, address, settings, now, wait)
         except (HeadraceError, OSError) as error:
-            self._failed(node_id, _as_ours(error), now)
+            self._failed(node_id, _as_headrace_error(error), now)
             return
         self._connections[node_id] = connection
         connection.watched_events = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -224,12 +223,12 @@ class NetworkClient:
     # -- requests ------------------------------------------------------------------------------
 
     def send(self, node_id: int, request: Request, now: float) -> None:
-        """Send to a node that `is_ready`. What this version of the broker cannot take fails in the next `poll`."""
+        """Send to a node that `is_ready`. A request that the broker does not support fails in the next `poll`."""
         connection = self._connections[node_id]
         try:
             entry = connection.send(request, now)
         except HeadraceError as error:
-            # Nothing has been written: the connection is as good as it was.
+            # Nothing was written: the connection stays usable.
             self._local.append(Response(request, node_id, -1, error=error))
             return
         try:
@@ -240,26 +239,26 @@ class NetworkClient:
         if self._observer is not None:
             self._observer.request_sent(node_id, entry.size)
         if not request.expects_response:
-            self._finish_unanswered(connection)
+            self._complete_written(connection)
         self._watch(connection)
 
-    def _finish_unanswered(self, connection: Connection) -> None:
+    def _complete_written(self, connection: Connection) -> None:
         written: list[tuple[Connection, InFlight, Buffer | None]] = []
-        connection.take_unanswered(written)
+        connection.take_written(written)
         self._local.extend(Response(entry.request, connection.node_id, entry.version) for _, entry, _ in written)
 
     def wakeup(self) -> None:
         """Make `poll` return soon. Any thread."""
         if not self._wake_pending:
-            # No call in between: a signal handler that raised there would leave the flag up for ever.
+            # No call in between: a signal handler that raised there would leave the flag set for ever.
             self._wake_pending = True
             try:
                 self._wake_sender.send(b"\0")
-            except OSError:  # a full pipe is as good as a byte in it
+            except OSError:  # the pipe is full, which wakes the loop, too
                 return
 
     def poll(self, timeout_ms: float, now: float) -> None:
-        """Wait for events up to `timeout_ms`, deal with them, and call the handlers of what was answered or lost."""
+        """Wait for events up to `timeout_ms`, process them, and call the handlers of responses and failed requests."""
         deadline = now + POLL_MS_MAX
         for connection in self._connections.values():
             deadline = min(deadline, connection.next_deadline_ms(self._idle_ms))
@@ -267,17 +266,17 @@ class NetworkClient:
         started = self._clock.monotonic_ms()
         events = self._selector.select(timeout_ms / 1000.0)
         now = self._clock.monotonic_ms()
-        answered: list[tuple[Connection, InFlight, Buffer | None]] = []
+        completed: list[tuple[Connection, InFlight, Buffer | None]] = []
         for key, mask in events:
             if key.data is None:
                 self._drain_wakeups()
             elif key.data.state is not State.CLOSED:
-                self._handle(key.data, mask, now, answered)
+                self._handle(key.data, mask, now, completed)
         if now >= deadline:
             self._check_deadlines(now)
-        # What was answered comes before what was lost after it.
-        for connection, entry, frame in answered:
-            self._answer(connection, entry, frame, now)
+        # Responses first, then the requests that failed after them.
+        for connection, entry, frame in completed:
+            self._complete(connection, entry, frame, now)
         if self._local:
             local, self._local = self._local, []
             for response in local:
@@ -286,8 +285,8 @@ class NetworkClient:
             self._observer.polled(now - started, self._clock.monotonic_ms() - now)
 
     def _drain_wakeups(self) -> None:
-        # First the pipe, then the flag: the other way round a wakeup in between would leave the flag up for ever,
-        # with nothing in the pipe. One that comes in between now is not lost: the caller of `poll` looks next.
+        # First the pipe, then the flag: the other way round, a wakeup in between would leave the flag set for ever,
+        # with nothing in the pipe. A wakeup in between is not lost now: the caller of `poll` checks its work next.
         with contextlib.suppress(BlockingIOError):
             self._wake_receiver.recv(4096)
         self._wake_pending = False
@@ -297,16 +296,16 @@ class NetworkClient:
         connection: Connection,
         mask: int,
         now: float,
-        answered: list[tuple[Connection, InFlight, Buffer | None]],
+        completed: list[tuple[Connection, InFlight, Buffer | None]],
     ) -> None:
         before = connection.state
         try:
-            # Answers first: a peer that hangs up may have said something before, and writing would not tell.
+            # Read first: a peer that closes the connection may have responded before.
             if mask & selectors.EVENT_READ and before is not State.CONNECTING:
-                connection.on_readable(now, answered)
+                connection.on_readable(now, completed)
             if mask & selectors.EVENT_WRITE:
                 connection.on_writable(now)
-            connection.take_unanswered(answered)
+            connection.take_written(completed)
             if connection.state is State.READY:
                 if before is not State.READY and before is not State.REAUTHENTICATING:
                     self._established(connection)
@@ -328,12 +327,12 @@ class NetworkClient:
             self._observer.connection_opened(connection.node_id)
 
     def _watch(self, connection: Connection) -> None:
-        wanted = selectors.EVENT_READ | selectors.EVENT_WRITE if connection.wants_write else selectors.EVENT_READ
-        if connection.watched_events != wanted:
-            connection.watched_events = wanted
-            self._selector.modify(connection.fileno, wanted, connection)
+        events = selectors.EVENT_READ | selectors.EVENT_WRITE if connection.wants_write else selectors.EVENT_READ
+        if connection.watched_events != events:
+            connection.watched_events = events
+            self._selector.modify(connection.fileno, events, connection)
 
-    def _answer(self, connection: Connection, entry: InFlight, frame: Buffer | None, now: float) -> None:
+    def _complete(self, connection: Connection, entry: InFlight, frame: Buffer | None, now: float) -> None:
         request = entry.request
         response = Response(request, connection.node_id, entry.version, latency_ms=now - entry.sent_ms)
         if frame is None:
@@ -342,27 +341,27 @@ class NetworkClient:
         try:
             _, response.message = frames.decode_response(request.api_key, entry.version, frame)
         except WireError as error:
-            # Whether the broker did what it was asked is not known: to the handler, as if the answer had been lost.
-            response.error = ConnectionFailedError(f"{connection.endpoint} gave an answer that makes no sense: {error}")
+            # Whether the broker executed the request is unknown: for the handler, the response was lost.
+            response.error = ConnectionFailedError(f"{connection.endpoint} sent an undecodable response: {error}")
             self._deliver(response)
             self._lose(connection, error, now)
             return
         throttle_ms = response.throttle_ms
         if throttle_ms > 0 and entry.version >= THROTTLED_BY_CLIENT.get(request.api_key, 0):
-            # KIP-219: the broker answers at once and mutes us; we keep quiet by ourselves.
+            # KIP-219: the broker responds at once, and the client pauses.
             connection.throttled_until_ms = max(connection.throttled_until_ms, now + throttle_ms)
         if self._observer is not None:
             self._observer.response_received(connection.node_id, len(frame), response.latency_ms, throttle_ms)
         self._deliver(response)
 
     def _deliver(self, response: Response) -> None:
-        """A handler that fails must not take the others, or the loop, with it."""
+        """Call a response handler; an exception affects neither other handlers nor the loop."""
         try:
             response.request.on_response(response)
         except BaseException:
-            self._log.exception("a response handler failed; the connection goes on")
+            self._log.exception("response handler failed; continuing")
 
-    # -- losing connections --------------------------------------------------------------------
+    # -- closing connections -------------------------------------------------------------------
 
     def _check_deadlines(self, now: float) -> None:
         for connection in list(self._connections.values()):
@@ -391,7 +390,7 @@ class NetworkClient:
         self._failed(connection.node_id, error, now, established=was_ready)
 
     def _drop(self, connection: Connection, error: HeadraceError) -> None:
-        """Close a connection and fail what it carried."""
+        """Close a connection and fail its requests."""
         del self._connections[connection.node_id]
         self._selector.unregister(connection.fileno)
         was_ready = connection.state in (State.READY, State.REAUTHENTICATING)
@@ -408,12 +407,12 @@ class NetworkClient:
             return
         state.failures += 1
         if established:
-            state.addresses = []  # ask the name service again: the address may have changed
+            state.addresses = []  # resolve the name again: the address may have changed
         settings = self._settings
         wait = backoff_ms(
             settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms, state.failures, self._random
         )
-        # Other addresses of the same name are tried without waiting.
+        # Other addresses of the host are tried without a back-off.
         state.retry_at_ms = now + (0.0 if state.next_address < len(state.addresses) else wait)
         self._log.warning("node %d at %s: %s", node_id, state.endpoint, error)
         if isinstance(error, AuthenticationError):
@@ -426,7 +425,7 @@ class NetworkClient:
             self.on_failure(node_id)
 
     def close(self) -> None:
-        """Close every connection; handlers of what was in flight are told."""
+        """Close every connection and fail requests in flight."""
         for connection in list(self._connections.values()):
             self._drop(connection, ConnectionFailedError("the client was closed"))
         local, self._local = self._local, []
@@ -437,5 +436,5 @@ class NetworkClient:
         self._wake_sender.close()
 
 
-def _as_ours(error: Exception) -> HeadraceError:
+def _as_headrace_error(error: Exception) -> HeadraceError:
     return error if isinstance(error, HeadraceError) else ConnectionFailedError(str(error))

@@ -1,4 +1,4 @@
-"""Offsets of partitions: the first, the last, the one of a time.
+"""ListOffsets: the earliest and latest offsets of partitions, and offsets by time.
 
 {partition: LATEST | EARLIEST | … | milliseconds} → list_offsets → {partition: PartitionOffset}
 """
@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.client.blocking import BlockingClient, TopicPartition
-from headrace.wire.api.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from headrace.wire.api.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 
@@ -28,7 +33,7 @@ class Isolation(IntEnum):
 
 
 class PartitionOffset(NamedTuple):
-    """An offset; -1 with a time later than that of any record."""
+    """An offset; -1 for a time later than that of any record."""
 
     offset: int
     timestamp: int
@@ -37,16 +42,16 @@ class PartitionOffset(NamedTuple):
 
 def list_offsets(
     client: BlockingClient,
-    wanted: Mapping[TopicPartition, int],
+    times: Mapping[TopicPartition, int],
     isolation: Isolation = Isolation.READ_UNCOMMITTED,
     timeout_ms: float | None = None,
     *,
     partial: bool = False,
 ) -> dict[TopicPartition, PartitionOffset]:
-    """The offsets at times in milliseconds, or at LATEST, EARLIEST, MAX_TIMESTAMP.
+    """Return the offsets for times in milliseconds, or for LATEST, EARLIEST, MAX_TIMESTAMP.
 
-    Under READ_COMMITTED the latest is the last stable offset: where the first open transaction begins. With `partial`,
-    partitions that are offline when the time is up are left out.
+    With READ_COMMITTED, LATEST is the last stable offset: where the first open transaction begins. With `partial`,
+    partitions that are offline at the timeout are left out.
     """
 
     def build(partitions: list[TopicPartition]) -> ListOffsetsRequest:
@@ -54,7 +59,7 @@ def list_offsets(
             ListOffsetsTopic(
                 name=topic,
                 partitions=[
-                    ListOffsetsPartition(partition_index=number, timestamp=wanted[TopicPartition(topic, number)])
+                    ListOffsetsPartition(partition_index=number, timestamp=times[TopicPartition(topic, number)])
                     for number in numbers
                 ],
             )
@@ -62,20 +67,20 @@ def list_offsets(
         ]
         return ListOffsetsRequest(replica_id=-1, isolation_level=int(isolation), topics=topics)
 
-    low = max((_VERSION_OF.get(time, 1) for time in wanted.values()), default=1)
+    low = max((_VERSION_OF.get(time, 1) for time in times.values()), default=1)
     low = max(low, 2) if isolation is Isolation.READ_COMMITTED else low
-    return client.ask_leaders(wanted, build, _read, versions=(low, 9), timeout_ms=timeout_ms, partial=partial)
+    return client.request_leaders(times, build, _read, versions=(low, 9), timeout_ms=timeout_ms, partial=partial)
 
 
-def _read(response: Any) -> Iterator[tuple[TopicPartition, int, PartitionOffset]]:
+def _read(response: ListOffsetsResponse) -> Iterator[tuple[TopicPartition, int, PartitionOffset]]:
     for topic in response.topics:
-        for answer in topic.partitions:
-            found = PartitionOffset(answer.offset, answer.timestamp, answer.leader_epoch)
-            yield TopicPartition(topic.name, answer.partition_index), answer.error_code, found
+        for row in topic.partitions:
+            offset = PartitionOffset(row.offset, row.timestamp, row.leader_epoch)
+            yield TopicPartition(topic.name, row.partition_index), row.error_code, offset
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, as most requests want them."""
+    """Return partition numbers by topic, as most requests have them."""
     grouped: defaultdict[str, list[int]] = defaultdict(list)
     for topic, number in partitions:
         grouped[topic].append(number)

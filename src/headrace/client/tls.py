@@ -2,11 +2,11 @@
 
     TlsSettings (ssl.* options) → context() → wrap(socket) → handshake() until "done" → send() and receive()
 
-Python's SSLSocket encrypts straight into the system's buffer, so it serves a selector loop as it is. It has no gather
-write, though: `send` joins small buffers, because each write makes at least one TLS record. A call that would block is
-to be made again with the same bytes first, more may follow: OpenSSL has part of them under way.
+Python's SSLSocket encrypts directly into the system's buffer, so it works with a selector loop. It has no gather write:
+`send` joins small buffers, because each write makes at least one TLS record. A call that would block must be repeated
+with the same bytes first, because OpenSSL has processed a part of them.
 
-What cannot get better by itself is a TlsError; a connection that just ended is a ConnectionError.
+Permanent errors are a TlsError; a connection that ended is a ConnectionError.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import socket
 
 SEND_BYTES = 64 * 1024
-"""What goes to OpenSSL in one call: four TLS records, so that the price of a call no longer counts."""
+"""Bytes per call of OpenSSL: four TLS records, so that the cost of a call is negligible."""
 PROTOCOLS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 Outcome = Literal["done", "want_read", "want_write"]
 
-_HOSTNAME_MISMATCH = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRESS_MISMATCH
-# What OpenSSL says of bytes that are not TLS; newer releases tell less and less.
+_HOSTNAME_MISMATCH = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRESS_MISMATCH.
+# OpenSSL's reasons for bytes that are not TLS.
 _NOT_TLS = (
     "WRONG_VERSION_NUMBER",
     "HTTP_REQUEST",
@@ -40,17 +40,23 @@ _NOT_TLS = (
     "PACKET_LENGTH_TOO_LONG",
 )
 _ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-_OURS_REFUSED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
+_CLIENT_CERTIFICATE_REJECTED = (
+    "CERTIFICATE_REQUIRED",
+    "BAD_CERTIFICATE",
+    "UNKNOWN_CA",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_UNKNOWN",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """What `ssl.*` options come to. Files and texts are PEM, one of each pair at most. The repr keeps secrets."""
+    """The `ssl.*` options. Files and texts are PEM, at most one of each pair. The repr has no secrets."""
 
     ca_file: str | None = None
     ca_pem: str | None = None
     cert_file: str | None = None
-    """The client's certificate chain, and its key if `key_file` is not given."""
+    """The client's certificate chain, and its key if `key_file` is None."""
     cert_pem: str | None = None
     key_file: str | None = None
     key_pem: str | None = field(default=None, repr=False)
@@ -58,24 +64,24 @@ class TlsSettings:
     check_hostname: bool = True
     protocols: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
     ciphers: tuple[str, ...] = ()
-    """Names as Java or as OpenSSL writes them; empty: the library's choice."""
+    """Names of Java or OpenSSL; empty: OpenSSL's default."""
 
     @property
     def ca(self) -> str:
-        """Whom we trust, for messages."""
+        """The trusted authorities, for messages."""
         return self.ca_file or (
             "ssl.truststore.certificates" if self.ca_pem else "the system's certificate authorities"
         )
 
 
 class TlsContext(ssl.SSLContext):
-    """An SSLContext that remembers whom it trusts, for messages."""
+    """An SSLContext with its trusted authorities, for messages."""
 
     ca: str = ""
 
 
 def context(settings: TlsSettings) -> TlsContext:
-    """Load certificates and key. What is wrong with them is a ConfigError, before anything is dialled."""
+    """Return a context with the certificates and key; raises ConfigError if they are invalid."""
     made = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     made.ca = settings.ca
     made.check_hostname = settings.check_hostname
@@ -90,12 +96,14 @@ def context(settings: TlsSettings) -> TlsContext:
 def _limit_protocols(made: TlsContext, names: tuple[str, ...]) -> None:
     versions = sorted(PROTOCOLS[name] for name in names if name in PROTOCOLS)
     if not versions or len(versions) != len(names):
-        raise ConfigError(f"ssl.enabled.protocols: {', '.join(names) or 'none'}: choose from {', '.join(PROTOCOLS)}")
+        raise ConfigError(
+            f"invalid ssl.enabled.protocols: expected {', '.join(PROTOCOLS)}, got {', '.join(names) or 'none'}"
+        )
     made.minimum_version, made.maximum_version = versions[0], versions[-1]
 
 
 def _limit_ciphers(made: TlsContext, names: tuple[str, ...]) -> None:
-    """Allow these suites only. Python cannot pick among those of TLS 1.3: it is all of them, or no TLS 1.3."""
+    """Allow these suites only. Python cannot select suites of TLS 1.3: all of them, or no TLS 1.3."""
     modern = {str(cipher["name"]) for cipher in made.get_ciphers() if str(cipher["name"]).startswith("TLS_")}
     chosen_modern = modern.intersection(names)
     older = [openssl_name(name) for name in names if name not in modern]
@@ -103,7 +111,7 @@ def _limit_ciphers(made: TlsContext, names: tuple[str, ...]) -> None:
         made.maximum_version = ssl.TLSVersion.TLSv1_2
     elif chosen_modern != modern and made.maximum_version != ssl.TLSVersion.TLSv1_2:
         raise ConfigError(
-            f"ssl.cipher.suites: Python cannot leave out {', '.join(sorted(modern - chosen_modern))}; name all suites "
+            f"ssl.cipher.suites: Python cannot disable {', '.join(sorted(modern - chosen_modern))}; list all suites "
             f"of TLS 1.3 or none, or set ssl.enabled.protocols=TLSv1.2"
         )
     if not older:
@@ -112,7 +120,7 @@ def _limit_ciphers(made: TlsContext, names: tuple[str, ...]) -> None:
     try:
         made.set_ciphers(":".join(older))
     except ssl.SSLError:
-        raise ConfigError(f"ssl.cipher.suites: OpenSSL knows none of {', '.join(names)}") from None
+        raise ConfigError(f"ssl.cipher.suites: OpenSSL supports none of {', '.join(names)}") from None
 
 
 def _load_authorities(made: TlsContext, settings: TlsSettings) -> None:
@@ -128,18 +136,18 @@ def _load_own_certificate(made: TlsContext, settings: TlsSettings) -> None:
     if chain:
         load_certificate(made, chain, key, settings.key_password, "the client certificate")
     elif key:
-        raise ConfigError("a client key without a certificate: set ssl.keystore.certificate.chain as well")
+        raise ConfigError("client key without a certificate: set ssl.keystore.certificate.chain, too")
 
 
 def wrap(sock: socket.socket, tls_context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    """A connected socket, made non-blocking, with TLS around it. The handshake is yet to be done."""
+    """Return a connected socket wrapped in TLS, non-blocking. The handshake follows."""
     sock.setblocking(False)
-    # A dot at the end of a name is DNS's business; certificates have none.
+    # A trailing dot belongs to DNS; certificates have none.
     return tls_context.wrap_socket(sock, server_hostname=host.rstrip("."), do_handshake_on_connect=False)
 
 
 def handshake(sock: ssl.SSLSocket) -> Outcome:
-    """Go on with the handshake as far as it goes without waiting."""
+    """Continue the handshake without blocking."""
     try:
         sock.do_handshake()
     except ssl.SSLWantReadError:
@@ -152,7 +160,7 @@ def handshake(sock: ssl.SSLSocket) -> Outcome:
 
 
 def send(sock: ssl.SSLSocket, buffers: Iterable[Buffer]) -> int:
-    """Write from the front of a gather list and return how many bytes went; 0: wait until the socket is writable."""
+    """Write from the front of a gather list; returns the number of bytes, 0 if the socket is not writable."""
     try:
         return sock.send(_front(buffers))
     except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -162,7 +170,7 @@ def send(sock: ssl.SSLSocket, buffers: Iterable[Buffer]) -> int:
 
 
 def _front(buffers: Iterable[Buffer]) -> Buffer:
-    """The first SEND_BYTES of a gather list; large buffers are not copied. Never less than the last time."""
+    """Return the first SEND_BYTES of a gather list; large buffers are not copied. Never less than the last time."""
     parts: list[Buffer] = []
     room = SEND_BYTES
     for buffer in buffers:
@@ -174,9 +182,9 @@ def _front(buffers: Iterable[Buffer]) -> Buffer:
 
 
 def receive(sock: ssl.SSLSocket, bytes_max: int) -> bytes | None:
-    """What has come, b"" at the end of the stream, None if nothing is there.
+    """Return received bytes; b"" at the end of the stream, None if there are none.
 
-    One call gives one TLS record at most. What is left stays in the system's buffer, so a selector fires again.
+    One call returns at most one TLS record. The rest stays in the system's buffer, so the selector reports it again.
     """
     try:
         return sock.recv(bytes_max)
@@ -187,42 +195,42 @@ def receive(sock: ssl.SSLSocket, bytes_max: int) -> bytes | None:
 
 
 def explain(error: OSError, sock: ssl.SSLSocket) -> TlsError | ConnectionError:
-    """What an error of the socket means, and what to do about it."""
-    host, said = sock.server_hostname, openssl_reason(error)
+    """Return an error that explains a socket error, with a remedy."""
+    host, detail = sock.server_hostname, openssl_reason(error)
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
-    # In TLS 1.3 a broker looks at our certificate when the handshake is over for us.
-    if "ALERT" in reason and reason.endswith(_OURS_REFUSED):
+    # In TLS 1.3, a broker verifies the client's certificate after the client's handshake is complete.
+    if "ALERT" in reason and reason.endswith(_CLIENT_CERTIFICATE_REJECTED):
         return TlsError(
-            f"{host} did not accept our certificate ({said}); set ssl.keystore.* to a certificate that the "
-            f"broker's truststore knows"
+            f"{host} rejected the client certificate ({detail}); set ssl.keystore.* to a certificate that the "
+            f"broker's truststore has"
         )
     if sock.version() is not None:
-        return ConnectionError(f"TLS connection to {host} broke: {said}")
+        return ConnectionError(f"TLS connection to {host} failed: {detail}")
     if not isinstance(error, ssl.SSLError) or isinstance(error, _ENDED):
         return ConnectionError(
-            f"{host} ended the connection in the TLS handshake: does it speak TLS on this port (security.protocol), "
-            f"and does it ask for a client certificate?"
+            f"{host} closed the connection in the TLS handshake: does it use TLS on this port (security.protocol), "
+            f"and does it require a client certificate?"
         )
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsError(_verification_problem(error, host, getattr(sock.context, "ca", "")))
     if reason in _NOT_TLS:
         return TlsError(
-            f"{host} does not speak TLS on this port ({said}); use the port of its TLS listener, or "
+            f"{host} does not use TLS on this port ({detail}); use the port of its TLS listener, or "
             f"security.protocol=PLAINTEXT (SASL_PLAINTEXT) for this one"
         )
     return TlsError(
-        f"TLS with {host} failed: {said}; compare ssl.enabled.protocols and ssl.cipher.suites with its own, "
-        f"and see whether it wants a client certificate"
+        f"TLS with {host} failed: {detail}; compare ssl.enabled.protocols and ssl.cipher.suites with the broker's, "
+        f"and check whether it requires a client certificate"
     )
 
 
 def _verification_problem(error: ssl.SSLCertVerificationError, host: str | None, ca: str) -> str:
     if error.verify_code in _HOSTNAME_MISMATCH:
         return (
-            f"the certificate of {host} is for other names; connect by a name that it has (openssl s_client shows "
-            f"them), or set ssl.endpoint.identification.algorithm= to nothing, which lets anyone with a certificate in"
+            f"the certificate of {host} is for other host names; connect with one of them (openssl s_client shows "
+            f"them), or set ssl.endpoint.identification.algorithm to empty, which accepts any trusted certificate"
         )
     return (
-        f"the certificate of {host} is not trusted: {error.verify_message}; trusted are {ca}: set "
+        f"the certificate of {host} is not trusted: {error.verify_message}; trusted: {ca}. Set "
         f"ssl.truststore.location to a PEM file with the authority that signed it"
     )

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.client.clock import Clock
+from headrace.client.connection import Request, Response
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, backoff_ms
-from headrace.client.requests import Request, Response
 from headrace.errors import (
     AbortableError,
     AuthenticationError,
@@ -431,7 +431,7 @@ class Sender:
             return
         if code in STALE_METADATA:
             if code in STALE_LEADER:
-                self._updater.take_leader(batch.topic, batch.partition, result.current_leader, endpoints)
+                self._updater.set_leader(batch.topic, batch.partition, result.current_leader, endpoints)
             self._metadata.request_update()
         error = BrokerError(
             f"{batch.topic}-{batch.partition}" + (f": {result.error_message}" if result.error_message else ""),

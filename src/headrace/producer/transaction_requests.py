@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.client.addresses import Endpoint
 from headrace.client.concurrency import OneShotEvent
-from headrace.client.requests import Response
+from headrace.client.connection import Response
 from headrace.errors import ERROR_CODES, BrokerError, Code, ConnectionFailedError, HeadraceError, TimedOutError
 from headrace.producer.records import GroupMetadata
 from headrace.producer.sequences import ProducerIdAndEpoch, TopicPartition

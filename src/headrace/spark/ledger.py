@@ -202,7 +202,7 @@ class Ledger:
         """Let brokers with auto.create.topics.enable create a topic of rows, as they do for the producers of tasks."""
         if topic not in self._row_topics:
             message = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True)
-            self._client.ask(message, versions=(4, 12))
+            self._client.request(message, versions=(4, 12))
             self._row_topics.add(topic)
 
     def _commit(self, producer: SendEngine) -> None:

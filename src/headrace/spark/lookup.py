@@ -82,7 +82,7 @@ class Lookup:
         message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
 
         def ask() -> Any:
-            return self._client.ask(
+            return self._client.request(
                 message, versions=(4, 12), codes=lambda answer: [topic.error_code for topic in answer.topics]
             )
 

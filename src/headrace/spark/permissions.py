@@ -31,7 +31,7 @@ def check_may_write(client: BlockingClient, topics: Iterable[str]) -> None:
         include_topic_authorized_operations=True,
     )
     try:
-        answer = client.ask(message, versions=(8, 12))
+        answer = client.request(message, versions=(8, 12))
     except UnsupportedVersionError:
         return  # brokers before 2.3 do not tell: they will refuse the records
     for topic in answer.topics:

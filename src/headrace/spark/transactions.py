@@ -105,7 +105,7 @@ class Transactions:
         return {one.id: found.get(one.id) or self._end_one(one, committed) for one in transactions}
 
     def _end_one(self, transaction: TaskTransaction, committed: bool) -> Ending:
-        answer = self._client.ask(
+        answer = self._client.request(
             _end_request(transaction, committed),
             Coordinator(_TRANSACTION, transaction.id),
             versions=_versions(transaction),
@@ -132,7 +132,7 @@ class Transactions:
 
     def _describe_at(self, target: int | Coordinator, ids: list[str], found: dict[str, OpenState]) -> None:
         try:
-            answer = self._client.ask(
+            answer = self._client.request(
                 DescribeTransactionsRequest(transactional_ids=ids),
                 target,
                 codes=(lambda answer: []) if isinstance(target, int) else _codes_of_states,
@@ -176,7 +176,7 @@ class Transactions:
         found: set[str] = set()
         try:
             for transactional_id in id_of_node.values():
-                answer = self._client.ask(
+                answer = self._client.request(
                     request,
                     Coordinator(_TRANSACTION, transactional_id),
                     versions=_DURATION_FILTER_VERSIONS,
@@ -197,7 +197,7 @@ class Transactions:
             return {}
         message = FindCoordinatorRequest(key_type=_TRANSACTION.value, coordinator_keys=list(ids))
         try:
-            answer = self._client.ask(message, versions=(4, 6))
+            answer = self._client.request(message, versions=(4, 6))
         except UnsupportedVersionError:
             return {}
         return {one.key: one.node_id for one in answer.coordinators if one.error_code == 0}

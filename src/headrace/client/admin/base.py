@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from headrace.client.blocking import BlockingClient, Where
+from headrace.client.blocking import BlockingClient, Role
 from headrace.errors import BrokerError
 from headrace.wire.schema import Message
 
@@ -24,10 +24,10 @@ class Admin:
     def __init__(self, client: BlockingClient) -> None:
         self.client = client
 
-    def ask_every_broker(self, message: Message | Callable[[int], Message], **options: Any) -> list[Any]:
+    def request_all_brokers(self, message: Message | Callable[[int], Message], **options: Any) -> list[Any]:
         """The answers of all brokers there are now."""
         brokers = self.client.cluster((), self.client.deadline(), fresh=True).brokers
-        return [self.client.ask(message, node_id, **options) for node_id in brokers]
+        return [self.client.request(message, node_id, **options) for node_id in brokers]
 
     def change(
         self,
@@ -36,8 +36,8 @@ class Admin:
         **options: Any,
     ) -> Any:
         """Ask the controller for something; raises if any part of it failed."""
-        response = self.client.ask(
-            message, Where.CONTROLLER, codes=lambda answer: [f.code for f in failures(answer)], **options
+        response = self.client.request(
+            message, Role.CONTROLLER, codes=lambda answer: [f.code for f in failures(answer)], **options
         )
         raise_failures(failures(response))
         return response

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
-from headrace.client.blocking import Target, Where
+from headrace.client.blocking import Role, Target
 from headrace.wire.api.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from headrace.wire.api.incremental_alter_configs import (
     AlterableConfig,
@@ -37,7 +37,7 @@ class ConfigResource(NamedTuple):
 
 
 class ConfigSource(Enum):
-    """Where a value comes from."""
+    """Role a value comes from."""
 
     UNKNOWN = 0
     TOPIC = 1
@@ -92,7 +92,7 @@ class ConfigAdmin(Admin):
                 DescribeConfigsResource(resource_type=r.kind.value, resource_name=r.name, configuration_keys=None)
                 for r in group
             ]
-            answer = self.client.ask(DescribeConfigsRequest(resources=asked), to, versions=(1, 4))
+            answer = self.client.request(DescribeConfigsRequest(resources=asked), to, versions=(1, 4))
             raise_failures(_failures(answer.results))
             for result in answer.results:
                 found[_resource(result)] = {config.name: _entry(config) for config in result.configs}
@@ -102,7 +102,7 @@ class ConfigAdmin(Admin):
         self, changes: Mapping[ConfigResource, Mapping[str, ConfigChange]], *, validate_only: bool = False
     ) -> None:
         """Set options, leaving the others as they are; None puts one back to its default."""
-        for to, group in _by_target(changes, otherwise=Where.CONTROLLER).items():
+        for to, group in _by_target(changes, otherwise=Role.CONTROLLER).items():
             resources = [
                 AlterConfigsResource(
                     resource_type=resource.kind.value,
@@ -112,14 +112,14 @@ class ConfigAdmin(Admin):
                 for resource in group
             ]
             message = IncrementalAlterConfigsRequest(resources=resources, validate_only=validate_only)
-            answer = self.client.ask(
+            answer = self.client.request(
                 message, to, codes=lambda answer: [result.error_code for result in answer.responses]
             )
             raise_failures(_failures(answer.responses))
 
 
 def _by_target(
-    resources: Iterable[ConfigResource], otherwise: Where = Where.ANYONE
+    resources: Iterable[ConfigResource], otherwise: Role = Role.ANY_BROKER
 ) -> dict[Target, list[ConfigResource]]:
     """A broker answers for itself alone; for the rest anyone, or the controller, will do."""
     targets: dict[Target, list[ConfigResource]] = {}

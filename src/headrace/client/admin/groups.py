@@ -105,7 +105,7 @@ class GroupAdmin(Admin):
         states = list(states)
         message = ListGroupsRequest(states_filter=states)
         versions = (4, 5) if states else (0, 5)
-        answers = self.ask_every_broker(message, versions=versions, codes=lambda answer: [answer.error_code])
+        answers = self.request_all_brokers(message, versions=versions, codes=lambda answer: [answer.error_code])
         raise_failures(Failure("the groups of a broker", answer.error_code) for answer in answers)
         found = (
             GroupListing(g.group_id, g.protocol_type, g.group_state, g.group_type)
@@ -119,7 +119,7 @@ class GroupAdmin(Admin):
         found = {}
         for group_id in group_ids:
             message = DescribeGroupsRequest(groups=[group_id])
-            answer = self.client.ask(
+            answer = self.client.request(
                 message, _of_group(group_id), codes=lambda answer: [g.error_code for g in answer.groups]
             )
             (group,) = answer.groups
@@ -144,7 +144,7 @@ class GroupAdmin(Admin):
         """State and members of groups of the newer consumer protocol (KIP-848)."""
         found = {}
         for group_id in group_ids:
-            answer = self.client.ask(
+            answer = self.client.request(
                 ConsumerGroupDescribeRequest(group_ids=[group_id]),
                 _of_group(group_id),
                 codes=lambda answer: [g.error_code for g in answer.groups],
@@ -174,7 +174,7 @@ class GroupAdmin(Admin):
         """Delete groups that have no members."""
         for group_id in group_ids:
             message = DeleteGroupsRequest(groups_names=[group_id])
-            answer = self.client.ask(
+            answer = self.client.request(
                 message, _of_group(group_id), codes=lambda answer: [r.error_code for r in answer.results]
             )
             raise_failures(Failure(f"group {r.group_id!r}", r.error_code) for r in answer.results)
@@ -221,7 +221,7 @@ class GroupAdmin(Admin):
             ]
             return [Failure(f"group {group_id!r}", found.error_code), *each]
 
-        answer = self.client.ask(
+        answer = self.client.request(
             build,
             _of_group(group_id),
             versions=(2, 9),
@@ -251,7 +251,7 @@ class GroupAdmin(Admin):
             )
             for name, numbers in by_topic(wanted).items()
         ]
-        answer = self.client.ask(
+        answer = self.client.request(
             OffsetCommitRequest(group_id=group_id, topics=topics),
             _of_group(group_id),
             versions=(2, 9),
@@ -267,7 +267,7 @@ class GroupAdmin(Admin):
             )
             for name, numbers in by_topic(TopicPartition(*tp) for tp in partitions).items()
         ]
-        answer = self.client.ask(
+        answer = self.client.request(
             OffsetDeleteRequest(group_id=group_id, topics=topics),
             _of_group(group_id),
             codes=lambda answer: [answer.error_code],

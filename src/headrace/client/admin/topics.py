@@ -112,7 +112,7 @@ class TopicAdmin(Admin):
 
     def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted."""
-        answer = self.client.ask(MetadataRequest(topics=None), versions=(1, 12))
+        answer = self.client.request(MetadataRequest(topics=None), versions=(1, 12))
         return sorted(topic.name for topic in answer.topics if internal or not topic.is_internal)
 
     def describe_topics(self, names: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
@@ -122,7 +122,7 @@ class TopicAdmin(Admin):
         """
         wanted = [MetadataRequestTopic(name=name) for name in names]
         message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        answer = self.client.ask(
+        answer = self.client.request(
             message, versions=(4, 12), codes=lambda answer: [topic.error_code for topic in answer.topics]
         )
         there = [topic for topic in answer.topics if not missing_ok or topic.error_code not in _MISSING]
@@ -131,12 +131,12 @@ class TopicAdmin(Admin):
 
     def describe_all_topics(self) -> dict[str, TopicDescription]:
         """All topics we may see, in order, also those that brokers keep for themselves."""
-        answer = self.client.ask(MetadataRequest(topics=None), versions=(1, 12))
+        answer = self.client.request(MetadataRequest(topics=None), versions=(1, 12))
         there = sorted((topic for topic in answer.topics if not topic.error_code), key=lambda topic: topic.name)
         return {topic.name: _description(topic) for topic in there}
 
     def describe_cluster(self) -> ClusterDescription:
-        answer = self.client.ask(DescribeClusterRequest())
+        answer = self.client.request(DescribeClusterRequest())
         raise_failures([Failure("the cluster", answer.error_code, answer.error_message)])
         brokers = (BrokerDescription(b.broker_id, b.host, b.port, b.rack) for b in answer.brokers)
         in_order = tuple(sorted(brokers, key=lambda broker: broker.node_id))
@@ -174,7 +174,7 @@ class TopicAdmin(Admin):
                 for p in topic.partitions:
                     yield TopicPartition(topic.name, p.partition_index), p.error_code, p.low_watermark
 
-        return self.client.ask_leaders(offsets, build, read)
+        return self.client.request_leaders(offsets, build, read)
 
     @property
     def _request_timeout_ms(self) -> int:

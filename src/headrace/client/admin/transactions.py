@@ -74,7 +74,7 @@ class TransactionAdmin(Admin):
     ) -> list[TransactionListing]:
         """The transactional ids of all coordinators, by name."""
         message = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
-        answers = self.ask_every_broker(message, codes=lambda answer: [answer.error_code])
+        answers = self.request_all_brokers(message, codes=lambda answer: [answer.error_code])
         raise_failures(Failure("the transactions of a broker", answer.error_code) for answer in answers)
         found = (
             TransactionListing(t.transactional_id, t.producer_id, t.transaction_state)
@@ -87,7 +87,7 @@ class TransactionAdmin(Admin):
         """State, producer and partitions of transactional ids."""
         found = {}
         for transactional_id in transactional_ids:
-            answer = self.client.ask(
+            answer = self.client.request(
                 DescribeTransactionsRequest(transactional_ids=[transactional_id]),
                 _of_transaction(transactional_id),
                 codes=lambda answer: [t.error_code for t in answer.transaction_states],
@@ -109,14 +109,14 @@ class TransactionAdmin(Admin):
 
     def describe_producers(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ActiveProducer]]:
         """Who has written to partitions of late, and which transactions are open in them."""
-        return self.client.ask_leaders((TopicPartition(*tp) for tp in partitions), _ask_producers, _read_producers)
+        return self.client.request_leaders((TopicPartition(*tp) for tp in partitions), _ask_producers, _read_producers)
 
     def fence_producers(self, transactional_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
         """Shut out whoever uses these ids now, which aborts what they have open; the new producer ids and epochs."""
         found = {}
         for transactional_id in transactional_ids:
             # A request for a new epoch is answered once the open transaction is aborted.
-            answer = self.client.ask(
+            answer = self.client.request(
                 InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=FENCE_TIMEOUT_MS),
                 _of_transaction(transactional_id),
                 versions=(0, 5),
@@ -152,7 +152,7 @@ class TransactionAdmin(Admin):
                     for p in topic.partitions:
                         yield TopicPartition(topic.name, p.partition_index), p.error_code, None
 
-        self.client.ask_leaders([partition], build, read)
+        self.client.request_leaders([partition], build, read)
 
     def find_hanging_transactions(
         self, partitions: Iterable[TopicPartition], *, older_than_ms: int = TRANSACTION_MS_MAX

@@ -111,7 +111,7 @@ def sizes_of(admin: AdminClient, leaders: dict[TopicPartition, int]) -> dict[Top
     unreachable: list[HeadraceError] = []
     for node_id in nodes:
         try:
-            answer = admin.client.ask(request, node_id)
+            answer = admin.client.request(request, node_id)
         except (ConnectionFailedError, TimedOutError) as error:
             unreachable.append(error)
             continue
