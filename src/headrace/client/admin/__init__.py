@@ -1,11 +1,11 @@
-"""Looking after a cluster: topics, configurations, groups, transactions.
+"""The admin client: topics, configurations, groups, transactions.
 
-    topics.py        topics, partitions, records, offsets, the cluster itself
-    configs.py       what topics and brokers are set to
-    groups.py        groups and the offsets they have committed
-    transactions.py  transactions, also those that hang
+    topics.py        topics, partitions, records, offsets, the cluster
+    configs.py       configurations of topics and brokers
+    groups.py        groups and their committed offsets
+    transactions.py  transactions, including hanging ones
 
-Each call asks and waits (blocking.py), and raises a BrokerError that names what it is about.
+Each call blocks until the response (blocking.py), and raises a BrokerError that names the resource.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ __all__ = [
 
 
 class AdminClient(TopicAdmin, ConfigAdmin, GroupAdmin, TransactionAdmin):
-    """Asks and waits; threads may share it, and take turns."""
+    """A blocking admin client. Threads may share it; their calls are serialized."""
 
     def __init__(self, bootstrap_servers: str | Sequence[str], *, clock: Clock = SYSTEM_CLOCK, **options: Any) -> None:
-        """`options` are those of `ClientSettings`: client_id, timeout_ms, tls, sasl and so on."""
+        """`options` are those of `ClientSettings`: client_id, timeout_ms, tls, sasl, …"""
         super().__init__(BlockingClient(ClientSettings(bootstrap_servers, **options), clock))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the parts of the admin client share: a client, and errors that name what they are about."""
+"""The base of the parts of the admin client: a blocking client, and errors that name the resource."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.wire.schema import Message
 
 
 class Failure(NamedTuple):
-    """Something of a request that did not work out."""
+    """A part of a request that failed."""
 
     what: str
     code: int
@@ -19,13 +19,13 @@ class Failure(NamedTuple):
 
 
 class Admin:
-    """A part of the admin client."""
+    """Base class of the parts of the admin client."""
 
     def __init__(self, client: BlockingClient) -> None:
         self.client = client
 
     def request_all_brokers(self, message: Message | Callable[[int], Message], **options: Any) -> list[Any]:
-        """The answers of all brokers there are now."""
+        """Return the responses of all brokers."""
         brokers = self.client.cluster((), self.client.deadline(), fresh=True).brokers
         return [self.client.request(message, node_id, **options) for node_id in brokers]
 
@@ -35,19 +35,19 @@ class Admin:
         failures: Callable[[Any], Iterable[Failure]],
         **options: Any,
     ) -> Any:
-        """Ask the controller for something; raises if any part of it failed."""
+        """Send a request to the controller; raises if any part of it failed."""
         response = self.client.request(
-            message, Role.CONTROLLER, codes=lambda answer: [f.code for f in failures(answer)], **options
+            message, Role.CONTROLLER, codes=lambda response: [f.code for f in failures(response)], **options
         )
         raise_failures(failures(response))
         return response
 
 
 def raise_failures(failures: Iterable[Failure]) -> None:
-    """Raise the first failure; if there are more, it names them."""
+    """Raise the first failure, with the names of the others."""
     failed = [failure for failure in failures if failure.code]
     if not failed:
         return
     what, code, message = failed[0]
-    others = f"; failed as well: {', '.join(failure.what for failure in failed[1:])}" if failed[1:] else ""
+    others = f"; also failed: {', '.join(failure.what for failure in failed[1:])}" if failed[1:] else ""
     raise BrokerError(f"{what}{f': {message}' if message else ''}{others}", code=code)

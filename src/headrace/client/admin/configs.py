@@ -1,4 +1,4 @@
-"""What topics and brokers are set to, and changing it one option at a time (KIP-339)."""
+"""Configurations of topics and brokers, and incremental changes of them (KIP-339)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ResourceKind(Enum):
 
 
 class ConfigResource(NamedTuple):
-    """Whose options; a broker's name is its id, or nothing for the defaults of all brokers."""
+    """A topic, broker or group. A broker's name is its id, or empty for the defaults of all brokers."""
 
     kind: ResourceKind
     name: str
@@ -37,7 +37,7 @@ class ConfigResource(NamedTuple):
 
 
 class ConfigSource(Enum):
-    """Role a value comes from."""
+    """The source of a value."""
 
     UNKNOWN = 0
     TOPIC = 1
@@ -52,7 +52,7 @@ class ConfigSource(Enum):
 
 @dataclass(slots=True, frozen=True)
 class ConfigEntry:
-    """An option; the value of a secret one is None."""
+    """An option; the value of a sensitive one is None."""
 
     name: str
     value: str | None
@@ -66,42 +66,42 @@ class ConfigEntry:
 
 
 class Append(NamedTuple):
-    """Add to an option that is a list."""
+    """Append to an option that is a list."""
 
     value: str
 
 
 class Subtract(NamedTuple):
-    """Take away from an option that is a list."""
+    """Remove from an option that is a list."""
 
     value: str
 
 
 ConfigChange = str | Append | Subtract | None
-"""A new value, a change to a list, or None: back to the default."""
+"""A new value, a change to a list, or None for the default."""
 
 
 class ConfigAdmin(Admin):
-    """Options of topics and brokers."""
+    """Configurations of topics and brokers."""
 
     def describe_configs(self, resources: Iterable[ConfigResource]) -> dict[ConfigResource, dict[str, ConfigEntry]]:
-        """All options of each, by name."""
-        found: dict[ConfigResource, dict[str, ConfigEntry]] = {}
+        """Return all options of each resource, by name."""
+        configs: dict[ConfigResource, dict[str, ConfigEntry]] = {}
         for to, group in _by_target(resources).items():
-            asked = [
+            described = [
                 DescribeConfigsResource(resource_type=r.kind.value, resource_name=r.name, configuration_keys=None)
                 for r in group
             ]
-            answer = self.client.request(DescribeConfigsRequest(resources=asked), to, versions=(1, 4))
-            raise_failures(_failures(answer.results))
-            for result in answer.results:
-                found[_resource(result)] = {config.name: _entry(config) for config in result.configs}
-        return found
+            response = self.client.request(DescribeConfigsRequest(resources=described), to, versions=(1, 4))
+            raise_failures(_failures(response.results))
+            for result in response.results:
+                configs[_resource(result)] = {config.name: _entry(config) for config in result.configs}
+        return configs
 
     def alter_configs(
         self, changes: Mapping[ConfigResource, Mapping[str, ConfigChange]], *, validate_only: bool = False
     ) -> None:
-        """Set options, leaving the others as they are; None puts one back to its default."""
+        """Change options, and keep the others; None resets an option to its default."""
         for to, group in _by_target(changes, otherwise=Role.CONTROLLER).items():
             resources = [
                 AlterConfigsResource(
@@ -112,20 +112,20 @@ class ConfigAdmin(Admin):
                 for resource in group
             ]
             message = IncrementalAlterConfigsRequest(resources=resources, validate_only=validate_only)
-            answer = self.client.request(
-                message, to, codes=lambda answer: [result.error_code for result in answer.responses]
+            response = self.client.request(
+                message, to, codes=lambda response: [result.error_code for result in response.responses]
             )
-            raise_failures(_failures(answer.responses))
+            raise_failures(_failures(response.responses))
 
 
 def _by_target(
     resources: Iterable[ConfigResource], otherwise: Role = Role.ANY_BROKER
 ) -> dict[Target, list[ConfigResource]]:
-    """A broker answers for itself alone; for the rest anyone, or the controller, will do."""
+    """Group resources by target: a broker's own go to that broker, the rest to `otherwise`."""
     targets: dict[Target, list[ConfigResource]] = {}
     for resource in resources:
-        its_own = resource.kind in (ResourceKind.BROKER, ResourceKind.BROKER_LOGGER) and resource.name
-        targets.setdefault(int(resource.name) if its_own else otherwise, []).append(resource)
+        is_local = resource.kind in (ResourceKind.BROKER, ResourceKind.BROKER_LOGGER) and resource.name
+        targets.setdefault(int(resource.name) if is_local else otherwise, []).append(resource)
     return targets
 
 

@@ -1,4 +1,4 @@
-"""Groups, and the offsets they have committed."""
+"""Groups and their committed offsets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOTHING_COMMITTED = -1
 class GroupListing:
     group_id: str
     protocol_type: str
-    state: str  # empty: the broker is too old to tell, as with the type
+    state: str  # Empty if the broker is too old, as the type.
     type: str
 
 
@@ -66,7 +66,7 @@ class GroupDescription:
 
 @dataclass(slots=True, frozen=True)
 class ConsumerGroupMember:
-    """A member of a group of the newer protocol. `target` is what it is to have, `assignment` what it has."""
+    """A member of a group of the consumer protocol (KIP-848), with its current and target assignment."""
 
     member_id: str
     group_instance_id: str | None
@@ -81,7 +81,7 @@ class ConsumerGroupMember:
 
 @dataclass(slots=True, frozen=True)
 class ConsumerGroupDescription:
-    """A group of the newer consumer protocol (KIP-848)."""
+    """A group of the consumer protocol (KIP-848)."""
 
     group_id: str
     state: str
@@ -101,28 +101,28 @@ class GroupAdmin(Admin):
     """Groups and their offsets."""
 
     def list_groups(self, states: Iterable[str] = ()) -> list[GroupListing]:
-        """The groups of all brokers, by name; with `states`, only those in one of them."""
+        """Return the groups of all brokers, sorted; with `states`, only those in one of these states."""
         states = list(states)
         message = ListGroupsRequest(states_filter=states)
         versions = (4, 5) if states else (0, 5)
-        answers = self.request_all_brokers(message, versions=versions, codes=lambda answer: [answer.error_code])
-        raise_failures(Failure("the groups of a broker", answer.error_code) for answer in answers)
-        found = (
+        responses = self.request_all_brokers(message, versions=versions, codes=lambda response: [response.error_code])
+        raise_failures(Failure("the groups of a broker", response.error_code) for response in responses)
+        listings = (
             GroupListing(g.group_id, g.protocol_type, g.group_state, g.group_type)
-            for answer in answers
-            for g in answer.groups
+            for response in responses
+            for g in response.groups
         )
-        return sorted(found, key=lambda group: group.group_id)
+        return sorted(listings, key=lambda group: group.group_id)
 
     def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-        """State and members of groups of the classic protocol; of the newer one: `describe_consumer_groups`."""
-        found = {}
+        """Return state and members of groups of the classic protocol."""
+        groups = {}
         for group_id in group_ids:
             message = DescribeGroupsRequest(groups=[group_id])
-            answer = self.client.request(
-                message, _of_group(group_id), codes=lambda answer: [g.error_code for g in answer.groups]
+            response = self.client.request(
+                message, _of_group(group_id), codes=lambda response: [g.error_code for g in response.groups]
             )
-            (group,) = answer.groups
+            (group,) = response.groups
             raise_failures([Failure(f"group {group_id!r}", group.error_code, group.error_message)])
             members = tuple(
                 GroupMember(
@@ -135,21 +135,21 @@ class GroupAdmin(Admin):
                 )
                 for m in group.members
             )
-            found[group_id] = GroupDescription(
+            groups[group_id] = GroupDescription(
                 group_id, group.group_state, group.protocol_type, group.protocol_data, members
             )
-        return found
+        return groups
 
     def describe_consumer_groups(self, group_ids: Iterable[str]) -> dict[str, ConsumerGroupDescription]:
-        """State and members of groups of the newer consumer protocol (KIP-848)."""
-        found = {}
+        """Return state and members of groups of the consumer protocol (KIP-848)."""
+        groups = {}
         for group_id in group_ids:
-            answer = self.client.request(
+            response = self.client.request(
                 ConsumerGroupDescribeRequest(group_ids=[group_id]),
                 _of_group(group_id),
-                codes=lambda answer: [g.error_code for g in answer.groups],
+                codes=lambda response: [g.error_code for g in response.groups],
             )
-            (group,) = answer.groups
+            (group,) = response.groups
             raise_failures([Failure(f"group {group_id!r}", group.error_code, group.error_message)])
             members = tuple(
                 ConsumerGroupMember(
@@ -165,26 +165,26 @@ class GroupAdmin(Admin):
                 )
                 for m in group.members
             )
-            found[group_id] = ConsumerGroupDescription(
+            groups[group_id] = ConsumerGroupDescription(
                 group_id, group.group_state, group.group_epoch, group.assignor_name, members
             )
-        return found
+        return groups
 
     def delete_groups(self, group_ids: Iterable[str]) -> None:
         """Delete groups that have no members."""
         for group_id in group_ids:
             message = DeleteGroupsRequest(groups_names=[group_id])
-            answer = self.client.request(
-                message, _of_group(group_id), codes=lambda answer: [r.error_code for r in answer.results]
+            response = self.client.request(
+                message, _of_group(group_id), codes=lambda response: [r.error_code for r in response.results]
             )
-            raise_failures(Failure(f"group {r.group_id!r}", r.error_code) for r in answer.results)
+            raise_failures(Failure(f"group {r.group_id!r}", r.error_code) for r in response.results)
 
     def list_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None, *, require_stable: bool = True
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What a group has committed, by default for all partitions.
+        """Return the committed offsets of a group, by default of all partitions.
 
-        With `require_stable` an offset that is part of an open transaction is waited for.
+        With `require_stable`, wait for open transactions that commit offsets.
         """
         topics = None if partitions is None else by_topic(TopicPartition(*tp) for tp in partitions)
 
@@ -209,74 +209,74 @@ class GroupAdmin(Admin):
             group = OffsetFetchRequestGroup(group_id=group_id, topics=new)
             return OffsetFetchRequest(groups=[group], require_stable=require_stable)
 
-        def of_group(answer: Any) -> Any:
-            return answer.groups[0] if answer.groups else answer
+        def of_group(response: Any) -> Any:
+            return response.groups[0] if response.groups else response
 
-        def failures(answer: Any) -> list[Failure]:
-            found = of_group(answer)
-            each = [
+        def failures(response: Any) -> list[Failure]:
+            group = of_group(response)
+            partitions = [
                 Failure(f"group {group_id!r}, {topic.name}-{p.partition_index}", p.error_code)
-                for topic in found.topics
+                for topic in group.topics
                 for p in topic.partitions
             ]
-            return [Failure(f"group {group_id!r}", found.error_code), *each]
+            return [Failure(f"group {group_id!r}", group.error_code), *partitions]
 
-        answer = self.client.request(
+        response = self.client.request(
             build,
             _of_group(group_id),
             versions=(2, 9),
-            codes=lambda answer: [_retried(f.code) for f in failures(answer)],
+            codes=lambda response: [_retried(f.code) for f in failures(response)],
             api_key=OffsetFetchRequest.api_key,
         )
-        raise_failures(failures(answer))
+        raise_failures(failures(response))
         return {
             TopicPartition(topic.name, p.partition_index): CommittedOffset(
                 p.committed_offset, p.metadata or "", p.committed_leader_epoch
             )
-            for topic in of_group(answer).topics
+            for topic in of_group(response).topics
             for p in topic.partitions
             if p.committed_offset != NOTHING_COMMITTED
         }
 
     def alter_group_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
-        """Set what a group without members has committed."""
-        wanted = {
+        """Set the committed offsets of a group without members."""
+        committed = {
             TopicPartition(*tp): offset if isinstance(offset, CommittedOffset) else CommittedOffset(offset)
             for tp, offset in offsets.items()
         }
         topics = [
             OffsetCommitRequestTopic(
                 name=name,
-                partitions=[_commit(number, wanted[TopicPartition(name, number)]) for number in numbers],
+                partitions=[_commit(number, committed[TopicPartition(name, number)]) for number in numbers],
             )
-            for name, numbers in by_topic(wanted).items()
+            for name, numbers in by_topic(committed).items()
         ]
-        answer = self.client.request(
+        response = self.client.request(
             OffsetCommitRequest(group_id=group_id, topics=topics),
             _of_group(group_id),
             versions=(2, 9),
-            codes=lambda answer: [f.code for f in _partition_failures(group_id, answer)],
+            codes=lambda response: [f.code for f in _partition_failures(group_id, response)],
         )
-        raise_failures(_partition_failures(group_id, answer))
+        raise_failures(_partition_failures(group_id, response))
 
     def delete_group_offsets(self, group_id: str, partitions: Iterable[TopicPartition]) -> None:
-        """Forget what a group has committed for partitions it does not read."""
+        """Delete the committed offsets of partitions that the group does not read."""
         topics = [
             OffsetDeleteRequestTopic(
                 name=name, partitions=[OffsetDeleteRequestPartition(partition_index=number) for number in numbers]
             )
             for name, numbers in by_topic(TopicPartition(*tp) for tp in partitions).items()
         ]
-        answer = self.client.request(
+        response = self.client.request(
             OffsetDeleteRequest(group_id=group_id, topics=topics),
             _of_group(group_id),
-            codes=lambda answer: [answer.error_code],
+            codes=lambda response: [response.error_code],
         )
-        raise_failures([Failure(f"group {group_id!r}", answer.error_code), *_partition_failures(group_id, answer)])
+        raise_failures([Failure(f"group {group_id!r}", response.error_code), *_partition_failures(group_id, response)])
 
 
 def _retried(code: int) -> int:
-    """An offset in an open transaction is waited for, like a coordinator that is still loading."""
+    """Return a code that is retried for an offset in an open transaction."""
     return Code.COORDINATOR_LOAD_IN_PROGRESS if code == Code.UNSTABLE_OFFSET_COMMIT else code
 
 
@@ -297,9 +297,9 @@ def _commit(number: int, offset: CommittedOffset) -> OffsetCommitRequestPartitio
     )
 
 
-def _partition_failures(group_id: str, answer: Any) -> list[Failure]:
+def _partition_failures(group_id: str, response: Any) -> list[Failure]:
     return [
         Failure(f"group {group_id!r}, {topic.name}-{p.partition_index}", p.error_code)
-        for topic in answer.topics
+        for topic in response.topics
         for p in topic.partitions
     ]

@@ -1,4 +1,4 @@
-"""Topics, their partitions, their records; and the cluster they are in."""
+"""Topics, partitions, records and offsets; and the cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ from headrace.wire.api.create_topics import (
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from headrace.wire.api.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from headrace.wire.api.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
 from headrace.wire.api.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from headrace.wire.api.describe_cluster import DescribeClusterRequest
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
@@ -31,20 +36,20 @@ from headrace.wire.schema import Message
 
 BROKERS_DEFAULT = -1
 TO_THE_END = -1
-"""As an offset in `delete_records`: everything there is."""
+"""The offset for `delete_records` that deletes all records."""
 _MISSING = (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED)
 
 
 @dataclass(slots=True, frozen=True)
 class NewTopic:
-    """A topic to be made; what is not given is the broker's choice."""
+    """A topic to create; the defaults are the broker's."""
 
     name: str
     partitions: int = BROKERS_DEFAULT
     replication_factor: int = BROKERS_DEFAULT
     configs: Mapping[str, str] = field(default_factory=dict)
     assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Brokers by partition, instead of the two numbers."""
+    """Broker ids by partition, instead of the two numbers."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,13 +79,13 @@ class TopicAdmin(Admin):
     """Topics and records."""
 
     def create_topics(self, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
-        """Make topics. The leaders of their partitions may take a moment to be there."""
+        """Create topics. Their partitions may not have leaders at once."""
         message = CreateTopicsRequest(
             topics=[_creatable(topic) for topic in topics],
             timeout_ms=self._request_timeout_ms,
             validate_only=validate_only,
         )
-        self.change(message, lambda answer: [Failure(f"topic {t.name!r}", *_code(t)) for t in answer.topics])
+        self.change(message, lambda response: [Failure(f"topic {t.name!r}", *_code(t)) for t in response.topics])
 
     def delete_topics(self, names: Iterable[str]) -> None:
         names = list(names)
@@ -93,7 +98,7 @@ class TopicAdmin(Admin):
 
         self.change(
             build,
-            lambda answer: [Failure(f"topic {t.name!r}", *_code(t)) for t in answer.responses],
+            lambda response: [Failure(f"topic {t.name!r}", *_code(t)) for t in response.responses],
             versions=(1, 6),
             api_key=DeleteTopicsRequest.api_key,
         )
@@ -101,59 +106,59 @@ class TopicAdmin(Admin):
     def create_partitions(
         self, counts: Mapping[str, int], assignments: Mapping[str, Sequence[Sequence[int]]] | None = None
     ) -> None:
-        """Grow topics to so many partitions; with assignments, the brokers of each new one."""
+        """Increase the number of partitions of topics; `assignments` has the broker ids of each new one."""
         topics = []
         for name, count in counts.items():
             brokers = (assignments or {}).get(name)
-            placed = None if brokers is None else [CreatePartitionsAssignment(broker_ids=ids) for ids in brokers]
-            topics.append(CreatePartitionsTopic(name=name, partition_count=count, assignments=placed))
+            assigned = None if brokers is None else [CreatePartitionsAssignment(broker_ids=ids) for ids in brokers]
+            topics.append(CreatePartitionsTopic(name=name, partition_count=count, assignments=assigned))
         message = CreatePartitionsRequest(topics=topics, timeout_ms=self._request_timeout_ms)
-        self.change(message, lambda answer: [Failure(f"topic {t.name!r}", *_code(t)) for t in answer.results])
+        self.change(message, lambda response: [Failure(f"topic {t.name!r}", *_code(t)) for t in response.results])
 
     def list_topics(self, *, internal: bool = False) -> list[str]:
-        """The names of all topics, sorted."""
-        answer = self.client.request(MetadataRequest(topics=None), versions=(1, 12))
-        return sorted(topic.name for topic in answer.topics if internal or not topic.is_internal)
+        """Return the names of all topics, sorted."""
+        response = self.client.request(MetadataRequest(topics=None), versions=(1, 12))
+        return sorted(topic.name for topic in response.topics if internal or not topic.is_internal)
 
     def describe_topics(self, names: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
-        """Partitions, leaders and replicas of topics, as one broker knows them now.
+        """Return partitions, leaders and replicas of topics.
 
-        A topic that is not there, or that we may not see, is an error, or with `missing_ok` left out.
+        A topic that does not exist, or is not authorized, is an error; with `missing_ok` it is left out.
         """
-        wanted = [MetadataRequestTopic(name=name) for name in names]
-        message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        answer = self.client.request(
-            message, versions=(4, 12), codes=lambda answer: [topic.error_code for topic in answer.topics]
+        topics = [MetadataRequestTopic(name=name) for name in names]
+        message = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+        response = self.client.request(
+            message, versions=(4, 12), codes=lambda response: [topic.error_code for topic in response.topics]
         )
-        there = [topic for topic in answer.topics if not missing_ok or topic.error_code not in _MISSING]
-        raise_failures(Failure(f"topic {topic.name!r}", topic.error_code) for topic in there)
-        return {topic.name: _description(topic) for topic in there}
+        existing = [topic for topic in response.topics if not missing_ok or topic.error_code not in _MISSING]
+        raise_failures(Failure(f"topic {topic.name!r}", topic.error_code) for topic in existing)
+        return {topic.name: _description(topic) for topic in existing}
 
     def describe_all_topics(self) -> dict[str, TopicDescription]:
-        """All topics we may see, in order, also those that brokers keep for themselves."""
-        answer = self.client.request(MetadataRequest(topics=None), versions=(1, 12))
-        there = sorted((topic for topic in answer.topics if not topic.error_code), key=lambda topic: topic.name)
-        return {topic.name: _description(topic) for topic in there}
+        """Return all authorized topics, sorted, including internal ones."""
+        response = self.client.request(MetadataRequest(topics=None), versions=(1, 12))
+        topics = sorted((topic for topic in response.topics if not topic.error_code), key=lambda topic: topic.name)
+        return {topic.name: _description(topic) for topic in topics}
 
     def describe_cluster(self) -> ClusterDescription:
-        answer = self.client.request(DescribeClusterRequest())
-        raise_failures([Failure("the cluster", answer.error_code, answer.error_message)])
-        brokers = (BrokerDescription(b.broker_id, b.host, b.port, b.rack) for b in answer.brokers)
+        response = self.client.request(DescribeClusterRequest())
+        raise_failures([Failure("the cluster", response.error_code, response.error_message)])
+        brokers = (BrokerDescription(b.broker_id, b.host, b.port, b.rack) for b in response.brokers)
         in_order = tuple(sorted(brokers, key=lambda broker: broker.node_id))
-        return ClusterDescription(answer.cluster_id, answer.controller_id, in_order)
+        return ClusterDescription(response.cluster_id, response.controller_id, in_order)
 
     def list_offsets(
         self,
-        wanted: Mapping[TopicPartition, int],
+        times: Mapping[TopicPartition, int],
         isolation: str | Isolation = Isolation.READ_UNCOMMITTED,
     ) -> dict[TopicPartition, PartitionOffset]:
-        """The offsets at times in milliseconds, or at LATEST, EARLIEST, MAX_TIMESTAMP (see offsets.py)."""
+        """Return the offsets for times in milliseconds, or for LATEST, EARLIEST, MAX_TIMESTAMP (see offsets.py)."""
         return list_offsets(
-            self.client, {TopicPartition(*tp): time for tp, time in wanted.items()}, Isolation.of(isolation)
+            self.client, {TopicPartition(*tp): time for tp, time in times.items()}, Isolation.of(isolation)
         )
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete what lies before these offsets (or TO_THE_END); returns the first offset that is left."""
+        """Delete the records before these offsets (or TO_THE_END); returns the new log start offsets."""
         offsets = {TopicPartition(*tp): offset for tp, offset in before.items()}
 
         def build(partitions: list[TopicPartition]) -> Message:
@@ -169,8 +174,8 @@ class TopicAdmin(Admin):
             ]
             return DeleteRecordsRequest(topics=topics, timeout_ms=self._request_timeout_ms)
 
-        def read(answer: Any) -> Iterator[tuple[TopicPartition, int, int]]:
-            for topic in answer.topics:
+        def read(response: DeleteRecordsResponse) -> Iterator[tuple[TopicPartition, int, int]]:
+            for topic in response.topics:
                 for p in topic.partitions:
                     yield TopicPartition(topic.name, p.partition_index), p.error_code, p.low_watermark
 

@@ -1,15 +1,19 @@
-"""Transactions: those under way, those that hang, and ending them (KIP-664)."""
+"""Transactions: open ones, hanging ones, and aborting them (KIP-664)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import Coordinator, CoordinatorKind, TopicPartition
 from headrace.client.offsets import by_topic
-from headrace.wire.api.describe_producers import DescribeProducersRequest, TopicRequest
+from headrace.wire.api.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    ProducerState,
+    TopicRequest,
+)
 from headrace.wire.api.describe_transactions import DescribeTransactionsRequest
 from headrace.wire.api.init_producer_id import InitProducerIdRequest
 from headrace.wire.api.list_transactions import ListTransactionsRequest
@@ -17,15 +21,16 @@ from headrace.wire.api.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
 )
 from headrace.wire.schema import Message
 
 TRANSACTION_MS_MAX = 15 * 60 * 1000
-"""What brokers allow a transaction to take by default (transaction.max.timeout.ms)."""
+"""The default of transaction.max.timeout.ms on brokers."""
 FENCE_TIMEOUT_MS = 60_000
 NONE_OPEN = -1
 UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
-"""States of a transaction that is open, or on its way to its end."""
+"""The states of a transaction that is open or completing."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,7 +53,7 @@ class TransactionDescription:
 
 @dataclass(slots=True, frozen=True)
 class ActiveProducer:
-    """A producer as the leader of a partition knows it."""
+    """The state of a producer on the leader of a partition."""
 
     producer_id: int
     producer_epoch: int
@@ -60,7 +65,7 @@ class ActiveProducer:
 
 @dataclass(slots=True, frozen=True)
 class HangingTransaction:
-    """A transaction that is open in a partition, and that no coordinator will ever end."""
+    """A transaction that is open in a partition, and that no coordinator will end."""
 
     partition: TopicPartition
     producer: ActiveProducer
@@ -72,31 +77,31 @@ class TransactionAdmin(Admin):
     def list_transactions(
         self, states: Iterable[str] = (), producer_ids: Iterable[int] = ()
     ) -> list[TransactionListing]:
-        """The transactional ids of all coordinators, by name."""
+        """Return the transactional ids of all coordinators, sorted."""
         message = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
-        answers = self.request_all_brokers(message, codes=lambda answer: [answer.error_code])
-        raise_failures(Failure("the transactions of a broker", answer.error_code) for answer in answers)
-        found = (
+        responses = self.request_all_brokers(message, codes=lambda response: [response.error_code])
+        raise_failures(Failure("the transactions of a broker", response.error_code) for response in responses)
+        listings = (
             TransactionListing(t.transactional_id, t.producer_id, t.transaction_state)
-            for answer in answers
-            for t in answer.transaction_states
+            for response in responses
+            for t in response.transaction_states
         )
-        return sorted(found, key=lambda transaction: transaction.transactional_id)
+        return sorted(listings, key=lambda transaction: transaction.transactional_id)
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
-        """State, producer and partitions of transactional ids."""
-        found = {}
+        """Return state, producer and partitions of transactional ids."""
+        descriptions = {}
         for transactional_id in transactional_ids:
-            answer = self.client.request(
+            response = self.client.request(
                 DescribeTransactionsRequest(transactional_ids=[transactional_id]),
                 _of_transaction(transactional_id),
-                codes=lambda answer: [t.error_code for t in answer.transaction_states],
+                codes=lambda response: [t.error_code for t in response.transaction_states],
             )
-            (t,) = answer.transaction_states
+            (t,) = response.transaction_states
             raise_failures([Failure(f"transactional id {transactional_id!r}", t.error_code)])
             partitions = frozenset(TopicPartition(topic.topic, n) for topic in t.topics for n in topic.partitions)
             start_ms = t.transaction_start_time_ms if t.transaction_start_time_ms >= 0 else None
-            found[transactional_id] = TransactionDescription(
+            descriptions[transactional_id] = TransactionDescription(
                 transactional_id,
                 t.transaction_state,
                 t.producer_id,
@@ -105,31 +110,33 @@ class TransactionAdmin(Admin):
                 start_ms,
                 partitions,
             )
-        return found
+        return descriptions
 
     def describe_producers(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ActiveProducer]]:
-        """Who has written to partitions of late, and which transactions are open in them."""
-        return self.client.request_leaders((TopicPartition(*tp) for tp in partitions), _ask_producers, _read_producers)
+        """Return the producers that wrote to partitions recently, with their open transactions."""
+        return self.client.request_leaders(
+            (TopicPartition(*tp) for tp in partitions), _build_producers, _read_producers
+        )
 
     def fence_producers(self, transactional_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Shut out whoever uses these ids now, which aborts what they have open; the new producer ids and epochs."""
-        found = {}
+        """Fence the producers of these ids and abort their transactions; returns the new producer ids and epochs."""
+        fenced = {}
         for transactional_id in transactional_ids:
-            # A request for a new epoch is answered once the open transaction is aborted.
-            answer = self.client.request(
+            # The coordinator responds after it has aborted the open transaction.
+            response = self.client.request(
                 InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=FENCE_TIMEOUT_MS),
                 _of_transaction(transactional_id),
                 versions=(0, 5),
-                codes=lambda answer: [answer.error_code],
+                codes=lambda response: [response.error_code],
             )
-            raise_failures([Failure(f"transactional id {transactional_id!r}", answer.error_code)])
-            found[transactional_id] = (answer.producer_id, answer.producer_epoch)
-        return found
+            raise_failures([Failure(f"transactional id {transactional_id!r}", response.error_code)])
+            fenced[transactional_id] = (response.producer_id, response.producer_epoch)
+        return fenced
 
     def abort_transaction(
         self, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int | None = None
     ) -> None:
-        """Write an abort marker to one partition, past the coordinator: for transactions that hang, and only those."""
+        """Write an abort marker to one partition, bypassing the coordinator. For hanging transactions only."""
         partition = TopicPartition(*partition)
 
         def build(partitions: list[TopicPartition]) -> Message:
@@ -146,8 +153,8 @@ class TransactionAdmin(Admin):
             )
             return WriteTxnMarkersRequest(markers=[marker])
 
-        def read(answer: Any) -> Iterator[tuple[TopicPartition, int, None]]:
-            for marker in answer.markers:
+        def read(response: WriteTxnMarkersResponse) -> Iterator[tuple[TopicPartition, int, None]]:
+            for marker in response.markers:
                 for topic in marker.topics:
                     for p in topic.partitions:
                         yield TopicPartition(topic.name, p.partition_index), p.error_code, None
@@ -157,7 +164,7 @@ class TransactionAdmin(Admin):
     def find_hanging_transactions(
         self, partitions: Iterable[TopicPartition], *, older_than_ms: int = TRANSACTION_MS_MAX
     ) -> list[HangingTransaction]:
-        """Transactions that are open in these partitions, and of which no coordinator knows."""
+        """Return transactions that are open in these partitions but unknown to their coordinators."""
         now = self.client.clock.time_ms()
         old = [
             HangingTransaction(tp, producer)
@@ -167,13 +174,15 @@ class TransactionAdmin(Admin):
         ]
         if not old:
             return []
-        listed = self.list_transactions(producer_ids={one.producer.producer_id for one in old})
+        listed = self.list_transactions(producer_ids={candidate.producer.producer_id for candidate in old})
         ids = {listing.producer_id: listing.transactional_id for listing in listed}
         known = self.describe_transactions(ids.values())
-        return [one for one in old if not _is_looked_after(one, known.get(ids.get(one.producer.producer_id, "")))]
+        return [
+            hanging for hanging in old if not _is_managed(hanging, known.get(ids.get(hanging.producer.producer_id, "")))
+        ]
 
 
-def _is_looked_after(transaction: HangingTransaction, known: TransactionDescription | None) -> bool:
+def _is_managed(transaction: HangingTransaction, known: TransactionDescription | None) -> bool:
     return known is not None and known.state in UNDER_WAY and transaction.partition in known.partitions
 
 
@@ -181,13 +190,13 @@ def _of_transaction(transactional_id: str) -> Coordinator:
     return Coordinator(CoordinatorKind.TRANSACTION, transactional_id)
 
 
-def _ask_producers(partitions: list[TopicPartition]) -> Message:
+def _build_producers(partitions: list[TopicPartition]) -> Message:
     topics = [TopicRequest(name=name, partition_indexes=numbers) for name, numbers in by_topic(partitions).items()]
     return DescribeProducersRequest(topics=topics)
 
 
-def _read_producers(answer: Any) -> Iterator[tuple[TopicPartition, int, list[ActiveProducer]]]:
-    for topic in answer.topics:
+def _read_producers(response: DescribeProducersResponse) -> Iterator[tuple[TopicPartition, int, list[ActiveProducer]]]:
+    for topic in response.topics:
         for p in topic.partitions:
             yield (
                 TopicPartition(topic.name, p.partition_index),
@@ -196,7 +205,7 @@ def _read_producers(answer: Any) -> Iterator[tuple[TopicPartition, int, list[Act
             )
 
 
-def _producer(state: Any) -> ActiveProducer:
+def _producer(state: ProducerState) -> ActiveProducer:
     return ActiveProducer(
         state.producer_id,
         state.producer_epoch,
