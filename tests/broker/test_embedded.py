@@ -125,7 +125,7 @@ def test_listeners_of_ones_own_keep_their_ports_too():
 def test_options_that_make_no_sense_are_refused_at_once():
     with pytest.raises(ConfigError, match=r"num.partitions is 'many'"):
         EmbeddedBroker({"num.partitions": "many"})
-    with pytest.raises(ConfigError, match=r"there is no option 'num_partition'; did you mean 'num.partitions'"):
+    with pytest.raises(ConfigError, match=r"unknown option 'num_partition'; did you mean 'num.partitions'"):
         EmbeddedBroker(num_partition=3)
     with pytest.raises(ConfigError, match="cannot be given to another process"):
         EmbeddedBroker({"somebodys.object": object()}).start()

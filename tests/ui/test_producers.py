@@ -94,7 +94,7 @@ def test_what_is_in_trouble_is_marked_in_words(page: Page, broker, live):
         bootstrap_servers="127.0.0.1:1", client_id=client_id, metric_reporters="view", view_url=live.url, max_block_ms=1
     )
     with producer:
-        with pytest.raises(Exception, match="is not known"):
+        with pytest.raises(Exception, match="is not in the metadata"):
             producer.send("orders", b"one").result(0)
         drawn = open_journey(page, client_id)
         expect(drawn.locator("svg")).to_contain_text("no broker has answered yet")

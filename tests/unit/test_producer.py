@@ -193,8 +193,8 @@ def test_an_option_that_nobody_knows_is_warned_of_with_the_nearest_name(caplog):
     with Producer(given, key_serializer=Reads):
         pass
     assert [record.getMessage() for record in caplog.records if "not known" in record.getMessage()] == [
-        "[producer client_id=c] option 'batch.sise' is not known and has no effect; did you mean 'batch.size'?",
-        "[producer client_id=c] option 'linger' is not known and has no effect; did you mean 'linger.ms'?",
+        "[producer client_id=c] unknown option 'batch.sise' has no effect; did you mean 'batch.size'?",
+        "[producer client_id=c] unknown option 'linger' has no effect; did you mean 'linger.ms'?",
     ]
 
 
@@ -246,7 +246,7 @@ def test_client_ids_are_made_up_and_stand_in_every_log_line(broker, caplog):
         "delivery.timeout.ms is raised",
         "retry.backoff.ms is",
         "idempotence is off",
-        "'nonsense' is not known",
+        "unknown option 'nonsense'",
         "metrics.recording.level has no effect",
         "on_send failed",
         "on_acknowledgement failed",

@@ -229,7 +229,7 @@ def test_idempotence_and_its_needs_are_settled_as_in_kafka(profile):
             "security.protocol is 'TLS'; it may be PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL",
         ),
         ({"ssl_keystore_type": "JKS"}, "ssl.keystore.type is 'JKS'; it may be PEM"),
-        ({"lingre_ms": 5}, "there is no option 'lingre_ms'; did you mean 'linger.ms'?"),
+        ({"lingre_ms": 5}, "unknown option 'lingre_ms'; did you mean 'linger.ms'?"),
     ],
 )
 @pytest.mark.behaviour("P02", "T01")

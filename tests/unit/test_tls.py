@@ -355,7 +355,7 @@ def test_a_connection_that_breaks_later_is_a_connection_error(certificates):
         ({"ca_file": "store.jks"}, r"expected PEM in .*store.jks, found a Java keystore \(JKS\); convert it: keytool"),
         ({"ca_file": "store.p12"}, "expected PEM in .*store.p12, found a PKCS12 keystore or DER"),
         ({"cert_file": "store.p12"}, "ssl.keystore.location: expected PEM"),
-        ({"ca_file": "client.key"}, "no certificate authority could be read from .*client.key"),
+        ({"ca_file": "client.key"}, "cannot read certificate authorities from .*client.key"),
         ({"cert_file": "client.pem"}, "expected a PEM certificate chain and its private key"),
         ({"cert_file": "client.pem", "key_file": "server.key"}, "its key belongs to another certificate"),
         ({"cert_file": "client.pem", "key_file": "locked.key"}, "its key needs ssl.key.password"),

@@ -1,15 +1,16 @@
-"""Sockets: everything between a request and the bytes on a broker's port.
+"""The client layer: everything between a request and a broker's socket.
 
-addresses.py   bootstrap.servers → host and port → the addresses that DNS gives
-tls.py         certificates → context; handshake and gather writes on a non-blocking socket
-credentials.py sasl.* options → a mechanism for each connection
-connection.py  one socket: set-up, outgoing bytes, requests in flight
-network.py     the selector loop over all connections
-metadata.py    which broker leads which partition
-blocking.py    ask and wait: any node, the controller, a coordinator, the leaders of partitions
-offsets.py     the first offset, the last, the one of a time
-fetch_data.py  what a fetch brought, and what of it a reader may see
-fetcher.py     reading partitions, as records or in columns
-admin/         topics, configurations, groups, transactions
-facts/         what several answers come to, for the command line and the live view
+addresses.py    bootstrap.servers → host and port → socket addresses
+tls.py          certificates → context; handshake and writes on a non-blocking socket
+credentials.py  sasl.* options → a mechanism for each connection
+connection.py   a socket: set-up, outgoing bytes, requests in flight
+network.py      the selector loop over all connections
+metadata.py     brokers, topics and leaders
+blocking.py     blocking requests: to any node, the controller, a coordinator, the leaders of partitions
+offsets.py      ListOffsets
+fetch_data.py   the data of a fetch, and the part of it that a reader sees
+fetcher.py      reading partitions, as records or in columns
+concurrency.py  locks and events that are safe with signal handlers
+admin/          topics, configurations, groups, transactions
+facts/          what several responses say together, for the command line and the live view
 """

@@ -1,4 +1,4 @@
-"""Time, passed in: everything that waits asks a clock it was given, so that tests can turn it by hand."""
+"""Clocks. A clock is passed to everything that waits, so that tests can control time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Milliseconds."""
+    """A source of time in milliseconds."""
 
     def monotonic_ms(self) -> float:
-        """For waiting and measuring: never goes back."""
+        """Return the monotonic time, for waiting and measuring."""
         ...
 
     def time_ms(self) -> int:
-        """For timestamps: since 1970."""
+        """Return the time since 1970, for timestamps."""
         ...
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The system's clock."""
 
     def monotonic_ms(self) -> float:
         return time.monotonic() * 1000.0

@@ -1,6 +1,6 @@
-"""A socket that does not block, and therefore need not give up the GIL to send or receive.
+"""A non-blocking socket that keeps the GIL in send and receive.
 
-Where nothing could be compiled it is Python's own, which gives it up: see `_prompt.pyx` for what that costs.
+Without the compiled kernel it is Python's socket, which releases the GIL: see `_prompt.pyx` for the cost.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 else:
     try:
         if KERNEL_NAME != "compiled":
-            raise ImportError("the Python kernel was asked for, or is all there is")
+            raise ImportError("the Python kernel is in use")
         from headrace.client import _prompt
     except ImportError:
         PromptSocket = socket.socket
     else:
 
         class PromptSocket(socket.socket):
-            """As far as a connection needs it: no flags, no ancillary data."""
+            """The methods that `Connection` uses: without flags and ancillary data."""
 
             def send(self, part: Buffer) -> int:
                 return _prompt.sendmsg(self.fileno(), (part,))

@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from headrace.config.cipher_names import openssl_name
-from headrace.config.pem import Pem, load_authorities, load_certificate, openssl_reason
+from headrace.config.openssl import Pem, load_authorities, load_certificate, openssl_name, openssl_reason
 from headrace.errors import ConfigError, TlsError
 from headrace.wire.primitives import Buffer
 

@@ -1,9 +1,9 @@
-"""The option machinery: an option is declared once, and that gives parsing, checks, docs and `config show`.
+"""Declared options: one declaration gives parsing, validation, docs and `config show`.
 
 option.py      Option, its checks, Secret
 resolved.py    Options → Config
 properties.py  `.properties` files
-cipher_names   Java's names of cipher suites → OpenSSL's
+openssl.py     `ssl.*` options for OpenSSL
 """
 
 from headrace.config.option import INT_MAX, LONG_MAX, Between, Check, Importance, Kind, NotEmpty, OneOf, Option, Secret

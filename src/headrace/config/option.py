@@ -1,4 +1,4 @@
-"""One option: its declaration, and how a value becomes one of its type."""
+"""The declaration of an option, and the parsing and validation of its values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
 class Secret:
-    """A password: shown as `[hidden]` wherever it is printed; `reveal()` gives it out."""
+    """A password. Its repr is `[hidden]`; `reveal()` returns it."""
 
     __slots__ = ("_text",)
 
@@ -41,12 +41,12 @@ class Secret:
 
 
 class Check(Protocol):
-    """What a value must be. Calling it gives the value in its canonical form, or raises ValueError."""
+    """A validator: returns the canonical value, or raises ValueError."""
 
     def __call__(self, value: object) -> object: ...
 
     def __str__(self) -> str:
-        """What is allowed, to end the sentence "it may be …"."""
+        """Return what is allowed, to end the sentence "it may be …"."""
         ...
 
 
@@ -72,7 +72,7 @@ class Between:
 
 
 class OneOf:
-    """One of some words."""
+    """One of several words."""
 
     __slots__ = ("_canonical", "_fold", "choices")
 
@@ -95,7 +95,7 @@ class OneOf:
 
 
 class NotEmpty:
-    """Anything but an empty text or list."""
+    """A text or list that is not empty."""
 
     def __call__(self, value: object) -> object:
         if not value:
@@ -108,7 +108,7 @@ class NotEmpty:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. A default of None means: not set."""
+    """An option. A default of None means: not set."""
 
     name: str
     kind: Kind
@@ -117,7 +117,7 @@ class Option:
     check: Check | None = None
     importance: Importance = "medium"
     no_effect: str = ""
-    """Why setting it changes nothing here: an option that only means something in Java."""
+    """Why setting the option has no effect, if it has none."""
 
     @property
     def keyword(self) -> str:
@@ -128,27 +128,27 @@ class Option:
         return str(self.check) if self.check else _ALLOWED[self.kind]
 
     def parse(self, value: object) -> object:
-        """The value in its canonical type, or a ConfigError that says what is allowed."""
+        """Return the value in its canonical type, or raise ConfigError."""
         try:
             parsed = _PARSERS[self.kind](value)
         except ValueError as error:
-            raise self._refusal(value, _ALLOWED[self.kind]) from error
+            raise self._error(value, _ALLOWED[self.kind]) from error
         limit = _INTEGER_MAX.get(self.kind)
         if limit is not None and isinstance(parsed, int) and not -limit - 1 <= parsed <= limit:
-            raise self._refusal(value, f"{-limit - 1} to {limit}")
+            raise self._error(value, f"{-limit - 1} to {limit}")
         if self.check is None:
             return parsed
         try:
             return self.check(parsed)
         except ValueError as error:
-            raise self._refusal(value, str(self.check)) from error
+            raise self._error(value, str(self.check)) from error
 
-    def _refusal(self, value: object, allowed: str) -> ConfigError:
+    def _error(self, value: object, allowed: str) -> ConfigError:
         shown = f"a value of type {type(value).__name__}" if self.kind == "password" else repr(value)
         return ConfigError(f"{self.name} is {shown}; it may be {allowed}")
 
     def show(self, value: object) -> str:
-        """A value as it would stand in a `.properties` file."""
+        """Return a value as in a `.properties` file."""
         if value is None or isinstance(value, Secret):
             return "" if value is None else repr(value)
         if isinstance(value, bool):
@@ -187,7 +187,7 @@ def _parse_double(value: object) -> float:
 
 
 def _parse_str(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int):  # acks=1 reads as well as acks="1"
+    if isinstance(value, bool) or not isinstance(value, str | int):  # acks=1 is the same as acks="1"
         raise ValueError(value)
     return str(value).strip()
 
@@ -205,7 +205,7 @@ def _parse_password(value: object) -> Secret:
         return value
     if isinstance(value, str):
         return Secret(value.strip())
-    raise ValueError("not a text")  # and never the value
+    raise ValueError("not a text")  # without the value, which is secret
 
 
 def _parse_class(value: object) -> object:

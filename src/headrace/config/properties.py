@@ -9,22 +9,22 @@ from pathlib import Path
 from headrace.errors import ConfigError
 
 _BLANKS = " \t\f"
-_NEWLINE = re.compile(r"\r\n|\n|\r")  # not splitlines(): that also cuts at \f
+_NEWLINE = re.compile(r"\r\n|\n|\r")  # splitlines() would also split at \f
 _ESCAPE = re.compile(r"\\(u(?P<code>.{0,4})|(?P<plain>.)|$)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-# A key ends at the first separator that is not escaped; blanks around one `=` or `:` belong to it.
+# A key ends at the first separator that is not escaped: blanks, with at most one `=` or `:`.
 _ENTRY = re.compile(r"(?P<key>(?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(?P<value>.*)", re.DOTALL)
 
 
 def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The entries of a file; of equal keys the last one stays."""
+    """Return the entries of a file; the last one of equal keys."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the options in {os.fspath(path)}: {error.strerror}") from error
     try:
         text = data.decode("utf-8")
-    except UnicodeDecodeError:  # what Java itself writes
+    except UnicodeDecodeError:  # Java writes Latin-1
         text = data.decode("latin-1")
     try:
         return parse_properties(text)
@@ -33,17 +33,17 @@ def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """The entries of a text; ValueError if an escape makes no sense."""
-    found: dict[str, str] = {}
+    """Return the entries of a text; raises ValueError for an invalid escape."""
+    entries: dict[str, str] = {}
     for line in _logical_lines(text):
         entry = _ENTRY.fullmatch(line)
         assert entry is not None, line  # every part of it may be empty
-        found[_unescape(entry["key"])] = _unescape(entry["value"])
-    return found
+        entries[_unescape(entry["key"])] = _unescape(entry["value"])
+    return entries
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Lines without comments and blank ones, joined where one ends in a backslash."""
+    """Return the lines without comments and blank ones; a backslash at the end joins two lines."""
     lines: list[str] = []
     joined = ""
     for natural in _NEWLINE.split(text):
@@ -64,7 +64,7 @@ def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
     plain = _ESCAPE.sub(_character, text)
-    # Two escapes that make one character, as Java writes what lies beyond 16 bits.
+    # Java writes characters beyond 16 bits as two escapes (a surrogate pair).
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 

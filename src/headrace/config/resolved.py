@@ -1,9 +1,9 @@
-"""A set of options, and what a given configuration makes of it.
+"""A set of declared options, and a configuration resolved against it.
 
-    profile, file, arguments  →  Options.resolve  →  Config   name → value, and where each value came from
+    profile, file, arguments  →  Options.resolve  →  Config   name → value, and the origin of each value
 
-A name nobody declared may belong to a plug-in, so it is no error: `Config` notes who reads it, and what nobody has
-read is warned of, with the nearest name that exists.
+An undeclared name may belong to a plug-in, so it is not an error: `Config` records which of these names are read, and
+`warn_of_unused` warns of the others, with the most similar declared name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Layer = tuple[Origin, Mapping[str, object]]
 
 
 class Config(Mapping[str, object]):
-    """Resolved options by name, with the origin of each. Names that nobody declared are there too, as given."""
+    """Resolved options by name, with the origin of each; also undeclared ones, as given."""
 
     __slots__ = ("_extras", "_options", "_origins", "_read", "_values")
 
@@ -40,7 +40,7 @@ class Config(Mapping[str, object]):
         self._values = dict(values)
         self._origins = dict(origins)
         self._extras = dict(extras)
-        self._read: set[str] = set()  # extras that somebody asked for
+        self._read: set[str] = set()  # Extras that were read.
 
     def __getitem__(self, name: str) -> object:
         if name in self._extras:
@@ -48,7 +48,7 @@ class Config(Mapping[str, object]):
             return self._extras[name]
         return self._values[name]
 
-    def __contains__(self, name: object) -> bool:  # Mapping's own would count as reading it
+    def __contains__(self, name: object) -> bool:  # Mapping's would count as a read
         return name in self._values or name in self._extras
 
     def __iter__(self) -> Iterator[str]:
@@ -59,26 +59,26 @@ class Config(Mapping[str, object]):
         return len(self._values) + len(self._extras)
 
     def of(self, kind: type[T], name: str) -> T:
-        """The value of a declared option that is always set."""
+        """Return the value of a declared option that must be set."""
         value = self._values[name]
         if not isinstance(value, kind):
             raise ConfigError(f"{name} is not set; it may be {self._options[name].allowed}")
         return value
 
     def optional(self, kind: type[T], name: str) -> T | None:
-        """The value of a declared option that need not be set."""
+        """Return the value of a declared option, or None."""
         return None if self._values[name] is None else self.of(kind, name)
 
     def origin(self, name: str) -> Origin:
-        """Where the value came from."""
+        """Return the origin of a value."""
         return self._origins[name]
 
     def given(self, name: str) -> bool:
-        """Whether the user set it, in a file or as an argument."""
+        """Return whether the user set it, in a file or as an argument."""
         return self._origins.get(name) in ("file", "argument")
 
     def derived(self, changes: Mapping[str, object]) -> Config:
-        """A copy in which some values are what others made of them."""
+        """Return a copy with values that were derived from others."""
         origins: dict[str, Origin] = {**self._origins, **dict.fromkeys(changes, "derived")}
         copy = Config(self._options, {**self._values, **changes}, origins, self._extras)
         copy._read = self._read
@@ -86,31 +86,31 @@ class Config(Mapping[str, object]):
 
     @property
     def used(self) -> set[str]:
-        """Given names that mean something to somebody."""
+        """The given names that are declared or were read."""
         return {name for name in self._values if self.given(name)} | self._read
 
     @property
     def unused(self) -> set[str]:
-        """Given names that nobody declared and nobody has asked for."""
+        """The given names that are neither declared nor were read."""
         return self._extras.keys() - self._read
 
     def warn_of_unused(self, log: Log = log) -> None:
-        """To be called when all plug-ins have been configured, for they may read names of their own."""
+        """Warn of unused names. Call it after all plug-ins are configured, because they may read some."""
         for name in sorted(self.unused):
-            log.warning("option %r is not known and has no effect%s", name, self._options.suggestion(name))
+            log.warning("unknown option %r has no effect%s", name, self._options.suggestion(name))
 
     def rows(self) -> list[tuple[str, str, Origin]]:
-        """Name, value as text and origin of every declared option, for people."""
+        """Return name, value as text, and origin of every declared option."""
         return [(name, self._options[name].show(value), self._origins[name]) for name, value in self._values.items()]
 
     def __repr__(self) -> str:
         shown = [f"{name}={text}" for name, text, origin in self.rows() if origin != "default"]
-        # A plug-in's option may be a password: only its owner knows.
+        # A plug-in's option may be a password.
         return f"Config({', '.join([*shown, *(f'{name}=[hidden]' for name in self._extras)])})"
 
 
 class Options(Mapping[str, Option]):
-    """Declared options by their dotted names."""
+    """Declared options by name."""
 
     def __init__(self, *options: Option) -> None:
         self._by_name = {option.name: option for option in options}
@@ -128,21 +128,20 @@ class Options(Mapping[str, Option]):
         return len(self._by_name)
 
     def suggestion(self, name: str) -> str:
-        """The end of a message about an unknown name: the nearest known one, if any is near."""
+        """Return the end of a message about an unknown name: the most similar declared one, if any."""
         near = difflib.get_close_matches(name.replace("_", "."), self._by_name, n=1, cutoff=0.75)
         return f"; did you mean {near[0]!r}?" if near else ""
 
     def named(self, keywords: Mapping[str, object]) -> dict[str, object]:
-        """Keyword arguments by dotted names. A keyword that is not known is an error, as in any Python call."""
+        """Return keyword arguments by option name; raises for an unknown keyword."""
         for keyword in keywords.keys() - self._by_keyword.keys():
             raise ConfigError(
-                f"there is no option {keyword!r}{self.suggestion(keyword)} "
-                "(an option of a plug-in goes into the mapping, by its own name)"
+                f"unknown option {keyword!r}{self.suggestion(keyword)} (pass options of plug-ins in the mapping)"
             )
         return {self._by_keyword[keyword].name: value for keyword, value in keywords.items()}
 
     def resolve(self, *layers: Layer) -> Config:
-        """Defaults, overlaid by each layer in turn. None stands for "not given"."""
+        """Return the defaults, overridden by each layer in turn. None means "not given"."""
         values: dict[str, object] = {name: option.default for name, option in self._by_name.items()}
         origins: dict[str, Origin] = dict.fromkeys(values, "default")
         extras: dict[str, object] = {}
@@ -157,20 +156,20 @@ class Options(Mapping[str, Option]):
         return Config(self, values, origins, extras)
 
     def _declared_names(self, layer: Mapping[str, object]) -> dict[str, object]:
-        """The layer with `batch_size` turned into `batch.size`."""
-        found: dict[str, object] = {}
+        """Return the layer with `batch_size` as `batch.size`."""
+        named: dict[str, object] = {}
         for given, value in layer.items():
             if not isinstance(given, str):
-                raise ConfigError(f"{given!r} is no name of an option; it must be a text")
+                raise ConfigError(f"invalid option name: expected a str, got {given!r}")
             option = self._by_keyword.get(given)
             name = option.name if option else given
-            if name in found:
+            if name in named:
                 raise ConfigError(f"{name} is given twice, also as {name.replace('.', '_')}")
-            found[name] = value
-        return found
+            named[name] = value
+        return named
 
     def markdown(self) -> str:
-        """A table of all options, for the docs."""
+        """Return a table of all options, for the docs."""
         lines = ["| option | type | default | allowed | what it does |", "|---|---|---|---|---|"]
         for option in self._by_name.values():
             default = f"`{option.show(option.default)}`" if option.show(option.default) else ""

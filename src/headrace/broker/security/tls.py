@@ -7,8 +7,7 @@ from typing import Any, Final, cast
 
 from headrace.broker.broker_options import for_listener
 from headrace.config import Config, Secret
-from headrace.config.cipher_names import openssl_name
-from headrace.config.pem import Pem, load_authorities, load_certificate
+from headrace.config.openssl import Pem, load_authorities, load_certificate, openssl_name
 from headrace.errors import ConfigError
 
 PROTOCOLS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}

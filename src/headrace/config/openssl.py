@@ -1,7 +1,6 @@
-"""Certificates and keys in PEM, from the files or texts that `ssl.*` options name, into a TLS context.
+"""`ssl.*` options for OpenSSL: certificates and keys in PEM, names of cipher suites, reasons of errors.
 
-PEM is all that Python's TLS can read. What is wrong with it is a ConfigError that says so before OpenSSL says something
-stranger.
+PEM is the only format that Python's TLS reads. Invalid files are a ConfigError with a clearer message than OpenSSL's.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _DER_SEQUENCE = b"\x30"
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """A file or a text, or neither."""
+    """A PEM file or text, or neither."""
 
     file: str | None
     text: str | None = field(repr=False)
@@ -32,7 +31,7 @@ class Pem:
         return self.file is not None or self.text is not None
 
     def check(self, option: str) -> None:
-        """`option` names the file."""
+        """Raise ConfigError unless the file of `option` is PEM."""
         if self.file is None:
             return
         try:
@@ -50,11 +49,11 @@ class Pem:
 
     @contextmanager
     def as_file(self) -> Iterator[str | None]:
-        """For as long as it takes to load it: OpenSSL's loader takes no text."""
+        """Provide the text as a temporary file, because OpenSSL loads files only."""
         if self.file is not None or self.text is None:
             yield self.file
             return
-        handle, path = tempfile.mkstemp(suffix=".pem")  # nobody else may read it
+        handle, path = tempfile.mkstemp(suffix=".pem")  # readable by this user only
         try:
             with os.fdopen(handle, "w") as out:
                 out.write(self.text)
@@ -64,17 +63,17 @@ class Pem:
 
 
 def load_authorities(made: ssl.SSLContext, authorities: Pem) -> None:
-    """Trust these."""
+    """Load trusted certificate authorities into a context."""
     authorities.check("ssl.truststore.location")
     try:
         made.load_verify_locations(cafile=authorities.file, cadata=authorities.text)
     except (ssl.SSLError, ValueError) as error:
         source = authorities.file or "ssl.truststore.certificates"
-        raise ConfigError(f"no certificate authority could be read from {source}: {openssl_reason(error)}") from None
+        raise ConfigError(f"cannot read certificate authorities from {source}: {openssl_reason(error)}") from None
 
 
 def load_certificate(made: ssl.SSLContext, chain: Pem, key: Pem, password: str | None, whose: str) -> None:
-    """Show this chain, and prove it by the key, which may be in the same file."""
+    """Load a certificate chain and its key, which may be in the same file, into a context."""
     chain.check("ssl.keystore.location")
     key.check("ssl.key.location")
     asked = False
@@ -87,7 +86,7 @@ def load_certificate(made: ssl.SSLContext, chain: Pem, key: Pem, password: str |
     with chain.as_file() as chain_path, key.as_file() as key_path:
         assert chain_path is not None
         try:
-            # Without a function to ask, OpenSSL would ask the terminal.
+            # Without a function, OpenSSL would prompt on the terminal.
             made.load_cert_chain(chain_path, key_path, asked_password)
         except ssl.SSLError as error:
             if asked:
@@ -100,7 +99,17 @@ def load_certificate(made: ssl.SSLContext, chain: Pem, key: Pem, password: str |
 
 
 def openssl_reason(error: OSError | ValueError) -> str:
-    """OpenSSL's words without its source lines."""
+    """Return OpenSSL's reason without its source lines."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.lower().replace("_", " ")
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+def openssl_name(name: str) -> str:
+    """Return OpenSSL's name of a cipher suite: TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384 → ECDHE-RSA-AES256-GCM-SHA384."""
+    if "_WITH_" not in name:
+        return name
+    exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
+    cipher = cipher.replace("AES_", "AES").replace("_CBC", "").replace("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305")
+    prefix = "" if exchange == "RSA" else f"{exchange}_"
+    return f"{prefix}{cipher}".replace("_", "-")
