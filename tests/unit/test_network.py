@@ -12,7 +12,8 @@ from headrace.client import network
 from headrace.client.addresses import Address, Endpoint
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.connection import ConnectionSettings
-from headrace.client.network import JITTER, NetworkClient, NetworkSettings, backoff_ms
+from headrace.client.network import NetworkClient, NetworkSettings
+from headrace.config.backoff import JITTER, exponential_backoff
 from waiting import eventually
 
 
@@ -26,14 +27,14 @@ def client():
 @pytest.mark.parametrize(("failures", "base"), [(1, 50), (2, 100), (3, 200), (5, 800), (6, 1000), (60, 1000)])
 @pytest.mark.behaviour("P39")
 def test_pauses_double_up_to_a_limit_with_jitter(failures, base):
-    chance = random.Random(1)
-    waits = [backoff_ms(50, 1000, failures, chance) for _ in range(200)]
+    rng = random.Random(1)
+    waits = [exponential_backoff(50, 1000, failures, rng) for _ in range(200)]
     assert base * (1 - JITTER) <= min(waits) < max(waits) <= base * (1 + JITTER)
     assert max(waits) - min(waits) > base * JITTER  # they differ
 
 
 def test_no_failure_or_no_base_is_no_pause():
-    assert backoff_ms(50, 1000, 0, random.Random()) == backoff_ms(0, 1000, 5, random.Random()) == 0
+    assert exponential_backoff(50, 1000, 0, random.Random()) == exponential_backoff(0, 1000, 5, random.Random()) == 0
 
 
 def test_a_wakeup_from_another_thread_ends_a_poll(client):

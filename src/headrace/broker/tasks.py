@@ -22,6 +22,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from headrace.config.backoff import exponential_backoff
+
 log = logging.getLogger("headrace.broker")
 
 BACKOFF_SECONDS_MIN = 0.1
@@ -64,19 +66,18 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 async def _keep_running(run: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
     loop = asyncio.get_running_loop()
-    backoff_seconds = BACKOFF_SECONDS_MIN
+    failures = 0
     while True:
         started = loop.time()
         try:
             await run()
             return
         except Exception:
-            if loop.time() - started >= BACKOFF_SECONDS_MAX:
-                backoff_seconds = BACKOFF_SECONDS_MIN
+            failures = 1 if loop.time() - started >= BACKOFF_SECONDS_MAX else failures + 1
+            backoff_seconds = exponential_backoff(BACKOFF_SECONDS_MIN, BACKOFF_SECONDS_MAX, failures)
             _count(loop, name)
             log.exception("background task %s failed; restarting it in %g s", name, backoff_seconds)
             await asyncio.sleep(backoff_seconds)
-            backoff_seconds = min(2 * backoff_seconds, BACKOFF_SECONDS_MAX)
 
 
 def _ended(task: asyncio.Task[Any], outcomes: tuple[type[BaseException], ...]) -> None:

@@ -25,7 +25,8 @@ from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import ConnectionSettings, Request, Response
 from headrace.client.credentials import SaslSettings
 from headrace.client.metadata import NO_LEADER, Cluster, Metadata, MetadataUpdater
-from headrace.client.network import NetworkClient, NetworkSettings, backoff_ms
+from headrace.client.network import NetworkClient, NetworkSettings
+from headrace.config.backoff import exponential_backoff
 from headrace.errors import (
     AuthenticationError,
     BrokerError,
@@ -401,7 +402,9 @@ class BlockingClient:
         settings = self.settings
         while True:
             yield attempt
-            wait = backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempt.number, self._random)
+            wait = exponential_backoff(
+                settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempt.number, self._random
+            )
             resume = self.clock.monotonic_ms() + wait
             if resume >= deadline:
                 if attempt.has_response:

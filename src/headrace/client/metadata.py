@@ -19,7 +19,8 @@ from headrace.client.addresses import Endpoint
 from headrace.client.clock import Clock
 from headrace.client.concurrency import OneShotEvent, OwnedLock
 from headrace.client.connection import Request, Response
-from headrace.client.network import CONNECTING_MS_MAX, NetworkClient, backoff_ms
+from headrace.client.network import CONNECTING_MS_MAX, NetworkClient
+from headrace.config.backoff import exponential_backoff
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError, error_name
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
@@ -241,7 +242,9 @@ class Metadata:
         self._pause()
 
     def _pause(self) -> None:
-        wait = backoff_ms(self._retry_backoff_ms, self._retry_backoff_max_ms, max(1, self._failures), self._random)
+        wait = exponential_backoff(
+            self._retry_backoff_ms, self._retry_backoff_max_ms, max(1, self._failures), self._random
+        )
         self._retry_at_ms = self._attempted_ms + wait
 
     def fail(self, error: HeadraceError | None = None, fatal: bool = False) -> None:

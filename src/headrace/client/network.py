@@ -19,6 +19,7 @@ from typing import Protocol
 from headrace.client.addresses import Address, Endpoint, resolve
 from headrace.client.clock import Clock
 from headrace.client.connection import NEVER_MS, Connection, ConnectionSettings, InFlight, Request, Response, State
+from headrace.config.backoff import JITTER, exponential_backoff
 from headrace.errors import (
     AuthenticationError,
     ConnectionFailedError,
@@ -28,8 +29,6 @@ from headrace.errors import (
 from headrace.wire import frames
 from headrace.wire.primitives import Buffer
 
-EXPONENT_BASE = 2
-JITTER = 0.2
 POLL_MS_MAX = 60_000.0
 CONNECTING_MS_MAX = 1000.0
 """How long to wait for a connection before another node is tried."""
@@ -73,14 +72,6 @@ class _NodeState:
     failures: int = 0
     retry_at_ms: float = 0.0
     authentication_error: AuthenticationError | None = None
-
-
-def backoff_ms(base: float, maximum: float, failures: int, rng: random.Random) -> float:
-    """Exponential, with jitter, so that many clients do not come back in step."""
-    if failures <= 0 or base <= 0:
-        return 0.0
-    wait: float = min(base * EXPONENT_BASE ** min(failures - 1, 30), max(base, maximum))
-    return wait * rng.uniform(1 - JITTER, 1 + JITTER)
 
 
 class NetworkClient:
@@ -210,9 +201,9 @@ class NetworkClient:
                 state.addresses, state.next_address = resolve(state.endpoint), 0
             address = state.addresses[state.next_address]
             state.next_address += 1
-            wait = min(settings.connect_timeout_ms * EXPONENT_BASE**state.failures, settings.connect_timeout_max_ms)
-            wait *= self._random.uniform(1 - JITTER, 1 + JITTER)
-            connection = Connection(node_id, state.endpoint, address, settings, now, wait)
+            timeout_ms = min(settings.connect_timeout_ms * 2**state.failures, settings.connect_timeout_max_ms)
+            timeout_ms *= self._random.uniform(1 - JITTER, 1 + JITTER)
+            connection = Connection(node_id, state.endpoint, address, settings, now, timeout_ms)
         except (HeadraceError, OSError) as error:
             self._failed(node_id, _as_headrace_error(error), now)
             return
@@ -409,7 +400,7 @@ class NetworkClient:
         if established:
             state.addresses = []  # resolve the name again: the address may have changed
         settings = self._settings
-        wait = backoff_ms(
+        wait = exponential_backoff(
             settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms, state.failures, self._random
         )
         # Other addresses of the host are tried without a back-off.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.concurrency import OwnedLock
 from headrace.client.metadata import NO_LEADER, Cluster
-from headrace.client.network import backoff_ms
+from headrace.config.backoff import exponential_backoff
 from headrace.errors import ClosedError, HeadraceError, RecordTooLargeError
 from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.batch import Delivery, ProducerBatch
@@ -321,7 +321,7 @@ class Accumulator:
         settings = self._settings
         # The jitter depends on the batch only, so that `ready` gives the same result each time.
         rng = random.Random(id(batch) ^ batch.attempts)
-        return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, batch.attempts, rng)
+        return exponential_backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, batch.attempts, rng)
 
     def drain(
         self,

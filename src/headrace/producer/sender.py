@@ -20,7 +20,8 @@ from typing import Any, Protocol
 from headrace.client.clock import Clock
 from headrace.client.connection import Request, Response
 from headrace.client.metadata import Metadata, MetadataUpdater
-from headrace.client.network import NetworkClient, backoff_ms
+from headrace.client.network import NetworkClient
+from headrace.config.backoff import exponential_backoff
 from headrace.errors import (
     AbortableError,
     AuthenticationError,
@@ -289,7 +290,7 @@ class Sender:
 
     def _retry_backoff_ms(self, attempts: int) -> float:
         settings = self._settings
-        return backoff_ms(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempts, self._random)
+        return exponential_backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempts, self._random)
 
     def request_metadata(self, node_id: int) -> None:
         """Update the metadata, because a node cannot be reached: its partitions may have new leaders."""

@@ -17,6 +17,7 @@ from headrace.broker.cluster.cluster import Cluster
 from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.tasks import start_loop
+from headrace.config.backoff import exponential_backoff
 from headrace.errors import BrokerError, ClosedError, Code, HeadraceError
 
 log = logging.getLogger("headrace.broker.replication")
@@ -86,7 +87,7 @@ class InSyncSets:
 
     async def _ask(self, partition: Partition, isr: tuple[int, ...]) -> None:
         """As long as we lead, and nothing is decided."""
-        wait_ms = RETRY_MS_MIN
+        failures = 0
         while partition.proposed_isr is isr and partition.is_leader:
             try:
                 await self._ask_once(partition, isr)
@@ -102,8 +103,8 @@ class InSyncSets:
                 log.debug("%s: in-sync set %s: %s", partition.key, isr, error)
             except HeadraceError as error:
                 log.debug("%s: in-sync set %s: %s", partition.key, isr, error)
-            await self._pause(wait_ms)
-            wait_ms = min(wait_ms * 2, RETRY_MS_MAX)
+            failures += 1
+            await self._pause(exponential_backoff(RETRY_MS_MIN, RETRY_MS_MAX, failures))
 
     async def _ask_once(self, partition: Partition, isr: tuple[int, ...]) -> None:
         epochs = {node: follower.broker_epoch for node, follower in partition.followers.items()}

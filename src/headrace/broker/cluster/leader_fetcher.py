@@ -21,6 +21,7 @@ from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import Key, ReplicaManager
 from headrace.broker.tasks import start_loop
 from headrace.config import Config
+from headrace.config.backoff import exponential_backoff
 from headrace.errors import BrokerError, ClosedError, Code, HeadraceError
 from headrace.wire.api.fetch import (
     FetchPartition,
@@ -172,7 +173,7 @@ class LeaderFetcher:
             timer.cancel()
 
     def _wait_ms(self, failures: int) -> float:
-        return min(RETRY_MS_MIN * (1 << min(failures - 1, 20)), self._settings.backoff_ms)
+        return exponential_backoff(min(RETRY_MS_MIN, self._settings.backoff_ms), self._settings.backoff_ms, failures)
 
     # -- one fetch -------------------------------------------------------------------------------
 

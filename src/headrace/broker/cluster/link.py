@@ -20,6 +20,7 @@ from typing import NamedTuple
 from headrace.broker.catalog.brokers import Brokers
 from headrace.broker.cluster.login import Login, log_in
 from headrace.broker.tasks import start_task
+from headrace.config.backoff import exponential_backoff
 from headrace.errors import AuthenticationError, ClosedError, ConnectionFailedError, HeadraceError, MalformedError
 from headrace.wire.api import api_name
 from headrace.wire.frames import FRAME_BYTES_MAX, decode_response, encode_request
@@ -70,7 +71,7 @@ class Peer:
         self._login = login
         self._line: _Line | None = None
         self._connecting: asyncio.Task[_Line] | None = None
-        self._backoff_ms = 0.0
+        self._failures = 0
         self._retry_at = 0.0  # by the loop's clock
         self._closed = False
 
@@ -146,7 +147,7 @@ class Peer:
         if self._closed:
             line.hang_up("we have closed it")
             raise ClosedError("this connection to another broker is closed")
-        self._backoff_ms = 0.0
+        self._failures = 0
         self._line = line
         return line
 
@@ -161,8 +162,9 @@ class Peer:
 
     def _wait_longer(self) -> None:
         """Each attempt that fails lets the next one wait."""
-        self._backoff_ms = min(max(self._backoff_ms * 2, BACKOFF_MS), BACKOFF_MS_MAX)
-        self._retry_at = asyncio.get_running_loop().time() + self._backoff_ms / 1000
+        self._failures += 1
+        backoff_ms = exponential_backoff(BACKOFF_MS, BACKOFF_MS_MAX, self._failures)
+        self._retry_at = asyncio.get_running_loop().time() + backoff_ms / 1000
 
     def _shown_address(self) -> str:
         try:
