@@ -214,9 +214,9 @@ def test_a_broker_that_is_killed_is_found_again_by_who_follows():
 def test_what_makes_no_sense_is_refused(headrace_broker, topic):
     at = ("-b", headrace_broker.bootstrap)
     assert "is no range" in refused(2, "consume", topic, "-o", "x", *at)
-    assert "is no time" in refused(2, "consume", topic, "-o", "@noon", *at)
+    assert "invalid time" in refused(2, "consume", topic, "-o", "@noon", *at)
     assert "ends before it begins" in refused(2, "consume", topic, "-o", "5:3", *at)
-    assert "is no regular expression" in refused(2, "consume", topic, "--key-match", "(", *at)
+    assert "invalid regular expression" in refused(2, "consume", topic, "--key-match", "(", *at)
     assert "%q means nothing" in refused(2, "consume", topic, "--template", "%q", *at)
     assert "-p takes numbers" in refused(2, "consume", topic, "-p", "a", *at)
     assert "exclude each other" in refused(2, "consume", topic, "-g", "g", "-o", "5", *at)

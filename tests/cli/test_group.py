@@ -133,11 +133,11 @@ def test_a_group_is_made_by_setting_its_offsets_and_deleted(either, topic):
         ((), 2, "either --to or --shift is needed"),
         (("--to", "earliest", "--shift", "1"), 2, "either --to or --shift is needed"),
         (("--to", "yesterday"), 2, "--to takes earliest, latest, an offset or @TIME, not 'yesterday'"),
-        (("--to", "@noon"), 2, "'noon' is no time"),
-        (("--to", "0", "--topic", "not-there"), 3, "there is no topic 'not-there'"),
+        (("--to", "@noon"), 2, "invalid time 'noon'"),
+        (("--to", "0", "--topic", "not-there"), 3, "topic 'not-there' does not exist"),
         (("--to", "0", "--topic", "TOPIC:x"), 2, "--topic takes TOPIC or TOPIC:0,2"),
-        (("--to", "0", "--topic", "TOPIC:7"), 3, "has 2 partitions, and none with number 7"),
-        (("--shift", "1", "--topic", "TOPIC"), 1, "nothing is committed for"),
+        (("--to", "0", "--topic", "TOPIC:7"), 3, "has 2 partitions, but not partition 7"),
+        (("--shift", "1", "--topic", "TOPIC"), 1, "which has no committed offset"),
     ],
 )
 def test_a_reset_that_makes_no_sense_is_refused(headrace_broker, arguments, code, said):

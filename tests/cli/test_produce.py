@@ -153,7 +153,7 @@ def test_what_makes_no_sense_is_refused(headrace_broker, topic, tmp_path):
     assert "exclude each other" in refused(2, "produce", topic, file, "-k", "a", "-K", ",", *at)
     assert "needs --transactional-id" in refused(2, "produce", topic, file, "--transaction-size", 5, *at)
     assert "is for --format lines" in refused(2, "produce", topic, file, "-K", ",", "--format", "raw", *at)
-    assert "is no time" in refused(2, "produce", topic, file, "--timestamp", "noon", *at)
+    assert "invalid time" in refused(2, "produce", topic, file, "--timestamp", "noon", *at)
     assert "none with number 9" in refused(3, "produce", topic, file, "-p", 9, *at)
     assert r"\q means nothing" in refused(2, "produce", topic, file, "-K", r"\q", *at)
 

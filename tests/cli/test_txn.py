@@ -45,7 +45,7 @@ def test_an_open_transaction_is_listed_described_and_aborted_by_its_id(either):
         assert f"in {topic}-0" in typed("txn", "describe", name, *at).stdout
 
         said = refused(1, "txn", "abort", "--topic", topic, "--partition", 0, "--start-offset", 0, "--yes", *at)
-        assert f"it is that of '{name}', which its coordinator looks after" in said
+        assert f"its coordinator manages it for '{name}'" in said
         assert "There is nobody to ask: --yes does it" in refused(2, "txn", "abort", name, *at)
         assert facts("txn", "abort", name, "--yes", *at)["aborted"] == name
         with pytest.raises(FatalError):
@@ -69,7 +69,7 @@ def test_a_hanging_transaction_is_found_and_aborted_in_its_partition(either):
     assert f"headrace txn abort --topic {topic} --partition 0 --start-offset 0 aborts the first of them" in said
 
     wrong = refused(3, "txn", "abort", *where, "--partition", 0, "--start-offset", 7, "--yes", *at)
-    assert "those open there begin at 0" in wrong
+    assert "open transactions start at 0" in wrong
     done = facts("txn", "abort", *where, "--partition", 0, "--start-offset", 0, "--yes", *at)
     assert done["aborted"]["producer_id"] == producer_id
     assert facts("txn", "find-hanging", *where, *at)["hanging"] == []
@@ -92,10 +92,10 @@ def test_a_transaction_of_a_coordinator_is_none_that_hangs(either):
         (("abort", "--yes"), 2, "either an ID or --topic, --partition and --start-offset"),
         (("abort", "x", "--topic", "t", "--yes"), 2, "and not both"),
         (("abort", "--topic", "t", "--yes"), 2, "all three are needed"),
-        (("find-hanging", "--topic", "not-there"), 3, "there is no topic 'not-there'"),
-        (("find-hanging", "--broker", "77"), 3, "there is no broker 77; there are 1"),
-        (("find-hanging", "--max-age", "long"), 2, "'long' is no span of time"),
-        (("list", "--older-than", "5"), 2, "'5' is no span of time"),
+        (("find-hanging", "--topic", "not-there"), 3, "topic 'not-there' does not exist"),
+        (("find-hanging", "--broker", "77"), 3, "broker 77 does not exist; the brokers are 1"),
+        (("find-hanging", "--max-age", "long"), 2, "invalid duration 'long'"),
+        (("list", "--older-than", "5"), 2, "invalid duration '5'"),
     ],
 )
 def test_what_is_not_there_or_makes_no_sense_is_said(headrace_broker, arguments, code, said):

@@ -97,9 +97,9 @@ def test_offsets_are_reset_to_what_the_preview_showed_and_only_after_a_confirmat
 def test_what_makes_no_sense_is_said_beside_the_form(page: Page, group):
     open_group(page, group)
     for where, label, value, said in (
-        ("time", "Time", "noon", "'noon' is no time"),
+        ("time", "Time", "noon", "invalid time 'noon'"),
         ("shift", "Number of offsets", "ten", "'ten' is no whole number"),
-        ("earliest", "Topic", "not-there", "there is no topic 'not-there'"),
+        ("earliest", "Topic", "not-there", "topic 'not-there' does not exist"),
     ):
         page.get_by_label("Set to", exact=True).select_option(where)
         page.get_by_role("textbox", name=label).fill(value)

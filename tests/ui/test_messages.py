@@ -89,7 +89,7 @@ def test_filters_of_key_value_and_header(page: Page, topic):
     expect(page.get_by_text("No message was found here")).to_be_visible()
     page.get_by_label("Value", exact=True).fill("(")
     page.get_by_role("button", name="Read").click()
-    expect(page.get_by_role("alert").filter(has_text="no regular expression")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="invalid regular expression")).to_be_visible()
 
 
 def test_what_is_typed_stays_while_the_page_changes(page: Page, broker, topic):

@@ -1,15 +1,15 @@
-"""What there is to know of a cluster, put together from several answers: for the command line and for the live view.
+"""Facts about a cluster, combined from several responses, for the command line and the live view.
 
-    partitions.py    partitions by name, and how far each of them reaches
+    partitions.py    existing partitions, and their start and end offsets
     topics.py        topics: partitions, sizes, options
     groups.py        groups: members, committed offsets, lag in records
     lag_times.py     lag in time
-    resets.py        what resetting the offsets of a group comes to
-    transactions.py  transactions under way, and what they hold back
-    history.py       the steps that a transactional id has gone through
-    hanging.py       transactions that nobody will end, and ending them
-    filters.py       which records somebody wants to see
-    times.py         points and spans of time, as people write and read them
+    resets.py        planning a reset of a group's offsets
+    transactions.py  open transactions, and the records that wait for them
+    history.py       the state transitions of a transactional id
+    hanging.py       hanging transactions
+    filters.py       record filters
+    times.py         parsing and formatting of times and durations
 
-Nothing here prints, asks the user, or knows of flags.
+Nothing here prints, prompts the user, or knows command-line flags.
 """

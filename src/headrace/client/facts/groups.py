@@ -1,4 +1,4 @@
-"""What there is to know of a group: members, committed offsets, and how far it is behind in records.
+"""Groups: members, committed offsets and lag in records.
 
 describe, committed offsets → partitions → start and end of each → lag; lag_times.py adds the lag in time
 """
@@ -26,7 +26,7 @@ from headrace.errors import BrokerError, Code
 CLASSIC, CONSUMER = "classic", "consumer"
 DEAD = "Dead"
 IDLE = ("Empty", DEAD)
-"""States of a group without members."""
+"""The states of a group without members."""
 CLIENTS_SHOWN_MAX = 5
 
 
@@ -50,7 +50,7 @@ class Member:
 
 @dataclass(slots=True)
 class PartitionLag:
-    """A partition of a group. None: nothing is committed, or the partition is gone, or nobody leads it now."""
+    """A partition of a group. None: no committed offset, or the partition is deleted or has no leader."""
 
     at: TopicPartition
     committed: int | None = None
@@ -62,7 +62,7 @@ class PartitionLag:
 
     @property
     def lag(self) -> int | None:
-        """Offsets that are still to be read; what is deleted already no longer counts."""
+        """The number of offsets left to read, without deleted ones."""
         if self.committed is None or self.start is None or self.end is None:
             return None
         return max(0, self.end - max(self.committed, self.start))
@@ -89,7 +89,7 @@ class GroupFacts:
     type: str
     assignor: str
     members: list[Member] | None
-    """None: of a kind of group whose members this client cannot ask for (share, streams)."""
+    """None for types of groups that this client cannot describe (share, streams)."""
     partitions: list[PartitionLag] = field(default_factory=list)
 
     @property
@@ -98,11 +98,11 @@ class GroupFacts:
 
     @property
     def lag_ms(self) -> int | None:
-        return max((one.lag_ms for one in self.partitions if one.lag_ms is not None), default=None)
+        return max((lag.lag_ms for lag in self.partitions if lag.lag_ms is not None), default=None)
 
     @property
     def members_text(self) -> str:
-        """How many, and who they are."""
+        """The number of members and their clients."""
         if self.members is None:
             return "members"
         clients = sorted({f"{member.client_id} at {member.host}" for member in self.members})
@@ -124,7 +124,7 @@ class GroupFacts:
 
 
 def look_up(admin: AdminClient, name: str) -> GroupFacts | None:
-    """State, members and committed offsets; None if there is no such group."""
+    """Return state, members and committed offsets of a group; None if it does not exist."""
     listing = next((group for group in admin.list_groups() if group.group_id == name), None)
     facts = with_members(admin, name, listing)
     if facts is not None:
@@ -134,13 +134,13 @@ def look_up(admin: AdminClient, name: str) -> GroupFacts | None:
 
 
 def with_members(admin: AdminClient, name: str, listing: GroupListing | None) -> GroupFacts | None:
-    """State and members of a group that was listed, or that is in no list."""
+    """Return state and members of a group; `listing` is None if it was not listed."""
     kind = listing.type.lower() if listing is not None and listing.type else CLASSIC
     if listing is not None and kind not in (CLASSIC, CONSUMER):
         return GroupFacts(name, listing.state, kind, "", None)
     try:
         if kind == CONSUMER:
-            facts = _of_newer_protocol(admin.describe_consumer_groups([name])[name])
+            facts = _of_consumer_protocol(admin.describe_consumer_groups([name])[name])
         else:
             facts = _of_classic_protocol(admin.describe_groups([name])[name])
     except BrokerError as error:
@@ -151,7 +151,7 @@ def with_members(admin: AdminClient, name: str, listing: GroupListing | None) ->
 
 
 def add_committed(admin: AdminClient, facts: GroupFacts) -> None:
-    """Fill in the partitions, with what is committed."""
+    """Set the partitions with their committed offsets."""
     if facts.members is None:
         return
     committed = admin.list_group_offsets(facts.name, require_stable=False)
@@ -168,42 +168,42 @@ def add_committed(admin: AdminClient, facts: GroupFacts) -> None:
 
 
 def add_bounds(admin: AdminClient, groups: Iterable[GroupFacts]) -> None:
-    """Fill in how far the partitions of all these groups reach."""
+    """Set the start and end offsets of the partitions of groups."""
     groups = list(groups)
-    found = bounds(admin, {one.at for facts in groups for one in facts.partitions}, led_only=True)
+    known = bounds(admin, {lag.at for facts in groups for lag in facts.partitions}, led_only=True)
     for facts in groups:
-        for one in facts.partitions:
-            one.start, one.end = found.get(one.at, (None, None))
+        for lag in facts.partitions:
+            lag.start, lag.end = known.get(lag.at, (None, None))
 
 
 def _of_classic_protocol(described: GroupDescription) -> GroupFacts:
-    reads = described.protocol_type == CONSUMER
-    members = [_member(one, assigned(one.assignment) if reads else ()) for one in described.members]
+    are_consumers = described.protocol_type == CONSUMER
+    members = [_member(member, assigned(member.assignment) if are_consumers else ()) for member in described.members]
     return GroupFacts(described.group_id, described.state, CLASSIC, described.protocol, members)
 
 
-def _of_newer_protocol(described: ConsumerGroupDescription) -> GroupFacts:
-    members = [_member(one, tuple(sorted(one.assignment))) for one in described.members]
+def _of_consumer_protocol(described: ConsumerGroupDescription) -> GroupFacts:
+    members = [_member(member, tuple(sorted(member.assignment))) for member in described.members]
     return GroupFacts(described.group_id, described.state, CONSUMER, described.assignor, members)
 
 
-def _member(told: GroupMember | ConsumerGroupMember, partitions: tuple[TopicPartition, ...]) -> Member:
-    host = told.client_host.lstrip("/")
-    return Member(told.member_id, told.group_instance_id, told.client_id, host, partitions)
+def _member(described: GroupMember | ConsumerGroupMember, partitions: tuple[TopicPartition, ...]) -> Member:
+    host = described.client_host.lstrip("/")
+    return Member(described.member_id, described.group_instance_id, described.client_id, host, partitions)
 
 
 def assigned(data: bytes) -> tuple[TopicPartition, ...]:
-    """What a member of a group of consumers was given. Bytes that make no sense are the members' own affair."""
+    """Decode the assignment of a member of a consumer group; empty if it is invalid."""
     try:
         (count,) = struct.unpack_from(">i", data, 2)  # after the version
-        position, found = 6, []
+        position, partitions = 6, []
         for _ in range(count):
             (length,) = struct.unpack_from(">h", data, position)
             topic = data[position + 2 : position + 2 + length].decode()
             position += 2 + length
             (numbers,) = struct.unpack_from(">i", data, position)
-            found += [TopicPartition(topic, n) for n in struct.unpack_from(f">{numbers}i", data, position + 4)]
+            partitions += [TopicPartition(topic, n) for n in struct.unpack_from(f">{numbers}i", data, position + 4)]
             position += 4 + 4 * numbers
     except (struct.error, UnicodeDecodeError):
         return ()
-    return tuple(found)
+    return tuple(partitions)

@@ -1,9 +1,9 @@
-"""The steps that a transactional id has gone through, read from the log of its coordinator.
+"""The state transitions of a transactional id, read from the log of its coordinator.
 
     id → partition of __transaction_state → its records of the last minutes → those of the id, in order
 
-Every step of a transaction is a record there, so nothing is missed between two looks, however short a transaction is.
-The log is compacted: of what is long past only the last step is left.
+Every transition is a record, so even short transactions are complete. The log is compacted: of old transitions only the
+last one is left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.wire.transaction_log import TransactionLogKey, TransactionLogValue
 TOPIC = "__transaction_state"
 SPAN_MS = 15 * 60 * 1000
 RECORDS_MAX = 20_000
-"""Of the log, for one look: what lies before them is left out."""
+"""Records to read at most; older ones are left out."""
 STEPS_MAX = 100
 READ_SECONDS_MAX = 5.0
 FETCH_BYTES_MAX = 4 * 1024 * 1024
@@ -37,7 +37,7 @@ _version = struct.Struct(">h")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the coordinator wrote down, and when."""
+    """A state that the coordinator recorded, and when."""
 
     at_ms: int
     state: str
@@ -48,44 +48,44 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The last steps of an id, the newest last."""
+    """The last transitions of an id, the newest last."""
 
     steps: tuple[Step, ...]
     is_whole: bool
-    """Whether all of the time was looked at; if not, there was too much in the log, or too little time."""
+    """Whether the whole time span was read; otherwise the log was too large, or the time too short."""
 
 
 def history_of(admin: AdminClient, transactional_id: str, span_ms: int = SPAN_MS) -> History:
-    """The steps of the last minutes."""
-    found = admin.describe_topics([TOPIC], missing_ok=True)
-    if TOPIC not in found:
-        return History((), True)  # nobody has ever used a transaction
-    place = TopicPartition(TOPIC, coordinator_partition(transactional_id, len(found[TOPIC].partitions)))
-    ((start, end),) = bounds(admin, [place]).values()
+    """Return the transitions of the last minutes."""
+    topics = admin.describe_topics([TOPIC], missing_ok=True)
+    if TOPIC not in topics:
+        return History((), True)  # no transaction was ever used
+    tp = TopicPartition(TOPIC, coordinator_partition(transactional_id, len(topics[TOPIC].partitions)))
+    ((start, end),) = bounds(admin, [tp]).values()
     then_ms = int(time.time() * 1000) - span_ms
-    first = admin.list_offsets({place: then_ms})[place].offset
+    first = admin.list_offsets({tp: then_ms})[tp].offset
     begin = max(start, end - RECORDS_MAX, first if first >= 0 else end)
-    steps, position = _read(admin, place, begin, end, transactional_id)
+    steps, position = _read(admin, tp, begin, end, transactional_id)
     return History(tuple(steps[-STEPS_MAX:]), position >= end and begin >= first and len(steps) <= STEPS_MAX)
 
 
 def _read(
-    admin: AdminClient, place: TopicPartition, begin: int, end: int, transactional_id: str
+    admin: AdminClient, tp: TopicPartition, begin: int, end: int, transactional_id: str
 ) -> tuple[list[Step], int]:
-    """The steps of an id between two offsets, and how far there was time to read."""
+    """Return the transitions of an id between two offsets, and the position reached in time."""
     steps: list[Step] = []
     fetcher = Fetcher(admin.client, isolation="read_uncommitted", partition_bytes_max=FETCH_BYTES_MAX)
-    fetcher.assign({place: begin}, {place: end}, check=False)
+    fetcher.assign({tp: begin}, {tp: end}, check=False)
     deadline = time.monotonic() + READ_SECONDS_MAX
-    while fetcher.position(place) < end and (left := deadline - time.monotonic()) > 0:
+    while fetcher.position(tp) < end and (left := deadline - time.monotonic()) > 0:
         for record in fetcher.poll(left * 1000):
             if (step := _step(record, transactional_id)) is not None:
                 steps.append(step)
-    return steps, fetcher.position(place)
+    return steps, fetcher.position(tp)
 
 
 def _step(record: FetchedRecord, transactional_id: str) -> Step | None:
-    """None for the records of other ids, and for kinds of records that are not known."""
+    """Return the transition in a record; None for other ids, and for unknown kinds of records."""
     try:
         (version,) = _version.unpack_from(record.key or b"")
         key = TransactionLogKey.decode(version, (record.key or b"")[_version.size :])

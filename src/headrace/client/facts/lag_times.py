@@ -1,7 +1,7 @@
-"""Lag in time: the age of the first record that a group has not consumed. How late is a reader that goes on from here?
+"""Lag in time: the age of the first record that a group has not consumed.
 
-No broker tells the time of an offset, so that record has to be fetched. Its time never changes: who asks again and
-again (the live view) keeps a `LagTimes`, and pays only where a group has moved on.
+Brokers do not return the timestamp of an offset, so that record must be fetched. Its timestamp never changes: a caller
+that repeats the query (the live view) keeps a `LagTimes`, which fetches only where a group has advanced.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from headrace.client.fetcher import Fetcher
 from headrace.errors import HeadraceError
 
 AGE_SECONDS_MAX = 10.0
-"""For the fetches of all partitions; what is not known by then is not told."""
+"""For the fetches of all partitions; later ones are left out."""
 FETCH_BYTES = 4096
-"""Of a partition: one record is wanted, and the first batch comes whole however large it is."""
+"""Per partition: one record is needed, and the first batch is always complete."""
 KNOWN_MAX = 100_000
-"""Records whose times are remembered."""
+"""The maximum number of cached timestamps."""
 
 
 class LagTimes:
-    """The times of first records, by partition and offset. One thread at a time."""
+    """A cache of timestamps, by partition and offset. One thread at a time."""
 
     def __init__(self, seconds_max: float = AGE_SECONDS_MAX) -> None:
         self._seconds_max = seconds_max
         self._known: dict[tuple[TopicPartition, int], int] = {}
 
     def fill(self, partitions: Iterable[PartitionLag], admin: AdminClient) -> None:
-        """Fill in `lag_ms`: 0 where nothing is left to read, else the age of the first record that is.
+        """Set `lag_ms`: 0 if nothing is left to read, otherwise the age of the next record.
 
-        Several groups may read the same partition, and be at different places in it.
+        Several groups may read the same partition at different positions.
         """
         behind = []
         for partition in partitions:
@@ -41,40 +41,40 @@ class LagTimes:
                 partition.lag_ms = 0
             elif partition.lag:
                 behind.append(partition)
-        self._look_up({(one.at, _position(one)): one.end or 0 for one in behind}, admin)
+        self._look_up({(lag.at, _position(lag)): lag.end or 0 for lag in behind}, admin)
         now_ms = time.time() * 1000
-        for one in behind:
-            timestamp = self._known.get((one.at, _position(one)), -1)
+        for lag in behind:
+            timestamp = self._known.get((lag.at, _position(lag)), -1)
             if timestamp >= 0:
-                one.lag_ms = max(0, int(now_ms - timestamp))
+                lag.lag_ms = max(0, int(now_ms - timestamp))
 
-    def _look_up(self, wanted: Mapping[tuple[TopicPartition, int], int], admin: AdminClient) -> None:
-        """Fetch what is not known; a partition is read at one place at a time."""
-        if len(self._known) + len(wanted) > KNOWN_MAX:
+    def _look_up(self, ends: Mapping[tuple[TopicPartition, int], int], admin: AdminClient) -> None:
+        """Fetch unknown timestamps, one position of a partition at a time."""
+        if len(self._known) + len(ends) > KNOWN_MAX:
             self._known.clear()
-        places: dict[TopicPartition, list[int]] = defaultdict(list)
-        for tp, offset in wanted:
+        missing: dict[TopicPartition, list[int]] = defaultdict(list)
+        for tp, offset in ends:
             if (tp, offset) not in self._known:
-                places[tp].append(offset)
+                missing[tp].append(offset)
         deadline = time.monotonic() + self._seconds_max
-        while places and time.monotonic() < deadline:
-            now = {tp: offsets.pop() for tp, offsets in places.items()}
-            spans = {tp: (offset, wanted[tp, offset]) for tp, offset in now.items()}
+        while missing and time.monotonic() < deadline:
+            starts = {tp: offsets.pop() for tp, offsets in missing.items()}
+            spans = {tp: (offset, ends[tp, offset]) for tp, offset in starts.items()}
             for tp, timestamp in _first_timestamps(admin, spans, deadline).items():
-                self._known[tp, now[tp]] = timestamp
-            places = {tp: offsets for tp, offsets in places.items() if offsets}
+                self._known[tp, starts[tp]] = timestamp
+            missing = {tp: offsets for tp, offsets in missing.items() if offsets}
 
 
-def _position(one: PartitionLag) -> int:
-    """Where a reader would go on."""
-    return max(one.committed or 0, one.start or 0)
+def _position(lag: PartitionLag) -> int:
+    """Return the offset at which the group continues."""
+    return max(lag.committed or 0, lag.start or 0)
 
 
 def _first_timestamps(
     admin: AdminClient, spans: Mapping[TopicPartition, tuple[int, int]], deadline: float
 ) -> dict[TopicPartition, int]:
-    """Of the first record between two offsets; partitions that hold none (markers only) are not in it."""
-    found: dict[TopicPartition, int] = {}
+    """Return the timestamp of the first record between two offsets; partitions without one are left out."""
+    timestamps: dict[TopicPartition, int] = {}
     left = dict(spans)
     fetcher = Fetcher(
         admin.client, isolation="read_uncommitted", out_of_range="earliest", partition_bytes_max=FETCH_BYTES
@@ -86,9 +86,9 @@ def _first_timestamps(
         try:
             records = fetcher.poll((deadline - time.monotonic()) * 1000)
         except HeadraceError:
-            return found  # it was deleted meanwhile, or cannot be read: the lag in records is known all the same
+            return timestamps  # deleted meanwhile, or unreadable: the lag in records is still known
         for record in records:
-            found.setdefault(TopicPartition(record.topic, record.partition), record.timestamp)
+            timestamps.setdefault(TopicPartition(record.topic, record.partition), record.timestamp)
         ended = {tp for tp in left if fetcher.position(tp) >= left[tp][1]}
-        left = {tp: span for tp, span in left.items() if tp not in found and tp not in ended}
-    return found
+        left = {tp: span for tp, span in left.items() if tp not in timestamps and tp not in ended}
+    return timestamps

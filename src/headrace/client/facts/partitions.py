@@ -1,4 +1,4 @@
-"""Partitions by name, and how far each of them reaches."""
+"""Existing partitions, and their start and end offsets."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import NotFoundError
 
 
-def chosen_partitions(admin: AdminClient, wanted: Mapping[str, Iterable[int] | None]) -> list[TopicPartition]:
-    """Partitions by topic and number, None for all of a topic; those that are not there are an error."""
-    there = existing_partitions(admin, wanted)
-    found: set[TopicPartition] = set()
-    for topic, numbers in wanted.items():
-        of_topic = {tp for tp in there if tp.topic == topic}
+def chosen_partitions(admin: AdminClient, numbers_by_topic: Mapping[str, Iterable[int] | None]) -> list[TopicPartition]:
+    """Return partitions by topic and number (None: all of the topic); raises NotFoundError for missing ones."""
+    existing = existing_partitions(admin, numbers_by_topic)
+    chosen: set[TopicPartition] = set()
+    for topic, numbers in numbers_by_topic.items():
+        of_topic = {tp for tp in existing if tp.topic == topic}
         if not of_topic:
-            raise NotFoundError(f"there is no topic {topic!r}")
+            raise NotFoundError(f"topic {topic!r} does not exist")
         for number in [tp.partition for tp in of_topic] if numbers is None else numbers:
             tp = TopicPartition(topic, number)
             if tp not in of_topic:
-                raise NotFoundError(f"topic {topic!r} has {len(of_topic)} partitions, and none with number {number}")
-            found.add(tp)
-    return sorted(found)
+                raise NotFoundError(f"topic {topic!r} has {len(of_topic)} partitions, but not partition {number}")
+            chosen.add(tp)
+    return sorted(chosen)
 
 
 def bounds(
-    admin: AdminClient, wanted: Iterable[TopicPartition], *, led_only: bool = False
+    admin: AdminClient, partitions: Iterable[TopicPartition], *, led_only: bool = False
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """First and end offset of those partitions that are there; with `led_only`, that have somebody to be asked now."""
-    wanted = list(wanted)
-    there = existing_partitions(admin, {tp.topic for tp in wanted}, led_only=led_only)
-    known = [tp for tp in wanted if tp in there]
+    """Return start and end offsets of existing partitions; with `led_only`, of those with a leader."""
+    partitions = list(partitions)
+    existing = existing_partitions(admin, {tp.topic for tp in partitions}, led_only=led_only)
+    known = [tp for tp in partitions if tp in existing]
     if not known:
         return {}
     starts = admin.list_offsets(dict.fromkeys(known, EARLIEST))
@@ -41,7 +41,7 @@ def bounds(
 
 
 def existing_partitions(admin: AdminClient, topics: Iterable[str], *, led_only: bool = False) -> set[TopicPartition]:
-    """All partitions of those topics that are there; with `led_only`, those that have a leader now."""
+    """Return the partitions of existing topics; with `led_only`, those with a leader."""
     names = sorted({*topics})
     described = admin.describe_topics(names, missing_ok=True) if names else {}
     return {

@@ -1,4 +1,4 @@
-"""What resetting the offsets of a group comes to: the partitions, and the new offset of each.
+"""Planning a reset of a group's offsets: the partitions, and the new offset of each.
 
 group, chosen partitions → Target.offsets → Changes → alter_group_offsets
 """
@@ -36,7 +36,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to: one of these."""
+    """The new position: one of these."""
 
     end: str | None = None
     """earliest or latest"""
@@ -50,44 +50,43 @@ class Target:
         within: Mapping[TopicPartition, tuple[int, int]],
         committed: Mapping[TopicPartition, int],
     ) -> dict[TopicPartition, int]:
-        """The new offset of each partition, none before its start or beyond its end."""
+        """Return the new offset of each partition, limited to its start and end."""
         times = {} if self.time_ms is None else admin.list_offsets(dict.fromkeys(within, self.time_ms))
-        found: dict[TopicPartition, int] = {}
+        offsets: dict[TopicPartition, int] = {}
         for tp, (start, end) in within.items():
             if self.time_ms is not None:
-                wanted = times[tp].offset if times[tp].offset >= 0 else end
+                offset = times[tp].offset if times[tp].offset >= 0 else end
             elif self.shift is not None:
                 if tp not in committed:
                     raise IllegalStateError(
-                        f"nothing is committed for {tp} yet, so it cannot be shifted: set it to an offset, a time, "
-                        "earliest or latest"
+                        f"cannot shift {tp}, which has no committed offset: set an offset, a time, earliest or latest"
                     )
-                wanted = committed[tp] + self.shift
+                offset = committed[tp] + self.shift
             elif self.offset is not None:
-                wanted = self.offset
+                offset = self.offset
             else:
-                wanted = start if self.end == "earliest" else end
-            found[tp] = min(max(wanted, start), end)
-        return found
+                offset = start if self.end == "earliest" else end
+            offsets[tp] = min(max(offset, start), end)
+        return offsets
 
 
 def plan(
     admin: AdminClient, name: str, facts: GroupFacts | None, target: Target, chosen: Sequence[TopicPartition] | None
 ) -> list[Change]:
-    """What is to be set for the chosen partitions, or None for all that the group has committed.
+    """Return the changes for the chosen partitions, or with None for all with committed offsets.
 
-    Raises if the group has members, or if there is nothing to set. Without `facts` the group is yet to be made.
+    Raises if the group has members, or if there is nothing to change. `facts` is None for a new group.
     """
     if facts is not None and facts.state not in IDLE:
         raise IllegalStateError(
-            f"group {name!r} has {facts.members_text}, which would go on from their own offsets and commit those: "
-            "stop them first"
+            f"group {name!r} has {facts.members_text}, which would overwrite the offsets: stop them first"
         )
-    committed = {one.at: one.committed for one in (facts.partitions if facts else ()) if one.committed is not None}
+    lags = facts.partitions if facts else ()
+    committed = {lag.at: lag.committed for lag in lags if lag.committed is not None}
     within = bounds(admin, sorted(committed) if chosen is None else chosen)
     if not within:
         raise NotFoundError(
-            f"group {name!r} has committed nothing for a topic that is there: say for which topics to set offsets"
+            f"group {name!r} has no committed offsets for existing topics: choose the topics to set offsets for"
         )
     after = target.offsets(admin, within, committed)
     return [Change(tp, committed.get(tp), after[tp]) for tp in sorted(after)]

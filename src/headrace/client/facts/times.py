@@ -1,4 +1,4 @@
-"""Points and spans of time, as people write and read them."""
+"""Parsing and formatting of times and durations."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_time_ms(text: str, zone: tzinfo | None = None) -> int:
-    """Milliseconds since 1970, or ISO 8601 (2026-11-16, 2026-11-16T12:30:05Z, …+01:00).
+    """Parse milliseconds since 1970, or ISO 8601 (2026-11-16, 2026-11-16T12:30:05Z, …+01:00).
 
-    A time that does not say its zone is of `zone`, or else local.
+    The default time zone is `zone`, or the local one.
     """
     if _MILLISECONDS.fullmatch(text):
         return int(text)
     try:
-        found = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"{text!r} is no time; write milliseconds since 1970, or as 2026-11-16T12:30:00 or 2026-11-16T12:30:00Z"
+            f"invalid time {text!r}: expected milliseconds since 1970, 2026-11-16T12:30:00 or 2026-11-16T12:30:00Z"
         ) from None
-    return int((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000)
+    return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=zone)).timestamp() * 1000)
 
 
 def parse_duration_ms(text: str) -> int:
-    """A number and a unit: 500ms, 30s, 15m, 2h, 1d."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise ConfigError(f"{text!r} is no span of time; write it as 500ms, 30s, 15m, 2h or 1d")
-    return int(float(found[1]) * _UNIT_MS[found[2]])
+    """Parse a number with a unit: 500ms, 30s, 15m, 2h, 1d."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"invalid duration {text!r}: expected a number and a unit, such as 500ms, 30s, 15m, 2h or 1d")
+    return int(float(match[1]) * _UNIT_MS[match[2]])
 
 
 def shown_time(time_ms: int | None) -> str:
-    """A time for people, in UTC."""
+    """Format a time in UTC."""
     if time_ms is None:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def duration(seconds: float | None) -> str:
-    """A span of time in two steps at most: 850 ms, 12.3 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
+    """Format a duration with at most two units: 850 ms, 12.3 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -58,5 +58,5 @@ def duration(seconds: float | None) -> str:
 
 
 def duration_ms(span_ms: float | None) -> str:
-    """The same of milliseconds."""
+    """Format a duration in milliseconds."""
     return duration(None if span_ms is None else span_ms / 1000)

@@ -1,4 +1,4 @@
-"""What there is to know of topics, as plain values: the names in them are stable, for they are printed as JSON."""
+"""Topics as plain values, with the stable names of the JSON output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headrace.wire.api.describe_log_dirs import DescribableLogDirTopic, Describe
 
 NO_LEADER = -1
 OFFLINE_MS_MAX = 5_000
-"""A partition whose leader gives no offsets for so long is shown as offline."""
+"""A partition whose leader returns no offsets for this long is shown as offline."""
 
 
 def listed(admin: AdminClient, *, internal: bool) -> list[dict[str, Any]]:
-    """Every topic in a line."""
+    """Return a summary of every topic."""
     names = admin.list_topics(internal=internal)
     if not names:
         return []
@@ -39,10 +39,10 @@ def listed(admin: AdminClient, *, internal: bool) -> list[dict[str, Any]]:
 
 
 def described(admin: AdminClient, name: str) -> dict[str, Any]:
-    """A topic with its partitions, and its options that differ from the defaults."""
+    """Return a topic with its partitions, and its options that differ from the defaults."""
     topic = admin.describe_topics([name])[name]
     leaders = {TopicPartition(name, info.partition): info.leader for info in topic.partitions}
-    led = [tp for tp, leader in leaders.items() if leader != NO_LEADER]  # the others have nobody to ask
+    led = [tp for tp, leader in leaders.items() if leader != NO_LEADER]  # the others cannot be queried
     starts = _offsets_online(admin, led, EARLIEST)
     ends = _offsets_online(admin, starts, LATEST)
     sizes = sizes_of(admin, {tp: leaders[tp] for tp in ends})
@@ -73,15 +73,15 @@ def _offsets_online(
     admin: AdminClient, partitions: Iterable[TopicPartition], time_ms: int
 ) -> dict[TopicPartition, PartitionOffset]:
     """Return the offsets of the partitions whose leaders have them; the others are offline."""
-    wanted = dict.fromkeys(partitions, time_ms)
-    if not wanted:
+    times = dict.fromkeys(partitions, time_ms)
+    if not times:
         return {}
     timeout_ms = min(OFFLINE_MS_MAX, admin.client.settings.timeout_ms)
-    return list_offsets(admin.client, wanted, timeout_ms=timeout_ms, partial=True)
+    return list_offsets(admin.client, times, timeout_ms=timeout_ms, partial=True)
 
 
 def configs_of(admin: AdminClient, name: str) -> list[dict[str, Any]]:
-    """All options of a topic. One that a broker has set for all topics counts as a default."""
+    """Return all options of a topic. An option that a broker sets for all topics counts as a default."""
     resource = ConfigResource(ResourceKind.TOPIC, name)
     entries = admin.describe_configs([resource])[resource]
     return [
@@ -96,28 +96,28 @@ def configs_of(admin: AdminClient, name: str) -> list[dict[str, Any]]:
 
 
 def sizes_of(admin: AdminClient, leaders: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Bytes on the leaders' disks; none where we may not know, for that is a right of its own.
+    """Return the bytes on the leaders' disks; without partitions that are not authorized.
 
-    Leaders that cannot be reached are left out, too; that none of them can is an error.
+    Unreachable leaders are left out, too; raises if all are unreachable.
     """
-    wanted: dict[str, list[int]] = {}
+    numbers_by_topic: dict[str, list[int]] = {}
     for tp in leaders:
-        wanted.setdefault(tp.topic, []).append(tp.partition)
+        numbers_by_topic.setdefault(tp.topic, []).append(tp.partition)
     request = DescribeLogDirsRequest(
-        topics=[DescribableLogDirTopic(topic=topic, partitions=numbers) for topic, numbers in wanted.items()]
+        topics=[DescribableLogDirTopic(topic=topic, partitions=numbers) for topic, numbers in numbers_by_topic.items()]
     )
     sizes: dict[TopicPartition, int] = {}
     nodes = {leader for leader in leaders.values() if leader != NO_LEADER}
     unreachable: list[HeadraceError] = []
     for node_id in nodes:
         try:
-            answer = admin.client.request(request, node_id)
+            response = admin.client.request(request, node_id)
         except (ConnectionFailedError, TimedOutError) as error:
             unreachable.append(error)
             continue
         except HeadraceError:
             continue
-        for result in answer.results:
+        for result in response.results:
             for topic in result.topics:
                 for part in topic.partitions:
                     tp = TopicPartition(topic.name, part.partition_index)

@@ -1,7 +1,7 @@
-"""What is known of transactions: those under way, for how long, and what they hold back.
+"""Open transactions: their age, and the records beyond the last stable offset.
 
-A reader of committed records goes no further than the last stable offset: where the first open transaction of a
-partition begins. All that was written behind it, also by others, waits for that one.
+A read_committed consumer stops at the last stable offset (LSO): where the first open transaction of a partition begins.
+All records beyond it, also of other producers, wait for that transaction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.errors import BrokerError, Code
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """A partition whose last records wait for a transaction to end."""
+    """A partition with records beyond the last stable offset."""
 
     at: TopicPartition
     stable: int
@@ -29,30 +29,30 @@ class HeldBack:
 
     @property
     def count(self) -> int:
-        """Offsets that readers of committed records do not get yet."""
+        """The number of offsets beyond the last stable offset."""
         return self.end - self.stable
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """What a transaction has in one partition."""
+    """A transaction in one of its partitions."""
 
     at: TopicPartition
     start: int | None
-    """Its first offset; None: nothing is written yet."""
+    """Its first offset; None if nothing is written yet."""
     stable: int | None
     end: int | None
 
     @property
     def holds_back(self) -> int:
-        """Offsets that wait for this transaction, and would not without it; 0 where another one is first."""
+        """The number of offsets that wait for this transaction; 0 if another one is first."""
         if self.start is None or self.stable is None or self.end is None or self.start != self.stable:
             return 0
         return self.end - self.stable
 
 
 def described(admin: AdminClient, transactional_id: str) -> TransactionDescription | None:
-    """None if there is no such id."""
+    """Return a transaction; None if the id does not exist."""
     try:
         return admin.describe_transactions([transactional_id])[transactional_id]
     except BrokerError as error:
@@ -61,56 +61,57 @@ def described(admin: AdminClient, transactional_id: str) -> TransactionDescripti
         return None
 
 
-def age_ms_of(found: TransactionDescription | None) -> int | None:
-    """How long it has been open; None if it is not."""
-    if found is None or found.start_ms is None or found.state not in UNDER_WAY:
+def age_ms_of(transaction: TransactionDescription | None) -> int | None:
+    """Return the age of an open transaction; None if it is not open."""
+    if transaction is None or transaction.start_ms is None or transaction.state not in UNDER_WAY:
         return None
-    return max(0, int(time.time() * 1000 - found.start_ms))
+    return max(0, int(time.time() * 1000 - transaction.start_ms))
 
 
-def facts_of(found: TransactionDescription) -> dict[str, Any]:
-    """As plain values: the names in them are stable, for they are printed as JSON."""
-    age_ms = age_ms_of(found)
+def facts_of(transaction: TransactionDescription) -> dict[str, Any]:
+    """Return a transaction as plain values, with the stable names of the JSON output."""
+    age_ms = age_ms_of(transaction)
     return {
-        "transactional_id": found.transactional_id,
-        "state": found.state,
-        "producer_id": found.producer_id,
-        "producer_epoch": found.producer_epoch,
-        "timeout_ms": found.timeout_ms,
-        "start_ms": found.start_ms,
+        "transactional_id": transaction.transactional_id,
+        "state": transaction.state,
+        "producer_id": transaction.producer_id,
+        "producer_epoch": transaction.producer_epoch,
+        "timeout_ms": transaction.timeout_ms,
+        "start_ms": transaction.start_ms,
         "age_ms": age_ms,
-        "partitions": [{"topic": tp.topic, "partition": tp.partition} for tp in sorted(found.partitions)],
+        "partitions": [{"topic": tp.topic, "partition": tp.partition} for tp in sorted(transaction.partitions)],
     }
 
 
 def held_back(
     admin: AdminClient, partitions: Iterable[TopicPartition], ends: Mapping[TopicPartition, int] | None = None
 ) -> dict[TopicPartition, HeldBack]:
-    """Those of the partitions in which some transaction is open, with how far readers get.
+    """Return the partitions with an open transaction, with their last stable offset.
 
-    `ends` are their end offsets, if they are known already, from before: what ends in between is not taken for open.
+    `ends` are end offsets that were read before, so that a transaction that ended since does not count as open.
     """
-    wanted = dict.fromkeys(partitions, LATEST)
-    if not wanted:
+    latest = dict.fromkeys(partitions, LATEST)
+    if not latest:
         return {}
     if ends is None:
-        ends = {tp: found.offset for tp, found in admin.list_offsets(wanted).items()}
-    stable = admin.list_offsets(wanted, Isolation.READ_COMMITTED)
-    return {tp: HeldBack(tp, stable[tp].offset, ends[tp]) for tp in wanted if stable[tp].offset < ends[tp]}
+        ends = {tp: end.offset for tp, end in admin.list_offsets(latest).items()}
+    stable = admin.list_offsets(latest, Isolation.READ_COMMITTED)
+    return {tp: HeldBack(tp, stable[tp].offset, ends[tp]) for tp in latest if stable[tp].offset < ends[tp]}
 
 
 def open_parts_of_all(admin: AdminClient, transactions: Iterable[TransactionDescription]) -> dict[str, list[OpenPart]]:
-    """What open transactions have in each of their partitions, by id; those that nobody leads are left out."""
+    """Return the partitions of open transactions, by id; without partitions that have no leader."""
     transactions = list(transactions)
-    wanted = {tp for one in transactions for tp in one.partitions}
-    there = wanted & existing_partitions(admin, {tp.topic for tp in wanted}, led_only=True)
-    held = held_back(admin, there)
+    partitions = {tp for transaction in transactions for tp in transaction.partitions}
+    led = partitions & existing_partitions(admin, {tp.topic for tp in partitions}, led_only=True)
+    held = held_back(admin, led)
     producers = admin.describe_producers(held) if held else {}
     return {
-        one.transactional_id: [
-            _open_part(tp, held.get(tp), _start_of(one, producers.get(tp, ()))) for tp in sorted(one.partitions & there)
+        transaction.transactional_id: [
+            _open_part(tp, held.get(tp), _start_of(transaction, producers.get(tp, ())))
+            for tp in sorted(transaction.partitions & led)
         ]
-        for one in transactions
+        for transaction in transactions
     }
 
 
@@ -118,5 +119,6 @@ def _open_part(tp: TopicPartition, held: HeldBack | None, start: int | None) -> 
     return OpenPart(tp, start, held.stable if held else None, held.end if held else None)
 
 
-def _start_of(found: TransactionDescription, producers: Iterable[ActiveProducer]) -> int | None:
-    return next((one.transaction_start_offset for one in producers if one.producer_id == found.producer_id), None)
+def _start_of(transaction: TransactionDescription, producers: Iterable[ActiveProducer]) -> int | None:
+    starts = (p.transaction_start_offset for p in producers if p.producer_id == transaction.producer_id)
+    return next(starts, None)
