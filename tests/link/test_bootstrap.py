@@ -83,7 +83,7 @@ def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypa
 
 
 @pytest.mark.behaviour("P11")
-def test_when_every_known_broker_is_gone_the_bootstrap_servers_are_asked_again(links):
+def test_without_a_reachable_broker_bootstrap_servers_are_used_again(links):
     """The cluster has moved: the brokers of the first answer are dead, the bootstrap address leads to new ones."""
     (dead,) = free_ports(1)
 
@@ -150,7 +150,7 @@ def test_a_topic_that_may_not_be_read_is_an_error_at_once(links):
     assert updater.maybe_update(link.now) > 1000  # asking again would not help
 
 
-def test_a_broker_without_metadata_in_our_versions_is_told_to_all_who_wait(links):
+def test_an_unsupported_metadata_version_fails_all_waits(links):
     server = links.server()
     server.api_ranges = {18: (0, 3), 3: (40, 41)}
     link = links.link(server)

@@ -128,14 +128,14 @@ def test_a_bad_start_is_explained_and_the_next_connection_works(links, script, s
 
 
 @pytest.mark.behaviour("P39")
-def test_a_server_that_never_answers_is_given_up_after_the_set_up_time(links):
+def test_a_server_that_never_responds_times_out(links):
     link = links.to(lambda peer: peer.silence(), behave, connect_timeout_ms=100)
     assert "timed out after" in (said := link.fail_to_connect())
     assert "negotiating" in said
     assert link.ask(ASK).error is None
 
 
-def test_nobody_listening_is_said_with_the_address(links):
+def test_a_refused_connection_names_the_address(links):
     server = links.server()
     server.close()
     link = links.link(server)
@@ -147,7 +147,7 @@ def test_nobody_listening_is_said_with_the_address(links):
 # -- in the middle of things --------------------------------------------------------------------
 
 
-def test_a_wrong_correlation_id_ends_the_connection_and_fails_what_it_carried(links):
+def test_a_wrong_correlation_id_closes_the_connection(links):
     def mixed_up(peer):
         peer.serve(requests_max=1)
         header, message = peer.request()
@@ -161,7 +161,7 @@ def test_a_wrong_correlation_id_ends_the_connection_and_fails_what_it_carried(li
     assert link.ask(ASK).error is None
 
 
-def test_an_answer_that_cannot_be_decoded_counts_as_lost(links):
+def test_an_undecodable_response_counts_as_lost(links):
     def mumble(peer):
         peer.serve({METADATA: lambda peer, header, message: struct.pack(">iiq", 12, header.correlation_id, -1)})
 
@@ -172,7 +172,7 @@ def test_an_answer_that_cannot_be_decoded_counts_as_lost(links):
     assert link.ask(ASK).error is None
 
 
-def test_an_answer_nobody_waits_for_ends_the_connection(links):
+def test_an_unexpected_response_closes_the_connection(links):
     def talkative(peer):
         peer.serve(requests_max=1)
         peer.send(struct.pack(">ii", 4, 2))
@@ -184,7 +184,7 @@ def test_an_answer_nobody_waits_for_ends_the_connection(links):
     assert link.ask(ASK).error is None
 
 
-def test_half_an_answer_and_a_hang_up_lose_the_request_once(links):
+def test_a_disconnect_in_a_response_fails_the_request_once(links):
     def half(peer):
         peer.serve(requests_max=1)
         header, message = peer.request()
@@ -198,7 +198,7 @@ def test_half_an_answer_and_a_hang_up_lose_the_request_once(links):
     assert link.ask(ASK).error is None
 
 
-def test_answers_before_a_hang_up_count_and_the_rest_is_lost(links):
+def test_responses_before_a_disconnect_count(links):
     def two_of_three(peer):
         peer.serve(requests_max=1)
         requests = [peer.request() for _ in range(3)]
@@ -211,7 +211,7 @@ def test_answers_before_a_hang_up_count_and_the_rest_is_lost(links):
     assert outcomes == [True, True, False]
 
 
-def test_answers_before_garbage_in_the_same_bytes_count(links):
+def test_responses_before_garbage_in_the_same_bytes_count(links):
     def good_then_bad(peer):
         peer.serve(requests_max=1)
         header, message = peer.request()
@@ -223,7 +223,7 @@ def test_answers_before_garbage_in_the_same_bytes_count(links):
     link.until("the end", lambda: not link.client.is_connected(1))
 
 
-def test_bytes_that_drip_one_by_one_make_a_whole_answer(links):
+def test_bytes_that_arrive_one_by_one_make_a_response(links):
     def slow(peer):
         peer.serve(
             {
@@ -258,7 +258,7 @@ def test_a_promise_of_much_takes_no_memory(links):
 
 
 @pytest.mark.behaviour("P41")
-def test_a_request_without_an_answer_closes_the_connection_and_fails_all_that_it_carried(links):
+def test_a_response_timeout_closes_the_connection_and_fails_its_requests(links):
     def deaf(peer):
         peer.serve(requests_max=1)
         peer.silence()
@@ -321,7 +321,7 @@ def test_a_node_that_is_away_is_tried_at_its_backoff_and_not_in_a_loop(links):
 
 
 @pytest.mark.behaviour("P40")
-def test_a_broker_that_knows_only_version_0_of_the_first_question_is_asked_again(links):
+def test_api_versions_falls_back_to_version_0(links):
     asked = []
 
     def old(peer):
@@ -340,7 +340,7 @@ def test_a_broker_that_knows_only_version_0_of_the_first_question_is_asked_again
 
 
 @pytest.mark.behaviour("P40")
-def test_what_the_broker_cannot_take_fails_here_and_the_connection_stays(links):
+def test_an_unsupported_request_fails_and_keeps_the_connection(links):
     server = links.server()
     server.api_ranges = {3: (1, 4), 18: (0, 3)}
     link = links.link(server)
@@ -395,7 +395,7 @@ def test_a_request_larger_than_the_socket_takes_resumes_where_it_stopped(links):
     assert seen == [data] * 3
 
 
-def test_requests_without_an_answer_are_over_when_written_and_in_order(links):
+def test_requests_without_a_response_complete_in_order_when_written(links):
     order = []
 
     def taking(peer):
@@ -418,7 +418,7 @@ def test_requests_without_an_answer_are_over_when_written_and_in_order(links):
     assert link.client.in_flight_count(1) == 0
 
 
-def test_requests_without_an_answer_that_were_not_written_are_lost_with_the_connection(links):
+def test_unwritten_requests_without_a_response_fail_with_the_connection(links):
     def closing(peer):
         peer.serve(requests_max=1)
         peer.socket.recv(1000)
@@ -442,13 +442,13 @@ def client_context(certificate):
     return tls.context(TlsSettings(ca_file=str(certificate[0])))
 
 
-def test_a_plain_client_at_a_tls_port_is_told_so(links, certificate):
+def test_a_plain_client_at_a_tls_port_gets_a_hint(links, certificate):
     server = links.server(tls=server_context(certificate))
     said = links.link(server).fail_to_connect()
     assert "speaks TLS" in said or "does security.protocol match its listener?" in said
 
 
-def test_a_tls_client_at_a_plain_port_is_told_so(links, certificate):
+def test_a_tls_client_at_a_plain_port_gets_a_hint(links, certificate):
     def as_kafka_does(peer):
         peer.socket.recv(100)  # a ClientHello is a size beyond all limits
 
@@ -466,7 +466,7 @@ def http_always(peer):
     peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_a_certificate_nobody_vouches_for_is_an_authentication_error(links, certificate):
+def test_an_untrusted_certificate_is_an_authentication_error(links, certificate):
     server = links.server(tls=server_context(certificate))
     link = links.link(server, tls_context=tls.context(TlsSettings()))
     said = link.fail_to_connect()
@@ -475,7 +475,7 @@ def test_a_certificate_nobody_vouches_for_is_an_authentication_error(links, cert
     assert link.client.authentication_error(1) is link.auth_errors[0]
 
 
-def test_large_requests_and_answers_go_through_tls(links, certificate):
+def test_large_requests_and_responses_over_tls(links, certificate):
     data = bytes(range(256)) * 8192  # 2 MiB
     names = [f"topic-{i}" for i in range(20_000)]
 

@@ -86,7 +86,7 @@ def test_a_broker_without_sasl_is_an_authentication_error(links):
     assert isinstance(link.auth_errors[0], AuthenticationError)
 
 
-def test_a_client_without_sasl_at_a_sasl_port_is_told_so(links):
+def test_a_client_without_sasl_at_a_sasl_port_gets_a_hint(links):
     """Such a broker answers ApiVersions, and hangs up at anything else."""
 
     def sasl_only(peer):
@@ -113,7 +113,7 @@ def test_a_session_is_renewed_on_the_same_connection_before_it_ends(links, clock
     assert broker.asked[4:] == ["handshake", "authenticate", "metadata"]
 
 
-def test_nothing_new_is_sent_while_a_session_is_to_be_renewed_and_what_is_in_flight_is_waited_for(links, clock):
+def test_reauthentication_waits_for_requests_in_flight_and_holds_back_new_ones(links, clock):
     broker = SaslBroker(lifetime_ms=LIFETIME_MS)
     link = links.to(broker, mechanism_factory=PLAIN, clock=clock)
     waiting = []
@@ -129,7 +129,7 @@ def test_nothing_new_is_sent_while_a_session_is_to_be_renewed_and_what_is_in_fli
     assert all(broker.asked[i + 1] == "authenticate" for i in renewals)
 
 
-def test_a_renewal_that_is_refused_closes_the_connection_with_an_authentication_error(links, clock):
+def test_a_failed_reauthentication_closes_the_connection(links, clock):
     broker = SaslBroker(lifetime_ms=LIFETIME_MS, refuse_after=1)
     link = links.to(broker, mechanism_factory=PLAIN, clock=clock)
     link.ask(ASK)

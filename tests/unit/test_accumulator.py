@@ -73,7 +73,7 @@ def test_a_record_that_no_request_can_carry_is_refused_with_size_and_option():
 
 
 @pytest.mark.behaviour("P21")
-def test_the_batch_is_looked_for_again_after_waiting_for_memory():
+def test_the_open_batch_is_checked_again_after_waiting_for_memory():
     rig = Rig(total_bytes=2048, partitions=3)
     queues = rig.accumulator.topic("t", 3)
     rig.send(b"elsewhere", 1)
@@ -228,7 +228,7 @@ def test_keyless_records_stay_until_batch_size_then_move_on():
 
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.behaviour("P16")
-def test_keyless_records_never_go_where_there_is_no_leader_while_there_is_one_elsewhere(adaptive):
+def test_keyless_records_avoid_partitions_without_a_leader(adaptive):
     rig = Rig(partitions=4, adaptive=adaptive, total_bytes=1 << 22)
     rig.leaders = [-1, 0, -1, 0]
     rig.metadata.request_update()
@@ -326,7 +326,7 @@ def test_a_node_is_ready_while_threads_wait_for_memory():
     assert ready_nodes(rig) == [0]
 
 
-def test_what_is_still_filling_is_left_alone_while_full_batches_will_give_back_the_memory():
+def test_filling_batches_are_kept_while_full_ones_free_memory():
     rig = Rig(linger_ms=50, brokers=2, partitions=4, total_bytes=1 << 20)  # 0 and 2 on one node, 1 and 3 on the other
     while len(queue(rig, 0) if "t" in rig.accumulator.topics else []) < 2:
         rig.send(b"x" * 200, 0)
@@ -474,7 +474,7 @@ def test_no_partition_starves(brokers):
     assert max(served.values()) - min(served.values()) <= 1
 
 
-def test_several_requests_of_one_turn_are_fair_too():
+def test_several_requests_of_one_iteration_are_fair_too():
     rig = Rig(partitions=4, max_request_bytes=1500, total_bytes=1 << 22, max_in_flight=4)
     for partition in range(4):
         for _ in range(5):
@@ -485,7 +485,7 @@ def test_several_requests_of_one_turn_are_fair_too():
 
 
 @pytest.mark.behaviour("P26")
-def test_what_may_not_be_drained_is_passed_over():
+def test_batches_that_may_not_be_drained_are_skipped():
     rig = Rig(partitions=2)
     rig.send(b"a", 0)
     rig.send(b"b", 1)
@@ -515,7 +515,7 @@ def test_a_retried_batch_goes_to_the_front():
     assert queue(rig)[0] is first
 
 
-def test_batches_with_numbers_go_to_their_place_in_any_order():
+def test_numbered_batches_are_reenqueued_in_order():
     rig = Rig()
     rig.send_batches(6)
     taken = [drain(rig)[0] for _ in range(4)]

@@ -71,7 +71,7 @@ def test_servers_are_read(servers, expected):
         ("a:65536", "expected a port of 1 to 65535, got 65536 in 'a:65536'"),
     ],
 )
-def test_an_entry_that_is_no_address_is_named(servers, message):
+def test_an_invalid_entry_is_named_in_the_error(servers, message):
     with pytest.raises(ConfigError, match=message):
         parse(servers)
 
@@ -82,7 +82,7 @@ def test_endpoints_and_addresses_are_shown_as_they_are_written():
     assert str(Address(V6, ("::1", 1, 0, 0))) == "[::1]:1"
 
 
-def test_all_addresses_of_a_name_come_in_the_order_of_the_answer():
+def test_all_addresses_of_a_name_keep_the_order_of_dns():
     assert resolve(Endpoint("alias", 9), getaddrinfo) == [
         (V4, ("10.0.0.1", 9)),
         (V4, ("10.0.0.2", 9)),
@@ -121,6 +121,6 @@ def test_with_no_server_left_the_error_names_them_all():
         bootstrap_endpoints(parse("nowhere:1,empty:2"), getaddrinfo=getaddrinfo)
 
 
-def test_canonical_names_replace_the_alias_and_an_address_without_a_name_stays_a_number():
+def test_canonical_names_replace_the_alias_if_the_address_has_one():
     found, _ = bootstrap_endpoints(parse("alias:9,one:9"), RESOLVE_CANONICAL, getaddrinfo, getnameinfo)
     assert found == [("b1.example", 9), ("b2.example", 9), ("fd00::1", 9)]

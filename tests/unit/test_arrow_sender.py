@@ -56,7 +56,7 @@ def values() -> list[bytes]:
     return [b"%0100d" % number for number in range(ROWS)]
 
 
-def test_rows_that_say_nothing_go_to_one_partition_for_a_batch_and_then_to_the_next(rig, values, monkeypatch):
+def test_rows_without_key_and_partition_change_partition_with_every_batch(rig, values, monkeypatch):
     monkeypatch.setattr(arrow, "BATCH_BYTES_MIN", 20_000)
     found = send(rig, pa.table({"value": values}))
     assert set(found) == {0, 1, 2, 3}

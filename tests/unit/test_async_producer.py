@@ -177,7 +177,7 @@ def test_a_buffer_that_stays_full_is_an_error(broker):
     asyncio.run(main())
 
 
-def test_whoever_is_cancelled_in_send_has_sent_nothing_and_after_it_everything(broker):
+def test_cancelling_send_sends_nothing_cancelling_later_changes_nothing(broker):
     async def main():
         async with make(broker, buffer_memory=20_000, batch_size=5_000) as producer:
             first = await producer.send("t", b"first")
@@ -280,7 +280,7 @@ def test_errors_of_serializers_and_of_use_are_raised_at_once(broker):
     asyncio.run(main())
 
 
-def test_a_loop_that_ends_before_the_answers_harms_nobody(broker, caplog):
+def test_an_event_loop_that_ends_before_the_responses_is_harmless(broker, caplog):
     async def main():
         producer = make(broker)
         await producer.send_and_wait("t", b"first")

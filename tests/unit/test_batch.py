@@ -45,7 +45,7 @@ def in_thread(target: Any, *args: Any) -> threading.Thread:
 
 
 @pytest.mark.behaviour("P38")
-def test_metadata_has_place_time_and_sizes():
+def test_metadata_has_partition_timestamp_and_sizes():
     opened = Opened()
     first, second = opened.append(b"abc", b"k"), opened.append(None)
     assert not first.done()
@@ -125,7 +125,7 @@ def test_callbacks_run_once_in_order_with_metadata():
     assert heard == [(n, 10 + n, None) for n in range(5)]
 
 
-def test_callbacks_hear_of_the_error():
+def test_callbacks_get_the_error():
     opened = Opened()
     heard: list[Any] = []
     opened.append(on_delivery=lambda *outcome: heard.append(outcome))
@@ -135,7 +135,7 @@ def test_callbacks_hear_of_the_error():
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
-def test_a_callback_that_raises_harms_nobody(succeeds):
+def test_a_callback_that_raises_affects_no_other(succeeds):
     opened = Opened()
     heard: list[Any] = []
 
@@ -165,7 +165,7 @@ def test_a_done_callback_is_called_later_or_at_once():
     assert heard == [future, future]
 
 
-def test_done_callbacks_are_called_once_each_whoever_is_first():
+def test_done_callbacks_are_called_once_each():
     for _ in range(50):
         opened = Opened()
         futures = [opened.append() for _ in range(20)]
@@ -250,7 +250,7 @@ def test_a_cancelled_await_leaves_the_record_alone(caplog):
 # -- errors of single records (KIP-467) ----------------------------------------------------------
 
 
-def test_one_culprit_has_the_code_of_the_batch():
+def test_a_single_invalid_record_has_the_code_of_the_batch():
     opened = Opened()
     good, bad = opened.append(), opened.append()
     error = BrokerError("t-0", code=32)
@@ -335,7 +335,7 @@ def test_a_part_may_be_split_again():
     assert batch.wait_done(0)
 
 
-def test_who_waited_for_the_whole_waits_on_for_the_part_within_the_same_time():
+def test_a_wait_for_a_split_batch_continues_for_its_part():
     batch, futures = filled(4)
     got: list[Any] = []
     thread = in_thread(lambda: got.append(futures[3].exception(SECONDS_MAX)))
@@ -362,7 +362,7 @@ def test_a_split_batch_of_one_large_and_small_records_gets_smaller():
 # -- numbers -------------------------------------------------------------------------------------
 
 
-def test_a_new_producer_state_is_sealed_anew():
+def test_a_new_producer_state_seals_the_batch_again():
     batch, _ = filled(2)
     assert (batch.has_sequence, batch.base_sequence) == (False, NO_SEQUENCE)
     batch.set_producer_state(7, 0, 5, False)

@@ -152,7 +152,7 @@ def test_a_buffer_of_another_size_is_not_used_again_and_its_memory_is():
 
 
 @pytest.mark.behaviour("P22")
-def test_a_thread_that_is_woken_out_of_turn_waits_on():
+def test_a_thread_woken_before_its_turn_keeps_waiting():
     pool = make_pool()
     held = [pool.allocate(BATCH, 0) for _ in range(4)]
     done: list[str] = []
@@ -177,7 +177,7 @@ def test_a_thread_that_is_woken_out_of_turn_waits_on():
 
 
 @pytest.mark.behaviour("P22")
-def test_those_who_wait_are_served_in_order_even_if_a_later_one_wants_less():
+def test_waiting_threads_are_served_in_order_regardless_of_size():
     pool = make_pool()
     held = [pool.allocate(BATCH, 0) for _ in range(4)]
     done: list[str] = []
@@ -194,7 +194,7 @@ def test_those_who_wait_are_served_in_order_even_if_a_later_one_wants_less():
     assert done == ["large", "small"]
 
 
-def test_nobody_passes_a_thread_that_waits():
+def test_no_thread_overtakes_a_waiting_one():
     pool = make_pool()
     held = pool.allocate(TOTAL - BATCH, 0)
     waiter = AllocatingThread(pool, 2 * BATCH, [], "first")
@@ -205,7 +205,7 @@ def test_nobody_passes_a_thread_that_waits():
     pool.allocate(1, 0)
 
 
-def test_a_running_thread_may_take_what_the_first_in_line_has_yet_to_wake_up_for_but_not_for_ever():
+def test_a_running_thread_may_overtake_the_first_waiter_a_limited_number_of_times():
     pool = make_pool()
     held = pool.allocate(TOTAL, 0)
     pool._waiters.append(waiter := Waiter(BATCH))  # a thread that never wakes up
@@ -217,7 +217,7 @@ def test_a_running_thread_may_take_what_the_first_in_line_has_yet_to_wake_up_for
         pool.allocate(BATCH, 0)
 
 
-def test_who_gives_up_hands_on_the_turn():
+def test_a_waiter_that_gives_up_wakes_the_next():
     pool = make_pool()
     held = pool.allocate(TOTAL - BATCH, 0)
     clock = pool._clock
@@ -233,7 +233,7 @@ def test_who_gives_up_hands_on_the_turn():
     pool.release(held, TOTAL - BATCH)
 
 
-def test_closing_wakes_those_who_wait_and_refuses_new_ones():
+def test_closing_wakes_waiting_threads_and_refuses_new_ones():
     pool = make_pool()
     held = pool.allocate(TOTAL, 0)
     waiters = [AllocatingThread(pool, BATCH, [], n) for n in range(3)]

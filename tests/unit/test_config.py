@@ -106,7 +106,7 @@ def test_a_bad_password_is_not_shown():
     assert str(caught.value) == "pass.word is a value of type list; it may be a text"
 
 
-def test_a_secret_shows_itself_to_nobody_but_who_asks():
+def test_a_secret_is_hidden_until_it_is_revealed():
     secret = Secret("hush")
     config = resolve(pass_word="hush")
     assert "hush" not in f"{secret} {secret!r} {config} {config!r} {config.rows()} {[secret]}".lower()
@@ -151,7 +151,7 @@ def test_names_with_underscores_work_in_a_mapping_but_not_twice():
         OPTIONS.resolve(("argument", {"batch_size": 1, "batch.size": 1}))
 
 
-def test_a_name_that_is_no_text_is_refused():
+def test_an_option_name_that_is_not_a_str_is_an_error():
     with pytest.raises(ConfigError, match="invalid option name: expected a str, got 5"):
         OPTIONS.resolve(("argument", {5: 1}))  # type: ignore[dict-item]
 

@@ -51,7 +51,7 @@ def ready_rig(**options: Any) -> Rig:
 
 
 @pytest.mark.behaviour("P45")
-def test_the_id_is_asked_for_before_the_first_batch_and_only_once():
+def test_the_producer_id_is_requested_once_before_the_first_batch():
     rig = Rig(idempotent=True)
     rig.turn(3)
     assert rig.keys_sent() == []
@@ -81,7 +81,7 @@ def test_each_partition_counts_for_itself():
 @pytest.mark.parametrize(
     "reply", [DISCONNECT, InitProducerIdResponse(error_code=14), InitProducerIdResponse(error_code=15)]
 )
-def test_the_id_is_asked_for_again(reply):
+def test_the_producer_id_is_requested_again(reply):
     rig = Rig(idempotent=True)
     rig.client.script(INIT_PRODUCER_ID, reply)
     rig.run_until(rig.send().done)
@@ -89,7 +89,7 @@ def test_the_id_is_asked_for_again(reply):
 
 
 @pytest.mark.parametrize("code", [31, 53])
-def test_without_the_right_to_an_id_what_waits_fails_and_the_next_record_asks_again(code):
+def test_an_unauthorized_id_fails_queued_records_and_is_requested_again(code):
     rig = Rig(idempotent=True)
     rig.client.script(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=code))
     futures = [rig.send(b"a", 0), rig.send(b"b", 1)]
@@ -130,7 +130,7 @@ def test_a_retry_has_the_same_numbers():
 
 
 @pytest.mark.behaviour("P46")
-def test_what_was_stored_before_the_connection_broke_is_stored_once_with_its_offset():
+def test_a_batch_stored_before_a_disconnect_is_stored_once():
     rig = ready_rig()
     rig.run_until(rig.send(b"first").done)
     rig.client.script(PRODUCE, rig.log.stored_but_lost)
@@ -237,7 +237,7 @@ def test_other_partitions_are_not_disturbed_by_a_new_epoch():
     assert [(h.producer_epoch, h.base_sequence) for h in headers(rig)][-1] == (1, 0)
 
 
-def test_a_broker_that_lost_its_state_is_told_with_a_new_epoch():
+def test_a_broker_that_lost_its_state_gets_a_new_epoch():
     rig = ready_rig()
     rig.run_until(rig.send(b"a").done)
     rig.client.script(PRODUCE, rig.log.refuse(UNKNOWN_PRODUCER, log_start_offset=1))
@@ -304,7 +304,7 @@ def test_nothing_new_goes_out_while_a_batch_behind_an_expired_one_is_in_flight()
     assert [header.base_sequence for header in headers(rig)] == [1, 2]
 
 
-def test_a_batch_behind_an_expired_one_that_was_stored_clears_the_doubt():
+def test_a_stored_batch_behind_an_expired_one_resolves_the_partition():
     rig = ready_rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
     rig.client.script(PRODUCE, rig.log.stored_but_lost)
     first = rig.send(b"first")

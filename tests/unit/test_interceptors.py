@@ -44,7 +44,7 @@ def test_interceptors_run_in_order_and_may_change_the_record():
     assert [one.heard for one in chain] == [["v"], ["va"]]
 
 
-def test_one_that_throws_is_logged_and_counted_and_the_next_gets_the_last_good_record(caplog):
+def test_an_interceptor_that_raises_is_logged_counted_and_skipped(caplog):
     chain = [Recorder("a"), Recorder("b", fails=True), Recorder("c")]
     interceptors = Interceptors(chain)
     assert interceptors.on_send(RECORD).value == "vac"
@@ -54,7 +54,7 @@ def test_one_that_throws_is_logged_and_counted_and_the_next_gets_the_last_good_r
     assert "RuntimeError: boom" in caplog.text
 
 
-def test_one_that_returns_no_record_is_passed_over(caplog):
+def test_an_interceptor_that_returns_no_record_is_skipped(caplog):
     class Forgetful(ProducerInterceptor):
         def on_send(self, record):
             record.topic.upper()
@@ -65,7 +65,7 @@ def test_one_that_returns_no_record_is_passed_over(caplog):
     assert "on_send must return a ProducerRecord, got NoneType" in caplog.text
 
 
-def test_everybody_hears_of_acknowledgements_and_errors_whoever_throws():
+def test_all_interceptors_get_results_even_if_one_raises():
     chain = [Recorder(fails=True), Recorder()]
     interceptors = Interceptors(chain)
     error = ValueError("late")
@@ -119,7 +119,7 @@ class Plugin(ProducerInterceptor):
         self.calls.append("close")
 
 
-def test_a_plug_in_is_configured_told_of_the_cluster_and_closed_once():
+def test_a_plug_in_is_configured_updated_and_closed_once():
     plugins, plugin = PluginLoader({"colour": "red"}), Plugin()
     assert plugins.load("interceptor.classes", plugin, interceptors.KIND) is plugin
     plugins.on_update("cluster")
@@ -143,7 +143,7 @@ def test_an_object_used_twice_is_closed_once():
     assert shared.closed == 1
 
 
-def test_what_plug_ins_throw_in_close_or_on_update_is_logged_and_the_others_go_on(caplog):
+def test_exceptions_of_plug_ins_in_close_and_on_update_are_logged(caplog):
     class Broken(Plugin):
         def on_update(self, cluster):
             raise RuntimeError("no update")
@@ -216,7 +216,7 @@ def test_headers_may_be_a_mapping_or_pairs():
     assert ProducerRecord("t").headers == ()
 
 
-def test_metadata_say_what_is_known():
+def test_metadata_properties_say_what_is_known():
     assert METADATA.has_offset
     assert METADATA.has_timestamp
     assert str(METADATA) == "t-3@42"

@@ -66,7 +66,7 @@ def test_it_is_due_at_first_then_by_age(metadata, clock):
 
 
 @pytest.mark.behaviour("P10")
-def test_a_wish_waits_for_the_pause_and_a_new_topic_does_not(metadata, clock):
+def test_an_update_waits_for_the_back_off_a_new_topic_does_not(metadata, clock):
     give(metadata, clock)
     metadata.request_update()
     assert 80 <= metadata.time_to_update_ms(clock.now) <= 120
@@ -75,7 +75,7 @@ def test_a_wish_waits_for_the_pause_and_a_new_topic_does_not(metadata, clock):
     assert not metadata.add_topic("t")
 
 
-def test_a_wish_made_while_an_answer_was_on_its_way_is_not_met_by_it(metadata, clock):
+def test_an_update_requested_during_a_request_needs_another_one(metadata, clock):
     metadata.attempt(clock.now)
     update_seq = metadata.request_update()
     metadata.update(answer(), clock.now)
@@ -87,7 +87,7 @@ def test_a_wish_made_while_an_answer_was_on_its_way_is_not_met_by_it(metadata, c
     assert metadata.wait_for_update(update_seq, 0)
 
 
-def test_an_urgent_wish_waits_for_nothing_but_failures(metadata, clock):
+def test_an_urgent_update_waits_for_the_back_off_of_failures_only(metadata, clock):
     give(metadata, clock)
     metadata.request_update(is_urgent=True)
     assert metadata.time_to_update_ms(clock.now) == 0
@@ -138,7 +138,7 @@ def test_a_hint_with_a_newer_epoch_moves_a_leader(metadata, clock):
 
 
 @pytest.mark.parametrize(("code", "fatal"), [(17, True), (29, True), (3, False), (5, False)])
-def test_only_what_cannot_work_is_an_error_at_once(metadata, clock, code, fatal):
+def test_only_permanent_topic_errors_are_raised_at_once(metadata, clock, code, fatal):
     metadata.add_topic("t")
     give(metadata, clock, topic(leaders=[], error=code))
     if fatal:
@@ -150,7 +150,7 @@ def test_only_what_cannot_work_is_an_error_at_once(metadata, clock, code, fatal)
         assert metadata.time_to_update_ms(clock.now) < 1000
 
 
-def test_topics_that_nobody_uses_are_let_go(metadata, clock):
+def test_unused_topics_are_dropped(metadata, clock):
     metadata.add_topic("old")
     clock.now += 90_000
     metadata.add_topic("new")
@@ -176,7 +176,7 @@ def test_a_waiter_wakes_with_the_update_or_when_its_time_is_up(metadata, clock):
     assert metadata.wait_for_update(update_seq, 0)
 
 
-def test_a_fatal_error_reaches_everybody_who_waits_and_nobody_later(metadata):
+def test_a_fatal_error_is_raised_in_current_waits_only(metadata):
     errors = []
     started = threading.Barrier(4)
 
@@ -200,7 +200,7 @@ def test_a_fatal_error_reaches_everybody_who_waits_and_nobody_later(metadata):
     assert not metadata.wait_for_version(0, 1)
 
 
-def test_a_fatal_error_that_nobody_waited_for_is_not_raised_to_who_waits_later(metadata):
+def test_a_fatal_error_without_a_wait_is_not_raised_later(metadata):
     """It may be hours old, about a broker that has the right password by now."""
     update_seq = metadata.request_update()
     metadata.fail(AuthenticationError("wrong password"), fatal=True)
@@ -210,7 +210,7 @@ def test_a_fatal_error_that_nobody_waited_for_is_not_raised_to_who_waits_later(m
     assert not metadata.wait_for_update(metadata.request_update(), 0)
 
 
-def test_listeners_hear_of_every_update(clock):
+def test_listeners_get_every_update(clock):
     heard: list[Cluster] = []
     metadata = Metadata(clock, on_update=heard.append)
     metadata.add_topic("t")

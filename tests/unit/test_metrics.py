@@ -128,7 +128,7 @@ def test_a_broker_and_a_topic_bring_their_own_metrics(metrics):
     assert value(metrics, "record-retry-total", "producer-topic-metrics", topic="t1") == 2
 
 
-def test_every_metric_says_what_it_is(metrics):
+def test_every_metric_has_a_description(metrics):
     metrics.request_sent(1, 10)
     metrics.record_retried("t1", 2)
     assert all(name.description for name in metrics.snapshot())
@@ -235,7 +235,7 @@ def test_times_of_application_threads_are_added_up(metrics):
     assert value(metrics, "buffer-exhausted-total") == 1
 
 
-def test_gauges_are_asked_when_they_are_looked_at(metrics):
+def test_gauges_are_read_on_demand(metrics):
     free = [10]
     metrics.gauge("buffer-available-bytes", lambda: free[0])
     assert value(metrics, "buffer-available-bytes") == 10
@@ -298,7 +298,7 @@ def test_a_steady_flow_has_its_rate_at_any_time():
     assert samples.event_total(0) == 6000
 
 
-def test_what_is_old_is_forgotten_but_for_the_total():
+def test_old_samples_count_for_the_total_only():
     samples = Samples(2, WINDOW_MS)
     samples.record(9, 0)
     samples.record(3, 40_000)
@@ -335,7 +335,7 @@ def test_however_many_windows_there_are_no_more_are_kept(windows):
 # -- reporters ---------------------------------------------------------------------------------
 
 
-def test_a_reporter_is_told_of_what_is_there_what_comes_and_what_goes(clock):
+def test_a_reporter_gets_existing_new_and_removed_metrics(clock):
     told = Told()
     metrics = ProducerMetrics("c1", clock=clock, reporters=[told])
     assert told.seen == [("init", NAMES_AT_THE_START)]

@@ -57,7 +57,7 @@ def test_errors_of_a_real_producer_are_raised():
     assert producer.history == []
 
 
-def test_a_partitioner_and_interceptors_of_ones_own_really_run():
+def test_custom_partitioners_and_interceptors_run():
     heard = []
 
     class Heard(ProducerInterceptor):
@@ -77,7 +77,7 @@ def test_a_partitioner_and_interceptors_of_ones_own_really_run():
     assert heard[1] == (2, error)
 
 
-def test_the_test_says_when_a_record_is_acknowledged_or_fails():
+def test_the_test_decides_when_a_record_is_acknowledged_or_fails():
     producer = MockProducer({"linger.ms": 5}, auto_complete=False)
     first, second, third = (producer.send("t", b"%d" % n) for n in range(3))
     assert not first.done()
@@ -135,7 +135,7 @@ def test_a_record_that_fails_in_a_transaction_has_it_aborted():
 
 
 @pytest.mark.behaviour("P50")
-def test_a_refused_record_tells_its_callback_and_has_the_transaction_aborted():
+def test_a_refused_record_calls_its_callback_and_fails_the_transaction():
     told = []
     producer = MockProducer(transactional_id="t", max_request_size=1000)
     producer.init_transactions()

@@ -33,7 +33,7 @@ def test_pauses_double_up_to_a_limit_with_jitter(failures, base):
     assert max(waits) - min(waits) > base * JITTER  # they differ
 
 
-def test_no_failure_or_no_base_is_no_pause():
+def test_no_failure_or_no_base_means_no_back_off():
     assert exponential_backoff(50, 1000, 0, random.Random()) == exponential_backoff(0, 1000, 5, random.Random()) == 0
 
 

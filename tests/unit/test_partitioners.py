@@ -87,7 +87,7 @@ def test_an_empty_key_is_a_key():
 
 @pytest.mark.parametrize("key", [None, KEYED])
 @pytest.mark.behaviour("P17")
-def test_round_robin_takes_the_available_partitions_in_turn_whatever_the_key(key):
+def test_round_robin_ignores_keys_and_uses_available_partitions(key):
     partitioner, cluster = RoundRobinPartitioner(), FakeCluster(4, available=[0, 1, 3])
     assert [choose(partitioner, cluster, key) for _ in range(7)] == [0, 1, 3, 0, 1, 3, 0]
 
@@ -103,7 +103,7 @@ def test_round_robin_counts_each_topic_by_itself():
 
 
 @pytest.mark.parametrize("cls", [RoundRobinPartitioner, KeyHashRoundRobinPartitioner])
-def test_being_asked_again_for_a_new_batch_costs_no_turn(cls):
+def test_the_second_call_for_a_new_batch_does_not_advance(cls):
     partitioner, cluster = cls(), FakeCluster(4)
     found = []
     for _ in range(8):
@@ -239,7 +239,7 @@ def load(value: object) -> Partitioner:
 
 @pytest.mark.parametrize("as_function", [True, False])
 @pytest.mark.behaviour("P18")
-def test_a_partitioner_of_ones_own_sees_topic_key_value_their_bytes_and_the_cluster(as_function):
+def test_a_custom_partitioner_gets_raw_and_serialized_values_and_the_cluster(as_function):
     seen: list = []
 
     def by_value(*arguments):
@@ -273,6 +273,6 @@ def test_partitioners_go_by_class_path_short_name_or_java_name(value, cls):
     assert type(load(value)) is cls
 
 
-def test_what_is_no_partitioner_is_refused():
+def test_an_invalid_partitioner_is_refused():
     with pytest.raises(ConfigError, match=r"partitioner\.class .* is not a valid partitioner: see Partitioner"):
         load(object())

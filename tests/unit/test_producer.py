@@ -78,7 +78,7 @@ class Heard(ProducerInterceptor):
 
 
 @pytest.mark.behaviour("P05")
-def test_construction_does_not_wait_for_a_broker_and_the_first_send_says_who_is_missing():
+def test_the_constructor_needs_no_broker_and_the_first_send_names_the_missing_one():
     started = time.monotonic()
     with Producer(bootstrap_servers=NOWHERE, max_block_ms=300) as producer:
         assert time.monotonic() - started < 2
@@ -184,7 +184,7 @@ class Broken:
 
 
 @pytest.mark.behaviour("P02")
-def test_an_option_that_nobody_knows_is_warned_of_with_the_nearest_name(caplog):
+def test_an_unknown_option_is_warned_of_with_the_most_similar_name(caplog):
     class Reads(Serializer):
         def configure(self, config, is_key):
             assert config["mine.too"] == "x"
@@ -319,7 +319,7 @@ def test_records_arrive_by_the_short_way_and_by_the_long_one(broker):
 
 
 @pytest.mark.behaviour("P13")
-def test_interceptors_hear_of_every_failure_with_the_partition_as_far_as_it_is_known(broker):
+def test_interceptors_get_every_failure_with_the_partition_if_known(broker):
     heard = Heard()
 
     class Refuses(Serializer):
@@ -355,7 +355,7 @@ def test_interceptors_hear_of_every_failure_with_the_partition_as_far_as_it_is_k
 
 
 @pytest.mark.behaviour("P13")
-def test_a_failed_batch_of_the_built_in_partitioner_tells_its_partition_too(broker):
+def test_a_failed_batch_of_the_built_in_partitioner_has_its_partition(broker):
     heard, told = Heard(), []
     with make(broker, interceptor_classes=[heard]) as producer:
         producer.send("t", b"known").result(SECONDS)
@@ -399,7 +399,7 @@ def test_a_refused_record_fails_its_future_and_calls_its_callback(broker, option
 
 
 @pytest.mark.behaviour("P50")
-def test_a_full_buffer_is_told_by_the_future_and_the_callback(broker):
+def test_an_exhausted_buffer_fails_the_future_and_calls_the_callback(broker):
     told = []
     with make(broker, buffer_memory=16_384, max_block_ms=100, linger_ms=0) as producer:
         producer.send("t", b"0").result(SECONDS)
@@ -435,7 +435,7 @@ def test_refused_rows_fail_their_delivery_and_those_before_them_are_sent(broker)
 
 
 @pytest.mark.behaviour("P50")
-def test_what_is_no_api_error_is_raised_and_calls_no_callback(broker):
+def test_errors_that_are_not_api_errors_are_raised_without_a_callback(broker):
     told = []
     with make(broker, value_serializer="str") as producer:
         with pytest.raises(SerializationError):
@@ -448,7 +448,7 @@ def test_what_is_no_api_error_is_raised_and_calls_no_callback(broker):
 
 
 @pytest.mark.behaviour("P50", "P51")
-def test_a_callback_that_fails_for_a_refused_record_is_logged_and_ctrl_c_in_it_is_raised(broker, caplog):
+def test_a_failing_callback_of_a_refused_record_is_logged_ctrl_c_is_raised(broker, caplog):
     def fails(_, error):
         raise ValueError("of the callback")
 
@@ -561,7 +561,7 @@ def test_a_serializer_object_wins_over_the_configured_class(broker, tmp_path, wa
     assert broker.values("t") == [b"TEXT"]
 
 
-def test_wrong_arguments_are_told_before_anything_happens(broker):
+def test_invalid_arguments_are_refused_before_anything_happens(broker):
     with make(broker) as producer:
         for wrong in ({"partition": -1}, {"headers": [("a", "text")]}, {"headers": {1: b""}}):
             with pytest.raises(ValueError, match=r"expected"):
@@ -581,7 +581,7 @@ def test_wrong_arguments_are_told_before_anything_happens(broker):
 # -- the end -----------------------------------------------------------------------------------
 
 
-def test_a_closed_producer_says_so_and_has_no_thread(broker):
+def test_a_closed_producer_raises_and_has_no_thread(broker):
     producer = make(broker)
     producer.send("t", b"v")
     producer.close()
@@ -602,7 +602,7 @@ def test_a_closed_producer_says_so_and_has_no_thread(broker):
     assert producer.metrics() == {}
 
 
-def test_close_with_no_time_fails_what_waits_and_is_over_at_once(broker):
+def test_close_without_time_fails_pending_records_at_once(broker):
     producer = make(broker)
     producer.send("t", b"first").result(SECONDS)
     broker.answers.clear()
@@ -613,7 +613,7 @@ def test_close_with_no_time_fails_what_waits_and_is_over_at_once(broker):
     assert all(isinstance(future.exception(0), ClosedError) for future in futures)
 
 
-def test_close_in_a_callback_tells_interceptors_before_they_are_closed(broker):
+def test_close_in_a_callback_calls_interceptors_before_closing_them(broker):
     class Last(Heard):
         closed_after = None
 

@@ -214,7 +214,7 @@ def test_a_dead_io_thread_fails_every_call_and_every_future(
 
 
 @pytest.mark.behaviour("P51")
-def test_a_dying_io_thread_releases_all_who_wait(
+def test_a_dying_io_thread_ends_all_waits(
     broker: SmallBroker, kill_io_thread: Callable[[Producer | AsyncProducer], None]
 ) -> None:
     producer = make(broker, **{"buffer.memory": 16384, "max.block.ms": 60_000})
@@ -308,7 +308,7 @@ def test_a_dead_io_thread_fails_what_is_awaited(
 
 
 @pytest.mark.behaviour("P36", "P51")
-def test_a_record_sent_while_the_producer_closes_is_answered_or_refused(
+def test_a_record_sent_while_the_producer_closes_is_sent_or_refused(
     broker: SmallBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The moment in question, held still: close() has begun, and the accumulator does not know of it yet."""

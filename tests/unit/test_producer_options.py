@@ -233,7 +233,7 @@ def test_idempotence_and_its_needs_are_settled_as_in_kafka(profile):
     ],
 )
 @pytest.mark.behaviour("P02", "T01")
-def test_what_cannot_be_is_refused_with_the_reason(options, message):
+def test_contradictions_are_refused_with_the_reason(options, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolve(BOOTSTRAP, **options)
 
@@ -297,7 +297,7 @@ def test_bootstrap_servers_are_required():
         resolve()
 
 
-def test_a_delivery_timeout_that_nobody_set_is_raised(caplog):
+def test_a_default_delivery_timeout_that_is_too_short_is_raised(caplog):
     config = resolve(BOOTSTRAP, linger_ms=1_000, request_timeout_ms=120_000)
     assert config["delivery.timeout.ms"] == 121_000
     assert config.origin("delivery.timeout.ms") == "derived"

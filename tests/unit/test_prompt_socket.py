@@ -53,7 +53,7 @@ def test_buffers_of_all_kinds_are_gathered(pair):
     assert received(theirs, 19) == b"one two three four "
 
 
-def test_what_the_system_does_not_take_is_told(pair):
+def test_the_number_of_written_bytes_is_returned(pair):
     ours, theirs = pair
     sent = write_until(BlockingIOError, lambda: ours.sendmsg([bytes(100_000), bytes(100_000)]))
     assert sent % 100_000, "the last call was cut short, or else this shows nothing"
@@ -66,7 +66,7 @@ def test_more_buffers_than_one_call_takes_are_no_error(pair):
     assert received(theirs, count) == b"x" * count
 
 
-def test_what_is_there_is_received_and_nothing_is_waited_for(pair):
+def test_available_bytes_are_received_without_blocking(pair):
     ours, theirs = pair
     room = bytearray(10)
     with pytest.raises(BlockingIOError):

@@ -1,70 +1,54 @@
-"""The lock of a topic: like any other, but that nobody sleeps in it."""
+"""Batches that are compressed: how much goes into one."""
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 
-from headrace.client.concurrency import YIELD_SECONDS, YieldingLock
-from headrace.errors import IllegalStateError
-
-SECONDS_MAX = 20
-
-
-def test_only_one_thread_is_inside():
-    lock, inside, most, rounds = YieldingLock(), 0, 0, 200
-
-    def work() -> None:
-        nonlocal inside, most
-        for _ in range(rounds):
-            with lock:
-                inside += 1
-                most = max(most, inside)
-                time.sleep(0)  # let others try
-                inside -= 1
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS_MAX)
-        assert not thread.is_alive()
-    assert (inside, most) == (0, 1)
+from headrace.producer.queues import ROOM_FACTOR_MAX, CompressionRatio
+from headrace.wire.compression import GZIP
+from rig import Rig
 
 
-def test_the_thread_that_is_inside_is_refused_and_still_inside():
-    lock = YieldingLock()
-    with lock:
-        with pytest.raises(IllegalStateError, match="signal handler"), lock:
-            pass
-        assert lock.is_owned()
-    assert not lock.is_owned()
+def test_worse_is_believed_at_once_and_better_slowly():
+    ratio = CompressionRatio()
+    ratio.observe(10, 100)
+    assert ratio.estimate == pytest.approx(0.995)
+    for _ in range(300):
+        ratio.observe(10, 100)
+    assert ratio.estimate == pytest.approx(0.1)
+    ratio.observe(60, 100)
+    assert ratio.estimate == pytest.approx(0.6)
+    ratio.reset()
+    assert ratio.estimate == 1.0
 
 
-def test_who_waits_does_not_own_it_before_running_again(monkeypatch):
-    lock, tries = YieldingLock(), []
-    owner_left = threading.Event()
+@pytest.mark.parametrize(
+    ("estimate", "room"), [(1.0, 1000), (0.5, 1000), (0.47, 2000), (0.2, 4000), (0.1, 8000), (0.01, 8000)]
+)
+def test_room_grows_with_the_ratio_up_to_a_limit(estimate, room):
+    ratio = CompressionRatio()
+    ratio.estimate = estimate
+    assert ratio.room_bytes(1000, 1 << 20) == room
+    assert ratio.room_bytes(1000, 3000) == min(room, 3000)
+    assert ratio.room_bytes(1000, 10) == 1000
 
-    def sleep(seconds: float) -> None:
-        tries.append(seconds)
-        release.set()
-        assert owner_left.wait(SECONDS_MAX)
 
-    release = threading.Event()
-    monkeypatch.setattr("headrace.client.concurrency.time.sleep", sleep)
+@pytest.mark.behaviour("P28")
+def test_batches_take_more_records_once_it_is_known_how_well_they_compress():
+    rig = Rig(codec=GZIP, batch_bytes=2048)
+    value = b"the same words again and again " * 4
 
-    def own() -> None:
-        with lock:
-            entered.set()
-            assert release.wait(SECONDS_MAX)
-        owner_left.set()
+    def records_of_a_full_batch() -> int:
+        queues = rig.accumulator.topic("t", 2).queues[0].batches
+        count = 0
+        while len(queues) < 2:
+            rig.send(value, 0)
+            count += 1
+        rig.run_until(lambda: not rig.accumulator.has_incomplete())
+        return count
 
-    entered = threading.Event()
-    owner = threading.Thread(target=own, daemon=True)
-    owner.start()
-    assert entered.wait(SECONDS_MAX)
-    with lock:
-        assert tries == [YIELD_SECONDS]
-    owner.join(SECONDS_MAX)
+    first = records_of_a_full_batch()
+    for _ in range(300):
+        records_of_a_full_batch()
+    learned = records_of_a_full_batch()
+    assert 2 * first < learned <= ROOM_FACTOR_MAX * first + ROOM_FACTOR_MAX

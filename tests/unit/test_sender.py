@@ -61,7 +61,7 @@ def test_without_topic_ids_names_are_used():
     assert rig.client.of(PRODUCE)[0].version == 12
 
 
-def test_a_topic_that_was_made_anew_is_followed_by_its_new_id():
+def test_a_recreated_topic_is_followed_by_its_new_id():
     old, new = bytes([1] * 16), bytes([2] * 16)
     rig = Rig(topic_id=old)
     rig.topic_id = new
@@ -144,7 +144,7 @@ def test_a_lost_connection_is_tried_again_and_metadata_refreshed():
     assert rig.client.of(METADATA)
 
 
-def test_no_answer_in_time_is_tried_again():
+def test_a_response_timeout_is_retried():
     rig = Rig(request_timeout_ms=1000)
     rig.client.script(PRODUCE, SILENCE)
     future = rig.send()
@@ -154,7 +154,7 @@ def test_no_answer_in_time_is_tried_again():
     assert 1000 <= rig.clock.now_ms - start < 2000
 
 
-def test_a_partition_that_the_answer_leaves_out_is_tried_again():
+def test_a_partition_missing_from_the_response_is_retried():
     rig = Rig()
     rig.client.script(PRODUCE, ProduceResponse())
     future = rig.send()
@@ -198,7 +198,7 @@ def test_the_leader_that_comes_with_the_error_is_believed_at_once():
     assert rig.clock.now_ms == start  # and not waited for
 
 
-def test_a_leader_that_nobody_has_heard_of_is_found_by_the_endpoint_that_comes_with_the_error():
+def test_an_unknown_leader_is_reached_by_the_endpoint_in_the_error():
     rig = Rig(brokers=2, partitions=2)
     rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER, leader=(7, 5)))
     rig.run_until(rig.send(b"v", 0).done)
@@ -210,7 +210,7 @@ def test_a_leader_that_nobody_has_heard_of_is_found_by_the_endpoint_that_comes_w
 
 
 @pytest.mark.parametrize(("code", "leader"), [(3, (1, 5)), (NOT_LEADER, (1, 0)), (NOT_LEADER, (-1, -1))])
-def test_other_errors_and_old_news_say_nothing_about_the_leader(code, leader):
+def test_other_errors_and_old_epochs_do_not_change_the_leader(code, leader):
     rig = Rig(brokers=2, partitions=2)
     rig.client.script(PRODUCE, rig.log.refuse(code, leader=leader))
     rig.run_until(rig.send(b"v", 0).done)
@@ -289,7 +289,7 @@ def test_a_batch_expires_while_it_waits():
     assert rig.pool.available_bytes == rig.pool.total_bytes
 
 
-def test_a_batch_expires_between_attempts_and_tells_the_last_error():
+def test_a_batch_that_expires_between_attempts_has_the_last_error():
     rig = Rig(delivery_timeout_ms=1000)
     rig.client.always(PRODUCE, rig.log.refuse(NOT_LEADER))
     error = rig.error_of(rig.send())
@@ -299,7 +299,7 @@ def test_a_batch_expires_between_attempts_and_tells_the_last_error():
 
 
 @pytest.mark.behaviour("P24", "P32")
-def test_memory_of_a_batch_that_expires_on_the_wire_comes_back_when_its_request_is_over():
+def test_memory_of_a_batch_that_expires_in_flight_is_freed_with_its_request():
     rig = Rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
     rig.client.script(PRODUCE, After(5000, rig.log.produce))
     future = rig.send()
@@ -317,7 +317,7 @@ def test_memory_of_a_batch_that_expires_on_the_wire_comes_back_when_its_request_
 
 @pytest.mark.parametrize("late", [NOT_LEADER, MESSAGE_TOO_LARGE, INVALID_RECORD, None])
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_whatever_comes_after_expiry_gives_the_memory_back_and_is_not_tried_again(late, idempotent):
+def test_any_response_after_expiry_frees_the_memory_without_a_retry(late, idempotent):
     rig = Rig(delivery_timeout_ms=1000, idempotent=idempotent)
     if idempotent:
         rig.run_until(rig.send().done)
@@ -346,7 +346,7 @@ def test_one_request_in_flight_keeps_the_order_through_retries():
     assert rig.log.values() == [b"%d" % n for n in range(8)]
 
 
-def test_a_muted_partition_waits_for_its_answer_while_others_go_on():
+def test_a_muted_partition_waits_for_its_response_others_do_not():
     rig = Rig(partitions=2, brokers=2, max_in_flight=1)
     rig.client.script(PRODUCE, After(100, rig.log.produce))
     slow = rig.send_batches(2, 0)
@@ -357,7 +357,7 @@ def test_a_muted_partition_waits_for_its_answer_while_others_go_on():
 
 
 @pytest.mark.behaviour("P33")
-def test_a_batch_on_its_way_keeps_the_next_one_back_when_the_leader_moves():
+def test_a_batch_in_flight_holds_back_the_next_when_the_leader_moves():
     rig = Rig(partitions=1, brokers=2, max_in_flight=1)
     rig.client.script(PRODUCE, After(1000, rig.log.produce))
     first = rig.send_batches(1)
@@ -393,7 +393,7 @@ def test_a_node_takes_as_many_requests_at_once_as_it_may():
 
 
 @pytest.mark.behaviour("P29")
-def test_the_loop_survives_an_exception_of_one_turn(monkeypatch, caplog):
+def test_the_loop_survives_an_exception_of_an_iteration(monkeypatch, caplog):
     rig = Rig()
     future = rig.send()
     original, calls = rig.accumulator.ready, []
@@ -415,7 +415,7 @@ def test_the_loop_survives_an_exception_of_one_turn(monkeypatch, caplog):
 
 @pytest.mark.behaviour("P29")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_the_loop_survives_what_is_no_ordinary_exception(monkeypatch, error):
+def test_the_loop_survives_a_base_exception(monkeypatch, error):
     rig = Rig()
     future = rig.send()
     original, calls = rig.accumulator.ready, []
@@ -450,7 +450,7 @@ def test_send_wakes_the_io_thread_for_new_and_for_full_batches_only(monkeypatch)
     assert len(woken) == 3
 
 
-def test_an_observer_that_raises_leaves_nobody_waiting(caplog):
+def test_an_observer_that_raises_leaves_no_wait_open(caplog):
     class Bad:
         def __getattr__(self, name: str) -> Any:
             def method(*args: Any) -> None:
@@ -540,7 +540,7 @@ def test_closing_wakes_threads_that_wait_for_memory():
     assert isinstance(errors[0], ClosedError)
 
 
-def test_a_connection_that_cannot_be_closed_leaves_nobody_waiting(monkeypatch):
+def test_a_connection_that_cannot_be_closed_leaves_no_wait_open(monkeypatch):
     rig = Rig()
     rig.client.always(PRODUCE, SILENCE)
     future = rig.send()

@@ -133,7 +133,7 @@ def test_a_transactional_producer(code):
     assert rig.keys_sent()[-3:] == [ADD_PARTITIONS, PRODUCE, END_TXN]
 
 
-def test_a_code_that_nobody_knows_is_final():
+def test_an_unknown_error_code_is_not_retried():
     rig = Rig()
     error_code = 9999
     rig.client.script(PRODUCE, rig.log.refuse(error_code))

@@ -62,7 +62,7 @@ def test_numbers_follow_each_other_across_the_wrap():
     assert sequences.last_acked_sequence == 4
 
 
-def test_what_is_put_back_stands_in_its_place_across_the_wrap():
+def test_reenqueued_batches_are_in_order_across_the_wrap():
     sequences = PartitionSequences(PRODUCER)
     sequences.next, sequences.last_acked_sequence = LAST - 2, LAST - 3
     batches = [batch_of() for _ in range(4)]
@@ -175,7 +175,7 @@ def expire(table: SequenceTable, batch: ProducerBatch) -> None:
     table.settle_failed(batch, TimedOutError("expired"), PRODUCER, adjust=False)
 
 
-def test_doubt_stops_new_batches_until_the_rest_is_answered():
+def test_an_unresolved_batch_holds_back_new_batches():
     table = SequenceTable()
     first, second = assigned(table, 2)
     expire(table, first)
@@ -188,7 +188,7 @@ def test_doubt_stops_new_batches_until_the_rest_is_answered():
     assert table.may_drain(fresh, PRODUCER)
 
 
-def test_a_gap_is_told_once():
+def test_a_gap_is_returned_once():
     table = SequenceTable()
     (only,) = assigned(table, 1)
     expire(table, only)

@@ -132,7 +132,7 @@ def test_a_number_that_does_not_fit_is_refused(name, value):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", {(1, 2): 3}])
-def test_what_json_cannot_hold_is_refused(value):
+def test_values_without_a_json_form_are_refused(value):
     with pytest.raises(SerializationError, match="JsonSerializer expected a value that JSON can represent"):
         JsonSerializer().serialize("t", value, [])
 
@@ -248,6 +248,6 @@ def test_a_function_is_not_called_for_none_and_its_errors_are_wrapped():
         (object(), "is not a valid serializer: see Serializer"),
     ],
 )
-def test_what_is_no_serializer_is_a_config_error(value, message):
+def test_an_invalid_serializer_is_a_config_error(value, message):
     with pytest.raises(ConfigError, match=message):
         load(value)

@@ -173,7 +173,7 @@ def test_the_authority_may_be_given_as_text(certificates):
 @pytest.mark.parametrize(
     ("authority", "expected"), [("stranger.pem", "stranger.pem"), (None, "the system's certificate authorities")]
 )
-def test_a_broker_of_another_authority_is_refused_and_the_error_says_whom_we_trust(certificates, authority, expected):
+def test_an_untrusted_broker_is_rejected_with_the_trusted_authorities(certificates, authority, expected):
     settings = TlsSettings(ca_file=str(certificates[authority])) if authority else TlsSettings()
     with pytest.raises(TlsError, match=r"the certificate of broker.test is not trusted") as caught:
         connect(settings, tls_server(certificates))
@@ -220,7 +220,7 @@ def test_a_client_certificate_opens_the_door(certificates, how, tmp_path, monkey
 
 
 @pytest.mark.parametrize("maximum", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_broker_that_wants_a_certificate_says_so(certificates, maximum):
+def test_a_missing_client_certificate_is_explained(certificates, maximum):
     serve = tls_server(certificates, client_certificate=True, maximum=maximum)
     with pytest.raises(
         TlsError, match=r"broker.test (rejected the client certificate|failed: sslv3 alert handshake)"
@@ -240,7 +240,7 @@ def test_a_certificate_that_the_broker_does_not_know_is_refused(certificates):
 @pytest.mark.parametrize(
     "said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", struct.pack(">iih", 6, 0, 35)], ids=["http", "kafka"]
 )
-def test_a_peer_that_answers_in_plain_text_is_recognised(certificates, said):
+def test_a_peer_that_responds_in_plain_text_is_recognized(certificates, said):
     def serve(sock):
         sock.recv(1000)
         sock.sendall(said)

@@ -69,7 +69,7 @@ def test_commit_waits_for_retries_without_a_busy_loop():
     assert rig.keys_sent()[-2:] == [PRODUCE, END_TXN]
 
 
-def test_what_is_sent_and_committed_within_one_look_is_not_left_behind():
+def test_a_record_sent_and_committed_in_one_iteration_is_included():
     rig = rig_in_transaction()
     rig.run_until(rig.send(b"first", 0).done)
     asked = []
@@ -85,7 +85,7 @@ def test_what_is_sent_and_committed_within_one_look_is_not_left_behind():
     assert asked
 
 
-def test_an_empty_transaction_is_not_told():
+def test_an_empty_transaction_is_not_sent_to_the_coordinator():
     rig = rig_in_transaction()
     rig.commit()
     rig.manager.begin_transaction()
@@ -111,7 +111,7 @@ def test_commit_raises_the_first_error_and_abort_goes_on():
     assert rig.state() is State.READY
 
 
-def test_a_commit_that_fails_while_it_waits_is_not_found_by_the_abort():
+def test_a_queued_commit_that_fails_is_not_sent_after_the_abort():
     """The queued EndTxn of the commit must never leave: it would commit half a transaction."""
     rig = rig_in_transaction()
     rig.client.script(PRODUCE, After(100, rig.log.refuse(INVALID_RECORD)))
@@ -151,7 +151,7 @@ def test_abort_drops_what_was_not_sent():
     assert rig.pool.available_bytes == rig.pool.total_bytes
 
 
-def test_abort_finds_out_what_became_of_what_was_sent():
+def test_abort_waits_for_the_results_of_sent_batches():
     rig = rig_in_transaction()
     rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER))
     sent = rig.send()
@@ -181,7 +181,7 @@ def test_a_call_that_timed_out_is_joined_by_the_next(operation):
     rig.manager.begin_transaction()
 
 
-def test_the_outcome_of_a_call_that_timed_out_has_to_be_asked_for_even_if_it_is_there_by_now():
+def test_the_result_of_a_timed_out_call_must_be_fetched_first():
     rig = rig_in_transaction()
     rig.run_until(rig.send().done)
     first = rig.manager.begin_commit()
@@ -350,7 +350,7 @@ def test_closing_lets_a_commit_end():
     assert [sent.message.committed for sent in rig.client.of(END_TXN)] == [True]
 
 
-def test_closing_aborts_whatever_was_being_waited_for():
+def test_closing_aborts_regardless_of_a_pending_operation():
     rig = rig_in_transaction()
     rig.client.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
     rig.send()
@@ -371,7 +371,7 @@ def test_closing_after_a_fatal_error_ends():
     assert not thread.is_alive()
 
 
-def test_force_tells_whoever_waits():
+def test_force_close_fails_all_waits():
     rig = rig_in_transaction()
     rig.client.always(PRODUCE, SILENCE)
     future = rig.send()
@@ -394,7 +394,7 @@ def test_force_tells_whoever_waits():
     assert future.exception(0) is not None
 
 
-def test_force_tells_who_waits_for_a_request_in_flight():
+def test_force_close_fails_the_wait_for_a_request_in_flight():
     rig = rig_in_transaction()
     rig.client.script(ADD_OFFSETS, SILENCE)
     result = rig.manager.begin_send_offsets({("t", 0): 5}, GROUP)
@@ -406,7 +406,7 @@ def test_force_tells_who_waits_for_a_request_in_flight():
 
 
 @pytest.mark.parametrize("reply", [AddOffsetsToTxnResponse(), AddOffsetsToTxnResponse(error_code=14), DISCONNECT])
-def test_who_waits_for_a_request_in_flight_hears_of_a_fatal_error(reply):
+def test_a_fatal_error_fails_the_wait_for_a_request_in_flight(reply):
     rig = rig_in_transaction()
     rig.client.script(ADD_OFFSETS, After(100, reply))
     result = rig.manager.begin_send_offsets({("t", 0): 5}, GROUP)
@@ -421,7 +421,7 @@ def test_who_waits_for_a_request_in_flight_hears_of_a_fatal_error(reply):
 
 @pytest.mark.parametrize("features", [V1, V2])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_commit_is_told_only_when_all_of_its_records_are_stored_through_any_trouble(seed, features):
+def test_a_commit_is_sent_only_when_all_its_records_are_stored(seed, features):
     chance = random.Random(seed)
     rig = new_rig(
         brokers=2, partitions=3, batch_bytes=256, delivery_timeout_ms=3000, request_timeout_ms=900, features=features

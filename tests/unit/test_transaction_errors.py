@@ -255,7 +255,7 @@ def test_an_abort_that_cannot_be_is_done_by_a_new_epoch(code):
 
 
 @pytest.mark.parametrize("code", [UNKNOWN_PRODUCER, ABORTABLE])
-def test_an_abort_that_cannot_be_is_fatal_where_there_is_no_new_epoch(code):
+def test_an_impossible_abort_is_fatal_without_a_new_epoch(code):
     rig = Rig(transactional_id="x")
     rig.client.versions[INIT_PRODUCER_ID] = (0, 2)
     rig.init()

@@ -118,7 +118,7 @@ def test_an_illegal_transition_fails_the_pending_operation():
         result.wait(0)
 
 
-def test_an_answer_that_makes_no_sense_is_fatal_and_leaves_nobody_waiting(monkeypatch):
+def test_an_invalid_response_is_fatal_and_ends_all_waits(monkeypatch):
     rig = new_rig()
     result = rig.manager.begin_init()
 

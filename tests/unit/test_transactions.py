@@ -54,7 +54,7 @@ def test_init_finds_the_coordinator_and_gets_an_id():
     assert rig.manager.producer == ProducerIdAndEpoch(PRODUCER_ID, 0)
 
 
-def test_an_old_broker_is_asked_for_one_coordinator():
+def test_an_old_broker_gets_a_request_for_one_coordinator():
     rig = new_rig()
     rig.client.versions[FIND_COORDINATOR] = (0, 3)
 
@@ -81,7 +81,7 @@ def test_a_coordinator_that_metadata_does_not_know_can_be_reached():
     assert rig.client.nodes[7].endpoint.host == "fake"
 
 
-def test_a_coordinator_that_is_away_is_looked_for_again_without_a_storm():
+def test_an_unreachable_coordinator_is_looked_up_again_with_back_off():
     rig = new_rig(brokers=2)
     rig.client.always(FIND_COORDINATOR, lambda sent: coordinator(1))
     rig.turn()
@@ -108,7 +108,7 @@ def test_a_refused_init_may_be_tried_again():
 
 
 @pytest.mark.behaviour("T04")
-def test_begin_is_local_and_the_first_partition_tells_the_coordinator():
+def test_begin_is_local_and_the_first_partition_goes_to_the_coordinator():
     rig = rig_in_transaction()
     rig.turn(3)
     assert rig.keys_sent() == []
@@ -182,7 +182,7 @@ def test_requests_leave_in_the_order_of_their_priority():
 
 
 @pytest.mark.behaviour("T06")
-def test_whatever_order_they_are_queued_in_requests_leave_by_priority():
+def test_requests_are_sent_by_priority():
     rig = rig_in_transaction()
     manager, group = rig.manager, GROUP
     fresh, current = NO_PRODUCER_ID_AND_EPOCH, manager.producer

@@ -41,7 +41,7 @@ def header_of_last(rig: Rig) -> Any:
 
 
 @pytest.mark.behaviour("T11")
-def test_the_first_batch_tells_the_coordinator():
+def test_the_first_batch_adds_the_partition_at_the_broker():
     rig = rig_in_transaction()
     rig.send()
     rig.commit()
@@ -81,7 +81,7 @@ def test_used_up_epochs_bring_a_new_id_with_the_end():
     assert rig.client.of(END_TXN)[-1].message.producer_id == 5000
 
 
-def test_an_empty_transaction_is_not_told():
+def test_an_empty_transaction_is_not_sent_to_the_coordinator():
     """The coordinator would refuse it: it has never heard of the transaction (KAFKA-18401)."""
     rig = rig_in_transaction()
     rig.commit()
@@ -143,7 +143,7 @@ def test_the_transaction_before_may_still_be_ending():
     assert rig.log.values() == [b"value"]
 
 
-def test_a_lost_answer_to_the_end_is_asked_for_again_with_the_same_epoch():
+def test_a_lost_end_txn_response_is_retried_with_the_same_epoch():
     from fakes import DISCONNECT
 
     rig = rig_in_transaction()
@@ -194,7 +194,7 @@ def test_switching_back_to_v1_takes_effect_with_the_next_transaction():
     assert rig.client.of(END_TXN)[0].version == 4
 
 
-def test_features_that_nobody_tells_change_nothing():
+def test_missing_features_change_nothing():
     rig = rig_in_transaction()
     rig.client.features = {}
     rig.send()
@@ -203,7 +203,7 @@ def test_features_that_nobody_tells_change_nothing():
 
 
 @pytest.mark.parametrize("features", [{}, V1, {"metadata.version": 25}])
-def test_without_the_feature_it_is_v1_whatever_versions_there_are(features):
+def test_without_the_feature_transactions_are_v1(features):
     rig = Rig(transactional_id="x", features=features)
     rig.init()
     rig.send()
