@@ -1,4 +1,4 @@
-"""The lock of a topic: like any other, but that nobody sleeps in it."""
+"""YieldingLock: the lock of a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that are compressed: how much goes into one."""
+"""CompressionRatio, and the size of compressed batches."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ def test_certificates_that_cannot_be_used_are_refused_before_anything_is_dialled
 
 
 def test_text_that_is_no_certificate_is_refused():
-    with pytest.raises(ConfigError, match=r"authority could be read from ssl\.truststore\.certificates"):
+    with pytest.raises(ConfigError, match=r"cannot read certificate authorities from ssl\.truststore\.certificates"):
         tls.context(TlsSettings(ca_pem="nonsense"))
 
 
