@@ -57,7 +57,7 @@ def test_headers_and_idempotence_are_more_than_an_old_broker_can_take(old_broker
     proxy.caps = {PRODUCE: 2}
     with Producer(bootstrap_servers=bootstrap, enable_idempotence=False) as producer:
         refused = producer.send(topic, b"v", headers={"h": b"x"})
-        with pytest.raises(UnsupportedVersionError, match="have headers, which a broker"):
+        with pytest.raises(UnsupportedVersionError, match="have headers, which the broker"):
             refused.result(20)
         assert producer.send(topic, b"v").result(20).offset == 0
     with Producer(bootstrap_servers=bootstrap) as idempotent:
