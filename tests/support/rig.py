@@ -108,7 +108,7 @@ class Rig:
             self.pool,
             self.clock,
             self.client.wakeup,
-            AdaptiveSticky(self.clock, adaptive=adaptive, availability_timeout_ms=availability_timeout_ms),
+            sticky=AdaptiveSticky(self.clock, adaptive=adaptive, availability_timeout_ms=availability_timeout_ms),
             on_open=None if self.transactions is None else self.transactions.add_partition,
         )
         self.metadata = Metadata(self.clock)
@@ -132,9 +132,9 @@ class Rig:
                 keeps_order_by_muting=max_in_flight == 1 and self.transactions is None,
             ),
             self.clock,
-            log,
-            self.transactions,
-            observer,
+            log=log,
+            transactions=self.transactions,
+            observer=observer,
         )
         self._script_defaults()
         self.metadata.add_topic("t")

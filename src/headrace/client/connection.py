@@ -167,6 +167,7 @@ class Connection:
         address: Address,
         settings: ConnectionSettings,
         now: float,
+        *,
         connect_timeout_ms: float | None = None,
     ) -> None:
         self.node_id = node_id

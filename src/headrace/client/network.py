@@ -203,7 +203,7 @@ class NetworkClient:
             state.next_address += 1
             timeout_ms = min(settings.connect_timeout_ms * 2**state.failures, settings.connect_timeout_max_ms)
             timeout_ms *= self._random.uniform(1 - JITTER, 1 + JITTER)
-            connection = Connection(node_id, state.endpoint, address, settings, now, timeout_ms)
+            connection = Connection(node_id, state.endpoint, address, settings, now, connect_timeout_ms=timeout_ms)
         except (HeadraceError, OSError) as error:
             self._failed(node_id, _as_headrace_error(error), now)
             return

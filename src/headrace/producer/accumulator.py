@@ -68,6 +68,7 @@ class Accumulator:
         pool: BufferPool,
         clock: Clock,
         wake: Callable[[], None],
+        *,
         sticky: AdaptiveSticky,
         on_open: Callable[[str, int], None] | None = None,
     ) -> None:

@@ -59,6 +59,7 @@ class BufferPool:
         total_bytes: int,
         batch_bytes: int,
         clock: Clock,
+        *,
         why_full: Callable[[], str] = lambda: "",
         on_wait: Callable[[float], None] = lambda waited_ms: None,
         on_exhausted: Callable[[], None] = lambda: None,

@@ -171,9 +171,9 @@ class SendEngine:
             self.accumulator,
             settings.sender(),
             self.clock,
-            self.log,
-            self.transactions,
-            observer,
+            log=self.log,
+            transactions=self.transactions,
+            observer=observer,
         )
         self.network.on_auth_failure = sender.fail_for_authentication
         self.network.on_failure = sender.request_metadata

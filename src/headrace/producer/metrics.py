@@ -283,6 +283,7 @@ class ProducerMetrics:
         records: int,
         compression_ratio: float,
         queue_time_ms: float,
+        *,
         record_bytes_max: int | None = None,
     ) -> None:
         """Record a drained batch. `record_bytes_max` defaults to the mean record size."""

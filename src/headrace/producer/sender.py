@@ -93,6 +93,7 @@ class Sender:
         accumulator: Accumulator,
         settings: SenderSettings,
         clock: Clock,
+        *,
         log: logging.Logger | logging.LoggerAdapter[logging.Logger],
         transactions: TransactionManager | None = None,
         observer: SenderObserver | None = None,
@@ -419,7 +420,7 @@ class Sender:
         self, batch: ProducerBatch, result: PartitionProduceResponse, endpoints: Sequence[NodeEndpoint], now: float
     ) -> None:
         code = result.error_code
-        if code == Code.NONE:
+        if not code:
             self._complete(batch, result.base_offset, result.log_append_time_ms)
             return
         if code == Code.MESSAGE_TOO_LARGE and batch.record_count > 1 and not batch.is_done:
