@@ -15,6 +15,7 @@ from headrace.broker import EmbeddedBroker
 from headrace.broker.log import Origin
 from headrace.client.admin import AdminClient
 from headrace.errors import Code
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from headrace.wire.records import Producer as Writer
 from headrace.wire.records import encode
@@ -73,7 +74,9 @@ async def _leave_in_state(data, copy, state, version):
         transactions = broker.transactions
         producer = await transactions.init_producer_id(ID, TIMEOUT_MS)
         if state != "Empty":
-            await transactions.add_partitions(ID, *producer, [("topic", 0), ("topic", 1)], version=version)
+            await transactions.add_partitions(
+                ID, *producer, [TopicPartition("topic", 0), TopicPartition("topic", 1)], version=version
+            )
             for index in (0, 1):
                 _write(broker, index, producer)
         if state not in ("Empty", "Ongoing"):

@@ -12,7 +12,7 @@ from headrace import Producer
 from headrace.broker import EmbeddedBroker
 from headrace.cli.offset_ranges import Bound, Kind, OffsetRange, parse_range
 from headrace.client.admin import AdminClient
-from headrace.client.blocking import TopicPartition
+from headrace.types import TopicPartition
 from shell import SECONDS_MAX, begin, pipe
 from topics import new_topic, unique
 from typed import refused, typed

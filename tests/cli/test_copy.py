@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace import Producer
 from headrace.cli import record_json
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from shell import SECONDS_MAX, pipe
 from topics import new_topic

@@ -10,8 +10,8 @@ import signal
 import pytest
 
 from headrace.broker import EmbeddedBroker
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
+from headrace.types import TopicPartition
 from shell import SECONDS_MAX, begin, run
 from topics import new_topic, unique
 from typed import refused

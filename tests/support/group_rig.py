@@ -21,6 +21,7 @@ from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.groups.group import Claim, Group, State
 from headrace.broker.groups.joining import Client
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from headrace.wire.api.leave_group import MemberIdentity
 from headrace.wire.api.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
@@ -56,7 +57,7 @@ class FakeTransactions:
     """Believes everybody, unless told otherwise."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int, int, tuple[tuple[str, int], ...], bool]] = []
+        self.asked: list[tuple[str, int, int, tuple[TopicPartition, ...], bool]] = []
         self.answer = Code.NONE
 
     async def ensure_partitions(
@@ -64,10 +65,10 @@ class FakeTransactions:
         transactional_id: str,
         producer_id: int,
         epoch: int,
-        partitions: Iterable[tuple[str, int]],
+        partitions: Iterable[TopicPartition],
         *,
         add: bool,
-    ) -> dict[tuple[str, int], Code]:
+    ) -> dict[TopicPartition, Code]:
         places = tuple(partitions)
         self.asked.append((transactional_id, producer_id, epoch, places, add))
         return dict.fromkeys(places, self.answer)
@@ -158,7 +159,7 @@ class GroupRig:
     async def commit(
         self, offsets: Mapping[tuple[str, int], int], claim: Claim = NO_CLAIM, group_id: str = GROUP
     ) -> None:
-        commits = {place: Commit(offset, metadata="noted") for place, offset in offsets.items()}
+        commits = {TopicPartition(*key): Commit(offset, metadata="noted") for key, offset in offsets.items()}
         codes = await self.groups.commit(group_id, claim, commits)
         assert set(codes.values()) <= {Code.NONE}
 
@@ -171,7 +172,7 @@ class GroupRig:
         group_id: str = GROUP,
         version: int = 5,
     ) -> None:
-        commits = {place: Commit(offset) for place, offset in offsets.items()}
+        commits = {TopicPartition(*key): Commit(offset) for key, offset in offsets.items()}
         codes = await self.groups.commit_in_transaction(
             "t", group_id, claim, producer_id, EPOCH, commits, version=version
         )
@@ -188,8 +189,9 @@ class GroupRig:
         self, topic: str = "orders", index: int = 0, *, stable: bool = False, group_id: str = GROUP
     ) -> int | Code:
         """What is committed, or the error."""
-        found = self.groups.fetch(group_id, [((topic, index), bytes(16))], stable)[topic, index]
-        return found.error or found.offset
+        partition = TopicPartition(topic, index)
+        fetched = self.groups.fetch(group_id, [(partition, bytes(16))], stable)[partition]
+        return fetched.error or fetched.offset
 
     # What a client does.
 

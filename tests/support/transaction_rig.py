@@ -19,8 +19,9 @@ from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.coordinator import TransactionCoordinator
 from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import ProducerIdEpoch, Transaction
+from headrace.broker.transactions.transaction import Transaction
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 
 ID = "payments"
 TIMEOUT_MS = 60_000
@@ -53,10 +54,10 @@ class Rig:
             rig.coordinator.load(index)
         return rig
 
-    async def init(self, expected: ProducerIdEpoch | None = None, name: str = ID) -> ProducerIdEpoch:
+    async def init(self, expected: ProducerIdAndEpoch | None = None, name: str = ID) -> ProducerIdAndEpoch:
         return await self.coordinator.init_producer_id(name, TIMEOUT_MS, expected)
 
-    async def init_until_done(self, name: str = ID) -> ProducerIdEpoch:
+    async def init_until_done(self, name: str = ID) -> ProducerIdAndEpoch:
         """As producers do: again and again while the coordinator is busy."""
         for _ in range(20):
             try:
@@ -67,11 +68,11 @@ class Rig:
             await self.clock.run(100)
         raise AssertionError("the coordinator is busy for ever")
 
-    async def add(self, producer: ProducerIdEpoch, *indexes: int, version: int = 1) -> None:
-        partitions = [("t", index) for index in indexes]
+    async def add(self, producer: ProducerIdAndEpoch, *indexes: int, version: int = 1) -> None:
+        partitions = [TopicPartition("t", index) for index in indexes]
         await self.coordinator.add_partitions(ID, *producer, partitions, version=version)
 
-    async def end(self, producer: ProducerIdEpoch, committed: bool, version: int = 1) -> ProducerIdEpoch:
+    async def end(self, producer: ProducerIdAndEpoch, committed: bool, version: int = 1) -> ProducerIdAndEpoch:
         return await self.coordinator.end_transaction(ID, *producer, committed, version)
 
     @property

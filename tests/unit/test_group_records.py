@@ -12,6 +12,7 @@ from headrace.broker.groups import records, subscription
 from headrace.broker.groups.group import Group, Member, State
 from headrace.broker.groups.offsets import Committed
 from headrace.errors import MalformedError
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 
 TOPIC_ID = bytes(range(16))
@@ -26,18 +27,18 @@ def decoded(entry: records.Entry, offset: int = 0) -> object:
 
 
 def test_an_offset():
-    entry = records.offset_entry("g", ("t", 3), Committed(100, 4, "note", 1_000))
+    entry = records.offset_entry("g", TopicPartition("t", 3), Committed(100, 4, "note", 1_000))
     assert entry.key == b"\0\1" + string("g") + string("t") + b"\0\0\0\3"
     assert entry.value == b"\0\3" + struct.pack(">qi", 100, 4) + string("note") + struct.pack(">q", 1_000)
 
 
 def test_an_offset_that_expires_by_itself_is_of_version_1():
-    entry = records.offset_entry("g", ("t", 3), Committed(100, -1, "", 1_000, 2_000))
+    entry = records.offset_entry("g", TopicPartition("t", 3), Committed(100, -1, "", 1_000, 2_000))
     assert entry.value == b"\0\1" + struct.pack(">q", 100) + string("") + struct.pack(">qq", 1_000, 2_000)
 
 
 def test_an_offset_with_a_topic_id_is_of_version_4():
-    entry = records.offset_entry("g", ("t", 3), Committed(100, 4, "m", 1_000, topic_id=TOPIC_ID))
+    entry = records.offset_entry("g", TopicPartition("t", 3), Committed(100, 4, "m", 1_000, topic_id=TOPIC_ID))
     body = struct.pack(">qi", 100, 4) + b"\2m" + struct.pack(">q", 1_000)
     assert entry.value == b"\0\4" + body + b"\1\0\20" + TOPIC_ID
 
@@ -59,8 +60,10 @@ def test_an_empty_group():
 
 
 def test_tombstones():
-    assert records.offset_tombstone("g", ("t", 3)).value is None
-    assert decoded(records.offset_tombstone("g", ("t", 3))) == records.OffsetChange("g", ("t", 3), None)
+    assert records.offset_tombstone("g", TopicPartition("t", 3)).value is None
+    assert decoded(records.offset_tombstone("g", TopicPartition("t", 3))) == records.OffsetChange(
+        "g", TopicPartition("t", 3), None
+    )
     assert decoded(records.group_tombstone("g")) == records.GroupChange("g", None)
 
 
@@ -77,8 +80,8 @@ def test_tombstones():
     )
 )
 def test_an_offset_comes_back_as_it_was(committed):
-    entry = records.offset_entry("g", ("t", 3), committed)
-    assert decoded(entry, committed.record_offset) == records.OffsetChange("g", ("t", 3), committed)
+    entry = records.offset_entry("g", TopicPartition("t", 3), committed)
+    assert decoded(entry, committed.record_offset) == records.OffsetChange("g", TopicPartition("t", 3), committed)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
@@ -99,9 +102,9 @@ def test_groups_of_all_versions_can_be_read(version):
 def test_offsets_of_all_versions_can_be_read(version):
     value = records.OffsetCommitValue(offset=5, metadata="m", commit_timestamp=9)
     for kind in (0, 1):
-        key = struct.pack(">h", kind) + records.offset_tombstone("g", ("t", 1)).key[2:]
+        key = struct.pack(">h", kind) + records.offset_tombstone("g", TopicPartition("t", 1)).key[2:]
         change = decoded(records.Entry(key, struct.pack(">h", version) + value.encode(version)))
-        assert change == records.OffsetChange("g", ("t", 1), Committed(5, -1, "m", 9, record_offset=0))
+        assert change == records.OffsetChange("g", TopicPartition("t", 1), Committed(5, -1, "m", 9, record_offset=0))
 
 
 def test_records_of_other_kinds_of_groups_are_passed_over():

@@ -14,6 +14,7 @@ from group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, SETTLED, GroupR
 from headrace.broker.groups.group import Claim, State
 from headrace.broker.groups.records import Entry
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.leave_group import MemberIdentity
 
 GROUPS = (GROUP, "other")
@@ -80,7 +81,10 @@ class History:
 
     def _offsets(self) -> dict[tuple[str, int], int]:
         count = self.dice.randint(1, 3)
-        return {(self.dice.choice("abcd"), self.dice.randint(0, 1)): self.dice.randint(0, 99) for _ in range(count)}
+        return {
+            TopicPartition(self.dice.choice("abcd"), self.dice.randint(0, 1)): self.dice.randint(0, 99)
+            for _ in range(count)
+        }
 
     async def commit(self, group_id: str) -> None:
         await self.rig.commit(self._offsets(), self._claim(group_id), group_id=group_id)
@@ -99,7 +103,7 @@ class History:
         elif choice < 0.4:
             self.rig.groups.topic_deleted(self.dice.choice("abcd"))
         else:
-            await self.rig.groups.delete_offsets(group_id, list(self._offsets()))
+            await self.rig.groups.delete_offsets(group_id, [TopicPartition(*key) for key in self._offsets()])
 
     async def hurry(self, _: str) -> None:
         await self.rig.clock.run()

@@ -13,12 +13,13 @@ from group_rig import GROUP, GroupRig, code_of, on_loop
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.group import LEGAL, Claim, Group, State
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 
 ABSENT = "absent"
 NONE, UNKNOWN, REBALANCE = Code.NONE, Code.UNKNOWN_MEMBER_ID, Code.REBALANCE_IN_PROGRESS
 ILLEGAL = Code.ILLEGAL_GENERATION
 WAITS = "waits"
-PLACE = ("orders", 0)
+ORDERS_0 = TopicPartition("orders", 0)
 
 
 @asynccontextmanager
@@ -149,7 +150,7 @@ async def commit_code(commit: Awaitable[Any]) -> Code:
 @on_loop
 async def test_a_commit_of_a_member(state, wanted):
     async with in_state(state) as (rig, member_id, generation):
-        assert await commit_code(rig.commit({PLACE: 5}, Claim(member_id, generation))) is wanted
+        assert await commit_code(rig.commit({ORDERS_0: 5}, Claim(member_id, generation))) is wanted
         assert rig.offset() == (5 if wanted is NONE else -1)
 
 
@@ -157,21 +158,21 @@ async def test_a_commit_of_a_member(state, wanted):
 @on_loop
 async def test_a_commit_without_a_generation(state, wanted):
     async with in_state(state) as (rig, _, _):
-        assert await commit_code(rig.commit({PLACE: 5})) is wanted
+        assert await commit_code(rig.commit({ORDERS_0: 5})) is wanted
 
 
 @table(ILLEGAL, UNKNOWN, NONE, NONE, NONE)
 @on_loop
 async def test_a_transactional_commit_of_a_member(state, wanted):
     async with in_state(state) as (rig, member_id, generation):
-        assert await commit_code(rig.commit_in_transaction(1, {PLACE: 5}, Claim(member_id, generation))) is wanted
+        assert await commit_code(rig.commit_in_transaction(1, {ORDERS_0: 5}, Claim(member_id, generation))) is wanted
 
 
 @table(NONE, NONE, NONE, NONE, NONE)
 @on_loop
 async def test_a_transactional_commit_of_an_old_client_is_believed(state, wanted):
     async with in_state(state) as (rig, _, _):
-        assert await commit_code(rig.commit_in_transaction(1, {PLACE: 5}, version=2)) is wanted
+        assert await commit_code(rig.commit_in_transaction(1, {ORDERS_0: 5}, version=2)) is wanted
 
 
 @table(ILLEGAL, UNKNOWN, ILLEGAL, ILLEGAL, ILLEGAL)
@@ -179,7 +180,7 @@ async def test_a_transactional_commit_of_an_old_client_is_believed(state, wanted
 async def test_a_transactional_commit_of_a_zombie(state, wanted):
     async with in_state(state) as (rig, member_id, generation):
         zombie = Claim(member_id, max(generation - 1, 0))
-        assert await commit_code(rig.commit_in_transaction(1, {PLACE: 5}, zombie)) is wanted
+        assert await commit_code(rig.commit_in_transaction(1, {ORDERS_0: 5}, zombie)) is wanted
 
 
 @table(Code.GROUP_ID_NOT_FOUND, NONE, Code.NON_EMPTY_GROUP, Code.NON_EMPTY_GROUP, Code.NON_EMPTY_GROUP)
@@ -195,15 +196,15 @@ async def test_deleting_the_group(state, wanted):
 async def test_deleting_offsets(state, wanted):
     """Of a topic nobody reads always; of one that is read only when there is nobody left."""
     async with in_state(state) as (rig, _, _):
-        codes: dict[tuple[str, int], Code] = {}
+        codes: dict[TopicPartition, Code] = {}
 
         async def delete() -> None:
-            codes.update(await rig.groups.delete_offsets(GROUP, [PLACE, ("other", 0)]))
+            codes.update(await rig.groups.delete_offsets(GROUP, [ORDERS_0, TopicPartition("other", 0)]))
 
         assert await commit_code(delete()) is wanted
         if wanted is NONE:
             is_read = state is not State.EMPTY
-            assert codes == {PLACE: Code.GROUP_SUBSCRIBED_TO_TOPIC if is_read else NONE, ("other", 0): NONE}
+            assert codes == {ORDERS_0: Code.GROUP_SUBSCRIBED_TO_TOPIC if is_read else NONE, ("other", 0): NONE}
 
 
 # Checks that do not depend on the state.
@@ -229,7 +230,7 @@ async def test_a_group_with_members_needs_a_name():
     async with GroupRig() as rig:
         assert code_of(lambda: rig.join(group_id="").result()) is Code.INVALID_GROUP_ID
         assert code_of(lambda: rig.sync("m", 1, group_id="").result()) is Code.INVALID_GROUP_ID
-        await rig.commit({PLACE: 3}, group_id="")  # offsets may be kept without one, as ever
+        await rig.commit({ORDERS_0: 3}, group_id="")  # offsets may be kept without one, as ever
         assert rig.offset(group_id="") == 3
 
 
@@ -286,7 +287,10 @@ async def test_those_who_take_an_id_and_do_not_come_back_are_not_collected_for_e
 @on_loop
 async def test_offset_metadata_has_a_largest_size():
     async with GroupRig({"offset.metadata.max.bytes": 4}) as rig:
-        commits = {("t", 0): Commit(1, metadata="four"), ("t", 1): Commit(1, metadata="fives")}
+        commits = {
+            TopicPartition("t", 0): Commit(1, metadata="four"),
+            TopicPartition("t", 1): Commit(1, metadata="fives"),
+        }
         codes = await rig.groups.commit(GROUP, Claim(), commits)
         assert codes == {("t", 0): NONE, ("t", 1): Code.OFFSET_METADATA_TOO_LARGE}
 
@@ -318,9 +322,9 @@ async def test_while_a_partition_is_loaded_heartbeats_are_believed_and_the_rest_
     monkeypatch.setattr("headrace.broker.groups.shard.LOAD_SLICE_BATCHES", 2)
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)
-        await rig.commit_in_transaction(3, {PLACE: 8})
+        await rig.commit_in_transaction(3, {ORDERS_0: 8})
         for offset in range(5):
-            await rig.commit({("other", 0): offset}, Claim(member_id, 1))
+            await rig.commit({TopicPartition("other", 0): offset}, Claim(member_id, 1))
         rig.groups.unload(0)
         rig.groups.load(0)
         loading = Code.COORDINATOR_LOAD_IN_PROGRESS

@@ -9,7 +9,7 @@ import pytest
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 SOURCES = PROJECT.parent / "src"
-LAYERS = ("errors", "config", "wire", "broker", "client", "producer", "legacy", "spark", "demo", "cli", "ui")
+LAYERS = ("errors", "types", "config", "wire", "broker", "client", "producer", "legacy", "spark", "demo", "cli", "ui")
 
 
 def lint(sources: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def test_the_package_keeps_its_layers(tmp_path):
 
 def test_the_whole_house_as_designed_is_allowed(tmp_path):
     imports = {
-        "wire": "import headrace.errors",
+        "wire": "import headrace.errors, headrace.types",
         "client": "import headrace.wire, headrace.config",
         "producer": "import headrace.client",
         "legacy": "import headrace.producer",
@@ -65,6 +65,7 @@ def test_the_whole_house_as_designed_is_allowed(tmp_path):
         ("wire", "headrace.config"),
         ("wire", "threading"),
         ("errors", "headrace.wire"),
+        ("types", "headrace.wire"),
         ("client", "headrace.producer"),
         ("producer", "headrace.spark"),
         ("producer", "headrace.broker"),

@@ -11,8 +11,9 @@ import pytest
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.transactions.states import LEGAL, State
-from headrace.broker.transactions.transaction import ProducerIdEpoch, Transaction
+from headrace.broker.transactions.transaction import Transaction
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from transaction_rig import ID, TIMEOUT_MS, Rig, code_of, refused, run
 
 NONE, CONCURRENT, FENCED = Code.NONE, Code.CONCURRENT_TRANSACTIONS, Code.PRODUCER_FENCED
@@ -34,11 +35,11 @@ STATES: list[State | str] = [
 
 
 @asynccontextmanager
-async def in_state(state: State | str, version: int = 1) -> AsyncIterator[tuple[Rig, ProducerIdEpoch]]:
+async def in_state(state: State | str, version: int = 1) -> AsyncIterator[tuple[Rig, ProducerIdAndEpoch]]:
     """A coordinator that has the id in a state, and the producer whom it belongs to (before the last end, if any)."""
     rig = Rig()
     if state == UNKNOWN:
-        yield rig, ProducerIdEpoch(0, 0)
+        yield rig, ProducerIdAndEpoch(0, 0)
         return
     producer = await rig.init()
     if state == State.EMPTY:
@@ -65,10 +66,10 @@ async def in_state(state: State | str, version: int = 1) -> AsyncIterator[tuple[
             yield rig, producer
 
 
-def verified(rig: Rig, producer: ProducerIdEpoch) -> Awaitable[object]:
+def verified(rig: Rig, producer: ProducerIdAndEpoch) -> Awaitable[object]:
     async def verify() -> None:
-        answers = await rig.coordinator.ensure_partitions(ID, *producer, [("t", 0)], add=False)
-        await _raise(answers["t", 0])
+        answers = await rig.coordinator.ensure_partitions(ID, *producer, [TopicPartition("t", 0)], add=False)
+        await _raise(answers[TopicPartition("t", 0)])
 
     return verify()
 
@@ -78,10 +79,10 @@ async def _raise(code: Code) -> None:
         raise BrokerError(code=code)
 
 
-REQUESTS: dict[str, Callable[[Rig, ProducerIdEpoch], Awaitable[object]]] = {
+REQUESTS: dict[str, Callable[[Rig, ProducerIdAndEpoch], Awaitable[object]]] = {
     "init": lambda rig, producer: rig.init(),
     "init as who I was": lambda rig, producer: rig.init(producer),
-    "init as somebody else": lambda rig, producer: rig.init(ProducerIdEpoch(999, 0)),
+    "init as somebody else": lambda rig, producer: rig.init(ProducerIdAndEpoch(999, 0)),
     "add what is in": lambda rig, producer: rig.add(producer, 0),
     "add more": lambda rig, producer: rig.add(producer, 0, 1),
     "add with another epoch": lambda rig, producer: rig.add(producer._replace(epoch=7), 0),
@@ -139,11 +140,11 @@ def test_each_request_gets_its_answer_in_each_state(version: int, request_name: 
 def test_only_the_listed_steps_exist() -> None:
     """From every state to every other one, by every way the code has."""
     for state in State:
-        base = Transaction(ID, 5, 3, TIMEOUT_MS, state, 0, 0, frozenset({("t", 0)}))
+        base = Transaction(ID, 5, 3, TIMEOUT_MS, state, 0, 0, frozenset({TopicPartition("t", 0)}))
         steps: list[tuple[State, Callable[[], Transaction]]] = [
             (State.EMPTY, partial(base.initialized, 1, 1, None)),
             (State.EMPTY, partial(base.rotated, 6, 1, 1, keep_last=False)),
-            (State.ONGOING, partial(base.extended, [("t", 1)], 1, 1)),
+            (State.ONGOING, partial(base.extended, [TopicPartition("t", 1)], 1, 1)),
             (State.PREPARE_COMMIT, partial(base.prepared, True, 1, 1, -1)),
             (State.PREPARE_ABORT, partial(base.prepared, False, 1, 1, -1)),
         ]
@@ -166,7 +167,7 @@ def test_an_empty_id_is_an_invalid_request(request_name: str) -> None:
         coordinator = Rig().coordinator
         with refused(Code.INVALID_REQUEST):
             if request_name == "add":
-                await coordinator.add_partitions("", 0, 0, [("t", 0)])
+                await coordinator.add_partitions("", 0, 0, [TopicPartition("t", 0)])
             elif request_name == "end":
                 await coordinator.end_transaction("", 0, 0, True, 1)
             elif request_name == "init":
@@ -333,7 +334,9 @@ def test_a_write_of_version_2_waits_a_little_for_the_end_before_it() -> None:
         with rig.replicas.held():
             second = await rig.end(first, True, 2)
             writing = asyncio.ensure_future(
-                rig.coordinator.ensure_partitions(ID, *second, [("t", 1), ("u", 0)], add=True)
+                rig.coordinator.ensure_partitions(
+                    ID, *second, [TopicPartition("t", 1), TopicPartition("u", 0)], add=True
+                )
             )
             await rig.clock.run(50)
             assert not writing.done()
@@ -342,7 +345,9 @@ def test_a_write_of_version_2_waits_a_little_for_the_end_before_it() -> None:
         assert rig.current.partitions == {("t", 1), ("u", 0)}
         with rig.replicas.held():
             third = await rig.end(second, True, 2)
-            writing = asyncio.ensure_future(rig.coordinator.ensure_partitions(ID, *third, [("t", 1)], add=True))
+            writing = asyncio.ensure_future(
+                rig.coordinator.ensure_partitions(ID, *third, [TopicPartition("t", 1)], add=True)
+            )
             await rig.clock.run(100)
             assert writing.done()
             assert await writing == {("t", 1): CONCURRENT}
@@ -356,7 +361,7 @@ def test_a_fenced_writer_is_told_so_by_the_code_it_knows() -> None:
         old = await rig.init()
         await rig.init()
         for add in (True, False):
-            codes = await rig.coordinator.ensure_partitions(ID, *old, [("t", 1)], add=add)
+            codes = await rig.coordinator.ensure_partitions(ID, *old, [TopicPartition("t", 1)], add=add)
             assert codes == {("t", 1): Code.INVALID_PRODUCER_EPOCH}
 
     run(main)

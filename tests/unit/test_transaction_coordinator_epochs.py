@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import EPOCH_MAX, ProducerIdEpoch
+from headrace.broker.transactions.transaction import EPOCH_MAX
 from headrace.errors import Code
+from headrace.types import ProducerIdAndEpoch
 from transaction_rig import ID, Rig, code_of, refused, run
 
 CONCURRENT, FENCED = Code.CONCURRENT_TRANSACTIONS, Code.PRODUCER_FENCED
@@ -27,7 +28,7 @@ def test_a_second_producer_fences_the_first_and_aborts_its_transaction() -> None
             for request in (rig.add(first, 1), rig.end(first, True, version), rig.end(first, False, version)):
                 assert await code_of(request) == FENCED
             second = await rig.init()
-            assert second == ProducerIdEpoch(first.producer_id, first.epoch + 2)
+            assert second == ProducerIdAndEpoch(first.producer_id, first.epoch + 2)
             assert [(m.committed, m.epoch) for m in rig.replicas.markers] == [(False, first.epoch + 1)]
             assert await code_of(rig.init(first)) == FENCED
             for request in (rig.add(first, 1), rig.end(first, True, version), rig.end(first, False, version)):
@@ -67,7 +68,7 @@ def test_a_producer_that_goes_on_after_an_error_gets_the_next_epoch_and_the_same
     run(main)
 
 
-def exhausted(rig: Rig) -> ProducerIdEpoch:
+def exhausted(rig: Rig) -> ProducerIdAndEpoch:
     """Make the id one whose epochs are used up."""
     (partition,) = rig.coordinator._store.partitions.values()
     entry = partition.entries[ID]

@@ -11,6 +11,7 @@ import pytest
 from headrace.broker.catalog.topics import Topics
 from headrace.broker.transactions.states import State
 from headrace.errors import Code
+from headrace.types import TopicPartition
 from transaction_rig import ID, TIMEOUT_MS, Rig, code_of, refused, run
 
 DAY_MS = 24 * 3_600_000
@@ -169,7 +170,7 @@ def test_partitions_of_a_deleted_topic_are_left_out() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
-        await rig.coordinator.add_partitions(ID, *producer, [("t", 0), ("u", 0)])
+        await rig.coordinator.add_partitions(ID, *producer, [TopicPartition("t", 0), TopicPartition("u", 0)])
         rig.replicas.fail("u", 0, Code.UNKNOWN_TOPIC_OR_PARTITION, times=3)
         await rig.end(producer, True)
         await rig.clock.run(30)

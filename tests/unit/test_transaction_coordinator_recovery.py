@@ -14,8 +14,9 @@ from fake_internal import Fuse
 from headrace.broker.catalog.topics import TRANSACTION_STATE
 from headrace.broker.transactions import log_records, store
 from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import ProducerIdEpoch, Transaction
+from headrace.broker.transactions.transaction import Transaction
 from headrace.errors import Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.layout import Record
 from transaction_rig import TIMEOUT_MS, Rig, code_of, refused, run
 
@@ -48,7 +49,7 @@ def test_what_is_written_is_read_back(transaction: Transaction) -> None:
 def test_the_format_is_kafkas() -> None:
     """Key version 0; value version 1 with the ids before and after, and the version of the client, as tagged fields."""
     transaction = Transaction(
-        "tx", 7, 3, 60_000, State.PREPARE_COMMIT, 9, 8, frozenset({("t", 1)}), 2, previous_producer_id=6
+        "tx", 7, 3, 60_000, State.PREPARE_COMMIT, 9, 8, frozenset({TopicPartition("t", 1)}), 2, previous_producer_id=6
     )
     record = log_records.encode(transaction, 1)
     assert record.key == bytes.fromhex("0000 0002 7478")
@@ -170,7 +171,7 @@ class Writer:
         self._plan = plan
         self.begun = 0
         self.told: dict[int, bool] = {}
-        self.producer = ProducerIdEpoch(-1, -1)
+        self.producer = ProducerIdAndEpoch(-1, -1)
 
     async def run(self) -> None:
         """Transaction number n has partitions of its own: 10n, 10n+1, …"""

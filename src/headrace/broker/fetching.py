@@ -165,7 +165,7 @@ class _DelayedFetch:
         self._missing_bytes = missing_bytes
         self._end = end
         # Where each partition stood: what could be read of it, its bytes, and its leader's epoch.
-        self._stood = {
+        self._stood: dict[Key, tuple[Partition, int, int]] = {
             one.partition.key: (one.partition, end(one.partition), one.partition.log.size_bytes)
             for one in wanted
             if one.partition is not None

@@ -18,10 +18,11 @@ from headrace.cli.output import CommandError, NotFoundError
 from headrace.cli.topic import with_topic
 from headrace.client.admin.groups import GroupAdmin
 from headrace.client.admin.topics import TopicAdmin
-from headrace.client.blocking import BlockingClient, TopicPartition
+from headrace.client.blocking import BlockingClient
 from headrace.client.fetch_data import located
 from headrace.client.fetcher import Fetcher
 from headrace.errors import Code, HeadraceError, TimedOutError, WireError
+from headrace.types import TopicPartition
 from headrace.wire.columns import OFFSET_MAX
 from headrace.wire.layout import LOG_APPEND_TIME, Record
 from headrace.wire.records import RecordBatch

@@ -12,10 +12,11 @@ from typing import Self
 
 from headrace.broker import EmbeddedBroker, control
 from headrace.client.admin.topics import NewTopic, TopicAdmin
-from headrace.client.blocking import BlockingClient, ClientSettings, TopicPartition
+from headrace.client.blocking import BlockingClient, ClientSettings
 from headrace.demo.orders import decision_topic
 from headrace.errors import HeadraceError
 from headrace.spark.consumer_options import CONSUMER_OPTIONS, client_settings
+from headrace.types import TopicPartition
 
 BOOTSTRAP = "bootstrap.servers"
 CLIENT_ID = "headrace-demo"

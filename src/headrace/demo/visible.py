@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Self
 
-from headrace.client.blocking import BlockingClient, ClientSettings, TopicPartition
+from headrace.client.blocking import BlockingClient, ClientSettings
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import LATEST, Isolation, list_offsets
 from headrace.errors import HeadraceError
+from headrace.types import TopicPartition
 
 POLL_MS = 100
 RETRY_SECONDS = 0.1

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import NamedTuple
 
 from headrace.errors import HeadraceError
 from headrace.legacy.messages import Messages, SerializedMessages
 from headrace.legacy.partition_info import NO_LEADER, BrokerPartitionInfo, PartitionAndLeader
 from headrace.legacy.partitioner import Partitioner
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
-
+from headrace.types import TopicPartition
 
 ByPartition = dict[TopicPartition, SerializedMessages]
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Collection
 
 from headrace.errors import BrokerError, ConnectionFailedError, HeadraceError, MalformedError, UnsupportedVersionError
-from headrace.legacy.collator import ByPartition, Collator, TopicPartition
+from headrace.legacy.collator import ByPartition, Collator
 from headrace.legacy.encoders import MessageEncoder
 from headrace.legacy.errors import FailedToSendMessageError
 from headrace.legacy.messages import Messages, SerializedMessages
@@ -23,6 +23,7 @@ from headrace.legacy.options import Settings
 from headrace.legacy.partition_info import NO_LEADER, BrokerPartitionInfo
 from headrace.legacy.producer_pool import ProducerPool
 from headrace.legacy.waiting import WaitingClock
+from headrace.types import TopicPartition
 from headrace.wire import legacy
 from headrace.wire.api.produce import PartitionProduceData, ProduceResponse, TopicProduceData
 

@@ -11,10 +11,10 @@ sent again.
 from __future__ import annotations
 
 from bisect import insort
-from typing import NamedTuple
 
 from headrace.errors import BrokerError
 from headrace.producer.batch import ProducerBatch
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
 SEQUENCE_MASK = 0x7FFFFFFF
@@ -22,17 +22,6 @@ HALF_WAY = 0x40000000  # what is nearer than this lies ahead, what is farther li
 OUT_OF_ORDER_SEQUENCE = 45
 UNKNOWN_PRODUCER_ID = 59
 TopicPartition = tuple[str, int]
-
-
-class ProducerIdAndEpoch(NamedTuple):
-    producer_id: int
-    epoch: int
-
-    @property
-    def is_valid(self) -> bool:
-        return self.producer_id != NO_PRODUCER_ID
-
-
 NO_PRODUCER_ID_AND_EPOCH = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 

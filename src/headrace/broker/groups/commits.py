@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from headrace.broker.groups.group import Claim, Group, State
-from headrace.broker.groups.offsets import NO_EXPIRY, NO_OFFSET, Committed, Place
+from headrace.broker.groups.offsets import NO_EXPIRY, NO_OFFSET, Committed
 from headrace.broker.groups.rebalance import Rebalances
 from headrace.broker.groups.records import OffsetChange, group_tombstone, offset_entry, offset_tombstone
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.shard import Shard
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.layout import NO_LEADER_EPOCH, NO_PRODUCER_ID
 from headrace.wire.records import NO_PRODUCER, Producer
 from headrace.wire.schema import ZERO_UUID
@@ -58,11 +59,11 @@ class Commits:
         self,
         group_id: str,
         claim: Claim,
-        commits: Mapping[Place, Commit],
+        commits: Mapping[TopicPartition, Commit],
         *,
         retention_ms: int = -1,
         version: int = GROUP_ID_NOT_FOUND_VERSION,
-    ) -> dict[Place, Code]:
+    ) -> dict[TopicPartition, Code]:
         """Store what a member, or somebody who needs no group, has read. An error of all of them is raised."""
         group = self._group_of_commit(group_id, claim, version >= GROUP_ID_NOT_FOUND_VERSION)
         group.check_commit(claim, transactional=False)
@@ -72,8 +73,8 @@ class Commits:
         return await self._store(group_id, commits, NO_PRODUCER, expire_time_ms)
 
     async def commit_in_transaction(
-        self, group_id: str, claim: Claim, commits: Mapping[Place, Commit], producer: Producer
-    ) -> dict[Place, Code]:
+        self, group_id: str, claim: Claim, commits: Mapping[TopicPartition, Commit], producer: Producer
+    ) -> dict[TopicPartition, Code]:
         """Store offsets that are to become visible with a producer's transaction."""
         self._group_of_commit(group_id, claim, False).check_commit(claim, transactional=True)
         return await self._store(group_id, commits, producer, NO_EXPIRY)
@@ -89,8 +90,8 @@ class Commits:
         raise BrokerError(f"there is no group {group_id!r}", code=code)
 
     async def _store(
-        self, group_id: str, commits: Mapping[Place, Commit], producer: Producer, expire_time_ms: int
-    ) -> dict[Place, Code]:
+        self, group_id: str, commits: Mapping[TopicPartition, Commit], producer: Producer, expire_time_ms: int
+    ) -> dict[TopicPartition, Code]:
         results = {place: self._check_metadata(commit.metadata) for place, commit in commits.items()}
         now_ms = self._shard.clock.time_ms()
         stored = {
@@ -126,17 +127,24 @@ class Commits:
             return Code.NONE
         return Code.OFFSET_METADATA_TOO_LARGE
 
-    def fetch(self, group_id: str, places: Iterable[tuple[Place, bytes]], require_stable: bool) -> dict[Place, Fetched]:
+    def fetch(
+        self, group_id: str, places: Iterable[tuple[TopicPartition, bytes]], require_stable: bool
+    ) -> dict[TopicPartition, Fetched]:
         """What was committed for some partitions, each with the id of its topic, as far as there is one."""
         committed = self._shard.offsets.of(group_id)
         return {place: self._fetched(group_id, place, committed, require_stable, id_) for place, id_ in places}
 
-    def fetch_all(self, group_id: str, require_stable: bool) -> dict[Place, Fetched]:
+    def fetch_all(self, group_id: str, require_stable: bool) -> dict[TopicPartition, Fetched]:
         committed = self._shard.offsets.of(group_id)
         return {place: self._fetched(group_id, place, committed, require_stable, ZERO_UUID) for place in committed}
 
     def _fetched(
-        self, group_id: str, place: Place, offsets: Mapping[Place, Committed], require_stable: bool, topic_id: bytes
+        self,
+        group_id: str,
+        place: TopicPartition,
+        offsets: Mapping[TopicPartition, Committed],
+        require_stable: bool,
+        topic_id: bytes,
     ) -> Fetched:
         if require_stable and self._shard.offsets.is_unstable(group_id, place):
             return UNSTABLE
@@ -145,7 +153,7 @@ class Commits:
             return NOTHING_COMMITTED  # or committed for a topic of that name which is gone
         return Fetched(found.offset, found.leader_epoch, found.metadata)
 
-    async def delete(self, group_id: str, places: Collection[Place]) -> dict[Place, Code]:
+    async def delete(self, group_id: str, places: Collection[TopicPartition]) -> dict[TopicPartition, Code]:
         """Forget offsets of topics that the group does not read."""
         group = self._shard.group(group_id)
         group.check_offsets_deletable()
@@ -162,7 +170,7 @@ class Commits:
         group.check_deletable()
         await self.forget(((group_id, place) for place in self._known_places(group_id)), groups=[group])
 
-    async def forget(self, offsets: Iterable[tuple[str, Place]], groups: Collection[Group] = ()) -> None:
+    async def forget(self, offsets: Iterable[tuple[str, TopicPartition]], groups: Collection[Group] = ()) -> None:
         """Write the tombstones of offsets and groups."""
         gone = list(offsets)
         entries = [offset_tombstone(group_id, place) for group_id, place in gone]
@@ -184,5 +192,5 @@ class Commits:
         except BrokerError as error:
             log.warning("the offsets of topic %r, which was deleted, could not be removed: %s", topic, error)
 
-    def _known_places(self, group_id: str) -> set[Place]:
+    def _known_places(self, group_id: str) -> set[TopicPartition]:
         return {*self._shard.offsets.of(group_id), *self._shard.offsets.pending_of(group_id)}

@@ -17,12 +17,12 @@ from headrace.broker.groups.commits import GROUP_ID_NOT_FOUND_VERSION, Commit, C
 from headrace.broker.groups.expiry import Expiry
 from headrace.broker.groups.group import UNKNOWN_MEMBER, Claim, Group, State
 from headrace.broker.groups.joining import Client, Joins
-from headrace.broker.groups.offsets import Place
 from headrace.broker.groups.rebalance import Rebalances, assignment
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.shard import InternalLog, Shard
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupResponse
 from headrace.wire.api.leave_group import MemberIdentity
 from headrace.wire.api.sync_group import SyncGroupRequest, SyncGroupResponse
@@ -42,8 +42,8 @@ class Transactions(Protocol):
     """What is used of the transaction coordinator."""
 
     async def ensure_partitions(
-        self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Place], *, add: bool
-    ) -> dict[Place, Code]: ...
+        self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[TopicPartition], *, add: bool
+    ) -> dict[TopicPartition, Code]: ...
 
 
 class _Parts(NamedTuple):
@@ -205,11 +205,11 @@ class GroupCoordinator:
         self,
         group_id: str,
         claim: Claim,
-        commits: Mapping[Place, Commit],
+        commits: Mapping[TopicPartition, Commit],
         *,
         retention_ms: int = -1,
         version: int = GROUP_ID_NOT_FOUND_VERSION,
-    ) -> dict[Place, Code]:
+    ) -> dict[TopicPartition, Code]:
         parts = self._parts_of(group_id)
         commit = parts.commits.commit(group_id, claim, commits, retention_ms=retention_ms, version=version)
         return await _shielded(parts.shard, commit)
@@ -221,15 +221,15 @@ class GroupCoordinator:
         claim: Claim,
         producer_id: int,
         epoch: int,
-        commits: Mapping[Place, Commit],
+        commits: Mapping[TopicPartition, Commit],
         *,
         version: int,
-    ) -> dict[Place, Code]:
+    ) -> dict[TopicPartition, Code]:
         _check_group_id(group_id)
         parts = self._parts_of(group_id)
 
-        async def verify_and_commit() -> dict[Place, Code]:
-            place = (CONSUMER_OFFSETS, parts.shard.index)
+        async def verify_and_commit() -> dict[TopicPartition, Code]:
+            place = TopicPartition(CONSUMER_OFFSETS, parts.shard.index)
             add = version >= ADD_PARTITIONS_VERSION
             found = await self._transactions.ensure_partitions(transactional_id, producer_id, epoch, [place], add=add)
             code = _for_client(found.get(place, Code.NONE), version)
@@ -240,14 +240,16 @@ class GroupCoordinator:
 
         return await _shielded(parts.shard, verify_and_commit())
 
-    def fetch(self, group_id: str, places: Iterable[tuple[Place, bytes]], require_stable: bool) -> dict[Place, Fetched]:
+    def fetch(
+        self, group_id: str, places: Iterable[tuple[TopicPartition, bytes]], require_stable: bool
+    ) -> dict[TopicPartition, Fetched]:
         """Offsets of partitions, each with the id of its topic, as far as there is one."""
         return self._parts_of(group_id).commits.fetch(group_id, places, require_stable)
 
-    def fetch_all(self, group_id: str, require_stable: bool) -> dict[Place, Fetched]:
+    def fetch_all(self, group_id: str, require_stable: bool) -> dict[TopicPartition, Fetched]:
         return self._parts_of(group_id).commits.fetch_all(group_id, require_stable)
 
-    async def delete_offsets(self, group_id: str, places: Collection[Place]) -> dict[Place, Code]:
+    async def delete_offsets(self, group_id: str, places: Collection[TopicPartition]) -> dict[TopicPartition, Code]:
         _check_group_id(group_id)
         parts = self._parts_of(group_id)
         return await _shielded(parts.shard, parts.commits.delete(group_id, places))

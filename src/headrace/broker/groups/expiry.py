@@ -11,10 +11,11 @@ import logging
 
 from headrace.broker.groups.commits import Commits
 from headrace.broker.groups.group import Group, State
-from headrace.broker.groups.offsets import NO_EXPIRY, Committed, Place
+from headrace.broker.groups.offsets import NO_EXPIRY, Committed
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.shard import Shard
 from headrace.errors import BrokerError
+from headrace.types import TopicPartition
 
 log = logging.getLogger("headrace.broker.groups")
 
@@ -39,7 +40,7 @@ class Expiry:
     async def run(self) -> None:
         """Write tombstones for what is too old."""
         now_ms = self._shard.clock.time_ms()
-        offsets: list[tuple[str, Place]] = []
+        offsets: list[tuple[str, TopicPartition]] = []
         groups: list[Group] = []
         for group in self._shard.groups.values():
             kept = dict(self._shard.offsets.of(group.id))
@@ -54,7 +55,7 @@ class Expiry:
         except BrokerError as error:
             log.warning("%d old offsets could not be removed, later then: %s", len(offsets), error)
 
-    def _is_expired(self, group: Group, place: Place, committed: Committed, now_ms: int) -> bool:
+    def _is_expired(self, group: Group, place: TopicPartition, committed: Committed, now_ms: int) -> bool:
         if group.is_subscribed(place[0]) or self._shard.offsets.is_unstable(group.id, place):
             return False
         since_ms = committed.commit_time_ms

@@ -7,14 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from headrace.types import TopicPartition
 from headrace.wire.layout import NO_LEADER_EPOCH, NO_PRODUCER_ID
 from headrace.wire.schema import ZERO_UUID
 
 NO_OFFSET = -1
 NO_EXPIRY = -1
-
-Place = tuple[str, int]
-"""Topic and partition."""
 
 
 class Committed(NamedTuple):
@@ -38,29 +36,29 @@ class Offsets:
     """
 
     def __init__(self) -> None:
-        self._committed: dict[str, dict[Place, Committed]] = {}  # by group
-        self._pending: dict[int, dict[str, dict[Place, Committed]]] = {}  # by producer id, by group
-        self._in_flight: Counter[tuple[str, Place]] = Counter()  # written, not yet acknowledged by the log
+        self._committed: dict[str, dict[TopicPartition, Committed]] = {}  # by group
+        self._pending: dict[int, dict[str, dict[TopicPartition, Committed]]] = {}  # by producer id, by group
+        self._in_flight: Counter[tuple[str, TopicPartition]] = Counter()  # written, not yet acknowledged by the log
 
-    def of(self, group_id: str) -> Mapping[Place, Committed]:
+    def of(self, group_id: str) -> Mapping[TopicPartition, Committed]:
         """What a group has committed."""
         return self._committed.get(group_id, {})
 
-    def pending_of(self, group_id: str) -> set[Place]:
+    def pending_of(self, group_id: str) -> set[TopicPartition]:
         """What open transactions hold of a group."""
         return {place for groups in self._pending.values() for place in groups.get(group_id, ())}
 
     def has_open_transactions(self, group_id: str) -> bool:
         return any(group_id in groups for groups in self._pending.values())
 
-    def is_unstable(self, group_id: str, place: Place) -> bool:
+    def is_unstable(self, group_id: str, place: TopicPartition) -> bool:
         """Whether the offset of a partition is about to change, or may be."""
         if self._in_flight[group_id, place]:
             return True
         return any(place in groups.get(group_id, ()) for groups in self._pending.values())
 
     @contextmanager
-    def in_flight(self, group_id: str, places: Collection[Place]) -> Iterator[None]:
+    def in_flight(self, group_id: str, places: Collection[TopicPartition]) -> Iterator[None]:
         """Mark places whose new offset is on its way into the log."""
         keys = [(group_id, place) for place in places]
         self._in_flight.update(keys)
@@ -72,12 +70,14 @@ class Offsets:
                 if not self._in_flight[key]:
                     del self._in_flight[key]
 
-    def store(self, group_id: str, place: Place, committed: Committed, producer_id: int = NO_PRODUCER_ID) -> None:
+    def store(
+        self, group_id: str, place: TopicPartition, committed: Committed, producer_id: int = NO_PRODUCER_ID
+    ) -> None:
         """A record was written, by itself or as part of a producer's transaction."""
         by_group = self._committed if producer_id == NO_PRODUCER_ID else self._pending.setdefault(producer_id, {})
         by_group.setdefault(group_id, {})[place] = committed
 
-    def remove(self, group_id: str, place: Place) -> None:
+    def remove(self, group_id: str, place: TopicPartition) -> None:
         """A tombstone was written: it takes pending offsets along."""
         _remove(self._committed, group_id, place)
         for groups in self._pending.values():
@@ -95,7 +95,7 @@ class Offsets:
                 if existing is None or existing.record_offset < offset.record_offset:
                     self.store(group_id, place, offset)
 
-    def places_of_topic(self, topic: str) -> set[tuple[str, Place]]:
+    def places_of_topic(self, topic: str) -> set[tuple[str, TopicPartition]]:
         """Everything stored about a topic: group and place."""
         return {
             (group_id, place)
@@ -105,7 +105,9 @@ class Offsets:
             if place[0] == topic
         }
 
-    def snapshot(self) -> tuple[dict[str, dict[Place, Committed]], dict[int, dict[str, dict[Place, Committed]]]]:
+    def snapshot(
+        self,
+    ) -> tuple[dict[str, dict[TopicPartition, Committed]], dict[int, dict[str, dict[TopicPartition, Committed]]]]:
         """Everything, for comparing: committed offsets, and those of open transactions."""
         pending = {
             producer_id: {group_id: dict(places) for group_id, places in groups.items()}
@@ -114,7 +116,7 @@ class Offsets:
         return {group_id: dict(places) for group_id, places in self._committed.items()}, pending
 
 
-def _remove(by_group: dict[str, dict[Place, Committed]], group_id: str, place: Place) -> None:
+def _remove(by_group: dict[str, dict[TopicPartition, Committed]], group_id: str, place: TopicPartition) -> None:
     places = by_group.get(group_id)
     if places is None:
         return

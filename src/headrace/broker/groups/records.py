@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.broker.groups.group import Group, Member, State
-from headrace.broker.groups.offsets import NO_EXPIRY, Committed, Place
+from headrace.broker.groups.offsets import NO_EXPIRY, Committed
 from headrace.errors import MalformedError
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from headrace.wire.schema import ZERO_UUID, Message, Struct, array, bytes_, int32, int64, string, uuid
 
@@ -79,7 +80,7 @@ class OffsetChange(NamedTuple):
     """A record about an offset; None: it is gone."""
 
     group_id: str
-    place: Place
+    place: TopicPartition
     committed: Committed | None
 
 
@@ -90,7 +91,7 @@ class GroupChange(NamedTuple):
     group: Group | None
 
 
-def offset_entry(group_id: str, place: Place, committed: Committed) -> Entry:
+def offset_entry(group_id: str, place: TopicPartition, committed: Committed) -> Entry:
     """What stores an offset. The version is the oldest that can say it, so that older tools can read it."""
     version = OFFSET_VALUE
     if committed.expire_time_ms != NO_EXPIRY:
@@ -108,7 +109,7 @@ def offset_entry(group_id: str, place: Place, committed: Committed) -> Entry:
     return Entry(_offset_key(group_id, place), _versioned(version, value))
 
 
-def offset_tombstone(group_id: str, place: Place) -> Entry:
+def offset_tombstone(group_id: str, place: TopicPartition) -> Entry:
     return Entry(_offset_key(group_id, place), None)
 
 
@@ -150,14 +151,14 @@ def decode(record: Record) -> OffsetChange | GroupChange | None:
     if kind in OFFSET_KEYS:
         key = OffsetCommitKey.decode(OFFSET_KEY, memoryview(record.key)[_version.size :])
         committed = None if record.value is None else _committed(record.value, record.offset)
-        return OffsetChange(key.group, (key.topic, key.partition), committed)
+        return OffsetChange(key.group, TopicPartition(key.topic, key.partition), committed)
     if kind == GROUP_KEY:
         group_id = GroupMetadataKey.decode(GROUP_KEY, memoryview(record.key)[_version.size :]).group
         return GroupChange(group_id, None if record.value is None else _group(group_id, record.value))
     return None
 
 
-def _offset_key(group_id: str, place: Place) -> bytes:
+def _offset_key(group_id: str, place: TopicPartition) -> bytes:
     topic, partition = place
     return _versioned(OFFSET_KEY, OffsetCommitKey(group=group_id, topic=topic, partition=partition))
 

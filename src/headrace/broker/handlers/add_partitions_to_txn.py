@@ -13,8 +13,8 @@ from headrace.broker.catalog.topics import INTERNAL
 from headrace.broker.context import Context
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.broker.transactions.answers import code_of
-from headrace.broker.transactions.transaction import TopicPartition
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
@@ -106,19 +106,20 @@ async def _add(
 def _refusals(broker: Broker, partitions: Sequence[TopicPartition], closed: set[str]) -> dict[TopicPartition, Code]:
     """Why each partition cannot join; NONE if it can."""
     codes: dict[TopicPartition, Code] = {}
-    for topic, index in partitions:
+    for partition in partitions:
+        topic, index = partition
         known = broker.catalog.topics.by_name.get(topic)
         code = Code.NONE
         if topic in closed:
             code = Code.TOPIC_AUTHORIZATION_FAILED
         elif known is None or not 0 <= index < len(known.partitions):
             code = Code.UNKNOWN_TOPIC_OR_PARTITION
-        codes[topic, index] = code
+        codes[partition] = code
     return codes
 
 
 def _partitions(topics: Sequence[AddPartitionsToTxnTopic]) -> list[TopicPartition]:
-    return [(topic.name, index) for topic in topics for index in topic.partitions]
+    return [TopicPartition(topic.name, index) for topic in topics for index in topic.partitions]
 
 
 def _results(
@@ -128,7 +129,9 @@ def _results(
         AddPartitionsToTxnTopicResult(
             name=topic.name,
             results_by_partition=[
-                AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=codes[topic.name, index])
+                AddPartitionsToTxnPartitionResult(
+                    partition_index=index, partition_error_code=codes[TopicPartition(topic.name, index)]
+                )
                 for index in topic.partitions
             ],
         )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from headrace.broker.context import Context
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.broker.transactions.answers import code_of
-from headrace.broker.transactions.transaction import ProducerIdEpoch
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
@@ -43,8 +43,8 @@ def _authorize(broker: Broker, context: Context, transactional_id: str | None) -
         raise BrokerError(code=Code.CLUSTER_AUTHORIZATION_FAILED)
 
 
-def _expected(message: InitProducerIdRequest) -> ProducerIdEpoch | None:
-    given = ProducerIdEpoch(message.producer_id, message.producer_epoch)
+def _expected(message: InitProducerIdRequest) -> ProducerIdAndEpoch | None:
+    given = ProducerIdAndEpoch(message.producer_id, message.producer_epoch)
     if given == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH):
         return None
     if NO_PRODUCER_ID in given:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from headrace.broker.context import Context
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.group import Claim
-from headrace.broker.groups.offsets import Place
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestTopic,
@@ -34,13 +34,13 @@ async def handle(broker: Broker, context: Context, message: OffsetCommitRequest)
         return failure(context, message, Code.GROUP_AUTHORIZATION_FAILED)
     if context.api_version >= TOPIC_IDS_SINCE:
         message = message.replace(topics=[_named(broker, topic) for topic in message.topics])
-    refused: dict[Place, int] = {}
-    commits: dict[Place, Commit] = {}
+    refused: dict[TopicPartition, int] = {}
+    commits: dict[TopicPartition, Commit] = {}
     for topic in message.topics:
         topic_code = _check_topic(broker, context, topic)
         found = broker.catalog.topics.by_name.get(topic.name)
         for row in topic.partitions:
-            place = (topic.name or topic.topic_id.hex(), row.partition_index)
+            place = TopicPartition(topic.name or topic.topic_id.hex(), row.partition_index)
             if topic_code:
                 refused[place] = topic_code
             elif found is None or not 0 <= row.partition_index < len(found.partitions):
@@ -53,7 +53,7 @@ async def handle(broker: Broker, context: Context, message: OffsetCommitRequest)
                     row.commit_timestamp,
                     found.id,
                 )
-    results: Mapping[Place, int] = {}
+    results: Mapping[TopicPartition, int] = {}
     if commits:
         claim = Claim(message.member_id, message.generation_id_or_member_epoch, message.group_instance_id)
         try:
@@ -84,7 +84,9 @@ def _check_topic(broker: Broker, context: Context, topic: OffsetCommitRequestTop
     return Code.NONE
 
 
-def _response(message: OffsetCommitRequest, codes: Mapping[Place, int], code: int = Code.NONE) -> OffsetCommitResponse:
+def _response(
+    message: OffsetCommitRequest, codes: Mapping[TopicPartition, int], code: int = Code.NONE
+) -> OffsetCommitResponse:
     return OffsetCommitResponse(
         topics=[
             OffsetCommitResponseTopic(
@@ -93,7 +95,9 @@ def _response(message: OffsetCommitRequest, codes: Mapping[Place, int], code: in
                 partitions=[
                     OffsetCommitResponsePartition(
                         partition_index=row.partition_index,
-                        error_code=codes.get((topic.name or topic.topic_id.hex(), row.partition_index), code),
+                        error_code=codes.get(
+                            TopicPartition(topic.name or topic.topic_id.hex(), row.partition_index), code
+                        ),
                     )
                     for row in topic.partitions
                 ],

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.broker.context import Context
-from headrace.broker.groups.offsets import Place
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteResponse,
@@ -24,13 +24,13 @@ async def handle(broker: Broker, context: Context, message: OffsetDeleteRequest)
     allows, session = broker.authorizer.allows, context.session
     if not allows(session, Operation.DELETE, Resource.GROUP, message.group_id):
         return OffsetDeleteResponse(error_code=Code.GROUP_AUTHORIZATION_FAILED)
-    codes: dict[Place, int] = {}
-    places: list[Place] = []
+    codes: dict[TopicPartition, int] = {}
+    places: list[TopicPartition] = []
     for topic in message.topics:
         allowed = allows(session, Operation.READ, Resource.TOPIC, topic.name)
         found = broker.catalog.topics.by_name.get(topic.name)
         for row in topic.partitions:
-            place = (topic.name, row.partition_index)
+            place = TopicPartition(topic.name, row.partition_index)
             if not allowed:
                 codes[place] = Code.TOPIC_AUTHORIZATION_FAILED
             elif found is None or not 0 <= row.partition_index < len(found.partitions):
@@ -44,14 +44,15 @@ async def handle(broker: Broker, context: Context, message: OffsetDeleteRequest)
     return _response(message, codes)
 
 
-def _response(message: OffsetDeleteRequest, codes: Mapping[Place, int]) -> OffsetDeleteResponse:
+def _response(message: OffsetDeleteRequest, codes: Mapping[TopicPartition, int]) -> OffsetDeleteResponse:
     return OffsetDeleteResponse(
         topics=[
             OffsetDeleteResponseTopic(
                 name=topic.name,
                 partitions=[
                     OffsetDeleteResponsePartition(
-                        partition_index=row.partition_index, error_code=codes[topic.name, row.partition_index]
+                        partition_index=row.partition_index,
+                        error_code=codes[TopicPartition(topic.name, row.partition_index)],
                     )
                     for row in topic.partitions
                 ],

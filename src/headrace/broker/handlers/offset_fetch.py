@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.context import Answer, Context
 from headrace.broker.groups.commits import NOTHING_COMMITTED, Fetched
-from headrace.broker.groups.offsets import Place
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -89,18 +89,18 @@ def _fetch_topic(
     if not broker.authorizer.allows(context.session, Operation.DESCRIBE, Resource.TOPIC, name):
         return _failed_topic(topic, Code.TOPIC_AUTHORIZATION_FAILED)
     topic_id = ZERO_UUID if found is None else found.id
-    places = [((name, index), topic_id) for index in topic.partition_indexes]
+    places = [(TopicPartition(name, index), topic_id) for index in topic.partition_indexes]
     fetched = broker.groups.fetch(group_id, places, require_stable)
     return OffsetFetchResponseTopics(
         name=name,
         topic_id=topic.topic_id,
-        partitions=[_partition(index, fetched[name, index]) for index in topic.partition_indexes],
+        partitions=[_partition(index, fetched[TopicPartition(name, index)]) for index in topic.partition_indexes],
     )
 
 
 def _fetch_all(broker: Broker, context: Context, group_id: str, require_stable: bool) -> OffsetFetchResponseGroup:
     """Everything that the client may know of; by ids, topics that are gone cannot be named."""
-    by_topic: dict[str, dict[Place, Fetched]] = {}
+    by_topic: dict[str, dict[TopicPartition, Fetched]] = {}
     for place, fetched in broker.groups.fetch_all(group_id, require_stable).items():
         by_topic.setdefault(place[0], {})[place] = fetched
     topics = []

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from headrace.broker.context import Context
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.group import Claim
-from headrace.broker.groups.offsets import Place
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
@@ -36,7 +36,7 @@ async def handle(broker: Broker, context: Context, message: TxnOffsetCommitReque
     if not allows(session, Operation.READ, Resource.GROUP, message.group_id):
         return failure(context, message, Code.GROUP_AUTHORIZATION_FAILED)
     refused, commits = _sort(broker, context, message)
-    results: Mapping[Place, int] = {}
+    results: Mapping[TopicPartition, int] = {}
     if commits:
         claim = Claim(message.member_id, message.generation_id, message.group_instance_id)
         try:
@@ -61,15 +61,15 @@ def failure(context: Context, message: TxnOffsetCommitRequest, code: int) -> Txn
 
 def _sort(
     broker: Broker, context: Context, message: TxnOffsetCommitRequest
-) -> tuple[dict[Place, Code], dict[Place, Commit]]:
+) -> tuple[dict[TopicPartition, Code], dict[TopicPartition, Commit]]:
     """What cannot be committed and why, and what can."""
-    refused: dict[Place, Code] = {}
-    commits: dict[Place, Commit] = {}
+    refused: dict[TopicPartition, Code] = {}
+    commits: dict[TopicPartition, Commit] = {}
     for topic in message.topics:
         allowed = broker.authorizer.allows(context.session, Operation.READ, Resource.TOPIC, topic.name)
         found = broker.catalog.topics.by_name.get(topic.name)
         for row in topic.partitions:
-            place = (topic.name, row.partition_index)
+            place = TopicPartition(topic.name, row.partition_index)
             if not allowed:
                 refused[place] = Code.TOPIC_AUTHORIZATION_FAILED
             elif found is None or not 0 <= row.partition_index < len(found.partitions):
@@ -88,7 +88,7 @@ def _fitting(context: Context, code: int) -> int:
 
 
 def _response(
-    message: TxnOffsetCommitRequest, codes: Mapping[Place, int], code: int = Code.NONE
+    message: TxnOffsetCommitRequest, codes: Mapping[TopicPartition, int], code: int = Code.NONE
 ) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(
         topics=[
@@ -97,7 +97,7 @@ def _response(
                 partitions=[
                     TxnOffsetCommitResponsePartition(
                         partition_index=row.partition_index,
-                        error_code=codes.get((topic.name, row.partition_index), code),
+                        error_code=codes.get(TopicPartition(topic.name, row.partition_index), code),
                     )
                     for row in topic.partitions
                 ],

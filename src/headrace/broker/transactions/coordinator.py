@@ -30,14 +30,13 @@ from headrace.broker.transactions.transaction import (
     EPOCH_MAX,
     VERSION_1,
     VERSION_2,
-    ProducerIdEpoch,
-    TopicPartition,
     Transaction,
     fenced_error,
     is_exhausted,
 )
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, HeadraceError
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.hashing import coordinator_partition
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
@@ -100,11 +99,11 @@ class TransactionCoordinator:
     # Requests.
 
     async def init_producer_id(
-        self, transactional_id: str | None, timeout_ms: int, expected: ProducerIdEpoch | None = None
-    ) -> ProducerIdEpoch:
+        self, transactional_id: str | None, timeout_ms: int, expected: ProducerIdAndEpoch | None = None
+    ) -> ProducerIdAndEpoch:
         """Who the producer is from now on. With `expected` it goes on after an error, as who it was (KIP-360)."""
         if transactional_id is None:
-            return ProducerIdEpoch(self.ids.take(), 0)
+            return ProducerIdAndEpoch(self.ids.take(), 0)
         _check_id(transactional_id)
         timeout_ms_max = self._config.of(int, "transaction.max.timeout.ms")
         if not 0 < timeout_ms <= timeout_ms_max:
@@ -157,7 +156,7 @@ class TransactionCoordinator:
     async def add_offsets(self, transactional_id: str, producer_id: int, epoch: int, group_id: str) -> None:
         """Return when the offsets of a group belong to the transaction."""
         index = coordinator_partition(group_id, self._internal.ensure(CONSUMER_OFFSETS))
-        await self.add_partitions(transactional_id, producer_id, epoch, [(CONSUMER_OFFSETS, index)])
+        await self.add_partitions(transactional_id, producer_id, epoch, [TopicPartition(CONSUMER_OFFSETS, index)])
 
     def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[TopicPartition]
@@ -225,7 +224,7 @@ class TransactionCoordinator:
 
     async def end_transaction(
         self, transactional_id: str, producer_id: int, epoch: int, committed: bool, version: int
-    ) -> ProducerIdEpoch:
+    ) -> ProducerIdAndEpoch:
         """Decide. Returns who the producer is after that: in version 2 somebody new."""
         entry = self._owned(transactional_id)
         _check_not_pending(entry)
@@ -269,13 +268,13 @@ class TransactionCoordinator:
 
     # Steps.
 
-    def _initialized(self, current: Transaction, timeout_ms: int, expected: ProducerIdEpoch | None) -> Transaction:
+    def _initialized(self, current: Transaction, timeout_ms: int, expected: ProducerIdAndEpoch | None) -> Transaction:
         now_ms = self._clock.time_ms()
         if is_exhausted(current.epoch) and (expected is None or expected.epoch == current.epoch):
             return current.rotated(self.ids.take(), timeout_ms, now_ms, keep_last=expected is not None)
         return current.initialized(timeout_ms, now_ms, expected)
 
-    async def _initialize(self, partition: StatePartition, entry: Entry, target: Transaction) -> ProducerIdEpoch:
+    async def _initialize(self, partition: StatePartition, entry: Entry, target: Transaction) -> ProducerIdAndEpoch:
         try:
             await self._store.step(entry, target)
         finally:
@@ -387,7 +386,7 @@ def _concurrent(transactional_id: str, why: str) -> BrokerError:
     return BrokerError(f"{transactional_id}: {why}", code=Code.CONCURRENT_TRANSACTIONS)
 
 
-def _is_owner(current: Transaction, expected: ProducerIdEpoch) -> bool:
+def _is_owner(current: Transaction, expected: ProducerIdAndEpoch) -> bool:
     """Whether a producer that says who it was may go on. Its epoch is looked at once more when it gets the next."""
     if current.is_unborn:
         return True  # forgotten, and made anew for it

@@ -11,6 +11,7 @@ import struct
 from headrace.broker.transactions.states import State
 from headrace.broker.transactions.transaction import NOT_STARTED, Transaction
 from headrace.errors import MalformedError
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from headrace.wire.transaction_log import PartitionsOfTopic, TransactionLogKey, TransactionLogValue
 
@@ -74,7 +75,7 @@ def _decode_value(transactional_id: str, data: bytes) -> Transaction:
         state=state,
         updated_ms=value.transaction_last_update_timestamp_ms,
         started_ms=NOT_STARTED if state == State.EMPTY else value.transaction_start_timestamp_ms,
-        partitions=frozenset((row.topic, index) for row in topics for index in row.partition_ids),
+        partitions=frozenset(TopicPartition(row.topic, index) for row in topics for index in row.partition_ids),
         version=value.client_transaction_version,
         previous_producer_id=value.previous_producer_id,
         next_producer_id=value.next_producer_id,

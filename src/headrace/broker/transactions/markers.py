@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from headrace.broker.catalog import Catalog
 from headrace.broker.clock import Clock
 from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import TopicPartition, Transaction
+from headrace.broker.transactions.transaction import Transaction
 from headrace.errors import BrokerError, Code, HeadraceError
+from headrace.types import TopicPartition
 from headrace.wire.records import Marker
 
 if TYPE_CHECKING:

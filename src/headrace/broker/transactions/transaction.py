@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.broker.transactions.states import AT_REST, LEGAL, State
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 EPOCH_MAX = 0x7FFF
@@ -24,15 +25,6 @@ EPOCH_MAX = 0x7FFF
 NOT_STARTED = -1
 VERSION_1 = 1
 VERSION_2 = 2
-
-TopicPartition = tuple[str, int]
-
-
-class ProducerIdEpoch(NamedTuple):
-    """What a producer signs its batches with."""
-
-    producer_id: int
-    epoch: int
 
 
 def is_exhausted(epoch: int) -> bool:
@@ -71,14 +63,14 @@ class Transaction:
         return self.epoch == NO_PRODUCER_EPOCH
 
     @property
-    def producer(self) -> ProducerIdEpoch:
-        return ProducerIdEpoch(self.producer_id, self.epoch)
+    def producer(self) -> ProducerIdAndEpoch:
+        return ProducerIdAndEpoch(self.producer_id, self.epoch)
 
     @property
-    def next_producer(self) -> ProducerIdEpoch:
+    def next_producer(self) -> ProducerIdAndEpoch:
         """Who the producer is after the end that is decided."""
         if self.next_producer_id != NO_PRODUCER_ID:
-            return ProducerIdEpoch(self.next_producer_id, 0)
+            return ProducerIdAndEpoch(self.next_producer_id, 0)
         return self.producer
 
     def is_retry_of_end(self, producer_id: int, epoch: int) -> bool:
@@ -91,7 +83,7 @@ class Transaction:
 
     # The steps.
 
-    def initialized(self, timeout_ms: int, now_ms: int, expected: ProducerIdEpoch | None) -> Transaction:
+    def initialized(self, timeout_ms: int, now_ms: int, expected: ProducerIdAndEpoch | None) -> Transaction:
         """InitProducerId, at rest: the next epoch of the same id.
 
         `expected` comes from a producer that goes on after an error (KIP-360): it is served if nobody else has been
