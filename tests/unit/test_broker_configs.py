@@ -11,8 +11,8 @@ import pytest
 from headrace.broker.broker_options import BROKER_OPTIONS, resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import BROKER, TOPIC
-from headrace.broker.config_changes import Change, Op, change, replace_all
 from headrace.broker.configs import DYNAMIC, Configurations, Entry, ResourceType, Source
+from headrace.broker.handlers.configs import Change, Op, alter_options, replace_all
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.errors import BrokerError, Code
 
@@ -35,7 +35,7 @@ class Rig:
         return next(entry for entry in self.configurations.of_broker(name) if entry.option.name == option)
 
     def change(self, *changes: tuple[str, Op, str | None], kind=ResourceType.TOPIC, name="orders", dry=False) -> None:
-        change(self.broker, kind, name, [Change(*row) for row in changes], validate_only=dry)
+        alter_options(self.broker, kind, name, [Change(*row) for row in changes], validate_only=dry)
 
     def set(self, option: str, value: str, **where: Any) -> None:
         self.change((option, Op.SET, value), **where)
@@ -124,7 +124,7 @@ def test_lists_are_added_to_and_taken_from(rig) -> None:
     assert rig.own == {"cleanup.policy": "delete,compact"}
     rig.change(("cleanup.policy", Op.SUBTRACT, "delete"))
     assert rig.own == {"cleanup.policy": "compact"}
-    with pytest.raises(BrokerError, match=r"retention\.ms is no list: APPEND") as caught:
+    with pytest.raises(BrokerError, match=r"APPEND is invalid for retention\.ms: it is not a list") as caught:
         rig.change(("retention.ms", Op.APPEND, "5"))
     assert caught.value.code == Code.INVALID_CONFIG
 
@@ -137,8 +137,12 @@ def test_lists_are_added_to_and_taken_from(rig) -> None:
         ([("retention.sm", Op.SET, "5")], Code.INVALID_CONFIG, "did you mean 'retention.ms'?"),
         ([("retention.sm", Op.DELETE, None)], Code.INVALID_CONFIG, "did you mean 'retention.ms'?"),
         ([("retention.ms", Op.SET, None)], Code.INVALID_REQUEST, "retention.ms has no value"),
-        ([("retention.ms", 9, "5")], Code.INVALID_REQUEST, "there is no operation 9"),
-        ([("retention.ms", Op.SET, "5"), ("retention.ms", Op.SET, "6")], Code.INVALID_REQUEST, "twice"),
+        ([("retention.ms", 9, "5")], Code.INVALID_REQUEST, "invalid operation 9"),
+        (
+            [("retention.ms", Op.SET, "5"), ("retention.ms", Op.SET, "6")],
+            Code.INVALID_REQUEST,
+            "duplicate option retention.ms",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(rig, changes, code, words) -> None:

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headrace.broker.context import Answer, Context
+from headrace.broker.context import Context, HandlerResult
 from headrace.broker.fault_answers import error_answer, topics_in
 from headrace.errors import Code, ConfigError, IllegalStateError
 from headrace.wire.api import APIS, api_name
@@ -244,7 +244,7 @@ class Fault:
         self._rule = rule
         self._pause = pause
 
-    async def run(self, context: Context, message: Message, handle: Callable[[], Answer]) -> Message | None:
+    async def run(self, context: Context, message: Message, handle: Callable[[], HandlerResult]) -> Message | None:
         """Do it: in place of the handler, before it, or after it."""
         spec = self._rule.spec
         answer: Message | None = None
@@ -266,7 +266,7 @@ class Fault:
         return answer if spec.when == "after" else await _answer(handle)
 
 
-async def _answer(handle: Callable[[], Answer], given: Message | None = None) -> Message | None:
+async def _answer(handle: Callable[[], HandlerResult], given: Message | None = None) -> Message | None:
     """What the handler says; `given` if it was asked already."""
     answer = handle() if given is None else given
     return await answer if inspect.isawaitable(answer) else answer

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from functools import partial
-from importlib import import_module
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.broker.context import Answer, Context
+from headrace.broker.context import Context, HandlerResult
 from headrace.broker.faults import CloseConnection
-from headrace.broker.handlers import SUPPORTED, supported
+from headrace.broker.handlers import SUPPORTED, failure_handler, supported
 from headrace.errors import BrokerError, Code, MalformedError
-from headrace.wire.api import api_name, module_name, response_class
+from headrace.wire.api import api_name, response_class
 from headrace.wire.frames import (
     API_VERSIONS,
     RequestHeader,
@@ -97,7 +96,7 @@ class Dispatcher:
         try:
             handle = broker.handler(header[0])
             if broker.faults.active and (fault := broker.faults.match(context, message)) is not None:
-                answer: Answer = fault.run(context, message, partial(handle, broker, context, message))
+                answer: HandlerResult = fault.run(context, message, partial(handle, broker, context, message))
             else:
                 answer = handle(broker, context, message)
             if isinstance(answer, Message) and not broker.quotas.active:  # nearly always
@@ -194,11 +193,9 @@ def _without_records(message: Message) -> Message:
 
 def failure(context: Context, message: Message, code: int, text: str) -> Message | None:
     """The answer by which all of a request failed: what the handler's own `failure` makes, or one with just a code."""
-    own: Callable[[Context, Any, int], Message] | None = getattr(
-        import_module(f"headrace.broker.handlers.{module_name(context.api_key)}"), "failure", None
-    )
-    if own is not None:
-        return own(context, message, code)
+    fail = failure_handler(context.api_key)
+    if fail is not None:
+        return fail(context, message, code)
     cls = response_class(context.api_key)
     field = cls.fields.get("error_code")
     if field is None or context.api_version not in field.versions:
