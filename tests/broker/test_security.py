@@ -152,7 +152,7 @@ def test_a_wrong_password_is_refused_after_a_while(secure, mechanism):
     began = time.monotonic()
     with (
         admin_at(secure.at["SASL_PLAINTEXT"], sasl=settings(mechanism, "wrong")) as admin,
-        pytest.raises(AuthenticationError, match="the password is wrong"),
+        pytest.raises(AuthenticationError, match="invalid user or password"),
     ):
         admin.describe_cluster()
     assert time.monotonic() - began >= FAILURE_DELAY_MS / 1000
@@ -162,7 +162,7 @@ def test_a_token_that_has_ended_is_refused(secure):
     sasl = SaslSettings("OAUTHBEARER", token_provider=lambda: token(seconds=-5))
     with (
         admin_at(secure.at["SASL_PLAINTEXT"], sasl=sasl) as admin,
-        pytest.raises(AuthenticationError, match="the token was not accepted"),
+        pytest.raises(AuthenticationError, match="invalid token"),
     ):
         admin.describe_cluster()
 
@@ -259,14 +259,17 @@ def test_a_large_frame_of_a_stranger_is_not_even_read(secure):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"listeners": "SSL://127.0.0.1:0"}, "has TLS, which needs a certificate"),
+        ({"listeners": "SSL://127.0.0.1:0"}, "uses TLS but has no certificate"),
         ({"listeners": "SSL://127.0.0.1:0", "ssl.keystore.location": "/nowhere.pem"}, "cannot read /nowhere.pem"),
         (
             {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "sasl.enabled.mechanisms": "GSSAPI"},
             "Kerberos is not supported",
         ),
-        ({"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "sasl.enabled.mechanisms": "OAUTHBEARER"}, "to check tokens"),
-        ({"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "sasl.plain.users": "ann"}, "each must be user:password"),
+        (
+            {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "sasl.enabled.mechanisms": "OAUTHBEARER"},
+            "needs a token validator",
+        ),
+        ({"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "sasl.plain.users": "ann"}, "expected user:password pairs"),
     ],
 )
 def test_what_cannot_work_is_said_at_the_start(options, words):

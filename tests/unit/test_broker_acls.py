@@ -10,8 +10,15 @@ from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.acls import Acl, AclFilter, Acls, Pattern, Permission
 from headrace.broker.context import Session
-from headrace.broker.security.acl_authorizer import DECISIONS_MAX, AclAuthorizer, authorizer_of
-from headrace.broker.security.authorizer import CLUSTER_NAME, Authorizer, Operation, Resource
+from headrace.broker.security.authorizer import (
+    CLUSTER_NAME,
+    DECISIONS_MAX,
+    AclAuthorizer,
+    Authorizer,
+    Operation,
+    Resource,
+    create_authorizer,
+)
 from headrace.errors import ConfigError
 
 ANN = Session("10.0.0.1", "PLAINTEXT", "User:ann")
@@ -210,15 +217,17 @@ def test_rules_are_there_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_the_options_choose_the_authorizer() -> None:
-    assert type(authorizer_of(resolve(), Acls())) is Authorizer
+    assert type(create_authorizer(resolve(), Acls())) is Authorizer
     for name in ("acl", "org.apache.kafka.metadata.authorizer.StandardAuthorizer"):
         config = resolve(("file", {"authorizer.class.name": name, "super.users": "User:ann;User:CN=x,O=y"}))
-        chosen = authorizer_of(config, Acls())
-        assert chosen.keeps_rules
+        chosen = create_authorizer(config, Acls())
+        assert chosen.has_acls
         assert chosen.allows(ANN, Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME)
         assert chosen.allows(Session("", "", "User:CN=x,O=y"), Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME)
         assert not chosen.allows(BOB, Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME)
-    with pytest.raises(ConfigError, match=r"authorizer\.class\.name is 'mine'; it may be empty, or one of acl"):
-        authorizer_of(resolve(("file", {"authorizer.class.name": "mine"})), Acls())
-    with pytest.raises(ConfigError, match=r"super\.users has 'ann'; each must be User:name"):
-        authorizer_of(resolve(("file", {"authorizer.class.name": "acl", "super.users": "ann"})), Acls())
+    with pytest.raises(
+        ConfigError, match=r"invalid authorizer\.class\.name 'mine': expected an empty value or one of acl"
+    ):
+        create_authorizer(resolve(("file", {"authorizer.class.name": "mine"})), Acls())
+    with pytest.raises(ConfigError, match=r"invalid super\.users entry 'ann': expected User:name"):
+        create_authorizer(resolve(("file", {"authorizer.class.name": "acl", "super.users": "ann"})), Acls())

@@ -14,8 +14,8 @@ from fake_internal import HandClock
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog.users import Users
 from headrace.broker.security.authenticator import Authenticator
-from headrace.broker.security.oauth import BearerToken
-from headrace.broker.security.sessions import gate_of
+from headrace.broker.security.mechanisms import BearerToken
+from headrace.broker.security.sasl import sasl_of
 from headrace.broker.server.listener import Listener
 from headrace.errors import BrokerError, Code, ConfigError
 
@@ -41,11 +41,11 @@ def logged_in(made: tuple[Authenticator, Listener], mechanism: str, token: bytes
     async def scenario() -> str | Code:
         authenticator, listener = made
         session = authenticator.session(listener)
-        gate = gate_of(session)
-        assert gate is not None
-        await gate.choose(mechanism, bare_tokens=False)
+        sasl = sasl_of(session)
+        assert sasl is not None
+        await sasl.choose(mechanism, bare_tokens=False)
         try:
-            await gate.token(token)
+            await sasl.token(token)
         except BrokerError as error:
             return Code(error.code)
         return session.principal
@@ -55,7 +55,7 @@ def logged_in(made: tuple[Authenticator, Listener], mechanism: str, token: bytes
 
 def test_a_listener_without_sasl_asks_nobody() -> None:
     authenticator, listener = prepared("PLAINTEXT")
-    assert gate_of(authenticator.session(listener)) is None
+    assert sasl_of(authenticator.session(listener)) is None
     assert authenticator.tls(listener) is None
 
 
@@ -105,13 +105,13 @@ def test_tokens_are_checked_by_whom_the_options_name() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sasl_enabled_mechanisms": ""}, "names none of PLAIN"),
+        ({"sasl_enabled_mechanisms": ""}, "is empty: set some of PLAIN"),
         ({"sasl_enabled_mechanisms": "GSSAPI"}, "Kerberos is not supported"),
-        ({"sasl_enabled_mechanisms": "OAUTHBEARER"}, "needs somebody to check tokens"),
-        ({"sasl_plain_users": "verysecret"}, "each must be user:password"),
+        ({"sasl_enabled_mechanisms": "OAUTHBEARER"}, "needs a token validator"),
+        ({"sasl_plain_users": "verysecret"}, "expected user:password pairs"),
         ({"sasl_jaas_config": "verysecret"}, "expected `<login module> required"),
-        ({"plain__sasl__server__callback__handler__class": "no.such.thing"}, "cannot find no.such.thing"),
-        ({"plain__sasl__server__callback__handler__class": "os.sep"}, "it may be a function"),
+        ({"plain__sasl__server__callback__handler__class": "no.such.thing"}, "cannot import no.such.thing"),
+        ({"plain__sasl__server__callback__handler__class": "os.sep"}, "expected a function"),
     ],
 )
 def test_what_cannot_work_is_said_without_secrets(options, words) -> None:
@@ -189,7 +189,7 @@ def test_protocols_and_suites_are_limited(pems) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "needs a certificate"),
+        ({}, "has no certificate"),
         ({"ssl_keystore_location": "{}/nowhere.pem"}, "cannot read"),
         ({"ssl_keystore_location": "{}/store.jks"}, "expected PEM"),
         ({"ssl_keystore_location": "{}/one.pem"}, "cannot be used"),
@@ -201,8 +201,11 @@ def test_protocols_and_suites_are_limited(pems) -> None:
             {"ssl_keystore_location": "{}/one.pem", "ssl_key_location": "{}/locked.key"},
             "needs ssl.key.password",
         ),
-        ({"ssl_keystore_location": "{}/both.pem", "ssl_enabled_protocols": "SSLv3"}, "choose from TLSv1.2, TLSv1.3"),
-        ({"ssl_keystore_location": "{}/both.pem", "ssl_cipher_suites": "NO_WITH_SUCH"}, "OpenSSL knows none"),
+        (
+            {"ssl_keystore_location": "{}/both.pem", "ssl_enabled_protocols": "SSLv3"},
+            "expected some of TLSv1.2, TLSv1.3",
+        ),
+        ({"ssl_keystore_location": "{}/both.pem", "ssl_cipher_suites": "NO_WITH_SUCH"}, "OpenSSL supports none"),
         (
             {
                 "ssl_keystore_location": "{}/both.pem",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.security.principals import MappingRules, distinguished_name
+from headrace.broker.security.tls import MappingRules, distinguished_name
 from headrace.errors import ConfigError
 
 

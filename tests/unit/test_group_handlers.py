@@ -12,7 +12,7 @@ from group_rig import GROUP, GroupRig, on_loop
 from headrace.broker.catalog.topics import PartitionPlace, Topic
 from headrace.broker.context import Context, Session
 from headrace.broker.handlers import SUPPORTED, handler
-from headrace.broker.security.authorizer import Operation, Resource
+from headrace.broker.security.authorizer import Authorizer, Operation, Resource
 from headrace.broker.server.dispatch import failure
 from headrace.errors import Code
 from headrace.wire.api import api_name
@@ -52,7 +52,7 @@ GROUP_REFUSED, TOPIC_REFUSED = Code.GROUP_AUTHORIZATION_FAILED, Code.TOPIC_AUTHO
 ID_REFUSED = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
-class Doorkeeper:
+class DenyingAuthorizer(Authorizer):
     """Allows everything but one thing."""
 
     def __init__(self, operation: Operation | None = None, resource: Resource | None = None) -> None:
@@ -65,12 +65,12 @@ class Doorkeeper:
         return (operation, resource) not in self._refused
 
 
-def broker_of(rig: GroupRig, doorkeeper: Doorkeeper) -> Any:
+def broker_of(rig: GroupRig, authorizer: DenyingAuthorizer) -> Any:
     topics = SimpleNamespace(by_name={TOPIC.name: TOPIC}, by_id={TOPIC.id: TOPIC})
     return SimpleNamespace(
         groups=rig.groups,
         internal=rig.internal,
-        authorizer=doorkeeper,
+        authorizer=authorizer,
         catalog=SimpleNamespace(topics=topics),
         node_id=1,
         cluster=None,
@@ -143,7 +143,7 @@ def picked(answer: Any, *path: str | int) -> Code:
 async def test_what_is_not_allowed_is_refused(operation, resource, message, version, path, code):
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
-        answer = await ask(broker_of(rig, Doorkeeper(operation, resource)), message, version)
+        answer = await ask(broker_of(rig, DenyingAuthorizer(operation, resource)), message, version)
         assert picked(answer, *path) is code
         assert rig.offset() == 1
 
@@ -152,11 +152,11 @@ async def test_what_is_not_allowed_is_refused(operation, resource, message, vers
 async def test_who_may_not_see_the_cluster_sees_the_groups_he_may():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
-        doorkeeper = Doorkeeper(Operation.DESCRIBE, Resource.CLUSTER)
-        answer = await ask(broker_of(rig, doorkeeper), ListGroupsRequest(), 5)
+        authorizer = DenyingAuthorizer(Operation.DESCRIBE, Resource.CLUSTER)
+        answer = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
         assert [row.group_id for row in answer.groups] == [GROUP]
-        doorkeeper.refuse(Operation.DESCRIBE, Resource.GROUP)
-        answer = await ask(broker_of(rig, doorkeeper), ListGroupsRequest(), 5)
+        authorizer.refuse(Operation.DESCRIBE, Resource.GROUP)
+        answer = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
         assert not answer.groups
 
 
@@ -165,18 +165,18 @@ async def test_all_offsets_are_those_of_topics_that_may_be_seen():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1, ("gone", 0): 1})
         everything = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=GROUP, topics=None)])
-        answer = await ask(broker_of(rig, Doorkeeper()), everything, 9)
+        answer = await ask(broker_of(rig, DenyingAuthorizer()), everything, 9)
         assert {topic.name for topic in answer.groups[0].topics} == {"orders", "gone"}
-        answer = await ask(broker_of(rig, Doorkeeper()), everything, 10)
+        answer = await ask(broker_of(rig, DenyingAuthorizer()), everything, 10)
         assert [topic.topic_id for topic in answer.groups[0].topics] == [TOPIC.id]
-        answer = await ask(broker_of(rig, Doorkeeper(Operation.DESCRIBE, Resource.TOPIC)), everything, 9)
+        answer = await ask(broker_of(rig, DenyingAuthorizer(Operation.DESCRIBE, Resource.TOPIC)), everything, 9)
         assert not answer.groups[0].topics
 
 
 @on_loop
 async def test_a_sync_without_a_protocol_is_refused_from_version_5_on():
     async with GroupRig() as rig:
-        broker = broker_of(rig, Doorkeeper())
+        broker = broker_of(rig, DenyingAuthorizer())
         wrong = Code.INCONSISTENT_GROUP_PROTOCOL
         assert picked(await ask(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 5)) is wrong
         assert picked(await ask(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 4)) is Code.UNKNOWN_MEMBER_ID
@@ -188,7 +188,7 @@ async def test_the_time_of_a_rebalance_is_that_of_a_session_for_the_oldest_clien
         protocols = [JoinGroupRequestProtocol(name="p")]
         request = JoinGroupRequest(group_id=GROUP, session_timeout_ms=7_000, protocol_type="x", protocols=protocols)
         context = Context(Session("127.0.0.1", "PLAINTEXT"), 11, 0, None, 1)
-        joining = handler(11)(broker_of(rig, Doorkeeper()), context, request)
+        joining = handler(11)(broker_of(rig, DenyingAuthorizer()), context, request)
         (member,) = rig.group.members.values()
         assert (member.rebalance_timeout_ms, member.client_id, member.client_host) == (7_000, "", "/127.0.0.1")
         await rig.clock.run()

@@ -34,7 +34,7 @@ from headrace.wire.schema import Message
 from transaction_rig import ID, TIMEOUT_MS, Rig, run
 
 
-class Guard(Authorizer):
+class DenyingAuthorizer(Authorizer):
     """Everything may be done but what is listed."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.rig = Rig()
-        self.guard = Guard()
+        self.guard = DenyingAuthorizer()
         self.broker: Any = SimpleNamespace(
             transactions=self.rig.coordinator,
             replicas=self.rig.replicas,

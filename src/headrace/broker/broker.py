@@ -31,9 +31,8 @@ from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.manager import partition_folders
 from headrace.broker.quotas import QuotaManager
 from headrace.broker.replica_manager import ReplicaManager
-from headrace.broker.security.acl_authorizer import authorizer_of
 from headrace.broker.security.authenticator import Authenticator
-from headrace.broker.security.authorizer import Authorizer
+from headrace.broker.security.authorizer import Authorizer, create_authorizer
 from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
 from headrace.broker.tasks import on_loop_error
@@ -117,7 +116,7 @@ class Broker:
             previous_epoch = -1  # what was committed is not all here: the controller must not count on us
         self._started.push_async_callback(self.logs.stop)
         self.authenticator = Authenticator(config, self.catalog.users, clock)
-        self.authorizer = authorizer_of(config, self.catalog.acls)
+        self.authorizer = create_authorizer(config, self.catalog.acls)
         self.quotas = QuotaManager(self.catalog.quotas, clock, config)
         lag_ms_max = config.of(int, "replica.lag.time.max.ms")
         self.replicas = ReplicaManager(self.node_id, self.logs, self.catalog, clock, self.log_config, lag_ms_max)

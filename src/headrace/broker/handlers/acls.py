@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.catalog.acls import Acl, AclFilter, Acls, Pattern, Permission
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.security.access import require_on_cluster
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
@@ -138,8 +137,8 @@ def fail_delete_acls(context: Context, request: DeleteAclsRequest, code: int) ->
 
 def _require_acls(broker: Broker, context: Context, operation: Operation) -> None:
     """Raise CLUSTER_AUTHORIZATION_FAILED if not authorized, SECURITY_DISABLED if the broker has no ACL authorizer."""
-    require_on_cluster(broker.authorizer, context.session, operation)
-    if not broker.authorizer.keeps_rules:
+    broker.authorizer.require_on_cluster(context.session, operation)
+    if not broker.authorizer.has_acls:
         raise BrokerError("ACLs are not enabled on this broker: set authorizer.class.name", code=Code.SECURITY_DISABLED)
 
 

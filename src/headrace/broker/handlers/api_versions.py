@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.handlers import SUPPORTED
-from headrace.broker.security.access import require_on_cluster
 from headrace.broker.security.authorizer import Operation
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.api_versions import (
@@ -83,7 +82,7 @@ def handle_api_versions(broker: Broker, context: Context, request: ApiVersionsRe
 def handle_update_features(broker: Broker, context: Context, request: UpdateFeaturesRequest) -> HandlerResult:
     """Change feature levels. They are part of this broker's software: only the current level is accepted."""
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.ALTER)
+        broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
         if len({update.feature for update in request.feature_updates}) < len(request.feature_updates):
             raise BrokerError("invalid request: duplicate feature", code=Code.INVALID_REQUEST)
     except BrokerError as error:

@@ -6,12 +6,10 @@ import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.broker.authorized_operations import authorized_operations
 from headrace.broker.broker_options import data_folder
 from headrace.broker.catalog.topics import Topic
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.nodes import controller_id, nodes
-from headrace.broker.security.access import require_on_cluster
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.alter_partition_reassignments import (
@@ -73,7 +71,7 @@ def handle_describe_cluster(broker: Broker, context: Context, request: DescribeC
         ],
     )
     if request.include_cluster_authorized_operations:
-        operations = authorized_operations(broker.authorizer, context.session, Resource.CLUSTER, CLUSTER_NAME)
+        operations = broker.authorizer.authorized_operations(context.session, Resource.CLUSTER, CLUSTER_NAME)
         return response.replace(cluster_authorized_operations=operations)
     return response
 
@@ -84,7 +82,7 @@ def handle_describe_cluster(broker: Broker, context: Context, request: DescribeC
 def handle_describe_log_dirs(broker: Broker, context: Context, request: DescribeLogDirsRequest) -> HandlerResult:
     """Return the size of each partition in the data directory, and the free disk space."""
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.DESCRIBE)
+        broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
     except BrokerError as error:
         return fail_describe_log_dirs(context, request, error.code)
     requested = None
@@ -117,7 +115,7 @@ def fail_describe_log_dirs(context: Context, request: DescribeLogDirsRequest, co
 def handle_unregister_broker(broker: Broker, context: Context, request: UnregisterBrokerRequest) -> HandlerResult:
     """Remove the registration of a broker that will not return. If it does return, all its replicas are out of sync."""
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.ALTER)
+        broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
         _unregister(broker, request.broker_id)
     except BrokerError as error:
         return UnregisterBrokerResponse(error_code=error.code, error_message=str(error.args[0]))
@@ -151,7 +149,7 @@ _PREFERRED, _UNCLEAN = 0, 1
 def handle_elect_leaders(broker: Broker, context: Context, request: ElectLeadersRequest) -> HandlerResult:
     """Elect the preferred replica, or (v1+, unclean election) any live replica, which may lose records."""
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.ALTER)
+        broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
     except BrokerError as error:
         return fail_elect_leaders(context, request, error.code)
     if request.election_type not in (_PREFERRED, _UNCLEAN):
@@ -212,7 +210,7 @@ def handle_alter_partition_reassignments(
     """Move partitions to other brokers, or cancel such a move."""
     allow_change = request.allow_replication_factor_change
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.ALTER)
+        broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
     except BrokerError as error:
         return AlterPartitionReassignmentsResponse(
             error_code=error.code,
@@ -271,7 +269,7 @@ def handle_list_partition_reassignments(
 ) -> HandlerResult:
     """Return the partitions that are being reassigned."""
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.DESCRIBE)
+        broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
     except BrokerError as error:
         return ListPartitionReassignmentsResponse(error_code=error.code, error_message=str(error.args[0]))
     by_name = broker.catalog.topics.by_name

@@ -11,7 +11,6 @@ from headrace.broker.catalog.configs import BROKER, TOPIC, Configs
 from headrace.broker.catalog.topics import check_name
 from headrace.broker.configs import TYPES, Entry, ResourceType, Source, check_values
 from headrace.broker.context import Context, HandlerResult, Session
-from headrace.broker.security.access import require, require_on_cluster
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.config import Options
@@ -178,7 +177,7 @@ def handle_list_config_resources(
     v0 lists client metrics subscriptions only; this broker has none.
     """
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.DESCRIBE_CONFIGS)
+        broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE_CONFIGS)
     except BrokerError as error:
         return ListConfigResourcesResponse(error_code=error.code)
     if context.api_version == 0:
@@ -230,15 +229,15 @@ class Change(NamedTuple):
 def check_resource(broker: Broker, session: Session, kind: int, name: str, operation: Operation) -> ResourceType:
     """Return the type of an existing resource that the client is authorized for, or raise."""
     if kind == ResourceType.TOPIC:
-        require(broker.authorizer, session, operation, Resource.TOPIC, name)
+        broker.authorizer.require(session, operation, Resource.TOPIC, name)
         check_name(name)
         if name not in broker.catalog.topics.by_name:
             raise BrokerError(f"unknown topic {name}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
         return ResourceType.TOPIC
     if kind == ResourceType.GROUP:
-        require(broker.authorizer, session, operation, Resource.GROUP, name)
+        broker.authorizer.require(session, operation, Resource.GROUP, name)
     else:
-        require_on_cluster(broker.authorizer, session, operation)
+        broker.authorizer.require_on_cluster(session, operation)
     if kind != ResourceType.BROKER:
         raise BrokerError(
             f"invalid resource type {kind}: only topics (2) and brokers (4) have options", code=Code.INVALID_REQUEST

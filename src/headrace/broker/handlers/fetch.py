@@ -218,10 +218,7 @@ def _readable_topic(broker: Broker, context: Context, topic: FetchTopic, limits:
                 f"{session.principal} is not authorized to fetch as a replica", code=Code.TOPIC_AUTHORIZATION_FAILED
             )
         return name
-    if not allows(session, Operation.READ, Resource.TOPIC, name):
-        raise BrokerError(
-            f"{session.principal} is not authorized to READ topic {name}", code=Code.TOPIC_AUTHORIZATION_FAILED
-        )
+    broker.authorizer.require(session, Operation.READ, Resource.TOPIC, name)
     return name
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.broker.authorized_operations import authorized_operations
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.groups.group import Group, Member, State
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
@@ -63,7 +62,7 @@ def _with_authorized_operations(
 ) -> DescribedGroup:
     if not request.include_authorized_operations:
         return described
-    operations = authorized_operations(broker.authorizer, context.session, Resource.GROUP, described.group_id)
+    operations = broker.authorizer.authorized_operations(context.session, Resource.GROUP, described.group_id)
     return described.replace(authorized_operations=operations)
 
 

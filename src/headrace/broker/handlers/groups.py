@@ -30,16 +30,15 @@ KEYS_MIN_VERSION = 4
 
 
 class _CoordinatorType(NamedTuple):
-    """A type of coordinator key: its internal topic, ACL resource and authorization error."""
+    """A type of coordinator: its internal topic and the resource type of its keys."""
 
     topic: str
     resource: Resource
-    error: Code
 
 
 COORDINATOR_TYPES = {
-    0: _CoordinatorType(CONSUMER_OFFSETS, Resource.GROUP, Code.GROUP_AUTHORIZATION_FAILED),
-    1: _CoordinatorType(TRANSACTION_STATE, Resource.TRANSACTIONAL_ID, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+    0: _CoordinatorType(CONSUMER_OFFSETS, Resource.GROUP),
+    1: _CoordinatorType(TRANSACTION_STATE, Resource.TRANSACTIONAL_ID),
 }
 
 
@@ -89,10 +88,7 @@ def _find_coordinator(broker: Broker, context: Context, key_type: int, key: str)
             raise BrokerError(
                 f"invalid coordinator type {key_type}: expected 0 (group) or 1 (transaction)", code=Code.INVALID_REQUEST
             )
-        if not broker.authorizer.allows(context.session, Operation.DESCRIBE, kind.resource, key):
-            raise BrokerError(
-                f"{context.session.principal} is not authorized to DESCRIBE {kind.resource.name} {key}", code=kind.error
-            )
+        broker.authorizer.require(context.session, Operation.DESCRIBE, kind.resource, key)
         index = coordinator_partition(key, broker.internal.ensure(kind.topic))
         leader = broker.catalog.topics.by_name[kind.topic].partitions[index].leader
         if leader < 0:

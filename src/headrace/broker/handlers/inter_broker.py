@@ -13,7 +13,6 @@ from headrace.broker.cluster.forwarding import FORWARDED
 from headrace.broker.context import Context, HandlerResult, Session
 from headrace.broker.fault_answers import error_answer
 from headrace.broker.handlers import supported
-from headrace.broker.security.access import require_on_cluster
 from headrace.broker.security.authorizer import Operation
 from headrace.errors import BrokerError, Code, ConfigError
 from headrace.wire.api import request_class
@@ -81,7 +80,7 @@ log = logging.getLogger("headrace.broker")
 
 def handle_broker_registration(broker: Broker, context: Context, request: BrokerRegistrationRequest) -> HandlerResult:
     """Register a broker. The first registration turns a standalone broker into the controller of a cluster."""
-    require_on_cluster(broker.authorizer, context.session, Operation.CLUSTER_ACTION)
+    broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
     if request.cluster_id != broker.catalog.identity.cluster_id:
         raise BrokerError(
             f"cluster id {request.cluster_id} differs from {broker.catalog.identity.cluster_id}",
@@ -133,7 +132,7 @@ def handle_catalog_fetch(broker: Broker, context: Context, request: CatalogFetch
     A broker that is not the controller returns the address of the controller.
     """
     if broker.cluster is None or not broker.cluster.is_controller:
-        require_on_cluster(broker.authorizer, context.session, Operation.CLUSTER_ACTION)
+        broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
     if broker.cluster is None:
         return answer(broker.catalog, request)
     if not broker.cluster.is_controller:

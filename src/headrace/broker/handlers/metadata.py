@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.broker.authorized_operations import authorized_operations
 from headrace.broker.catalog.topics import INTERNAL, Topic
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.nodes import controller_id, nodes, offline
@@ -61,7 +60,7 @@ def _metadata_response(broker: Broker, context: Context, request: MetadataReques
         topics=topic_responses,
     )
     if request.include_cluster_authorized_operations:
-        operations = authorized_operations(broker.authorizer, context.session, Resource.CLUSTER, CLUSTER_NAME)
+        operations = broker.authorizer.authorized_operations(context.session, Resource.CLUSTER, CLUSTER_NAME)
         return response.replace(cluster_authorized_operations=operations)
     return response
 
@@ -135,10 +134,7 @@ def _find_topic(broker: Broker, context: Context, request: MetadataRequest, requ
             raise BrokerError(f"unknown topic id {requested.topic_id.hex()}", code=Code.UNKNOWN_TOPIC_ID)
         return topic
     name = requested.name
-    if not allows(session, Operation.DESCRIBE, Resource.TOPIC, name):
-        raise BrokerError(
-            f"{session.principal} is not authorized to DESCRIBE topic {name}", code=Code.TOPIC_AUTHORIZATION_FAILED
-        )
+    broker.authorizer.require(session, Operation.DESCRIBE, Resource.TOPIC, name)
     topic = broker.catalog.topics.by_name.get(name)
     if topic is not None:
         return topic
@@ -147,10 +143,8 @@ def _find_topic(broker: Broker, context: Context, request: MetadataRequest, requ
     if name in INTERNAL:
         broker.internal.ensure(name)
         return broker.catalog.topics.by_name[name]
-    if not _may_create_topic(broker, context, name):
-        raise BrokerError(
-            f"{session.principal} is not authorized to CREATE topic {name}", code=Code.TOPIC_AUTHORIZATION_FAILED
-        )
+    if not allows(session, Operation.CREATE, Resource.CLUSTER, CLUSTER_NAME):
+        broker.authorizer.require(session, Operation.CREATE, Resource.TOPIC, name)
     return broker.topic_admin.auto_create(name)
 
 
@@ -187,7 +181,7 @@ def _with_authorized_operations(
 ) -> MetadataResponseTopic:
     if not request.include_topic_authorized_operations:
         return response
-    operations = authorized_operations(broker.authorizer, context.session, Resource.TOPIC, response.name or "")
+    operations = broker.authorizer.authorized_operations(context.session, Resource.TOPIC, response.name or "")
     return response.replace(topic_authorized_operations=operations)
 
 
@@ -242,7 +236,7 @@ def _describe_page(
             error_code=Code.UNKNOWN_TOPIC_OR_PARTITION,
             name=name,
             is_internal=name in INTERNAL,
-            topic_authorized_operations=authorized_operations(broker.authorizer, context.session, Resource.TOPIC, name),
+            topic_authorized_operations=broker.authorizer.authorized_operations(context.session, Resource.TOPIC, name),
         )
     return DescribeTopicPartitionsResponseTopic(
         name=name,
@@ -263,5 +257,5 @@ def _describe_page(
             )
             for index, partition in enumerate(topic.partitions[first : first + count], start=first)
         ],
-        topic_authorized_operations=authorized_operations(broker.authorizer, context.session, Resource.TOPIC, name),
+        topic_authorized_operations=broker.authorizer.authorized_operations(context.session, Resource.TOPIC, name),
     )

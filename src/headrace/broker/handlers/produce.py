@@ -184,10 +184,7 @@ def _writable(broker: Broker, context: Context, topic: TopicProduceData) -> str:
         name = known.name
     else:
         name = topic.name
-    if not broker.authorizer.allows(context.session, Operation.WRITE, Resource.TOPIC, name):
-        raise BrokerError(
-            f"{context.session.principal} is not authorized to WRITE topic {name}", code=Code.TOPIC_AUTHORIZATION_FAILED
-        )
+    broker.authorizer.require(context.session, Operation.WRITE, Resource.TOPIC, name)
     if name in INTERNAL:
         raise BrokerError(
             f"topic {name} is internal and cannot be written by clients", code=Code.INVALID_TOPIC_EXCEPTION

@@ -21,7 +21,6 @@ from headrace.broker.catalog.quotas import (
     entity,
 )
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.security.access import require_on_cluster
 from headrace.broker.security.authorizer import Operation
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.alter_client_quotas import (
@@ -54,7 +53,7 @@ def handle_describe_client_quotas(
 ) -> HandlerResult:
     """Return the quotas of the matching entities."""
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.DESCRIBE_CONFIGS)
+        broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE_CONFIGS)
         components = _checked_components(request)
     except BrokerError as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=str(error.args[0]), entries=None)
@@ -102,7 +101,7 @@ def _matches(entity: Entity, components: dict[str, ComponentData], *, strict: bo
 def handle_alter_client_quotas(broker: Broker, context: Context, request: AlterClientQuotasRequest) -> HandlerResult:
     """Set or remove quotas of users, client ids and IP addresses."""
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.ALTER_CONFIGS)
+        broker.authorizer.require_on_cluster(context.session, Operation.ALTER_CONFIGS)
     except BrokerError as error:
         return fail_alter_client_quotas(context, request, error.code)
     events, results = [], []

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from headrace.broker.catalog import Event
 from headrace.broker.catalog.users import Users
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.security.access import require_on_cluster
 from headrace.broker.security.authorizer import Operation
+from headrace.broker.security.sasl import sasl_of
 from headrace.broker.security.scram import HASHES, ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, from_salted
-from headrace.broker.security.sessions import gate_of
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -40,15 +39,15 @@ async def handle_sasl_handshake(
     broker: Broker, context: Context, request: SaslHandshakeRequest
 ) -> SaslHandshakeResponse:
     """Select a SASL mechanism. After v0 the client continues with bare tokens instead of SaslAuthenticate."""
-    gate = gate_of(context.session)
-    if gate is None:
+    sasl = sasl_of(context.session)
+    if sasl is None:
         return SaslHandshakeResponse(error_code=Code.ILLEGAL_SASL_STATE)
     try:
-        await gate.choose(request.mechanism, bare_tokens=context.api_version == 0)
+        await sasl.choose(request.mechanism, bare_tokens=context.api_version == 0)
     except BrokerError as error:
-        mechanisms = () if error.code == Code.ILLEGAL_SASL_STATE else gate.mechanisms
+        mechanisms = () if error.code == Code.ILLEGAL_SASL_STATE else sasl.mechanisms
         return SaslHandshakeResponse(error_code=error.code, mechanisms=mechanisms)
-    return SaslHandshakeResponse(mechanisms=gate.mechanisms)
+    return SaslHandshakeResponse(mechanisms=sasl.mechanisms)
 
 
 # -- SaslAuthenticate ----------------------------------------------------------------------------
@@ -58,13 +57,13 @@ async def handle_sasl_authenticate(
     broker: Broker, context: Context, request: SaslAuthenticateRequest
 ) -> SaslAuthenticateResponse:
     """Exchange a token of the selected mechanism."""
-    gate = gate_of(context.session)
-    if gate is None:
+    sasl = sasl_of(context.session)
+    if sasl is None:
         return SaslAuthenticateResponse(
             error_code=Code.ILLEGAL_SASL_STATE, error_message="SASL is not enabled on this listener"
         )
     try:
-        token, lifetime_ms = await gate.token(bytes(request.auth_bytes))
+        token, lifetime_ms = await sasl.token(bytes(request.auth_bytes))
     except BrokerError as error:
         return SaslAuthenticateResponse(error_code=error.code, error_message=str(error.args[0]))
     return SaslAuthenticateResponse(error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms)
@@ -78,7 +77,7 @@ def handle_describe_user_scram_credentials(
 ) -> HandlerResult:
     """Return which users have SCRAM credentials; never the credentials themselves."""
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.DESCRIBE)
+        broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
     except BrokerError as error:
         return DescribeUserScramCredentialsResponse(error_code=error.code, error_message=str(error.args[0]))
     requested = [user.name for user in request.users or ()] or [*broker.catalog.users.by_name]
@@ -113,7 +112,7 @@ def handle_alter_user_scram_credentials(
 ) -> HandlerResult:
     """Create, replace or delete SCRAM credentials. The broker stores keys derived from the salted passwords."""
     try:
-        require_on_cluster(broker.authorizer, context.session, Operation.ALTER)
+        broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
     except BrokerError as error:
         return fail_alter_user_scram_credentials(context, request, error.code)
     changes: list[_Change] = [*request.deletions, *request.upsertions]

@@ -11,7 +11,6 @@ from headrace.broker.catalog.topics import INTERNAL, Topic
 from headrace.broker.configs import Source
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.partition import Partition
-from headrace.broker.security.access import require
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.broker.topic_admin import Assignment
 from headrace.errors import BrokerError, Code
@@ -71,7 +70,8 @@ def _create_topic(
             raise BrokerError(
                 f"duplicate topic {topic.name}: it occurs {occurrences} times in the request", code=Code.INVALID_REQUEST
             )
-        _authorize_create(broker, context, topic.name)
+        if not broker.authorizer.allows(context.session, Operation.CREATE, Resource.CLUSTER, CLUSTER_NAME):
+            broker.authorizer.require(context.session, Operation.CREATE, Resource.TOPIC, topic.name)
         configs = {config.name: config.value for config in topic.configs}
         broker.topic_admin.check_configs(configs)
         created = broker.topic_admin.create(
@@ -87,17 +87,6 @@ def _create_topic(
     return _created_topic(
         broker, context, created, {name: value or "" for name, value in configs.items()}, request.validate_only
     )
-
-
-def _authorize_create(broker: Broker, context: Context, name: str) -> None:
-    allows, session = broker.authorizer.allows, context.session
-    if not (
-        allows(session, Operation.CREATE, Resource.CLUSTER, CLUSTER_NAME)
-        or allows(session, Operation.CREATE, Resource.TOPIC, name)
-    ):
-        raise BrokerError(
-            f"{session.principal} is not authorized to CREATE topic {name}", code=Code.TOPIC_AUTHORIZATION_FAILED
-        )
 
 
 def _replica_assignment(topic: CreatableTopic) -> Assignment:
@@ -161,11 +150,7 @@ def _delete_topic(broker: Broker, context: Context, state: DeleteTopicState) -> 
     try:
         topic = _find_deletable(broker, context, state)
         name, topic_id = topic.name, topic.id
-        if not broker.authorizer.allows(context.session, Operation.DELETE, Resource.TOPIC, topic.name):
-            raise BrokerError(
-                f"{context.session.principal} is not authorized to DELETE topic {name}",
-                code=Code.TOPIC_AUTHORIZATION_FAILED,
-            )
+        broker.authorizer.require(context.session, Operation.DELETE, Resource.TOPIC, topic.name)
         if topic.is_internal:
             raise BrokerError(f"topic {name} is internal and cannot be deleted", code=Code.INVALID_REQUEST)
         broker.topic_admin.delete(topic)
@@ -180,24 +165,18 @@ def _find_deletable(broker: Broker, context: Context, state: DeleteTopicState) -
     topics = broker.catalog.topics
     if state.name is None:
         by_id = topics.by_id.get(state.topic_id)
-        if by_id is None or not _may_describe(broker, context, by_id.name):
+        if by_id is None or not broker.authorizer.allows(
+            context.session, Operation.DESCRIBE, Resource.TOPIC, by_id.name
+        ):
             raise BrokerError(f"unknown topic id {state.topic_id.hex()}", code=Code.UNKNOWN_TOPIC_ID)
         return by_id
     if state.topic_id != ZERO_UUID:
         raise BrokerError("invalid request: a topic has either a name or an id, not both", code=Code.INVALID_REQUEST)
-    if not _may_describe(broker, context, state.name):
-        raise BrokerError(
-            f"{context.session.principal} is not authorized to DESCRIBE topic {state.name}",
-            code=Code.TOPIC_AUTHORIZATION_FAILED,
-        )
+    broker.authorizer.require(context.session, Operation.DESCRIBE, Resource.TOPIC, state.name)
     by_name = topics.by_name.get(state.name)
     if by_name is None:
         raise BrokerError(f"unknown topic {state.name}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
     return by_name
-
-
-def _may_describe(broker: Broker, context: Context, name: str) -> bool:
-    return broker.authorizer.allows(context.session, Operation.DESCRIBE, Resource.TOPIC, name)
 
 
 # -- CreatePartitions ----------------------------------------------------------------------------
@@ -221,7 +200,7 @@ def handle_create_partitions(broker: Broker, context: Context, request: CreatePa
 
 
 def _add_partitions(broker: Broker, context: Context, requested: CreatePartitionsTopic, *, validate_only: bool) -> None:
-    require(broker.authorizer, context.session, Operation.ALTER, Resource.TOPIC, requested.name)
+    broker.authorizer.require(context.session, Operation.ALTER, Resource.TOPIC, requested.name)
     topic = broker.catalog.topics.by_name.get(requested.name)
     if topic is None:
         raise BrokerError(f"unknown topic {requested.name}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
@@ -279,7 +258,7 @@ def _delete_records_before(
 ) -> _Deletion:
     deletion = _Deletion(row.partition_index)
     try:
-        require(broker.authorizer, context.session, Operation.DELETE, Resource.TOPIC, topic)
+        broker.authorizer.require(context.session, Operation.DELETE, Resource.TOPIC, topic)
         partition, before = _deletion_target(broker, topic, row)
         broker.replicas.delete_records(partition, before)
         deletion.partition, deletion.replicated = partition, broker.replicas.deleted(partition, before, timeout_ms)

@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from headrace.broker.context import Session
-from headrace.broker.security.sessions import gate_of
+from headrace.broker.security.sasl import sasl_of
 from headrace.broker.server.sending import Sender, SocketSender, TlsSender
 from headrace.broker.tasks import start_task
 from headrace.errors import MalformedError
@@ -26,7 +26,7 @@ from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
 
 if TYPE_CHECKING:
-    from headrace.broker.security.gate import Gate
+    from headrace.broker.security.sasl import SaslAuthentication
     from headrace.broker.server.dispatch import Later
     from headrace.broker.server.listener import Listener
     from headrace.broker.server.server import Server
@@ -67,9 +67,9 @@ class Connection(asyncio.BufferedProtocol):
         "_stopped",
         "_task",
         "_unsent_bytes",
-        "gate",
         "last_active",
         "listener",
+        "sasl",
         "session",
         "transport",
     )
@@ -78,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self.listener = listener
         self.session: Session = server.authenticator.session(listener)
-        self.gate = gate_of(self.session)  # what the peer has to get through before it may ask for anything
+        self.sasl = sasl_of(self.session)  # what the peer has to get through before it may ask for anything
         self.transport: asyncio.Transport | None = None
         self.last_active = server.loop.time()
         self._reader = FrameReader(server.frame_bytes_max, server.chunk)
@@ -110,8 +110,8 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._sender = TlsSender(transport, self._drained)
             self._server.authenticator.identify(self.session, transport.get_extra_info("peercert"))
-        if self.gate is not None:
-            self._pass_gate(self.gate)
+        if self.sasl is not None:
+            self._update_authentication(self.sasl)
         self._server.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -244,11 +244,11 @@ class Connection(asyncio.BufferedProtocol):
         self._muted = False
         self._serve()
 
-    def _pass_gate(self, gate: Gate) -> None:
+    def _update_authentication(self, sasl: SaslAuthentication) -> None:
         """An answer has gone out: the peer may be known now and send larger requests, or be sent away."""
-        if gate.failed:
+        if sasl.failed:
             self.close("it did not authenticate")
-        self._reader.frame_bytes_max = min(gate.frame_bytes_max or FRAME_BYTES_MAX, self._server.frame_bytes_max)
+        self._reader.frame_bytes_max = min(sasl.frame_bytes_max or FRAME_BYTES_MAX, self._server.frame_bytes_max)
 
     def stop_reading(self) -> None:
         """Take no further request."""
@@ -298,8 +298,8 @@ class Connection(asyncio.BufferedProtocol):
         self._out += buffers
         for buffer in buffers:
             self._out_bytes += len(buffer)
-        if self.gate is not None:
-            self._pass_gate(self.gate)
+        if self.sasl is not None:
+            self._update_authentication(self.sasl)
         if self._out_bytes >= GATHER_BYTES_MAX:
             self._flush()
 

@@ -34,7 +34,7 @@ from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.security.gate import Gate
+    from headrace.broker.security.sasl import SaslAuthentication
     from headrace.broker.server.connection import Connection
 
 log = logging.getLogger("headrace.broker")
@@ -75,15 +75,15 @@ class Dispatcher:
 
     def __call__(self, connection: Connection, frame: Buffer) -> list[Buffer] | Later | None:
         """The answer to a request; None: there is none, and the connection may be closing."""
-        gate = connection.gate
-        if gate is not None and gate.raw:
-            return Later(self._bare_token(connection, gate, frame), abandonable=True)
+        sasl = connection.sasl
+        if sasl is not None and sasl.expects_token:
+            return Later(self._bare_token(connection, sasl, frame), abandonable=True)
         try:
             header, pos = decode_request_header(frame)
             spoken = SUPPORTED.get(header[0]) or supported(header[0])
             if spoken is None or not spoken[0] <= header[1] <= spoken[1]:
                 return self._unsupported(connection, header)
-            if gate is not None and not gate.admits(header[0]):
+            if sasl is not None and not sasl.admits(header[0]):
                 connection.close(f"{api_name(header[0])} of a peer that is not, or no longer, authenticated")
                 return None
             message = decode_request_body(header, frame, pos)
@@ -112,10 +112,10 @@ class Dispatcher:
             call = call._replace(message=_without_records(message))
         return Later(self._await(call, answer, perf_counter()), header[0] in _ABANDONABLE)
 
-    async def _bare_token(self, connection: Connection, gate: Gate, frame: Buffer) -> list[Buffer] | None:
+    async def _bare_token(self, connection: Connection, sasl: SaslAuthentication, frame: Buffer) -> list[Buffer] | None:
         """A token without a header, as SaslHandshake 0 announces it; the answer has none, either."""
         try:
-            token = await gate.bare_token(bytes(frame))
+            token = await sasl.bare_token(bytes(frame))
         except BrokerError as error:
             connection.close(str(error))
             return None

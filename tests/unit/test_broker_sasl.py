@@ -1,4 +1,4 @@
-"""The gate of a connection with SASL, step by step, on a clock that is turned by hand."""
+"""The sasl of a connection with SASL, step by step, on a clock that is turned by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 from fake_internal import HandClock
 from headrace.broker.context import ANONYMOUS
-from headrace.broker.security.gate import REAUTHENTICATION_INTERVAL_MIN_MS, Gate
-from headrace.broker.security.sessions import SecureSession, gate_of
+from headrace.broker.security.sasl import REAUTHENTICATION_INTERVAL_MIN_MS, SaslAuthentication, SaslSession, sasl_of
 from headrace.errors import AuthenticationError, BrokerError, Code
 
 PRODUCE, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 17, 18, 36
@@ -39,8 +38,8 @@ class Password:
 class Rig:
     def __init__(self, *, reauthenticate_after_ms: int = 0, expires_ms: int | None = None) -> None:
         self.clock = HandClock()
-        self.session = SecureSession("10.0.0.1", "SASL_PLAINTEXT")
-        self.gate = self.session.gate = Gate(
+        self.session = SaslSession("10.0.0.1", "SASL_PLAINTEXT")
+        self.sasl = self.session.sasl = SaslAuthentication(
             self.session,
             {"WORD": lambda: Password(expires_ms), "OTHER": Password},
             self.clock,
@@ -52,15 +51,15 @@ class Rig:
     @property
     def states(self) -> tuple[bool, bool]:
         """Whether the next frame is a bare token, and whether all is over."""
-        return self.gate.raw, self.gate.failed
+        return self.sasl.expects_token, self.sasl.failed
 
     def admitted(self) -> set[int]:
-        return {key for key in (PRODUCE, HANDSHAKE, API_VERSIONS, AUTHENTICATE) if self.gate.admits(key)}
+        return {key for key in (PRODUCE, HANDSHAKE, API_VERSIONS, AUTHENTICATE) if self.sasl.admits(key)}
 
     async def enter(self, name=b"ann", mechanism="WORD") -> int:
-        await self.gate.choose(mechanism, bare_tokens=False)
-        assert await self.gate.token(name) == (b"the word?", 0)
-        answer, lifetime_ms = await self.gate.token(b"open")
+        await self.sasl.choose(mechanism, bare_tokens=False)
+        assert await self.sasl.token(name) == (b"the word?", 0)
+        answer, lifetime_ms = await self.sasl.token(b"open")
         assert answer == b"welcome"
         return lifetime_ms
 
@@ -79,17 +78,17 @@ class Rig:
 def test_nothing_but_the_way_in_is_open_before() -> None:
     async def scenario() -> None:
         rig = Rig()
-        assert gate_of(rig.session) is rig.gate
+        assert sasl_of(rig.session) is rig.sasl
         assert rig.admitted() == {HANDSHAKE, API_VERSIONS, AUTHENTICATE}
-        assert rig.gate.frame_bytes_max == FRAME_BYTES_MAX
-        await rig.gate.choose("WORD", bare_tokens=False)
+        assert rig.sasl.frame_bytes_max == FRAME_BYTES_MAX
+        await rig.sasl.choose("WORD", bare_tokens=False)
         assert rig.admitted() == {HANDSHAKE, AUTHENTICATE}
-        await rig.gate.token(b"ann")
-        await rig.gate.token(b"open")
+        await rig.sasl.token(b"ann")
+        await rig.sasl.token(b"open")
         assert rig.session.principal == "User:ann"
-        assert not rig.gate.frame_bytes_max
+        assert not rig.sasl.frame_bytes_max
         assert rig.admitted() == {PRODUCE, HANDSHAKE, API_VERSIONS, AUTHENTICATE}
-        assert not rig.gate.failed
+        assert not rig.sasl.failed
 
     asyncio.run(scenario())
 
@@ -97,11 +96,11 @@ def test_nothing_but_the_way_in_is_open_before() -> None:
 def test_a_refusal_takes_its_time_and_is_final(caplog) -> None:
     async def scenario() -> None:
         rig = Rig()
-        await rig.gate.choose("WORD", bare_tokens=False)
-        await rig.gate.token(b"ann")
-        message = await rig.refused(rig.gate.token(b"shut"), Code.SASL_AUTHENTICATION_FAILED)
+        await rig.sasl.choose("WORD", bare_tokens=False)
+        await rig.sasl.token(b"ann")
+        message = await rig.refused(rig.sasl.token(b"shut"), Code.SASL_AUTHENTICATION_FAILED)
         assert message == "not the word"
-        assert rig.gate.failed
+        assert rig.sasl.failed
         assert rig.admitted() == set()
         assert rig.session.principal == ANONYMOUS
 
@@ -114,19 +113,19 @@ def test_a_refusal_takes_its_time_and_is_final(caplog) -> None:
 def test_what_is_out_of_turn_is_an_illegal_state() -> None:
     async def scenario() -> None:
         rig = Rig()
-        await rig.refused(rig.gate.token(b"ann"), Code.ILLEGAL_SASL_STATE)
-        assert rig.gate.failed
+        await rig.refused(rig.sasl.token(b"ann"), Code.ILLEGAL_SASL_STATE)
+        assert rig.sasl.failed
 
         rig = Rig()
-        await rig.gate.choose("WORD", bare_tokens=False)
-        await rig.refused(rig.gate.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE)
-        assert rig.gate.failed
+        await rig.sasl.choose("WORD", bare_tokens=False)
+        await rig.refused(rig.sasl.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE)
+        assert rig.sasl.failed
 
         rig = Rig()
         await rig.enter()  # a session without an end cannot be begun again, but goes on
-        await rig.refused(rig.gate.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE, after_ms=0)
-        await rig.refused(rig.gate.token(b"open"), Code.ILLEGAL_SASL_STATE, after_ms=0)
-        assert not rig.gate.failed
+        await rig.refused(rig.sasl.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE, after_ms=0)
+        await rig.refused(rig.sasl.token(b"open"), Code.ILLEGAL_SASL_STATE, after_ms=0)
+        assert not rig.sasl.failed
         assert PRODUCE in rig.admitted()
 
     asyncio.run(scenario())
@@ -135,10 +134,10 @@ def test_what_is_out_of_turn_is_an_illegal_state() -> None:
 def test_a_mechanism_that_is_not_enabled_is_answered_with_those_that_are() -> None:
     async def scenario() -> None:
         rig = Rig()
-        message = await rig.refused(rig.gate.choose("GSSAPI", bare_tokens=False), Code.UNSUPPORTED_SASL_MECHANISM)
+        message = await rig.refused(rig.sasl.choose("GSSAPI", bare_tokens=False), Code.UNSUPPORTED_SASL_MECHANISM)
         assert "WORD, OTHER" in message
-        assert rig.gate.mechanisms == ("WORD", "OTHER")
-        assert rig.gate.failed
+        assert rig.sasl.mechanisms == ("WORD", "OTHER")
+        assert rig.sasl.failed
 
     asyncio.run(scenario())
 
@@ -146,11 +145,11 @@ def test_a_mechanism_that_is_not_enabled_is_answered_with_those_that_are() -> No
 def test_bare_tokens_after_the_oldest_handshake() -> None:
     async def scenario() -> None:
         rig = Rig()
-        await rig.gate.choose("WORD", bare_tokens=True)
+        await rig.sasl.choose("WORD", bare_tokens=True)
         assert rig.states == (True, False)
-        assert await rig.gate.bare_token(b"ann") == b"the word?"
+        assert await rig.sasl.bare_token(b"ann") == b"the word?"
         assert rig.states == (True, False)
-        assert await rig.gate.bare_token(b"open") == b"welcome"
+        assert await rig.sasl.bare_token(b"open") == b"welcome"
         assert rig.states == (False, False)
         assert PRODUCE in rig.admitted()
 
@@ -178,7 +177,7 @@ def test_beginning_again_too_often_is_refused_and_the_session_goes_on() -> None:
         rig = Rig(reauthenticate_after_ms=5_000)
         await rig.enter()
         await rig.enter()
-        await rig.refused(rig.gate.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE, after_ms=0)
+        await rig.refused(rig.sasl.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE, after_ms=0)
         assert PRODUCE in rig.admitted()
         rig.clock.now_ms += REAUTHENTICATION_INTERVAL_MIN_MS
         await rig.enter()
@@ -190,16 +189,16 @@ def test_who_begins_again_has_to_be_the_same_by_the_same_mechanism() -> None:
     async def scenario() -> None:
         rig = Rig(reauthenticate_after_ms=5_000)
         await rig.enter()
-        await rig.gate.choose("WORD", bare_tokens=False)
-        await rig.gate.token(b"bob")
-        await rig.refused(rig.gate.token(b"open"), Code.SASL_AUTHENTICATION_FAILED)
+        await rig.sasl.choose("WORD", bare_tokens=False)
+        await rig.sasl.token(b"bob")
+        await rig.refused(rig.sasl.token(b"open"), Code.SASL_AUTHENTICATION_FAILED)
         assert rig.session.principal == "User:ann"
-        assert rig.gate.failed
+        assert rig.sasl.failed
 
         rig = Rig(reauthenticate_after_ms=5_000)
         await rig.enter()
-        await rig.gate.choose("OTHER", bare_tokens=False)
-        message = await rig.refused(rig.gate.token(b"ann"), Code.SASL_AUTHENTICATION_FAILED)
+        await rig.sasl.choose("OTHER", bare_tokens=False)
+        message = await rig.refused(rig.sasl.token(b"ann"), Code.SASL_AUTHENTICATION_FAILED)
         assert "WORD" in message
 
     asyncio.run(scenario())
