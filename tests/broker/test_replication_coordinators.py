@@ -17,6 +17,7 @@ from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.group import Claim
 from headrace.broker.transactions.states import State
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from headrace.wire.hashing import coordinator_partition
 from headrace.wire.records import Producer as Writer
@@ -196,7 +197,7 @@ def test_groups_and_offsets_move_with_their_partition(tmp_path):
     async def test(cluster):
         index, node = coordinator_of(cluster, CONSUMER_OFFSETS, "readers")
         groups = cluster.brokers[node].groups
-        codes = await groups.commit("readers", Claim(), {("t", 0): Commit(42)})
+        codes = await groups.commit("readers", Claim(), {TopicPartition("t", 0): Commit(42)})
         assert codes == {("t", 0): Code.NONE}
         heir = next(other for other in (2, 3, 1) if other != node)
         await cluster.elect(CONSUMER_OFFSETS, heir, index)

@@ -18,10 +18,10 @@ from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.coordinator import GroupCoordinator
-from headrace.broker.groups.group import Claim, Group, State
-from headrace.broker.groups.joining import Client
+from headrace.broker.groups.group import Claim, Group, GroupState
+from headrace.broker.groups.joining import JoiningClient
 from headrace.errors import BrokerError, Code
-from headrace.types import TopicPartition
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from headrace.wire.api.leave_group import MemberIdentity
 from headrace.wire.api.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
@@ -122,7 +122,7 @@ class GroupRig:
             protocol_type=protocol_type,
             protocols=[JoinGroupRequestProtocol(name=name, metadata=data) for name, data in chosen.items()],
         )
-        return self.groups.join(request, Client("client", "/127.0.0.1", version))
+        return self.groups.join(request, JoiningClient("client", "/127.0.0.1", version))
 
     def sync(
         self,
@@ -174,7 +174,7 @@ class GroupRig:
     ) -> None:
         commits = {TopicPartition(*key): Commit(offset) for key, offset in offsets.items()}
         codes = await self.groups.commit_in_transaction(
-            "t", group_id, claim, producer_id, EPOCH, commits, version=version
+            "t", ProducerIdAndEpoch(producer_id, EPOCH), group_id, claim, commits, version=version
         )
         assert set(codes.values()) <= {Code.NONE}
 
@@ -244,7 +244,7 @@ class GroupRig:
 
     def view(self) -> dict[str, Any]:
         """All that a replay has to bring back."""
-        parts = self.groups._parts[0]
+        parts = self.groups._components[0]
         committed, pending = parts.shard.offsets.snapshot()
         return {
             "groups": {group.id: group_view(group) for group in parts.shard.groups.values()},
@@ -334,7 +334,7 @@ class Consumer:
         return joined.generation_id
 
 
-SETTLED = (State.EMPTY, State.STABLE)
+SETTLED = (GroupState.EMPTY, GroupState.STABLE)
 """The states that a replay can bring back."""
 
 

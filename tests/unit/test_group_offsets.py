@@ -153,7 +153,7 @@ async def test_producers_have_their_own_offsets_of_a_group_and_the_later_record_
 @on_loop
 async def test_a_marker_that_overtakes_the_acknowledgement_of_its_offsets_does_not_lose_them():
     async with GroupRig() as rig:
-        shard = rig.groups._parts[0].shard
+        shard = rig.groups._components[0].shard
         append = rig.internal.append
         replicated = asyncio.Event()
 
@@ -278,7 +278,7 @@ async def test_one_who_joins_while_the_group_is_being_deleted_is_not_lost():
         assert rig.view() == await rig.replayed()
 
 
-# Expiry.
+# OffsetExpiry.
 
 
 async def pass_days(rig: GroupRig, days: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Consumer, GroupRig, code_of, on_loop, subscription
-from headrace.broker.groups.group import Claim, State
+from headrace.broker.groups.group import Claim, GroupState
 from headrace.broker.groups.rebalance import NEW_MEMBER_JOIN_TIMEOUT_MS
 from headrace.errors import Code
 from headrace.wire.api.leave_group import MemberIdentity
@@ -44,7 +44,7 @@ async def test_everybody_gets_what_the_leader_hands_out():
     async with GroupRig() as rig:
         ids = await rig.gathered(3)
         group = rig.group
-        assert group.state is State.STABLE
+        assert group.state is GroupState.STABLE
         assert {member_id: group.members[member_id].assignment for member_id in ids} == {
             member_id: b"part of " + member_id.encode() for member_id in ids
         }
@@ -109,7 +109,7 @@ async def test_every_sign_of_life_puts_off_the_end_of_a_session():
             await rig.clock.run(SESSION_MS - 1)
             await rig.commit({("orders", 0): 1}, Claim(member_id, 1))
         await rig.clock.run(SESSION_MS + 1)
-        assert rig.group.state is State.EMPTY
+        assert rig.group.state is GroupState.EMPTY
 
 
 @on_loop
@@ -120,7 +120,7 @@ async def test_when_the_leader_leaves_another_leads():
         answer = await rig.join(follower)
         assert answer.leader == follower
         await rig.stabilise({follower: answer})
-        assert rig.group.state is State.STABLE
+        assert rig.group.state is GroupState.STABLE
 
 
 @on_loop
@@ -198,7 +198,7 @@ async def test_the_last_one_to_leave_leaves_an_empty_group_of_the_next_generatio
         await rig.commit({("orders", 0): 5}, Claim(ids[0], 1))
         assert rig.leave(*ids) == [NONE, NONE]
         await rig.clock.run()
-        assert (rig.group.state, rig.group.generation, rig.group.leader_id) == (State.EMPTY, 2, None)
+        assert (rig.group.state, rig.group.generation, rig.group.leader_id) == (GroupState.EMPTY, 2, None)
         assert rig.offset() == 5
         assert rig.view() == await rig.replayed()
 
@@ -216,7 +216,7 @@ async def test_one_who_joins_while_the_assignment_is_being_stored_starts_another
             await rig.clock.run()
             assert syncing.result().error_code == Code.REBALANCE_IN_PROGRESS
         await rig.clock.run()
-        assert rig.group.state is State.PREPARING_REBALANCE  # the assignment is in the log, and outdated
+        assert rig.group.state is GroupState.PREPARING_REBALANCE  # the assignment is in the log, and outdated
         joins = [rig.join(leader), rig.join(follower), late]
         await rig.rebalanced(*joins)
         parts = await rig.stabilise({answer.result().member_id: answer.result() for answer in joins})
@@ -257,7 +257,7 @@ async def test_an_assignment_that_cannot_be_stored_is_not_handed_out(failure, to
         answers = [rig.sync(follower, 2), rig.sync(leader, 2, {leader: b"a", follower: b"b"})]
         await rig.clock.run()
         assert {answer.result().error_code for answer in answers} == {told}
-        assert rig.group.state is State.PREPARING_REBALANCE
+        assert rig.group.state is GroupState.PREPARING_REBALANCE
 
 
 @on_loop
@@ -285,7 +285,7 @@ async def test_rebalances_that_run_into_one_another_tell_nobody_that_it_is_unkno
         dead = consumers.pop()
         await dead.die()
         await rig.clock.run(REBALANCE_MS + SESSION_MS)
-        assert rig.group.state is State.STABLE
+        assert rig.group.state is GroupState.STABLE
         assert set(rig.group.members) == {consumer.member_id for consumer in consumers}
         assert all(consumer.assignment == consumer.member_id.encode() for consumer in consumers)
         said = {code for consumer in consumers for code in consumer.codes}
@@ -312,7 +312,7 @@ async def test_a_static_member_that_restarts_gets_its_old_work_back_without_a_re
         assert (back.error_code, back.generation_id, back.skip_assignment) == (NONE, 1, False)
         assert back.member_id != follower.member_id
         assert bytes((await rig.sync(back.member_id, 1)).assignment) == parts[follower.member_id]
-        assert rig.group.state is State.STABLE
+        assert rig.group.state is GroupState.STABLE
         fenced = Code.FENCED_INSTANCE_ID
         assert rig.heartbeat(follower.member_id, 1, instance_id) is fenced
         assert rig.join(follower.member_id, instance_id=instance_id).result().error_code == fenced
@@ -346,7 +346,7 @@ async def test_a_static_member_that_comes_back_with_another_protocol_starts_a_re
         back = rig.join(instance_id="i", protocols={"sticky": b"2"})
         await rig.clock.run()
         assert not back.done()
-        assert rig.group.state is State.PREPARING_REBALANCE
+        assert rig.group.state is GroupState.PREPARING_REBALANCE
 
 
 @on_loop
@@ -403,7 +403,7 @@ async def test_an_administrator_removes_a_static_member_by_its_instance():
         )
         assert codes == [Code.UNKNOWN_MEMBER_ID, Code.FENCED_INSTANCE_ID, NONE]
         await rig.clock.run()
-        assert rig.group.state is State.EMPTY
+        assert rig.group.state is GroupState.EMPTY
 
 
 @on_loop

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, SETTLED, GroupRig, on_loop, subscription
-from headrace.broker.groups.group import Claim, State
-from headrace.broker.groups.records import Entry
+from headrace.broker.groups.group import Claim, GroupState
+from headrace.broker.groups.records import KeyValue
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.api.leave_group import MemberIdentity
@@ -55,7 +55,7 @@ class History:
         group = self.rig.groups.describe(group_id)
         if group is None:
             return
-        if group.state is State.PREPARING_REBALANCE and self.dice.random() < 0.5:
+        if group.state is GroupState.PREPARING_REBALANCE and self.dice.random() < 0.5:
             await self.rig.clock.run(DELAY_MS)  # or few would ever come to an assignment
         parts = {member_id: self.dice.randbytes(3) for member_id in group.members if self.dice.random() < 0.9}
         for member_id in list(group.members):
@@ -151,7 +151,7 @@ async def test_a_stable_group_goes_on_after_a_restart_without_a_rebalance():
             assert bytes(other.sync(follower, 1).result().assignment) == b"part of " + follower.encode()
             await other.commit({("orders", 0): 6}, Claim(follower, 1))
             await other.clock.run(SESSION_MS)
-            assert other.group.state is State.EMPTY  # sessions are watched from the start on
+            assert other.group.state is GroupState.EMPTY  # sessions are watched from the start on
 
 
 @on_loop
@@ -161,7 +161,7 @@ async def test_members_of_a_rebalance_that_a_crash_cut_off_come_back_to_the_gene
         await rig.rebalanced(rig.join(leader), rig.join(follower))
         assert rig.group.generation == 2
         async with GroupRig(clock=rig.clock, internal=rig.internal) as other:
-            assert (other.group.state, other.group.generation) == (State.STABLE, 1)
+            assert (other.group.state, other.group.generation) == (GroupState.STABLE, 1)
             assert other.heartbeat(leader, 2) is Code.ILLEGAL_GENERATION  # so it joins again, by its own id
             joins = [other.join(leader), other.join(follower)]
             await other.rebalanced(*joins)
@@ -173,7 +173,7 @@ async def test_a_group_that_is_too_large_after_a_restart_is_called_together():
     async with GroupRig() as rig:
         await rig.gathered(3)
         async with GroupRig({"group.max.size": 2}, clock=rig.clock, internal=rig.internal) as other:
-            assert other.group.state is State.PREPARING_REBALANCE
+            assert other.group.state is GroupState.PREPARING_REBALANCE
 
 
 @on_loop
@@ -181,5 +181,5 @@ async def test_records_that_make_no_sense_are_passed_over():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 5})
         for key, value in ((b"\0\1", b"x"), (b"\0\2\0\1g", b"\0\3broken"), (b"\0\7\0\1g", b"")):
-            await rig.groups._parts[0].shard.write([Entry(key, value)], lambda _: None)
+            await rig.groups._components[0].shard.write([KeyValue(key, value)], lambda _: None)
         assert rig.view() == await rig.replayed()

@@ -11,7 +11,7 @@ import pytest
 
 from group_rig import GROUP, GroupRig, code_of, on_loop
 from headrace.broker.groups.commits import Commit
-from headrace.broker.groups.group import LEGAL, Claim, Group, State
+from headrace.broker.groups.group import LEGAL, Claim, Group, GroupState
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 
@@ -23,31 +23,31 @@ ORDERS_0 = TopicPartition("orders", 0)
 
 
 @asynccontextmanager
-async def in_state(state: State | str) -> AsyncIterator[tuple[GroupRig, str, int]]:
+async def in_state(state: GroupState | str) -> AsyncIterator[tuple[GroupRig, str, int]]:
     """A group in a state, with its one member (who has been one, if it is empty) and the generation."""
     async with GroupRig() as rig:
         if state == ABSENT:
             yield rig, "nobody", 0
             return
         (member_id,) = await rig.gathered(1)
-        if state is State.EMPTY:
+        if state is GroupState.EMPTY:
             rig.leave(member_id)
             await rig.clock.run()
-        elif state is State.PREPARING_REBALANCE:
+        elif state is GroupState.PREPARING_REBALANCE:
             other = rig.join(await rig.new_id())
             assert not other.done()
-        elif state is State.COMPLETING_REBALANCE:
+        elif state is GroupState.COMPLETING_REBALANCE:
             assert (await rig.join(member_id)).error_code == NONE
         assert rig.group.state is state
         yield rig, member_id, rig.group.generation
 
 
-STATES: list[State | str] = [
+STATES: list[GroupState | str] = [
     ABSENT,
-    State.EMPTY,
-    State.PREPARING_REBALANCE,
-    State.COMPLETING_REBALANCE,
-    State.STABLE,
+    GroupState.EMPTY,
+    GroupState.PREPARING_REBALANCE,
+    GroupState.COMPLETING_REBALANCE,
+    GroupState.STABLE,
 ]
 
 
@@ -97,7 +97,7 @@ async def test_the_sync_of_a_leader(state, wanted):
         await rig.clock.run()
         assert (answer if isinstance(answer, Code) else answer.result().error_code) == wanted
         if wanted is NONE:
-            assert rig.group.state is State.STABLE
+            assert rig.group.state is GroupState.STABLE
 
 
 @table(UNKNOWN, UNKNOWN, WAITS, NONE, NONE)
@@ -105,12 +105,12 @@ async def test_the_sync_of_a_leader(state, wanted):
 async def test_joining_again_unchanged(state, wanted):
     """While one still waits for another; alone, a leader that joins again gets a generation of its own at once."""
     async with in_state(state) as (rig, member_id, generation):
-        if state is State.PREPARING_REBALANCE:
+        if state is GroupState.PREPARING_REBALANCE:
             await rig.new_id()  # somebody who is expected, too
         answer = rig.join(member_id)
         assert await outcome(answer) == wanted
         if wanted is NONE:
-            assert answer.result().generation_id == generation + (state is State.STABLE)
+            assert answer.result().generation_id == generation + (state is GroupState.STABLE)
 
 
 @table(Code.MEMBER_ID_REQUIRED, *[Code.MEMBER_ID_REQUIRED] * 4)
@@ -126,7 +126,7 @@ async def test_a_new_dynamic_member_is_given_an_id_first(state, wanted):
 async def test_a_new_member_of_an_old_client_waits(state, wanted):
     async with in_state(state) as (rig, _, _):
         assert await outcome(rig.join(version=3)) == wanted
-        assert rig.group.state is State.PREPARING_REBALANCE
+        assert rig.group.state is GroupState.PREPARING_REBALANCE
 
 
 @table(UNKNOWN, UNKNOWN, NONE, NONE, NONE)
@@ -203,7 +203,7 @@ async def test_deleting_offsets(state, wanted):
 
         assert await commit_code(delete()) is wanted
         if wanted is NONE:
-            is_read = state is not State.EMPTY
+            is_read = state is not GroupState.EMPTY
             assert codes == {ORDERS_0: Code.GROUP_SUBSCRIBED_TO_TOPIC if is_read else NONE, ("other", 0): NONE}
 
 
@@ -296,12 +296,12 @@ async def test_offset_metadata_has_a_largest_size():
 
 
 def test_the_table_of_states_has_no_dead_end_but_death():
-    assert set(LEGAL) == set(State)
+    assert set(LEGAL) == set(GroupState)
     for state, nexts in LEGAL.items():
-        assert state is State.DEAD or State.DEAD in nexts
+        assert state is GroupState.DEAD or GroupState.DEAD in nexts
     group = Group("g")
-    with pytest.raises(AssertionError, match="Empty to Stable"):
-        group.transition(State.STABLE, 0)
+    with pytest.raises(AssertionError, match="Empty → Stable"):
+        group.transition(GroupState.STABLE, 0)
 
 
 @on_loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.groups.group import Group, Member, State
+from headrace.broker.groups.group import Group, GroupState, Member
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -43,7 +43,7 @@ def _describe_group(broker: Broker, context: Context, request: DescribeGroupsReq
     except BrokerError as error:
         return DescribedGroup(group_id=group_id, error_code=error.code)
     if group is None:
-        dead = DescribedGroup(group_id=group_id, group_state=State.DEAD.value)
+        dead = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         if context.api_version < NOT_FOUND_MIN_VERSION:
             return _with_authorized_operations(broker, context, request, dead)
         return dead.replace(error_code=Code.GROUP_ID_NOT_FOUND, error_message=f"Group {group_id} not found.")
@@ -51,7 +51,7 @@ def _describe_group(broker: Broker, context: Context, request: DescribeGroupsReq
         group_id=group_id,
         group_state=group.state.value,
         protocol_type=group.protocol_type or "",
-        protocol_data=(group.protocol_name or "") if group.state is State.STABLE else "",
+        protocol_data=(group.protocol_name or "") if group.state is GroupState.STABLE else "",
         members=[_describe_member(group, member) for member in group.members.values()],
     )
     return _with_authorized_operations(broker, context, request, described)
@@ -68,7 +68,7 @@ def _with_authorized_operations(
 
 def _describe_member(group: Group, member: Member) -> DescribedGroupMember:
     """Describe a member; subscription and assignment are consistent only in a stable group."""
-    stable = group.state is State.STABLE
+    stable = group.state is GroupState.STABLE
     return DescribedGroupMember(
         member_id=member.id,
         group_instance_id=member.instance_id,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.groups.group import Claim
-from headrace.broker.groups.joining import Client
+from headrace.broker.groups.joining import JoiningClient
 from headrace.broker.nodes import node
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
@@ -123,7 +123,7 @@ def handle_join_group(broker: Broker, context: Context, request: JoinGroupReques
         return fail_join_group(context, request, Code.GROUP_AUTHORIZATION_FAILED)
     if context.api_version < REBALANCE_TIMEOUT_MIN_VERSION:
         request = request.replace(rebalance_timeout_ms=request.session_timeout_ms)
-    client = Client(context.client_id or "", f"/{context.session.host}", context.api_version)
+    client = JoiningClient(context.client_id or "", f"/{context.session.host}", context.api_version)
     try:
         joining = broker.groups.join(request, client)
     except BrokerError as error:

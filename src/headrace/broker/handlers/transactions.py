@@ -268,10 +268,9 @@ async def handle_txn_offset_commit(
         try:
             results = await broker.groups.commit_in_transaction(
                 request.transactional_id,
+                ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
                 request.group_id,
                 claim,
-                request.producer_id,
-                request.producer_epoch,
                 commits,
                 version=context.api_version,
             )
