@@ -15,7 +15,7 @@ from headrace import Producer
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.group import Claim
-from headrace.broker.transactions.states import State
+from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.api.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
@@ -107,14 +107,16 @@ def hold_markers(cluster, node):
 
 
 @pytest.mark.behaviour("B11")
-@pytest.mark.parametrize("state", [State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT])
+@pytest.mark.parametrize(
+    "state", [TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT]
+)
 def test_check_12_a_coordinator_that_goes_in_any_state_leaves_one_outcome(tmp_path, state):
     async def test(cluster):
         index, node, who = await begin(cluster)
         hold_markers(cluster, node)
-        committed = state != State.PREPARE_ABORT
+        committed = state != TransactionState.PREPARE_ABORT
         coordinator = cluster.brokers[node].transactions
-        if state != State.ONGOING:
+        if state != TransactionState.ONGOING:
             await coordinator.end_transaction(ID, *who, committed, 2)
             assert coordinator.describe(ID).state == state
         heir = next(other for other in (2, 3, 1) if other != node)
@@ -125,7 +127,7 @@ def test_check_12_a_coordinator_that_goes_in_any_state_leaves_one_outcome(tmp_pa
         after = cluster.brokers[heir].transactions
         # The producer does not know how far it got, and asks again.
         await patiently(lambda: after.end_transaction(ID, *who, committed, 2))
-        done = State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT
+        done = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
         await until("it is over", lambda: after.describe(ID).state == done)
         for leader, partition in ((1, 0), (2, 1), (3, 2)):
             assert await seen(cluster, leader, partition) == ([b"in-%d" % partition] if committed else [])
@@ -143,7 +145,7 @@ def test_check_15_the_marker_of_a_coordinator_that_was_is_refused(tmp_path):
         await cluster.elect(TRANSACTION_STATE, 1 if node != 1 else 2, index)
         after = cluster.brokers[1 if node != 1 else 2].transactions
         await patiently(lambda: after.end_transaction(ID, *who, True, 2))
-        await until("it is over", lambda: after.describe(ID).state == State.COMPLETE_COMMIT)
+        await until("it is over", lambda: after.describe(ID).state == TransactionState.COMPLETE_COMMIT)
         # The producer goes on with another transaction, which the zombie knows nothing of.
         who = after.describe(ID).producer
         data = batch(b"second", producer=Writer(who.producer_id, who.epoch, 0, transactional=True))
@@ -187,7 +189,7 @@ def test_a_coordinator_waits_until_what_it_loads_is_replicated(tmp_path):
         assert caught.value.code == Code.COORDINATOR_LOAD_IN_PROGRESS
         release()
         await until("it is loaded", lambda: not after._store.partitions[index].is_loading)
-        await until("it is over", lambda: after.describe(ID).state == State.COMPLETE_COMMIT)
+        await until("it is over", lambda: after.describe(ID).state == TransactionState.COMPLETE_COMMIT)
 
     run(tmp_path, test, replica_fetch_wait_max_ms=10_000)
 

@@ -18,8 +18,7 @@ from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.coordinator import TransactionCoordinator
-from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import Transaction
+from headrace.broker.transactions.transaction import Transaction, TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
 
@@ -79,7 +78,7 @@ class Rig:
     def current(self) -> Transaction:
         return self.coordinator.describe(ID)
 
-    def state(self) -> State:
+    def state(self) -> TransactionState:
         return self.current.state
 
     def logged(self) -> list[Transaction | None]:

@@ -11,7 +11,7 @@ import pytest
 
 from group_rig import GROUP, GroupRig, code_of, on_loop
 from headrace.broker.groups.commits import Commit
-from headrace.broker.groups.group import LEGAL, Claim, Group, GroupState
+from headrace.broker.groups.group import VALID_TRANSITIONS, Claim, Group, GroupState
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 
@@ -296,8 +296,8 @@ async def test_offset_metadata_has_a_largest_size():
 
 
 def test_the_table_of_states_has_no_dead_end_but_death():
-    assert set(LEGAL) == set(GroupState)
-    for state, nexts in LEGAL.items():
+    assert set(VALID_TRANSITIONS) == set(GroupState)
+    for state, nexts in VALID_TRANSITIONS.items():
         assert state is GroupState.DEAD or GroupState.DEAD in nexts
     group = Group("g")
     with pytest.raises(AssertionError, match="Empty → Stable"):

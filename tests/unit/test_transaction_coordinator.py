@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from headrace.broker.transactions.states import LEGAL, State
-from headrace.broker.transactions.transaction import Transaction
+from headrace.broker.transactions.transaction import VALID_TRANSITIONS, Transaction, TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
 from transaction_rig import ID, TIMEOUT_MS, Rig, code_of, refused, run
@@ -22,27 +21,27 @@ ABORTABLE = Code.TRANSACTION_ABORTABLE
 
 UNKNOWN = "unknown"
 PENDING = "pending"
-STATES: list[State | str] = [
+STATES: list[TransactionState | str] = [
     UNKNOWN,
-    State.EMPTY,
+    TransactionState.EMPTY,
     PENDING,
-    State.ONGOING,
-    State.PREPARE_COMMIT,
-    State.PREPARE_ABORT,
-    State.COMPLETE_COMMIT,
-    State.COMPLETE_ABORT,
+    TransactionState.ONGOING,
+    TransactionState.PREPARE_COMMIT,
+    TransactionState.PREPARE_ABORT,
+    TransactionState.COMPLETE_COMMIT,
+    TransactionState.COMPLETE_ABORT,
 ]
 
 
 @asynccontextmanager
-async def in_state(state: State | str, version: int = 1) -> AsyncIterator[tuple[Rig, ProducerIdAndEpoch]]:
+async def in_state(state: TransactionState | str, version: int = 1) -> AsyncIterator[tuple[Rig, ProducerIdAndEpoch]]:
     """A coordinator that has the id in a state, and the producer whom it belongs to (before the last end, if any)."""
     rig = Rig()
     if state == UNKNOWN:
         yield rig, ProducerIdAndEpoch(0, 0)
         return
     producer = await rig.init()
-    if state == State.EMPTY:
+    if state == TransactionState.EMPTY:
         yield rig, producer
     elif state == PENDING:
         with rig.internal.held():
@@ -52,10 +51,10 @@ async def in_state(state: State | str, version: int = 1) -> AsyncIterator[tuple[
         await waiting
     else:
         await rig.add(producer, 0, version=version)
-        committed = state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
-        if state == State.ONGOING:
+        committed = state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
+        if state == TransactionState.ONGOING:
             yield rig, producer
-        elif state in (State.PREPARE_COMMIT, State.PREPARE_ABORT):
+        elif state in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT):
             with rig.replicas.held():
                 await rig.end(producer, committed, version)
                 yield rig, producer
@@ -139,25 +138,25 @@ def test_each_request_gets_its_answer_in_each_state(version: int, request_name: 
 
 def test_only_the_listed_steps_exist() -> None:
     """From every state to every other one, by every way the code has."""
-    for state in State:
+    for state in TransactionState:
         base = Transaction(ID, 5, 3, TIMEOUT_MS, state, 0, 0, frozenset({TopicPartition("t", 0)}))
-        steps: list[tuple[State, Callable[[], Transaction]]] = [
-            (State.EMPTY, partial(base.initialized, 1, 1, None)),
-            (State.EMPTY, partial(base.rotated, 6, 1, 1, keep_last=False)),
-            (State.ONGOING, partial(base.extended, [TopicPartition("t", 1)], 1, 1)),
-            (State.PREPARE_COMMIT, partial(base.prepared, True, 1, 1, -1)),
-            (State.PREPARE_ABORT, partial(base.prepared, False, 1, 1, -1)),
+        steps: list[tuple[TransactionState, Callable[[], Transaction]]] = [
+            (TransactionState.EMPTY, partial(base.initialized, 1, 1, None)),
+            (TransactionState.EMPTY, partial(base.rotated, 6, 1, 1, keep_last=False)),
+            (TransactionState.ONGOING, partial(base.extended, [TopicPartition("t", 1)], 1, 1)),
+            (TransactionState.PREPARE_COMMIT, partial(base.prepared, True, 1, 1, -1)),
+            (TransactionState.PREPARE_ABORT, partial(base.prepared, False, 1, 1, -1)),
         ]
         for target, step in steps:
-            if target in LEGAL[state]:
+            if target in VALID_TRANSITIONS[state]:
                 assert step().state == target
             else:
-                with pytest.raises(AssertionError, match="no step leads"):
+                with pytest.raises(AssertionError, match="illegal state transition"):
                     step()
-        if state in (State.PREPARE_COMMIT, State.PREPARE_ABORT):
-            assert base.completed(1).state in LEGAL[state]
+        if state in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT):
+            assert base.completed(1).state in VALID_TRANSITIONS[state]
         else:
-            with pytest.raises(AssertionError, match="no step leads"):
+            with pytest.raises(AssertionError, match="illegal state transition"):
                 base.completed(1)
 
 
@@ -223,7 +222,7 @@ def test_a_step_is_answered_only_when_it_is_in_the_log() -> None:
             adding = asyncio.ensure_future(rig.add(producer, 0))
             await rig.clock.run()
             assert not adding.done()
-            assert rig.current.state == State.EMPTY
+            assert rig.current.state == TransactionState.EMPTY
         await adding
         assert rig.logged()[-1] == rig.current
         assert rig.current.partitions == {("t", 0)}
@@ -251,9 +250,9 @@ def test_the_end_is_answered_before_the_markers_are_written_and_complete_after()
         with rig.replicas.held():
             await rig.end(producer, True)
             await rig.clock.run(5_000)
-            assert rig.state() == State.PREPARE_COMMIT
+            assert rig.state() == TransactionState.PREPARE_COMMIT
         await rig.clock.run()
-        assert rig.state() == State.COMPLETE_COMMIT
+        assert rig.state() == TransactionState.COMPLETE_COMMIT
         assert [(m.topic, m.partition, m.committed, m.epoch) for m in rig.replicas.markers] == [
             ("t", 0, True, 0),
             ("t", 1, True, 0),
@@ -305,7 +304,7 @@ def test_a_request_that_is_given_up_leaves_memory_and_log_alike() -> None:
             await rig.clock.run()
         await rig.clock.run()
         assert rig.current == rig.logged()[-1]
-        assert rig.current.state == State.ONGOING
+        assert rig.current.state == TransactionState.ONGOING
         await rig.end(producer, True)
 
     run(main)
@@ -321,7 +320,7 @@ def test_two_requests_at_the_same_moment_are_not_both_served() -> None:
         )
         assert list(codes) == [NONE, CONCURRENT, CONCURRENT]
         await rig.clock.run()
-        assert rig.current.state == State.COMPLETE_COMMIT
+        assert rig.current.state == TransactionState.COMPLETE_COMMIT
 
     run(main)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import EPOCH_MAX
+from headrace.broker.transactions.transaction import EPOCH_MAX, TransactionState
 from headrace.errors import Code
 from headrace.types import ProducerIdAndEpoch
 from transaction_rig import ID, Rig, code_of, refused, run
@@ -45,7 +44,7 @@ def test_a_zombie_that_wants_to_go_on_does_not_abort_its_successor() -> None:
         await rig.add(owner, 0)
         with refused(FENCED):
             await rig.init(zombie)
-        assert rig.current.state == State.ONGOING
+        assert rig.current.state == TransactionState.ONGOING
         await rig.end(owner, True)
 
     run(main)
@@ -153,7 +152,7 @@ def test_a_delayed_end_of_one_transaction_cannot_touch_the_next() -> None:
         for committed in (True, False):
             with refused(FENCED):
                 await rig.end(first, committed, 2)
-        assert rig.current.state == State.ONGOING
+        assert rig.current.state == TransactionState.ONGOING
         assert rig.current.partitions == {("t", 1)}
 
     run(main)

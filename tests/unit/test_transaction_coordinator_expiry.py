@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.catalog.topics import Topics
-from headrace.broker.transactions.states import State
+from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import Code
 from headrace.types import TopicPartition
 from transaction_rig import ID, TIMEOUT_MS, Rig, code_of, refused, run
@@ -32,9 +32,9 @@ def test_a_transaction_whose_time_is_up_is_aborted_and_its_producer_fenced() -> 
         producer = await rig.init()
         await rig.add(producer, 0)
         await rig.clock.run(TIMEOUT_MS)
-        assert rig.state() == State.ONGOING
+        assert rig.state() == TransactionState.ONGOING
         await rig.clock.run(11_000)
-        assert rig.state() == State.COMPLETE_ABORT
+        assert rig.state() == TransactionState.COMPLETE_ABORT
         assert [(m.committed, m.epoch) for m in rig.replicas.markers] == [(False, producer.epoch + 1)]
         for request in (rig.add(producer, 0), rig.end(producer, True), rig.end(producer, False), rig.init(producer)):
             assert await code_of(request) == Code.PRODUCER_FENCED
@@ -64,12 +64,12 @@ def test_only_open_transactions_time_out() -> None:
         rig = started()
         producer = await rig.init()
         await rig.clock.run(5 * TIMEOUT_MS)
-        assert rig.state() == State.EMPTY
+        assert rig.state() == TransactionState.EMPTY
         await rig.add(producer, 0)
         with rig.replicas.held():
             await rig.end(producer, True)
             await rig.clock.run(5 * TIMEOUT_MS)
-            assert rig.state() == State.PREPARE_COMMIT
+            assert rig.state() == TransactionState.PREPARE_COMMIT
 
     run(main)
 
@@ -81,9 +81,9 @@ def test_a_time_out_that_cannot_be_written_is_tried_again() -> None:
         await rig.add(producer, 0)
         rig.internal.fail(Code.NOT_ENOUGH_REPLICAS, times=2)
         await rig.clock.run(TIMEOUT_MS + 21_000)
-        assert rig.state() == State.ONGOING
+        assert rig.state() == TransactionState.ONGOING
         await rig.clock.run(10_000)
-        assert rig.state() == State.COMPLETE_ABORT
+        assert rig.state() == TransactionState.COMPLETE_ABORT
         assert rig.current.epoch == producer.epoch + 1  # one fence, not three
 
     run(main)
@@ -94,7 +94,7 @@ def test_an_id_that_nobody_uses_is_forgotten() -> None:
         rig = started(HOURLY)
         producer = await rig.init()
         await rig.clock.run(6 * DAY_MS)
-        assert rig.state() == State.EMPTY
+        assert rig.state() == TransactionState.EMPTY
         await rig.clock.run(2 * DAY_MS)
         with refused(Code.TRANSACTIONAL_ID_NOT_FOUND):
             rig.coordinator.describe(ID)
@@ -136,10 +136,10 @@ def test_a_marker_that_fails_is_tried_again_with_growing_pauses(code: Code) -> N
         rig.replicas.fail("t", 1, code, times=8)
         await rig.end(producer, True)
         await rig.clock.run(2_000)
-        assert rig.state() == State.PREPARE_COMMIT
+        assert rig.state() == TransactionState.PREPARE_COMMIT
         assert sorted(m.partition for m in rig.replicas.markers) == [0, 2]
         await rig.clock.run(2_000)
-        assert rig.state() == State.COMPLETE_COMMIT
+        assert rig.state() == TransactionState.COMPLETE_COMMIT
         assert sorted(m.partition for m in rig.replicas.markers) == [0, 1, 2]
 
     run(main)
@@ -160,7 +160,7 @@ def test_not_even_a_bug_leaves_a_decided_transaction_undone(monkeypatch: pytest.
         monkeypatch.setattr(rig.replicas, "write_marker", failing)
         await rig.end(producer, True)
         await rig.clock.run(100)
-        assert rig.state() == State.COMPLETE_COMMIT
+        assert rig.state() == TransactionState.COMPLETE_COMMIT
         assert sorted(m.partition for m in rig.replicas.markers) == [0, 1]
 
     run(main)
@@ -174,10 +174,10 @@ def test_partitions_of_a_deleted_topic_are_left_out() -> None:
         rig.replicas.fail("u", 0, Code.UNKNOWN_TOPIC_OR_PARTITION, times=3)
         await rig.end(producer, True)
         await rig.clock.run(30)
-        assert rig.state() == State.PREPARE_COMMIT
+        assert rig.state() == TransactionState.PREPARE_COMMIT
         rig.catalog.record(Topics.deletion(rig.catalog.topics.by_name["u"]))
         await rig.clock.run(100)
-        assert rig.state() == State.COMPLETE_COMMIT
+        assert rig.state() == TransactionState.COMPLETE_COMMIT
         assert [m.topic for m in rig.replicas.markers] == ["t"]
 
     run(main)
@@ -191,7 +191,7 @@ def test_a_zombie_coordinator_stops_when_a_partition_knows_a_newer_one() -> None
         rig.replicas.fail("t", 0, Code.TRANSACTION_COORDINATOR_FENCED)
         await rig.end(producer, True)
         await rig.clock.run(60_000)
-        assert rig.state() == State.PREPARE_COMMIT
+        assert rig.state() == TransactionState.PREPARE_COMMIT
         assert rig.replicas.markers == []
 
     run(main)
@@ -205,7 +205,7 @@ def test_a_transaction_that_has_ended_in_a_partition_does_not_hold_up_the_rest()
         rig.replicas.fail("t", 0, Code.INVALID_PRODUCER_EPOCH)
         await rig.end(producer, False)
         await rig.clock.run()
-        assert rig.state() == State.COMPLETE_ABORT
+        assert rig.state() == TransactionState.COMPLETE_ABORT
 
     run(main)
 
@@ -234,9 +234,9 @@ def test_a_completion_that_cannot_be_written_is_tried_again() -> None:
             await rig.end(producer, True)
             rig.internal.fail(Code.NOT_ENOUGH_REPLICAS, times=3)
         await rig.clock.run(10)
-        assert rig.state() == State.PREPARE_COMMIT
+        assert rig.state() == TransactionState.PREPARE_COMMIT
         await rig.clock.run(1_000)
-        assert rig.state() == State.COMPLETE_COMMIT
+        assert rig.state() == TransactionState.COMPLETE_COMMIT
         assert len(rig.replicas.markers) == 1
 
     run(main)
@@ -251,6 +251,6 @@ def test_a_stop_does_not_wait_for_what_the_next_start_will_finish() -> None:
         await rig.end(producer, True)
         await asyncio.wait_for(rig.coordinator.stop(), 10)
         await rig.clock.run(DAY_MS)
-        assert rig.state() == State.PREPARE_COMMIT
+        assert rig.state() == TransactionState.PREPARE_COMMIT
 
     run(main)

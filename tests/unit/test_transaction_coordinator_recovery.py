@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from fake_internal import Fuse
 from headrace.broker.catalog.topics import TRANSACTION_STATE
 from headrace.broker.transactions import log_records, store
-from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import Transaction
+from headrace.broker.transactions.transaction import Transaction, TransactionState
 from headrace.errors import Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.layout import Record
@@ -28,7 +27,13 @@ transactions = st.builds(
     producer_id=st.integers(0, 2**63 - 1),
     epoch=st.integers(0, 2**15 - 1),
     timeout_ms=st.integers(1, 2**31 - 1),
-    state=st.sampled_from([s for s in State if s not in (State.DEAD, State.EMPTY, State.PREPARE_EPOCH_FENCE)]),
+    state=st.sampled_from(
+        [
+            s
+            for s in TransactionState
+            if s not in (TransactionState.DEAD, TransactionState.EMPTY, TransactionState.PREPARE_EPOCH_FENCE)
+        ]
+    ),
     updated_ms=st.integers(0, 2**60),
     started_ms=st.integers(0, 2**60),
     partitions=st.frozensets(st.tuples(st.sampled_from(["t", "u", "ü"]), st.integers(0, 9))),
@@ -41,7 +46,7 @@ transactions = st.builds(
 @given(transactions)
 def test_what_is_written_is_read_back(transaction: Transaction) -> None:
     assert log_records.decode(log_records.encode(transaction, 1)) == (transaction.transactional_id, transaction)
-    empty = replace(transaction, state=State.EMPTY, partitions=frozenset(), started_ms=-1)
+    empty = replace(transaction, state=TransactionState.EMPTY, partitions=frozenset(), started_ms=-1)
     assert log_records.decode(log_records.encode(empty, 1)) == (empty.transactional_id, empty)
     assert log_records.decode(log_records.tombstone(empty.transactional_id, 1)) == (empty.transactional_id, None)
 
@@ -49,7 +54,16 @@ def test_what_is_written_is_read_back(transaction: Transaction) -> None:
 def test_the_format_is_kafkas() -> None:
     """Key version 0; value version 1 with the ids before and after, and the version of the client, as tagged fields."""
     transaction = Transaction(
-        "tx", 7, 3, 60_000, State.PREPARE_COMMIT, 9, 8, frozenset({TopicPartition("t", 1)}), 2, previous_producer_id=6
+        "tx",
+        7,
+        3,
+        60_000,
+        TransactionState.PREPARE_COMMIT,
+        9,
+        8,
+        frozenset({TopicPartition("t", 1)}),
+        2,
+        previous_producer_id=6,
     )
     record = log_records.encode(transaction, 1)
     assert record.key == bytes.fromhex("0000 0002 7478")
@@ -64,7 +78,7 @@ def test_the_format_is_kafkas() -> None:
 def test_values_of_version_0_are_read() -> None:
     value = bytes.fromhex("0000 0000000000000007 0003 0000ea60 04 ffffffff 0000000000000009 0000000000000008")
     row = log_records.decode(Record(0, 0, bytes.fromhex("0000 0002 7478"), value, ()))
-    assert row == ("tx", Transaction("tx", 7, 3, 60_000, State.COMPLETE_COMMIT, 9, 8, version=0))
+    assert row == ("tx", Transaction("tx", 7, 3, 60_000, TransactionState.COMPLETE_COMMIT, 9, 8, version=0))
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -79,7 +93,9 @@ def test_a_decided_transaction_is_finished_after_a_restart(committed: bool, vers
             again = rig.restarted()
             assert await code_of(again.end(producer, committed, version)) == Code.CONCURRENT_TRANSACTIONS
         await again.clock.run()
-        assert again.current.state == (State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT)
+        assert again.current.state == (
+            TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
+        )
         assert {m.committed for m in again.replicas.markers} == {committed}
         assert await again.end(producer, committed, version) == after
         assert await code_of(again.end(producer, not committed, version)) == Code.INVALID_TXN_STATE
@@ -97,16 +113,16 @@ def test_an_open_transaction_goes_on_after_a_restart_with_the_time_it_had_left()
         again.coordinator.start()
         await again.add(producer, 1)
         await again.clock.run(10_000)
-        assert again.state() == State.ONGOING
+        assert again.state() == TransactionState.ONGOING
         await again.clock.run(10_000)
-        assert again.state() == State.COMPLETE_ABORT
+        assert again.state() == TransactionState.COMPLETE_ABORT
 
     run(main)
 
 
 def test_until_its_log_is_read_a_coordinator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(store, "BATCHES_A_TURN_MAX", 2)
+        monkeypatch.setattr(store, "LOAD_SLICE_BATCHES", 2)
         rig = Rig()
         producer = await rig.init()
         for n in range(6):
@@ -129,7 +145,7 @@ def test_a_log_that_cannot_be_read_is_not_taken_for_an_empty_one(caplog: pytest.
         rig.internal.logs[TRANSACTION_STATE, 0].append(b"\0" * 70)
         with caplog.at_level(logging.ERROR):
             again = rig.restarted()
-        assert "cannot be read" in caplog.text
+        assert "failed to load __transaction_state-0" in caplog.text
         with refused(Code.COORDINATOR_NOT_AVAILABLE):
             await again.init()
 
@@ -157,7 +173,7 @@ def test_a_partition_that_was_lost_and_won_again_is_read_anew() -> None:
             rig.coordinator.load(0)
         with refused(Code.NOT_COORDINATOR):  # it was written, but not by whom who answers now
             await adding
-        assert rig.current.state == State.EMPTY
+        assert rig.current.state == TransactionState.EMPTY
 
     run(main)
 
@@ -226,7 +242,7 @@ async def is_harmless(fuses: list[Fuse], version: int, plan: list[tuple[int, boo
     rig = rig.restarted()
     successor = await rig.init_until_done()
 
-    assert rig.state() == State.EMPTY
+    assert rig.state() == TransactionState.EMPTY
     assert rig.restarted().current == replace(rig.current, last_epoch=-1)
     for n, (partitions, _) in enumerate(plan[: writer.begun]):
         ends = [(m.partition, m.committed) for m in rig.replicas.markers if m.partition // 10 == n]

@@ -14,7 +14,7 @@ from headrace.broker.context import Context, Session
 from headrace.broker.handlers import SUPPORTED, handler
 from headrace.broker.log.producer_state import ProducerView
 from headrace.broker.security.authorizer import Authorizer, Operation, Resource
-from headrace.broker.transactions.states import State
+from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.api import request_class, response_class
@@ -162,7 +162,7 @@ def test_one_partition_that_cannot_join_keeps_the_others_out(version: int) -> No
             ("t", -1): Code.UNKNOWN_TOPIC_OR_PARTITION,
             (CONSUMER_OFFSETS, 0): Code.TOPIC_AUTHORIZATION_FAILED,
         }
-        assert desk.rig.state() == State.EMPTY
+        assert desk.rig.state() == TransactionState.EMPTY
         assert await desk.add(0, ("t", 0), ("t", 1)) == {("t", 0): 0, ("t", 1): 0}
 
     run(main)

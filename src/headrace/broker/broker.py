@@ -152,7 +152,7 @@ class Broker:
         if self.cluster is not None:
             self._started.push_async_callback(self.cluster.leave)
             await self.cluster.joined()
-            self.transactions.ids.ask_ahead()
+            self.transactions.ids.prefetch()
 
     def _has_logs_of_other_topics(self) -> bool:
         """Whether a log has another topic id than the topic of its name."""

@@ -38,7 +38,7 @@ class GroupState(Enum):
     DEAD = "Dead"
 
 
-LEGAL: dict[GroupState, frozenset[GroupState]] = {
+VALID_TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
     GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
     GroupState.PREPARING_REBALANCE: frozenset({GroupState.COMPLETING_REBALANCE, GroupState.EMPTY, GroupState.DEAD}),
     GroupState.COMPLETING_REBALANCE: frozenset({GroupState.STABLE, GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
@@ -124,7 +124,7 @@ class Group:
     has_new_members: bool = False  # a member joined during the initial rebalance delay
 
     def transition(self, state: GroupState, now_ms: int) -> None:
-        if state not in LEGAL[self.state]:
+        if state not in VALID_TRANSITIONS[self.state]:
             raise AssertionError(f"illegal state transition of group {self.id!r}: {self.state.value} → {state.value}")
         self.previous_state, self.state, self.state_time_ms = self.state, state, now_ms
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from headrace.broker.groups.group import LEGAL, Group, GroupState, Member
+from headrace.broker.groups.group import VALID_TRANSITIONS, Group, GroupState, Member
 from headrace.broker.groups.records import group_record
 from headrace.broker.groups.shard import GroupSettings, Shard
 from headrace.errors import BrokerError, Code
@@ -86,7 +86,7 @@ class Rebalances:
 
     def rebalance_or_complete(self, group: Group, reason: str) -> None:
         """Start a rebalance after a member has joined or changed, or complete the current one."""
-        if GroupState.PREPARING_REBALANCE in LEGAL[group.state]:
+        if GroupState.PREPARING_REBALANCE in VALID_TRANSITIONS[group.state]:
             self.prepare(group, reason)
         else:
             self.complete_if_ready(group)

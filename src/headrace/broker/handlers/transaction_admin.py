@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.catalog.topics import check_name
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.security.authorizer import Operation, Resource
-from headrace.broker.transactions.states import BY_LABEL
-from headrace.broker.transactions.transaction import Transaction
+from headrace.broker.transactions.transaction import BY_LABEL, Transaction
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.describe_producers import (
     DescribeProducersRequest,

@@ -172,7 +172,7 @@ async def _add_partitions(
     producer = (transaction.transactional_id, transaction.producer_id, transaction.producer_epoch)
     try:
         if context.api_version >= ADD_TRANSACTIONS_V2_MIN_VERSION:
-            await broker.transactions.add_patiently(*producer, codes.keys())
+            await broker.transactions.add_partitions_v2(*producer, codes.keys())
         else:
             await broker.transactions.add_partitions(*producer, codes.keys())
     except BrokerError as error:
