@@ -22,8 +22,8 @@ def test_by_default_only_this_machine_gets_in():
         9092,
         "127.0.0.1:9092",
     )
-    assert not listener.wants_tls
-    assert not listener.wants_sasl
+    assert not listener.uses_tls
+    assert not listener.uses_sasl
 
 
 def test_listeners_have_names_protocols_and_addresses_of_their_own():
@@ -39,7 +39,7 @@ def test_listeners_have_names_protocols_and_addresses_of_their_own():
         ("SSL", "::1", 0, "SSL"),
     ]
     assert [one.address for one in found] == ["127.0.0.1:9092", "kafka.example:19093", "[::1]:0"]
-    assert [(one.wants_tls, one.wants_sasl) for one in found] == [(False, False), (True, True), (True, False)]
+    assert [(one.uses_tls, one.uses_sasl) for one in found] == [(False, False), (True, True), (True, False)]
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_listeners_have_names_protocols_and_addresses_of_their_own():
         ({"listeners": "127.0.0.1:9092"}, "NAME://host:port"),
         ({"listeners": "PLAINTEXT://127.0.0.1:99999"}, "NAME://host:port"),
         ({"listeners": "PLAINTEXT://127.0.0.1"}, "NAME://host:port"),
-        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "twice"),
+        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "duplicate listener PLAINTEXT"),
         ({"listeners": "MINE://a:1"}, "listener.security.protocol.map"),
         ({"listener_security_protocol_map": "PLAINTEXT:KERBEROS"}, "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
-        ({"advertised_listeners": "SSL://a:1"}, "which listeners has not"),
+        ({"advertised_listeners": "SSL://a:1"}, "listener SSL is not in listeners"),
         ({"advertised_listeners": "PLAINTEXT://0.0.0.0:9092"}, "cannot connect to '0.0.0.0'"),
         ({"listeners": "CONTROLLER://:1", "controller_listener_names": "CONTROLLER"}, "no listener"),
     ],

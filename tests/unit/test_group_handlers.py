@@ -13,7 +13,7 @@ from headrace.broker.catalog.topics import PartitionPlace, Topic
 from headrace.broker.context import Context, Session
 from headrace.broker.handlers import SUPPORTED, handler
 from headrace.broker.security.authorizer import Authorizer, Operation, Resource
-from headrace.broker.server.dispatch import failure
+from headrace.broker.server.dispatch import failed_response
 from headrace.errors import Code
 from headrace.wire.api import api_name
 from headrace.wire.api.delete_groups import DeleteGroupsRequest
@@ -223,7 +223,7 @@ def test_a_failure_of_all_of_it_can_be_said_in_every_version(message, version):
     if message.api_key == 9 and version < 8:
         old = OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
         message = OffsetFetchRequest(group_id=GROUP, topics=[old])
-    answer = failure(context, message, Code.COORDINATOR_NOT_AVAILABLE, "as the test told")
+    answer = failed_response(context, message, Code.COORDINATOR_NOT_AVAILABLE, "as the test told")
     assert answer is not None
     assert f"error_code={Code.COORDINATOR_NOT_AVAILABLE!r}" in repr(answer)
     again = type(answer).decode(version, answer.encode(version))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from headrace.broker.context import Context
 from headrace.errors import Code, error_name
 from headrace.wire.api import response_class
+from headrace.wire.api_keys import ApiKey
 from headrace.wire.schema import ARRAY, INT32, INT64, STRING, Field, Message, Struct
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Struct)
 
-_FETCH, _METADATA, _DESCRIBE_LOG_DIRS, _ALTER_SCRAM = 1, 3, 35, 51
 _ERROR_FIELDS = ("error_code", "partition_error_code")
 # Where the two sides of an API have different words for the same thing: response → request.
 _OTHER_WORDS = {"partition_index": "partition", "user": "name", "name": "topic"}
@@ -44,17 +44,17 @@ async def error_answer(
     Metadata has to name the brokers whatever happens to the topics, so there the handler is asked (`handle`) and its
     answer is spoilt.
     """
-    if context.api_key == _METADATA:
+    if context.api_key == ApiKey.METADATA:
         answer = cast("MetadataResponse", await handle())
         return answer.replace(topics=[topic.replace(error_code=code, partitions=()) for topic in answer.topics])
     cls = response_class(context.api_key)
     said = f"injected: {error_name(code)}" if text is None else text
-    if context.api_key == _FETCH and code not in _SESSION_ERRORS:
+    if context.api_key == ApiKey.FETCH and code not in _SESSION_ERRORS:
         # The code above the topics is about the session: clients would look no further.
         return _mirrored(cls, message, context.api_version, code, said, top=False)
-    if context.api_key == _DESCRIBE_LOG_DIRS:
+    if context.api_key == ApiKey.DESCRIBE_LOG_DIRS:
         message = message.replace(topics=(Struct(),))  # one row for each folder, not for each topic: there is one
-    elif context.api_key == _ALTER_SCRAM:
+    elif context.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS:
         request = cast("AlterUserScramCredentialsRequest", message)
         message = request.replace(deletions=(*request.deletions, *request.upsertions))
     return _mirrored(cls, message, context.api_version, code, said)

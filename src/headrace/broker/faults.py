@@ -31,6 +31,7 @@ from headrace.broker.context import Context, HandlerResult
 from headrace.broker.fault_answers import error_answer, topics_in
 from headrace.errors import Code, ConfigError, IllegalStateError
 from headrace.wire.api import APIS, api_name
+from headrace.wire.api_keys import ApiKey
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ DELAY_MS_MAX = 3_600_000
 # A dropped request holds up its connection, for answers keep their order. No client waits longer than this.
 DROP_SECONDS_MAX = 900.0
 CRASH_EXIT_CODE = 137  # what a shell reports of a process that was killed
-_PRODUCE = 0
 _WHEN = ("before", "after")
 
 
@@ -260,7 +260,7 @@ class Fault:
             await self._pause(DROP_SECONDS_MAX)
             raise CloseConnection
         if self._rule.error_code is not None:
-            if context.api_key == _PRODUCE and getattr(message, "acks", None) == 0:
+            if context.api_key == ApiKey.PRODUCE and getattr(message, "acks", None) == 0:
                 raise CloseConnection  # all that a broker can say to who wants no answer
             return await error_answer(context, message, self._rule.error_code, lambda: _answer(handle, answer))
         return answer if spec.when == "after" else await _answer(handle)

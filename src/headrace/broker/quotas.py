@@ -24,13 +24,13 @@ from headrace.broker.catalog.quotas import (
 from headrace.broker.clock import Clock
 from headrace.broker.context import Context
 from headrace.config import Config
+from headrace.wire.api_keys import ApiKey
 
 RATES_MAX = 10_000
 """Clients whose rates are remembered; those that were silent longest are forgotten first."""
 
-_PRODUCE, _FETCH = 0, 1
-_BYTE_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}
-_NEVER_THROTTLED = frozenset({17, 18, 36})  # without them no client could say who it is
+_BYTE_RATES: dict[int, str] = {ApiKey.PRODUCE: PRODUCER_BYTE_RATE, ApiKey.FETCH: CONSUMER_BYTE_RATE}
+_NEVER_THROTTLED = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE})
 
 
 class _Limit(NamedTuple):
@@ -95,7 +95,7 @@ class QuotaManager:
         used = 0
         rate = _BYTE_RATES.get(api_key)
         if rate is not None:
-            used = self._record(context, rate, request_bytes if api_key == _PRODUCE else response_bytes)
+            used = self._record(context, rate, request_bytes if api_key == ApiKey.PRODUCE else response_bytes)
         # As in Kafka: a second of work is 100 %, and no wait for it is longer than a window.
         percent = self._record(context, REQUEST_PERCENTAGE, handler_ms / 10)
         return max(used, min(percent, self._window_ms))

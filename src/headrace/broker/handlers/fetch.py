@@ -73,7 +73,7 @@ def handle_fetch(broker: Broker, context: Context, request: FetchRequest) -> Han
 
 
 def _limits(broker: Broker, context: Context, request: FetchRequest) -> Limits:
-    limit = min(broker.config.of(int, "fetch.max.bytes"), broker.server.answer_bytes_max)
+    limit = min(broker.config.of(int, "fetch.max.bytes"), broker.server.response_bytes_max)
     bytes_max = max(min(request.max_bytes, limit), 0)
     bytes_min = min(request.min_bytes, bytes_max)
     if context.api_version < REPLICA_STATE_MIN_VERSION:

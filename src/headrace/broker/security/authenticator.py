@@ -55,12 +55,12 @@ class Authenticator:
 
     def prepare(self, listener: Listener) -> None:
         """Read the options of a listener and load its certificates."""
-        if listener.wants_sasl:
+        if listener.uses_sasl:
             self._mechanisms[listener.name] = enabled = self._enabled(listener.name)
             self._reauthentication[listener.name] = {
                 name: cast(int, self._option(listener.name, "connections.max.reauth.ms", name)) for name in enabled
             }
-        if listener.wants_tls:
+        if listener.uses_tls:
             self._rules[listener.name] = MappingRules.parse(
                 str(for_listener(self._config, listener.name, "ssl.principal.mapping.rules"))
             )
@@ -68,11 +68,11 @@ class Authenticator:
 
     def tls(self, listener: Listener) -> ssl.SSLContext | None:
         """Return the SSLContext of a listener; None if it has no TLS."""
-        return server_context(self._config, listener.name) if listener.wants_tls else None
+        return server_context(self._config, listener.name) if listener.uses_tls else None
 
     def session(self, listener: Listener) -> Session:
         """Return the session for a new connection."""
-        if not listener.wants_sasl:
+        if not listener.uses_sasl:
             return Session("", listener.name)
         session = SaslSession("", listener.name)
         session.sasl = SaslAuthentication(

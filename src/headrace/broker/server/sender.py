@@ -1,8 +1,7 @@
-"""What goes out: by reference where the socket is plain, through asyncio where TLS has to see the bytes.
+"""Writing responses: directly to plain sockets, through asyncio with TLS.
 
-asyncio joins and copies what a socket does not take at once. For the answers of fetches, which are megabytes of a file
-that lies in memory already, that is half of all the work: so a plain socket is written to here, and what it does not
-take waits as it is.
+asyncio joins and copies what a socket does not accept at once. For fetch responses, which are megabytes of mapped
+files, that is half of the work. So plain sockets are written here, and unsent buffers are kept by reference.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from typing import Protocol
 
 from headrace.wire.primitives import Buffer
 
-GATHER_BUFFERS_MAX = 512  # in one system call, which allows 1024
+GATHER_BUFFERS_MAX = 512  # per system call; the limit is 1024
 TLS_UNSENT_BYTES_MAX = 64 * 1024
-"""asyncio tells us when it holds more than this, and again when most of it is gone."""
+"""asyncio calls pause_writing above this, and resume_writing when most of it is sent."""
 
 
 class Sender(Protocol):
-    """One connection's way out."""
+    """Writes the responses of one connection."""
 
     unsent_bytes: int
-    """What the peer has not taken yet."""
+    """Bytes that are not written to the socket yet."""
 
     def send(self, buffers: list[Buffer], size: int) -> None:
-        """Hand over `size` bytes; `drained` is called when the last of them that had to wait is gone."""
+        """Send `size` bytes; `drained` is called when the last buffer that had to wait is written."""
         ...
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Drop unsent buffers: the connection is closed."""
         ...
 
 
 class SocketSender:
-    """Writes to a plain socket itself."""
+    """Writes to a plain socket."""
 
     __slots__ = ("_drained", "_fd", "_loop", "_transport", "_waiting", "_watched_fd", "unsent_bytes")
 
@@ -47,7 +46,7 @@ class SocketSender:
         self._loop = loop
         self._drained = drained
         self._fd: int = transport.get_extra_info("socket").fileno()
-        self._watched_fd = -1  # another number of the same socket: asyncio lets nobody watch the first one
+        self._watched_fd = -1  # a duplicate: asyncio does not allow watching the descriptor of a transport
         self._waiting: list[Buffer] = []
         self.unsent_bytes = 0
 
@@ -71,7 +70,7 @@ class SocketSender:
             self._drained()
 
     def _write(self, buffers: list[Buffer]) -> list[Buffer]:
-        """Write as much as the system takes; what is left."""
+        """Write as much as possible; return the rest."""
         try:
             while buffers:
                 sent = os.writev(
@@ -83,7 +82,7 @@ class SocketSender:
                 buffers = _rest(buffers, sent)
         except BlockingIOError:
             return buffers
-        except OSError:  # the peer is gone
+        except OSError:  # the peer has disconnected
             self.unsent_bytes = 0
             self._transport.abort()
         return []
@@ -99,7 +98,7 @@ class SocketSender:
 
 
 class TlsSender:
-    """Leaves it to asyncio, which encrypts it."""
+    """Writes through asyncio, which encrypts."""
 
     __slots__ = ("_drained", "_transport", "unsent_bytes")
 
@@ -115,7 +114,7 @@ class TlsSender:
             self.unsent_bytes += size
 
     def paused(self) -> None:
-        """asyncio has more than it likes."""
+        """Called when the buffer of asyncio is above its limit."""
         self.unsent_bytes = self._transport.get_write_buffer_size()
 
     def resumed(self) -> None:
@@ -127,9 +126,9 @@ class TlsSender:
 
 
 def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:
-    """What is left after the first `sent` bytes."""
-    for place, buffer in enumerate(buffers):
+    """Return the buffers after the first `sent` bytes."""
+    for index, buffer in enumerate(buffers):
         if sent < len(buffer):
-            return [memoryview(buffer)[sent:], *islice(buffers, place + 1, None)]
+            return [memoryview(buffer)[sent:], *islice(buffers, index + 1, None)]
         sent -= len(buffer)
     return []
