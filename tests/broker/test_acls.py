@@ -138,7 +138,7 @@ def refused(future):
     return caught.value.args[0].code()
 
 
-def test_a_producer_needs_the_right_to_write(guarded, admin, topic):
+def test_a_producer_needs_write_permission(guarded, admin, topic):
     assert produced(guarded, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
     allow(admin, on_topic(topic, AclOperation.WRITE))
     assert produced(guarded, topic) is None
@@ -146,7 +146,7 @@ def test_a_producer_needs_the_right_to_write(guarded, admin, topic):
     assert produced(guarded, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
-def test_a_consumer_needs_rights_to_its_topic_and_its_group(guarded, admin, topic):
+def test_a_consumer_needs_permissions_for_topic_and_group(guarded, admin, topic):
     group = unique("group")
     allow(admin, on_topic(topic, AclOperation.WRITE))
     assert produced(guarded, topic) is None
@@ -157,7 +157,7 @@ def test_a_consumer_needs_rights_to_its_topic_and_its_group(guarded, admin, topi
     assert consumed(guarded, topic, group) == b"x"
 
 
-def test_a_transaction_needs_the_right_to_its_id(guarded, admin, topic):
+def test_a_transaction_needs_permission_for_its_id(guarded, admin, topic):
     name = unique("transaction")
     allow(admin, on_topic(topic, AclOperation.WRITE))
     producer = confluent_kafka.Producer({**options_of(guarded, "ann"), "transactional.id": name})
@@ -172,7 +172,7 @@ def test_a_transaction_needs_the_right_to_its_id(guarded, admin, topic):
     producer.commit_transaction(SECONDS)
 
 
-def test_a_producer_id_needs_something_to_write_to(guarded, admin, topic):
+def test_a_producer_id_needs_a_writable_topic(guarded, admin, topic):
     with Connection(guarded.at["PLAINTEXT"]) as connection:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
         assert ask(connection, request, 4).error_code == Code.CLUSTER_AUTHORIZATION_FAILED
@@ -180,14 +180,14 @@ def test_a_producer_id_needs_something_to_write_to(guarded, admin, topic):
         assert ask(connection, request, 4).error_code == Code.NONE
 
 
-def test_topics_that_may_not_be_seen_are_not_named(guarded, admin, topic):
+def test_topics_without_describe_permission_are_hidden(guarded, admin, topic):
     ann = AdminClient(options_of(guarded, "ann"))
     assert topic not in ann.list_topics(timeout=SECONDS).topics
     allow(admin, on_topic("*", AclOperation.DESCRIBE))
     assert topic in ann.list_topics(timeout=SECONDS).topics
 
 
-def test_every_change_by_an_administrator_needs_its_own_right(guarded, admin, topic):
+def test_every_admin_request_needs_its_permission(guarded, admin, topic):
     ann = AdminClient(options_of(guarded, "ann"))
     fresh = unique("fresh")
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -217,7 +217,7 @@ def test_every_change_by_an_administrator_needs_its_own_right(guarded, admin, to
     ann.delete_topics([topic])[topic].result(SECONDS)
 
 
-def test_rules_are_described_and_deleted_by_filters(admin, topic):
+def test_acls_are_described_and_deleted_by_filters(admin, topic):
     mine = on_topic(topic, AclOperation.READ)
     prefix = on_topic(topic[:-1], AclOperation.WRITE, DENY, pattern=PREFIXED, host="10.0.0.1")
     group = binding(ResourceType.GROUP, "*", AclOperation.READ, principal="User:bob")
@@ -236,13 +236,13 @@ def test_rules_are_described_and_deleted_by_filters(admin, topic):
     assert found(None, ResourcePatternType.ANY, kind=ResourceType.ANY) == {group}
 
 
-def test_rules_survive_a_restart(guarded, admin, topic):
+def test_acls_survive_a_restart(guarded, admin, topic):
     allow(admin, on_topic(topic, AclOperation.WRITE))
     guarded.embedded.restart()
     assert produced(guarded, topic) is None
 
 
-def test_a_certificate_names_its_user(guarded, admin, topic):
+def test_the_principal_comes_from_the_certificate(guarded, admin, topic):
     folder = guarded.certificates
     options = {
         "bootstrap.servers": guarded.at["MTLS"],
@@ -271,7 +271,7 @@ def test_a_certificate_names_its_user(guarded, admin, topic):
         {"host": ""},
     ],
 )
-def test_a_rule_that_cannot_be_is_refused_and_the_others_are_made(guarded, admin, topic, changes):
+def test_an_invalid_acl_is_rejected_and_the_others_are_created(guarded, admin, topic, changes):
     fields = {
         "resource_type": 2,
         "resource_name": topic,
@@ -291,7 +291,7 @@ def test_a_rule_that_cannot_be_is_refused_and_the_others_are_made(guarded, admin
         assert len(described.resources[0].acls) == 1
 
 
-def test_clients_are_told_the_rights_that_they_have(guarded, admin, topic):
+def test_clients_get_their_authorized_operations(guarded, admin, topic):
     allow(
         admin,
         on_topic(topic, AclOperation.READ, principal="User:ANONYMOUS"),
@@ -305,7 +305,7 @@ def test_clients_are_told_the_rights_that_they_have(guarded, admin, topic):
         assert found[topic] == 1 << 3 | 1 << 8
 
 
-def test_without_an_authorizer_there_are_no_rules(connection):
+def test_without_an_authorizer_acls_are_disabled(connection):
     answer = ask(connection, EVERYTHING, 3)
     assert answer.error_code == Code.SECURITY_DISABLED
     rule = AclCreation(

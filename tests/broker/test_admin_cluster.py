@@ -38,7 +38,7 @@ ADMIN_KEYS = (17, 21, 29, 30, 31, 32, 33, 35, 36, 37, 43, 44, 45, 46, 48, 49, 50
     ("key", "version"),
     [(key, version) for key in ADMIN_KEYS for version in range(SUPPORTED[key].first, SUPPORTED[key].last + 1)],
 )
-def test_every_version_that_is_advertised_is_answered(connection, key, version):
+def test_every_advertised_version_gets_a_response(connection, key, version):
     ask(connection, request_class(key)(), version)
 
 
@@ -87,7 +87,7 @@ def grow(connection, topic, count, assignments=None, *, validate_only=False, tim
     return result.error_code
 
 
-def test_topics_get_more_partitions(broker, connection, topic):
+def test_partitions_are_added_to_topics(broker, connection, topic):
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(SECONDS)
     assert grow(connection, topic, 4, validate_only=True) == Code.NONE
@@ -97,7 +97,7 @@ def test_topics_get_more_partitions(broker, connection, topic):
         assert producer.send(topic, b"x", partition=4).result(SECONDS).offset == 0
 
 
-def test_partitions_that_cannot_be_are_refused(connection, topic):
+def test_invalid_partition_counts_are_rejected(connection, topic):
     assert grow(connection, topic, 1) == Code.INVALID_PARTITIONS
     assert grow(connection, topic, 2, [[9]]) == Code.INVALID_REPLICA_ASSIGNMENT
     assert grow(connection, topic, 2, [[1], [1]]) == Code.INVALID_REPLICA_ASSIGNMENT
@@ -109,7 +109,7 @@ def test_partitions_that_cannot_be_are_refused(connection, topic):
     )
 
 
-def test_the_data_folder_and_what_is_in_it(broker, connection, topic):
+def test_log_dirs_are_described(broker, connection, topic):
     def partitions(**options):
         (result,) = ask(connection, DescribeLogDirsRequest(**options), 4).results
         assert result.error_code == 0
@@ -131,7 +131,7 @@ def test_the_data_folder_and_what_is_in_it(broker, connection, topic):
     assert partitions(topics=wanted) == {(topic, 0): size}
 
 
-def test_the_leader_is_never_another_one(connection, topic):
+def test_a_standalone_broker_needs_no_election(connection, topic):
     def elect(topics, **options):
         answer = ask(connection, ElectLeadersRequest(topic_partitions=topics, **options), 2)
         rows = [row.error_code for each in answer.replica_election_results for row in each.partition_result]
@@ -143,7 +143,7 @@ def test_the_leader_is_never_another_one(connection, topic):
     assert elect(wanted, election_type=7)[0] == Code.INVALID_REQUEST
 
 
-def test_partitions_stay_where_they_are(connection, topic):
+def test_a_standalone_broker_keeps_its_partitions(connection, topic):
     def move(replicas, index=0, name=topic):
         row = ReassignablePartition(partition_index=index, replicas=replicas)
         request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=name, partitions=[row])])
@@ -162,7 +162,7 @@ def test_partitions_stay_where_they_are(connection, topic):
     assert (answer.error_code, answer.topics) == (Code.NONE, ())
 
 
-def test_features_are_what_they_are(connection):
+def test_feature_levels_are_fixed(connection):
     def update(name, level, version=1):
         request = UpdateFeaturesRequest(feature_updates=[FeatureUpdateKey(feature=name, max_version_level=level)])
         answer = ask(connection, request, version)
@@ -188,7 +188,7 @@ def test_the_cluster_is_one_broker(broker, connection):
     assert ask(connection, DescribeClusterRequest(endpoint_type=3), 1).error_code == Code.UNSUPPORTED_ENDPOINT_TYPE
 
 
-def test_a_broker_that_is_alone_cannot_be_forgotten(connection):
+def test_a_standalone_broker_cannot_be_unregistered(connection):
     for node_id, code in ((1, Code.INVALID_REQUEST), (2, Code.BROKER_ID_NOT_REGISTERED)):
         answer = ask(connection, UnregisterBrokerRequest(broker_id=node_id), 0)
         assert answer.error_code == code

@@ -66,7 +66,7 @@ SET, DELETE, APPEND, SUBTRACT = (
 )
 
 
-def test_every_option_of_the_broker_is_described_with_its_doc(connection):
+def test_every_broker_option_is_described_with_its_documentation(connection):
     result = described(connection, BROKER, "1")
     found = {entry.name: entry for entry in result.configs}
     assert found.keys() == BROKER_OPTIONS.keys()
@@ -79,13 +79,13 @@ def test_every_option_of_the_broker_is_described_with_its_doc(connection):
     assert [entry.name for entry in described(connection, BROKER, "1", "node.id").configs] == ["node.id"]
 
 
-def test_the_oldest_version_has_no_source_but_says_what_is_default(connection, topic):
+def test_describe_configs_v0_marks_defaults(connection, topic):
     found = {entry.name: entry for entry in described(connection, TOPIC, topic, version=0).configs}
     assert found["retention.ms"].is_default
     assert found["retention.ms"].value == "604800000"
 
 
-def test_librdkafka_changes_options_and_they_count_at_once(broker, admin, connection, topic):
+def test_options_changed_by_librdkafka_take_effect_at_once(broker, admin, connection, topic):
     kind = ConfigResource.Type.TOPIC
     send(broker, topic, 5_000)
     change(admin, kind, topic, ("max.message.bytes", SET, "1000"), ("cleanup.policy", APPEND, "compact"))
@@ -102,7 +102,7 @@ def test_librdkafka_changes_options_and_they_count_at_once(broker, admin, connec
     assert (entry.value, entry.source) == ("1048588", ConfigSource.DEFAULT_CONFIG.value)
 
 
-def test_our_client_describes_and_changes_them(broker, topic):
+def test_the_headrace_client_describes_and_changes_options(broker, topic):
     resource = ours.ConfigResource(ours.ResourceKind.TOPIC, topic)
     with OurAdmin(broker.bootstrap, timeout_ms=10_000) as admin:
         admin.alter_configs({resource: {"retention.ms": "1000"}})
@@ -112,7 +112,7 @@ def test_our_client_describes_and_changes_them(broker, topic):
             admin.alter_configs({resource: {"retention.ms": "-7"}})
 
 
-def test_an_option_of_the_broker_reaches_the_topics_that_do_not_set_it():
+def test_a_broker_option_applies_to_topics_that_do_not_set_it():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("inherits")
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
@@ -129,7 +129,7 @@ def test_an_option_of_the_broker_reaches_the_topics_that_do_not_set_it():
             send(broker, topic, 5_000)
 
 
-def test_replacing_takes_back_what_is_not_named(connection, topic):
+def test_replacing_deletes_options_that_are_omitted(connection, topic):
     def replace(*configs, validate_only=False, times=1):
         row = AlterConfigsResource(
             resource_type=TOPIC,
@@ -160,14 +160,14 @@ def test_replacing_takes_back_what_is_not_named(connection, topic):
         (99, "x", Code.INVALID_REQUEST),
     ],
 )
-def test_what_is_not_there_is_said(connection, kind, name, code):
+def test_unknown_resources_are_reported(connection, kind, name, code):
     result = described(connection, kind, name)
     assert result.error_code == code
     assert result.error_message
     assert not result.configs
 
 
-def test_what_options_can_be_set_on_is_listed(connection, topic):
+def test_resources_with_options_are_listed(connection, topic):
     answer = ask(connection, ListConfigResourcesRequest(), 1)
     found = {(row.resource_name, row.resource_type) for row in answer.config_resources}
     assert {(topic, TOPIC), ("1", BROKER)} <= found
@@ -177,7 +177,7 @@ def test_what_options_can_be_set_on_is_listed(connection, topic):
     assert ask(connection, ListConfigResourcesRequest(resource_types=[99]), 1).error_code == Code.UNSUPPORTED_VERSION
 
 
-def test_a_topic_of_the_same_name_made_later_has_the_defaults(broker, connection):
+def test_a_recreated_topic_has_the_defaults(broker, connection):
     name = broker.create_topic(unique("again"), 1, {"retention.ms": "5"})
     assert values(connection, TOPIC, name, "retention.ms")["retention.ms"] == ("5", DYNAMIC_TOPIC)
     broker.delete_topic(name)

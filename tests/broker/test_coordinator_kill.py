@@ -157,9 +157,7 @@ def test_check_12_a_coordinator_is_killed_with_transactions_in_every_state(clust
 @pytest.mark.behaviour("B11")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_producers_hear_one_outcome_of_a_commit_that_their_coordinator_died_of(
-    cluster: EmbeddedCluster, when: str
-) -> None:
+def test_a_commit_has_one_outcome_when_the_coordinator_dies(cluster: EmbeddedCluster, when: str) -> None:
     """It dies before it has decided, or when it has and nobody was told."""
     topics = {make: cluster.create_topic(unique("crash"), PARTITIONS, 3) for make in (OwnClient, ConfluentClient)}
     victim = coordinator(cluster)

@@ -158,7 +158,7 @@ def fetch(connection, group, topic, *, version=9, topic_id=bytes(16), stable=Fal
 
 @pytest.mark.behaviour("B13")
 @pytest.mark.parametrize("version", JOIN_VERSIONS)
-def test_a_member_lives_through_every_version_of_every_request(connection, group, version):
+def test_membership_works_in_every_version_of_every_request(connection, group, version):
     member = Member(connection, group)
     joined = member.join(version)
     assert (joined.error_code, joined.generation_id, joined.leader) == (Code.NONE, 1, member.id)
@@ -183,7 +183,7 @@ def test_offsets_in_every_version(broker, connection, topic, group, version):
         assert fetch(connection, group, name, version=version, topic_id=topic_id, stable=True)[0] == 42
 
 
-def test_offsets_of_topics_that_do_not_exist_are_refused(connection, topic, group):
+def test_offsets_of_unknown_topics_are_rejected(connection, topic, group):
     assert commit(connection, group, "nowhere", 1) is Code.UNKNOWN_TOPIC_OR_PARTITION
     assert commit(connection, group, topic, 1, partition=7) is Code.UNKNOWN_TOPIC_OR_PARTITION
     assert commit(connection, group, "", 1, version=10, topic_id=b"x" * 16) is Code.UNKNOWN_TOPIC_ID
@@ -205,7 +205,7 @@ def test_the_coordinator_is_found_in_every_version(broker, connection, version, 
         assert (row.error_code, f"{row.host}:{row.port}") == (Code.NONE, broker.bootstrap)
 
 
-def test_coordinators_of_other_things_are_not_offered(connection):
+def test_other_coordinator_types_are_rejected(connection):
     (row,) = ask(connection, FindCoordinatorRequest(key_type=2, coordinator_keys=["g:t:0"]), 6).coordinators
     assert (row.error_code, row.node_id) == (Code.INVALID_REQUEST, -1)
 
@@ -277,7 +277,7 @@ def test_offsets_are_deleted(connection, topic, group):
 
 
 @pytest.mark.behaviour("B13")
-def test_two_members_share_a_rebalance_and_the_leaders_word_reaches_the_other(broker, group):
+def test_two_members_share_a_rebalance_and_get_the_leaders_assignment(broker, group):
     with Connection(broker.bootstrap) as here, Connection(broker.bootstrap) as there:
         first, second = Member(here, group), Member(there, group)
         first.join()
@@ -323,7 +323,7 @@ def _syncing(group: str, member: Member) -> SyncGroupRequest:
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_offsets_outside_of_a_transaction_are_refused_in_every_version(connection, topic, group, version):
+def test_offsets_outside_a_transaction_are_rejected_in_every_version(connection, topic, group, version):
     row = TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1)
     request = TxnOffsetCommitRequest(
         transactional_id=unique("nobody"),
@@ -337,7 +337,7 @@ def test_offsets_outside_of_a_transaction_are_refused_in_every_version(connectio
 
 @pytest.mark.behaviour("B13")
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_offsets_of_our_producers_transaction_are_seen_when_it_ends(broker, connection, topic, group, end):
+def test_offsets_in_a_transaction_become_visible_with_its_end(broker, connection, topic, group, end):
     commit(connection, group, topic, 1)
     with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("txn")) as producer:
         producer.init_transactions()
@@ -353,7 +353,7 @@ def test_offsets_of_our_producers_transaction_are_seen_when_it_ends(broker, conn
 
 
 @pytest.mark.behaviour("B13")
-def test_groups_and_offsets_outlive_kill_9():
+def test_groups_and_offsets_survive_kill_9():
     with EmbeddedBroker(num_partitions=1) as broker:
         topic, group = broker.create_topic("t"), "g"
         with Connection(broker.bootstrap) as connection:
@@ -395,7 +395,7 @@ def test_offsets_expire_and_then_the_group():
             eventually("the group is gone", is_gone)
 
 
-def test_a_member_that_hangs_up_is_noticed_when_its_session_ends(broker, group):
+def test_a_disconnected_member_is_removed_after_its_session_timeout(broker, group):
     with Connection(broker.bootstrap) as connection:
         member = Member(connection, group)
         asked = _joining(group, "").replace(session_timeout_ms=6_000)

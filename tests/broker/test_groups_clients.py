@@ -151,7 +151,7 @@ def state_of(broker, group: str) -> tuple[str, int]:
         return described.state, len(described.members)
 
 
-def test_clients_of_three_families_share_a_group(broker, topic):
+def test_three_client_libraries_share_a_group(broker, topic):
     group = unique("mixed")
     members: list[Consumer] = [client(broker, topic, group) for client in CLIENTS]
     try:
@@ -209,7 +209,7 @@ def test_a_static_member_restarts_without_a_rebalance(broker, topic, client):
             one.close()
 
 
-def test_a_zombie_cannot_commit_in_a_transaction_what_is_no_longer_its(broker, topic):
+def test_a_zombie_consumer_cannot_commit_in_a_transaction(broker, topic):
     """Its partitions are with another member now, which would read, and write, the same again (check 18)."""
     group = unique("zombie")
     target = broker.create_topic(unique("target"))
@@ -245,7 +245,7 @@ def test_a_zombie_cannot_commit_in_a_transaction_what_is_no_longer_its(broker, t
         successor.close()
 
 
-def test_our_producer_is_told_when_its_consumer_is_a_zombie(broker, topic):
+def test_the_producer_reports_a_zombie_consumer(broker, topic):
     group = unique("zombie")
     member = Confluent(broker, topic, group)
     try:

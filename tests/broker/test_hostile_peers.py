@@ -90,7 +90,7 @@ def produce_all(topic: str, batches: list[bytes]) -> ProduceRequest:
 
 
 @pytest.mark.parametrize("codec", [ZSTD] if ROUNDS == 1 else [ZSTD, GZIP])
-def test_zip_bombs_are_refused_and_hold_up_nobody(codec):
+def test_zip_bombs_are_rejected_and_block_nobody(codec):
     with EmbeddedBroker() as broker:
         topic = broker.create_topic("bombed", 100)
         broker.create_topic("bystander")
@@ -115,7 +115,7 @@ def half_frame(size: int, sent: int) -> bytes:
     return struct.pack(">i", size) + bytes(sent)
 
 
-def test_half_frames_of_connections_that_are_gone_take_no_memory():
+def test_incomplete_frames_of_closed_connections_are_freed():
     count, sent = 20, 20 * 1024 * 1024
     with EmbeddedBroker() as broker:
         broker.create_topic("bystander")
@@ -137,7 +137,7 @@ def test_half_frames_of_connections_that_are_gone_take_no_memory():
         assert bystander.p99_seconds < bound(peaceful), (bystander.p99_seconds, peaceful)
 
 
-def test_the_stalest_half_frame_goes_when_all_of_them_take_too_much(monkeypatch, tmp_path):
+def test_the_stalest_incomplete_frame_is_dropped_at_the_limit(monkeypatch, tmp_path):
     monkeypatch.setattr("headrace.broker.server.server.HELD_BYTES_MAX", 1024 * 1024)
     options = {"socket.request.max.bytes": 500_000}
     with EmbeddedBroker(options, data_dir=tmp_path / "data", in_process=True) as broker:
@@ -179,7 +179,7 @@ def answers(bootstrap: str) -> bool:
     return True
 
 
-def test_connections_beyond_the_descriptors_wait_and_harm_nobody(tmp_path):
+def test_connections_beyond_the_descriptor_limit_wait(tmp_path):
     record = bytes(encode([Record(0, 1, None, b"value", ())]))
     with broker_with_few_descriptors(tmp_path) as (bootstrap, log), Connection(bootstrap) as connection:
         for name, partitions in (("bystander", 1), ("wide", DESCRIPTORS)):
@@ -237,7 +237,7 @@ def gunzipped(records: Records) -> bytes:
     return record.value or b""
 
 
-def test_offsets_by_time_in_large_batches_are_found_off_the_event_loop(monkeypatch, tmp_path):
+def test_timestamps_in_large_batches_are_searched_off_the_event_loop(monkeypatch, tmp_path):
     find, threads = find_record, []
 
     def noting(*arguments):
@@ -258,7 +258,7 @@ def test_offsets_by_time_in_large_batches_are_found_off_the_event_loop(monkeypat
     assert [name.startswith("headrace-checking") for name in threads] == [True]
 
 
-def test_a_batch_that_is_checked_in_a_thread_keeps_its_place(broker, topic):
+def test_a_batch_validated_in_a_thread_keeps_its_order(broker, topic):
     large = [Record(n, 1, None, bytes(1000), ()) for n in range(1000)]
     with RawConnection(broker.bootstrap) as raw:
         for turn in range(6):

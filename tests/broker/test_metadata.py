@@ -24,7 +24,7 @@ def asked(*names: str, **changes: object) -> MetadataRequest:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_every_version_tells_broker_and_topic(broker, connection, version):
+def test_every_version_returns_broker_and_topic(broker, connection, version):
     topic = new_topic(broker, "told", partitions=3)
     answer = ask(connection, asked(topic), version)
     (node,) = answer.brokers
@@ -51,7 +51,7 @@ def test_all_topics_or_none(broker, connection):
     assert {row.name for row in ask(connection, asked(), 0).topics} >= {topic}
 
 
-def test_a_topic_that_is_asked_for_comes_into_being_unless_that_is_not_wanted(connection):
+def test_a_requested_topic_is_created_unless_auto_creation_is_disabled(connection):
     name = unique("auto")
     refused = ask(connection, asked(name, allow_auto_topic_creation=False), 9)
     assert refused.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -60,12 +60,12 @@ def test_a_topic_that_is_asked_for_comes_into_being_unless_that_is_not_wanted(co
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "ä", "x" * 250])
-def test_a_topic_with_an_impossible_name_does_not(connection, name):
+def test_a_topic_with_an_invalid_name_is_not_created(connection, name):
     (row,) = ask(connection, asked(name), 9).topics
     assert (row.name, row.error_code) == (name, Code.INVALID_TOPIC_EXCEPTION)
 
 
-def test_topics_are_found_by_id_too(broker, connection):
+def test_topics_are_found_by_id(broker, connection):
     topic = new_topic(broker, "by-id")
     topic_id = ask(connection, asked(topic), 12).topics[0].topic_id
     request = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=topic_id)])
@@ -76,7 +76,7 @@ def test_topics_are_found_by_id_too(broker, connection):
     assert (row.name, row.error_code) == (None, Code.UNKNOWN_TOPIC_ID)
 
 
-def test_operations_are_told_to_who_asks_for_them(connection, topic):
+def test_authorized_operations_are_returned_on_request(connection, topic):
     plain = ask(connection, asked(topic), 8)
     assert (plain.cluster_authorized_operations, plain.topics[0].topic_authorized_operations) == (
         NO_OPERATIONS,
@@ -95,7 +95,7 @@ def test_internal_topics_are_marked(connection):
     assert (row.error_code, row.is_internal) == (0, True)
 
 
-def test_each_listener_tells_its_own_address(tmp_path):
+def test_each_listener_advertises_its_address(tmp_path):
     options = {
         "listeners": "PLAINTEXT://127.0.0.1:0,OTHER://127.0.0.1:0",
         "advertised.listeners": "OTHER://localhost:19099",
@@ -113,7 +113,7 @@ def test_each_listener_tells_its_own_address(tmp_path):
                 assert answer.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_partitions_come_page_by_page(broker, connection):
+def test_partitions_are_returned_in_pages(broker, connection):
     name = unique("pages")
     topics = [broker.create_topic(f"{name}-{letter}", partitions=3) for letter in "abc"]
     seen = []
@@ -134,7 +134,7 @@ def test_partitions_come_page_by_page(broker, connection):
     assert seen == [(topic, number) for topic in topics for number in range(3)]
 
 
-def test_a_topic_that_is_not_there_is_said_to_be_in_the_pages_too(connection):
+def test_an_unknown_topic_is_reported_in_the_pages(connection):
     request = DescribeTopicPartitionsRequest(topics=[TopicRequest(name="no-such-topic")])
     (row,) = ask(connection, request, 0).topics
     assert row.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION

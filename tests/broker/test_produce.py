@@ -60,7 +60,7 @@ def values(connection: Connection, topic: str, partition: int = 0) -> list[bytes
 
 
 @pytest.mark.behaviour("B05")
-def test_each_partition_is_answered_for_itself_and_the_good_ones_are_written(broker, connection):
+def test_each_partition_succeeds_or_fails_independently(broker, connection):
     topic, other = new_topic(broker, "mixed", partitions=2), new_topic(broker, "other")
     broken = bytearray(batch(b"broken"))
     broken[-1] ^= 1
@@ -95,7 +95,7 @@ def test_acks_must_be_one_of_three(connection, topic, acks):
 
 
 @pytest.mark.behaviour("B07")
-def test_internal_topics_are_closed_to_clients(connection):
+def test_clients_cannot_write_internal_topics(connection):
     connection.call(MetadataRequest(topics=None), 9)
     for name in ("__consumer_offsets", "__transaction_state"):
         answer = connection.call(request((name, 0, batch(b"x", key=b"k"))), 9)
@@ -103,7 +103,7 @@ def test_internal_topics_are_closed_to_clients(connection):
 
 
 @pytest.mark.behaviour("B05")
-def test_acks_0_is_silent_and_an_error_closes_the_connection(broker, connection, topic):
+def test_acks_0_has_no_response_and_an_error_closes_the_connection(broker, connection, topic):
     with RawConnection(broker.bootstrap) as raw:
         raw.send(frame(request((topic, 0, batch(b"quiet")), acks=0), 9, 1) + frame(METADATA, 9, 2))
         assert raw.correlation_ids(1) == [2]
@@ -113,7 +113,7 @@ def test_acks_0_is_silent_and_an_error_closes_the_connection(broker, connection,
 
 
 @pytest.mark.behaviour("B05")
-def test_what_was_sent_with_acks_0_before_the_peer_hung_up_is_stored(broker, connection, topic):
+def test_acks_0_requests_before_a_disconnect_are_stored(broker, connection, topic):
     """Message sets are checked in a thread: when the peer hangs up, most of the requests wait in the queue."""
     sent = [b"%d" % number for number in range(100)]
     message_sets = [legacy.encode([Record(0, 1, None, value, ())], magic=1) for value in sent]
@@ -123,7 +123,7 @@ def test_what_was_sent_with_acks_0_before_the_peer_hung_up_is_stored(broker, con
     assert values(connection, topic) == sent
 
 
-def test_a_topic_is_found_by_its_id_from_version_13_on(connection, broker, topic):
+def test_produce_v13_uses_topic_ids(connection, broker, topic):
     metadata = connection.call(MetadataRequest(topics=None), 12)
     (topic_id,) = (row.topic_id for row in metadata.topics if row.name == topic)
 
@@ -156,7 +156,7 @@ def test_every_version_is_served(connection, topic, version):
     assert values(connection, topic) == [b"a", b"b"]
 
 
-def test_error_messages_come_with_the_versions_that_have_them(connection, topic):
+def test_error_messages_are_in_the_versions_that_have_them(connection, topic):
     data = bytearray(batch(b"x"))
     data[17:21] = zlib.crc32(b"").to_bytes(4, "big")
     assert "checksum" in (connection.produce(topic, data, version=8).error_message or "")
@@ -174,17 +174,17 @@ def test_error_messages_come_with_the_versions_that_have_them(connection, topic)
     ],
     ids=["null", "empty", "too short", "two batches", "control"],
 )
-def test_what_is_no_batch_of_a_producer_is_refused(connection, topic, data, code):
+def test_invalid_batches_are_rejected(connection, topic, data, code):
     assert connection.produce(topic, data).error_code == code
 
 
-def test_a_batch_above_the_topics_limit_is_refused(broker, connection):
+def test_a_batch_above_max_message_bytes_is_rejected(broker, connection):
     topic = new_topic(broker, "small", max_message_bytes=1000)
     assert connection.produce(topic, batch(bytes(2000))).error_code == Code.MESSAGE_TOO_LARGE
     assert connection.produce(topic, batch(bytes(500))).error_code == 0
 
 
-def test_the_brokers_time_is_told_where_the_topic_wants_it(broker, connection):
+def test_log_append_time_is_returned(broker, connection):
     topic = new_topic(broker, "stamped", message_timestamp_type="LogAppendTime")
     answer = connection.produce(topic, batch(b"x"))
     assert answer.log_append_time_ms > 1_600_000_000_000
@@ -192,7 +192,7 @@ def test_the_brokers_time_is_told_where_the_topic_wants_it(broker, connection):
 
 
 @pytest.mark.behaviour("B08")
-def test_a_batch_sent_again_gets_the_offset_it_had_and_a_gap_is_refused(connection, topic):
+def test_a_duplicate_batch_gets_its_offset_and_a_gap_is_rejected(connection, topic):
     pid = connection.call(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000), 4)
     assert pid.error_code == 0
 
@@ -216,7 +216,7 @@ def test_transactional_records_need_a_transactional_id(connection, topic):
 @pytest.mark.parametrize(
     ("version", "code"), [(9, Code.INVALID_TXN_STATE), (11, Code.TRANSACTION_ABORTABLE), (12, Code.NONE)]
 )
-def test_a_write_outside_of_any_transaction_is_refused_until_writing_adds(connection, topic, version, code):
+def test_a_write_outside_a_transaction_is_rejected_before_v12(connection, topic, version, code):
     name = unique("tx")
     pid = connection.call(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=10_000), 4)
     data = batch(b"x", writer=Writer(pid.producer_id, pid.producer_epoch, 0, transactional=True))
@@ -224,13 +224,13 @@ def test_a_write_outside_of_any_transaction_is_refused_until_writing_adds(connec
     assert answer.error_code == code
 
 
-def test_with_flush_messages_1_the_answer_waits_for_the_disk(broker, connection):
+def test_with_flush_messages_1_the_response_waits_for_the_disk(broker, connection):
     topic = new_topic(broker, "synced", flush_messages=1)
     for number in range(5):
         assert connection.produce(topic, batch(b"x")).base_offset == number
 
 
-def test_acks_all_waits_for_the_in_sync_replicas_or_its_time_is_up(tmp_path):
+def test_acks_all_waits_for_in_sync_replicas_or_times_out(tmp_path):
     """There is one broker, so that another replica is only a row in the catalog; the seam is what is tested."""
     with OpenBroker(tmp_path) as own:
         own.do(lambda inner: inner.topic_admin.create("replicated", 1, 1, {"min.insync.replicas": "1"}))
@@ -263,7 +263,7 @@ def test_acks_all_waits_for_the_in_sync_replicas_or_its_time_is_up(tmp_path):
             assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (Code.NOT_ENOUGH_REPLICAS, -1)}
 
 
-def test_our_own_producer_writes_and_its_records_are_there(broker, connection, topic):
+def test_records_of_the_headrace_producer_are_stored(broker, connection, topic):
     with Producer(bootstrap_servers=broker.bootstrap, linger_ms=5) as producer:
         futures = [producer.send(topic, b"%d" % number) for number in range(1000)]
         assert [future.result(20).offset for future in futures] == list(range(1000))
@@ -278,7 +278,7 @@ def test_compressed_batches_are_kept_as_they_are(broker, connection, topic, code
 
 
 @pytest.mark.behaviour("B07")
-def test_a_partition_that_another_broker_leads_is_refused(tmp_path):
+def test_a_partition_led_by_another_broker_is_rejected(tmp_path):
     with OpenBroker(tmp_path) as own, Connection(own.bootstrap) as connection:
         topic = create_topic(own.bootstrap, "led-elsewhere", 1, None)
         assert connection.produce(topic, batch(b"ours")).error_code == 0

@@ -61,7 +61,7 @@ def client_id(connection):
     assert alter(connection, entry({"client_id": name}, **gone)) == [Code.NONE]
 
 
-def test_quotas_are_found_by_what_they_are_for(connection, client_id):
+def test_quotas_are_found_by_entity(connection, client_id):
     user = unique("ann")
     both = {"user": user, "client_id": client_id}
     assert alter(
@@ -103,7 +103,7 @@ def test_quotas_are_found_by_what_they_are_for(connection, client_id):
         (entry({}, producer_byte_rate=1.0), Code.INVALID_REQUEST),
     ],
 )
-def test_quotas_that_cannot_be_are_refused_and_the_others_are_set(connection, client_id, wrong, code):
+def test_invalid_quotas_are_rejected_and_the_others_set(connection, client_id, wrong, code):
     assert alter(connection, wrong, entry({"client_id": client_id}, producer_byte_rate=7.0)) == [code, Code.NONE]
     assert describe(connection, ("client-id", EXACT, "x")) == {}
     assert describe(connection, ("client-id", EXACT, client_id))
@@ -115,7 +115,7 @@ def test_a_dry_run_changes_nothing(connection, client_id):
 
 
 @pytest.mark.behaviour("B06")
-def test_a_producer_above_its_rate_is_told_so_and_held_to_it(broker, connection, topic, client_id):
+def test_a_producer_above_its_quota_is_throttled(broker, connection, topic, client_id):
     rate = 50_000
     assert alter(connection, entry({"client_id": client_id}, producer_byte_rate=float(rate))) == [0]
     # Ten windows of a second are granted at once; what goes beyond them has to wait.
@@ -131,14 +131,14 @@ def test_a_producer_above_its_rate_is_told_so_and_held_to_it(broker, connection,
     assert took > 1
 
 
-def test_others_are_not_held_up(broker, connection, topic, client_id):
+def test_other_clients_are_not_throttled(broker, connection, topic, client_id):
     assert alter(connection, entry({"client_id": client_id}, producer_byte_rate=1.0)) == [0]
     with Producer(bootstrap_servers=broker.bootstrap, client_id=unique("other")) as producer:
         producer.send(topic, bytes(500_000)).result(5)
 
 
 @pytest.mark.behaviour("B06")
-def test_a_consumer_above_its_rate_is_told_so_and_not_served_for_that_time():
+def test_a_consumer_above_its_quota_is_throttled():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("read")
         with Producer(bootstrap_servers=broker.bootstrap) as producer:
@@ -155,7 +155,7 @@ def test_a_consumer_above_its_rate_is_told_so_and_not_served_for_that_time():
 
 
 @pytest.mark.behaviour("B06")
-def test_a_produce_above_its_rate_is_answered_at_once_and_the_connection_muted():
+def test_a_throttled_produce_gets_its_response_at_once_and_is_muted():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("written")
         assert alter(connection, entry({"client_id": None}, producer_byte_rate=10_000.0)) == [0]
@@ -173,7 +173,7 @@ def test_a_produce_above_its_rate_is_answered_at_once_and_the_connection_muted()
 
 
 @pytest.mark.behaviour("B06")
-def test_a_client_above_its_request_time_is_told_so_and_muted():
+def test_a_client_above_its_request_percentage_is_throttled():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         assert alter(connection, entry({"client_id": None}, request_percentage=0.001)) == [0]
         for _ in range(100):  # a tenth of a millisecond is granted for ten seconds

@@ -49,7 +49,7 @@ def describe(connection, *names):
     }
 
 
-def test_users_come_change_and_go(connection):
+def test_users_are_created_changed_and_deleted(connection):
     name = unique("ann")
     assert alter(connection, upsertions=[upsertion(name)]) == {name: Code.NONE}
     assert alter(connection, upsertions=[upsertion(name, SHA_512, **salted(SHA_512, "x", 8192))]) == {name: Code.NONE}
@@ -61,7 +61,7 @@ def test_users_come_change_and_go(connection):
     assert alter(connection, deletions=[gone]) == {name: Code.RESOURCE_NOT_FOUND}
 
 
-def test_what_cannot_be_is_refused_and_the_others_are_done(connection):
+def test_invalid_changes_are_rejected_and_the_others_applied(connection):
     good, name = unique("good"), unique("bad")
     for bad, code in (
         (upsertion(name, iterations=4095), Code.UNACCEPTABLE_CREDENTIAL),
@@ -75,7 +75,7 @@ def test_what_cannot_be_is_refused_and_the_others_are_done(connection):
     assert describe(connection, name, good) == {name: Code.RESOURCE_NOT_FOUND, good: [(SHA_256, 4096)]}
 
 
-def test_a_user_is_changed_once_in_a_request(connection):
+def test_a_duplicate_user_in_a_request_is_rejected(connection):
     name = unique("twice")
     assert alter(connection, upsertions=[upsertion(name), upsertion(name, SHA_512)]) == {name: Code.DUPLICATE_RESOURCE}
     assert describe(connection, name) == {name: Code.RESOURCE_NOT_FOUND}
@@ -94,7 +94,7 @@ def test_librdkafka_manages_users(broker):
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_users_survive_an_end_of_the_broker(end):
+def test_users_survive_a_restart(end):
     with EmbeddedBroker() as broker:
         with Connection(broker.bootstrap) as connection:
             assert alter(connection, upsertions=[upsertion("ann")]) == {"ann": Code.NONE}

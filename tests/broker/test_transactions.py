@@ -39,7 +39,7 @@ def state_of(broker, name):
 
 
 @pytest.mark.parametrize("client", ["ours", "librdkafka"])
-def test_what_is_committed_is_seen_and_what_is_aborted_is_not(connection, broker, topic, client, request):
+def test_committed_records_are_visible_and_aborted_ones_are_not(connection, broker, topic, client, request):
     if client == "ours":
         ours = Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("txn"))
         request.addfinalizer(ours.close)
@@ -78,7 +78,7 @@ REFUSED = {
 
 @pytest.mark.behaviour("P50", "T08")
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_refused_record_makes_the_commit_of_its_transaction_fail(connection, broker, topic, kind):
+def test_a_rejected_record_fails_the_commit(connection, broker, topic, kind):
     send, said = REFUSED[kind]
     options = {"max.request.size": 4000, "max.block.ms": 1000, "transactional.id": unique("txn")}
     with Producer(options, bootstrap_servers=broker.bootstrap) as producer:
@@ -100,7 +100,7 @@ def test_a_refused_record_makes_the_commit_of_its_transaction_fail(connection, b
 
 
 @pytest.mark.behaviour("P50")
-def test_what_is_raised_leaves_the_transaction_as_it_is(connection, broker, topic):
+def test_an_invalid_call_does_not_change_the_transaction(connection, broker, topic):
     options = {"transactional.id": unique("txn"), "value.serializer": "str"}
     with Producer(options, bootstrap_servers=broker.bootstrap) as producer:
         producer.init_transactions()
@@ -114,7 +114,7 @@ def test_what_is_raised_leaves_the_transaction_as_it_is(connection, broker, topi
 
 @pytest.mark.behaviour("B04")
 @pytest.mark.parametrize("transactions", [1, 2])
-def test_an_open_transaction_holds_back_readers_of_what_is_committed(connection, broker, topic, transactions):
+def test_an_open_transaction_blocks_read_committed(connection, broker, topic, transactions):
     writer = RawProducer(connection, topic, unique("txn"), transactions=transactions)
     writer.init()
     if transactions == 1:
@@ -148,7 +148,7 @@ def test_a_second_producer_fences_the_first_and_aborts_its_transaction(connectio
 
 @pytest.mark.behaviour("B04")
 @pytest.mark.parametrize("transactions", [1, 2])
-def test_late_requests_of_a_transaction_cannot_touch_the_next(connection, broker, topic, transactions):
+def test_late_requests_do_not_affect_the_next_transaction(connection, broker, topic, transactions):
     name = unique("txn")
     writer = RawProducer(connection, topic, name, transactions=transactions)
     writer.init()
@@ -174,7 +174,7 @@ def test_late_requests_of_a_transaction_cannot_touch_the_next(connection, broker
     assert visible(connection, topic) == [b"two"][: transactions - 1]
 
 
-def test_a_repeated_end_is_answered_as_the_first(connection, broker, topic):
+def test_a_retried_end_gets_the_same_response(connection, broker, topic):
     name = unique("txn")
     writer = RawProducer(connection, topic, name)
     writer.init()
@@ -214,7 +214,7 @@ def test_offsets_of_a_group_are_part_of_the_transaction(broker, topic, ends_with
 
 
 @pytest.mark.behaviour("B04")
-def test_a_transaction_whose_time_is_up_is_aborted_and_readers_go_on():
+def test_a_timed_out_transaction_is_aborted_and_readers_continue():
     interval = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 50}
     with EmbeddedBroker(interval) as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("topic")
@@ -229,7 +229,7 @@ def test_a_transaction_whose_time_is_up_is_aborted_and_readers_go_on():
         assert writer.init(timeout_ms=900_001).error_code == Code.INVALID_TRANSACTION_TIMEOUT
 
 
-def test_a_transaction_that_hangs_is_found_and_aborted():
+def test_a_hanging_transaction_is_found_and_aborted():
     """Open in a partition that its coordinator was never told of: only a broker that does not verify takes that."""
     with (
         EmbeddedBroker({"transaction.partition.verification.enable": False}) as broker,
@@ -252,7 +252,7 @@ def test_a_transaction_that_hangs_is_found_and_aborted():
 
 
 @pytest.mark.parametrize("version", [0, 3])
-def test_one_partition_that_does_not_exist_keeps_the_others_out(connection, broker, topic, version):
+def test_one_unknown_partition_prevents_adding_the_others(connection, broker, topic, version):
     name = unique("txn")
     writer = RawProducer(connection, topic, name, transactions=1)
     writer.init()
@@ -279,7 +279,7 @@ def test_a_transaction_over_many_partitions_ends_in_all_of_them(connection, brok
     eventually("the commit", lambda: [visible(connection, topic, n) for n in range(40)] == wanted)
 
 
-def test_a_topic_that_is_deleted_does_not_hold_up_its_transaction(connection, broker, topic):
+def test_a_deleted_topic_does_not_block_its_transaction(connection, broker, topic):
     gone = broker.create_topic(unique("gone"))
     name = unique("txn")
     writer = RawProducer(connection, topic, name)

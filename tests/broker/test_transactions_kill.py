@@ -42,7 +42,7 @@ ENDS_IN_COMMIT = {"Ongoing", "PrepareCommit", "half committed", "CompleteCommit"
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.behaviour("B03")
 @pytest.mark.parametrize("state", ["Empty", "Ongoing", *MARKERS])
-def test_a_broker_goes_on_from_whatever_state_the_disk_has(tmp_path, state, version):
+def test_a_broker_continues_from_any_state_on_disk(tmp_path, state, version):
     """The disk of a broker in that state is copied while it runs: just what kill -9 leaves."""
     copy = tmp_path / "copy"
     producer = asyncio.run(_leave_in_state(tmp_path / "data", copy, state, version))
@@ -161,7 +161,7 @@ CASES = [(Theirs, *crash) for crash in CRASHES] + [(Ours, *crash) for crash in C
 
 
 @pytest.mark.parametrize(("client", "api", "when"), CASES)
-def test_a_producer_lives_through_a_crash_in_any_of_its_requests(client, api, when):
+def test_a_producer_survives_a_crash_during_any_request(client, api, when):
     with EmbeddedBroker() as broker:
         broker.create_topic("topic", 2)
         before = client(broker.bootstrap)

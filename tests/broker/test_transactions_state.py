@@ -53,7 +53,7 @@ def deny(connection, kind, name):
 
 
 @pytest.mark.behaviour("B02")
-def test_adding_partitions_is_refused_for_each_reason_by_its_code():
+def test_adding_partitions_fails_with_the_code_of_each_reason():
     options = {"authorizer.class.name": "acl", "super.users": "", "allow.everyone.if.no.acl.found": "true"}
     with EmbeddedBroker(options) as broker, Connection(broker.bootstrap) as connection:
         for name in ("open", "closed"):
@@ -94,7 +94,7 @@ def _log_bytes(broker):
 
 
 @pytest.mark.behaviour("B02")
-def test_while_a_transaction_is_being_ended_nothing_can_be_added(tmp_path):
+def test_nothing_can_be_added_while_a_transaction_completes(tmp_path):
     async def main():
         async with broker_in_loop(tmp_path / "data") as broker:
             broker.topic_admin.create("topic", 1, 1, {})

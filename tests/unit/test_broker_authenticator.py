@@ -53,7 +53,7 @@ def logged_in(made: tuple[Authenticator, Listener], mechanism: str, token: bytes
     return asyncio.run(scenario())
 
 
-def test_a_listener_without_sasl_asks_nobody() -> None:
+def test_a_listener_without_sasl_has_anonymous_sessions() -> None:
     authenticator, listener = prepared("PLAINTEXT")
     assert sasl_of(authenticator.session(listener)) is None
     assert authenticator.tls(listener) is None
@@ -87,13 +87,13 @@ def test_the_users_of_plain_come_from_options(options, tmp_path, monkeypatch) ->
     assert logged_in(made, "PLAIN", b"\0ann\0wrong") == Code.SASL_AUTHENTICATION_FAILED
 
 
-def test_without_any_user_nobody_is_let_in(monkeypatch) -> None:
+def test_without_users_every_login_fails(monkeypatch) -> None:
     made = prepared("SASL_PLAINTEXT")
     monkeypatch.setattr(made[0]._clock, "call_later", lambda _, callback, *arguments: callback(*arguments))
     assert logged_in(made, "PLAIN", b"\0ann\0secret") == Code.SASL_AUTHENTICATION_FAILED
 
 
-def test_tokens_are_checked_by_whom_the_options_name() -> None:
+def test_tokens_are_checked_by_the_configured_validator() -> None:
     made = prepared(
         "SASL_PLAINTEXT",
         sasl_enabled_mechanisms="OAUTHBEARER",
@@ -114,7 +114,7 @@ def test_tokens_are_checked_by_whom_the_options_name() -> None:
         ({"plain__sasl__server__callback__handler__class": "os.sep"}, "expected a function"),
     ],
 )
-def test_what_cannot_work_is_said_without_secrets(options, words) -> None:
+def test_invalid_options_are_reported_without_secrets(options, words) -> None:
     with pytest.raises(ConfigError) as caught:
         prepared("SASL_PLAINTEXT", **options)
     assert words in str(caught.value)
@@ -161,7 +161,7 @@ def test_a_certificate_may_be_a_file_two_files_or_text(pems) -> None:
         assert listener.tls.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_clients_are_asked_for_certificates_as_the_options_say(pems) -> None:
+def test_ssl_client_auth_selects_the_verify_mode(pems) -> None:
     for word, mode in (("requested", ssl.CERT_OPTIONAL), ("required", ssl.CERT_REQUIRED)):
         _, listener = prepared(
             "SSL",
@@ -216,6 +216,6 @@ def test_protocols_and_suites_are_limited(pems) -> None:
         ),
     ],
 )
-def test_certificates_that_cannot_be_used_are_refused_at_the_start(pems, options, words) -> None:
+def test_invalid_certificates_are_rejected_at_start(pems, options, words) -> None:
     with pytest.raises(ConfigError, match=words):
         prepared("SSL", **{name: value.format(pems) for name, value in options.items()})

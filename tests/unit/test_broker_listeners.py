@@ -14,7 +14,7 @@ def listeners(**options: str):
     return listeners_of(resolve(("argument", {name.replace("_", "."): value for name, value in options.items()})))
 
 
-def test_by_default_only_this_machine_gets_in():
+def test_by_default_only_localhost_is_bound():
     (listener,) = listeners()
     assert (listener.name, listener.host, listener.port, listener.address) == (
         "PLAINTEXT",
@@ -26,7 +26,7 @@ def test_by_default_only_this_machine_gets_in():
     assert not listener.uses_sasl
 
 
-def test_listeners_have_names_protocols_and_addresses_of_their_own():
+def test_listeners_have_names_protocols_and_addresses():
     found = listeners(
         listeners="INSIDE://127.0.0.1:9092,outside://:9093,SSL://[::1]:0,CONTROLLER://:9099",
         advertised_listeners="OUTSIDE://kafka.example:19093",
@@ -56,7 +56,7 @@ def test_listeners_have_names_protocols_and_addresses_of_their_own():
         ({"listeners": "CONTROLLER://:1", "controller_listener_names": "CONTROLLER"}, "no listener"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_said(options, said):
+def test_invalid_listeners_are_rejected(options, said):
     with pytest.raises(ConfigError, match=said):
         listeners(**options)
 

@@ -75,7 +75,7 @@ class Rig:
         return str(caught.value.args[0])
 
 
-def test_nothing_but_the_way_in_is_open_before() -> None:
+def test_only_authentication_requests_are_admitted_before_login() -> None:
     async def scenario() -> None:
         rig = Rig()
         assert sasl_of(rig.session) is rig.sasl
@@ -93,7 +93,7 @@ def test_nothing_but_the_way_in_is_open_before() -> None:
     asyncio.run(scenario())
 
 
-def test_a_refusal_takes_its_time_and_is_final(caplog) -> None:
+def test_a_failed_authentication_is_delayed_and_final(caplog) -> None:
     async def scenario() -> None:
         rig = Rig()
         await rig.sasl.choose("WORD", bare_tokens=False)
@@ -110,7 +110,7 @@ def test_a_refusal_takes_its_time_and_is_final(caplog) -> None:
     assert "shut" not in caplog.text
 
 
-def test_what_is_out_of_turn_is_an_illegal_state() -> None:
+def test_requests_out_of_turn_fail_with_illegal_sasl_state() -> None:
     async def scenario() -> None:
         rig = Rig()
         await rig.refused(rig.sasl.token(b"ann"), Code.ILLEGAL_SASL_STATE)
@@ -131,7 +131,7 @@ def test_what_is_out_of_turn_is_an_illegal_state() -> None:
     asyncio.run(scenario())
 
 
-def test_a_mechanism_that_is_not_enabled_is_answered_with_those_that_are() -> None:
+def test_an_unknown_mechanism_returns_the_enabled_ones() -> None:
     async def scenario() -> None:
         rig = Rig()
         message = await rig.refused(rig.sasl.choose("GSSAPI", bare_tokens=False), Code.UNSUPPORTED_SASL_MECHANISM)
@@ -156,7 +156,7 @@ def test_bare_tokens_after_the_oldest_handshake() -> None:
     asyncio.run(scenario())
 
 
-def test_a_session_with_an_end_has_to_be_begun_again_in_time() -> None:
+def test_a_session_with_a_lifetime_must_reauthenticate_in_time() -> None:
     async def scenario() -> None:
         rig = Rig(reauthenticate_after_ms=5_000)
         assert await rig.enter() == 5_000
@@ -172,7 +172,7 @@ def test_a_session_with_an_end_has_to_be_begun_again_in_time() -> None:
     asyncio.run(scenario())
 
 
-def test_beginning_again_too_often_is_refused_and_the_session_goes_on() -> None:
+def test_reauthenticating_too_often_fails_and_keeps_the_session() -> None:
     async def scenario() -> None:
         rig = Rig(reauthenticate_after_ms=5_000)
         await rig.enter()
@@ -185,7 +185,7 @@ def test_beginning_again_too_often_is_refused_and_the_session_goes_on() -> None:
     asyncio.run(scenario())
 
 
-def test_who_begins_again_has_to_be_the_same_by_the_same_mechanism() -> None:
+def test_reauthentication_must_use_the_same_user_and_mechanism() -> None:
     async def scenario() -> None:
         rig = Rig(reauthenticate_after_ms=5_000)
         await rig.enter()
@@ -205,7 +205,7 @@ def test_who_begins_again_has_to_be_the_same_by_the_same_mechanism() -> None:
 
 
 @pytest.mark.parametrize(("reauthenticate_ms", "lifetime_ms"), [(0, 3_000), (2_000, 2_000), (9_000, 3_000)])
-def test_a_session_ends_with_the_credential_or_before(reauthenticate_ms, lifetime_ms) -> None:
+def test_a_session_does_not_outlive_its_credential(reauthenticate_ms, lifetime_ms) -> None:
     async def scenario() -> None:
         rig = Rig(reauthenticate_after_ms=reauthenticate_ms, expires_ms=HandClock().time_ms() + 3_000)
         assert await rig.enter() == lifetime_ms

@@ -140,7 +140,7 @@ def picked(answer: Any, *path: str | int) -> Code:
     ids=lambda value: api_name(value.api_key) if isinstance(value, Message) else None,
 )
 @on_loop
-async def test_what_is_not_allowed_is_refused(operation, resource, message, version, path, code):
+async def test_denied_requests_fail_with_the_authorization_error(operation, resource, message, version, path, code):
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
         answer = await ask(broker_of(rig, DenyingAuthorizer(operation, resource)), message, version)
@@ -149,7 +149,7 @@ async def test_what_is_not_allowed_is_refused(operation, resource, message, vers
 
 
 @on_loop
-async def test_who_may_not_see_the_cluster_sees_the_groups_he_may():
+async def test_list_groups_returns_only_authorized_groups():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
         authorizer = DenyingAuthorizer(Operation.DESCRIBE, Resource.CLUSTER)
@@ -161,7 +161,7 @@ async def test_who_may_not_see_the_cluster_sees_the_groups_he_may():
 
 
 @on_loop
-async def test_all_offsets_are_those_of_topics_that_may_be_seen():
+async def test_fetching_all_offsets_returns_only_authorized_topics():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1, ("gone", 0): 1})
         everything = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=GROUP, topics=None)])
@@ -174,7 +174,7 @@ async def test_all_offsets_are_those_of_topics_that_may_be_seen():
 
 
 @on_loop
-async def test_a_sync_without_a_protocol_is_refused_from_version_5_on():
+async def test_sync_group_v5_requires_a_protocol():
     async with GroupRig() as rig:
         broker = broker_of(rig, DenyingAuthorizer())
         wrong = Code.INCONSISTENT_GROUP_PROTOCOL
@@ -183,7 +183,7 @@ async def test_a_sync_without_a_protocol_is_refused_from_version_5_on():
 
 
 @on_loop
-async def test_the_time_of_a_rebalance_is_that_of_a_session_for_the_oldest_clients():
+async def test_join_group_v0_uses_the_session_timeout_for_rebalances():
     async with GroupRig({"group.initial.rebalance.delay.ms": 0}) as rig:
         protocols = [JoinGroupRequestProtocol(name="p")]
         request = JoinGroupRequest(group_id=GROUP, session_timeout_ms=7_000, protocol_type="x", protocols=protocols)
@@ -218,7 +218,7 @@ EACH_VERSION = [
 
 
 @pytest.mark.parametrize(("message", "version"), EACH_VERSION)
-def test_a_failure_of_all_of_it_can_be_said_in_every_version(message, version):
+def test_every_version_has_a_failed_response(message, version):
     context = Context(Session("127.0.0.1", "PLAINTEXT"), message.api_key, version, "client", 1)
     if message.api_key == 9 and version < 8:
         old = OffsetFetchRequestTopic(name="orders", partition_indexes=[0])

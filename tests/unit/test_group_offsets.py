@@ -34,7 +34,7 @@ async def code_of_commit(rig: GroupRig, version: int) -> Code:
 
 
 @on_loop
-async def test_an_offset_comes_back_with_epoch_and_metadata():
+async def test_a_fetched_offset_has_its_epoch_and_metadata():
     async with GroupRig() as rig:
         await rig.groups.commit(
             GROUP, Claim(), {ORDERS_0: Commit(42, 3, "where I was"), TopicPartition("orders", 1): Commit(7)}
@@ -50,7 +50,7 @@ async def test_an_offset_comes_back_with_epoch_and_metadata():
 
 
 @on_loop
-async def test_an_offset_is_not_seen_before_it_is_in_the_log():
+async def test_an_offset_is_invisible_until_it_is_in_the_log():
     async with GroupRig() as rig:
         await rig.commit({ORDERS_0: 1})
         with rig.internal.held():
@@ -63,7 +63,7 @@ async def test_an_offset_is_not_seen_before_it_is_in_the_log():
 
 
 @on_loop
-async def test_a_commit_whose_client_hangs_up_is_carried_to_its_end():
+async def test_a_commit_completes_after_its_client_disconnects():
     async with GroupRig() as rig:
         with rig.internal.held():
             writing = asyncio.ensure_future(rig.commit({ORDERS_0: 2}))
@@ -84,7 +84,7 @@ async def test_a_commit_whose_client_hangs_up_is_carried_to_its_end():
     ],
 )
 @on_loop
-async def test_a_commit_that_fails_changes_nothing(failure, told):
+async def test_a_failed_commit_changes_nothing(failure, told):
     async with GroupRig() as rig:
         rig.internal.fail(failure)
         with pytest.raises(BrokerError) as raised:
@@ -95,7 +95,7 @@ async def test_a_commit_that_fails_changes_nothing(failure, told):
 
 
 @on_loop
-async def test_an_offset_of_a_topic_that_was_made_anew_is_not_shown_to_who_asks_by_id():
+async def test_an_offset_of_a_recreated_topic_is_not_returned_by_topic_id():
     async with GroupRig() as rig:
         old, new = b"o" * 16, b"n" * 16
         await rig.groups.commit(GROUP, Claim(), {ORDERS_0: Commit(9, topic_id=old)})
@@ -105,7 +105,7 @@ async def test_an_offset_of_a_topic_that_was_made_anew_is_not_shown_to_who_asks_
 
 
 @on_loop
-async def test_the_offsets_of_a_deleted_topic_are_forgotten_those_of_open_transactions_too():
+async def test_deleting_a_topic_removes_committed_and_pending_offsets():
     async with GroupRig() as rig:
         await rig.commit({ORDERS_0: 1, ("kept", 0): 1})
         await rig.commit_in_transaction(4, {("orders", 1): 2})
@@ -120,7 +120,7 @@ async def test_the_offsets_of_a_deleted_topic_are_forgotten_those_of_open_transa
 
 
 @on_loop
-async def test_offsets_of_a_transaction_are_seen_when_it_is_committed():
+async def test_offsets_of_a_transaction_become_visible_with_the_commit():
     async with GroupRig() as rig:
         await rig.commit({ORDERS_0: 1})
         await rig.commit_in_transaction(4, {ORDERS_0: 2})
@@ -130,7 +130,7 @@ async def test_offsets_of_a_transaction_are_seen_when_it_is_committed():
 
 
 @on_loop
-async def test_offsets_of_a_transaction_that_is_aborted_vanish():
+async def test_offsets_of_an_aborted_transaction_are_dropped():
     async with GroupRig() as rig:
         await rig.commit({ORDERS_0: 1})
         await rig.commit_in_transaction(4, {ORDERS_0: 2})
@@ -139,7 +139,7 @@ async def test_offsets_of_a_transaction_that_is_aborted_vanish():
 
 
 @on_loop
-async def test_producers_have_their_own_offsets_of_a_group_and_the_later_record_wins():
+async def test_pending_offsets_are_per_producer_and_the_later_record_wins():
     async with GroupRig() as rig:
         await rig.commit_in_transaction(4, {ORDERS_0: 40, ("orders", 1): 41})
         await rig.commit_in_transaction(5, {ORDERS_0: 50})
@@ -151,7 +151,7 @@ async def test_producers_have_their_own_offsets_of_a_group_and_the_later_record_
 
 
 @on_loop
-async def test_a_marker_that_overtakes_the_acknowledgement_of_its_offsets_does_not_lose_them():
+async def test_a_marker_before_the_acknowledgement_of_offsets_does_not_lose_them():
     async with GroupRig() as rig:
         shard = rig.groups._components[0].shard
         append = rig.internal.append
@@ -175,7 +175,7 @@ async def test_a_marker_that_overtakes_the_acknowledgement_of_its_offsets_does_n
 
 
 @on_loop
-async def test_writes_reach_memory_in_the_order_of_the_log_even_if_heard_of_in_another():
+async def test_writes_are_applied_in_log_order():
     async with GroupRig() as rig:
         append = rig.internal.append
         replicated = [asyncio.Event() for _ in range(3)]
@@ -202,7 +202,7 @@ async def test_writes_reach_memory_in_the_order_of_the_log_even_if_heard_of_in_a
 
 
 @on_loop
-async def test_transactional_offsets_are_written_as_their_producers_batch():
+async def test_transactional_offsets_are_written_as_a_batch_of_the_producer():
     async with GroupRig() as rig:
         await rig.commit_in_transaction(4, {ORDERS_0: 2})
         (data,) = rig.internal.logs[CONSUMER_OFFSETS, 0]
@@ -213,7 +213,7 @@ async def test_transactional_offsets_are_written_as_their_producers_batch():
 
 @pytest.mark.parametrize(("version", "add"), [(0, False), (3, False), (4, False), (5, True)])
 @on_loop
-async def test_the_group_joins_the_transaction_by_itself_from_version_5_on(version, add):
+async def test_txn_offset_commit_v5_adds_the_group_to_the_transaction(version, add):
     async with GroupRig() as rig:
         await rig.commit_in_transaction(4, {ORDERS_0: 2}, version=version)
         assert rig.transactions.asked == [("t", 4, EPOCH, ((CONSUMER_OFFSETS, 0),), add)]
@@ -231,7 +231,7 @@ async def test_the_group_joins_the_transaction_by_itself_from_version_5_on(versi
     ],
 )
 @on_loop
-async def test_offsets_outside_of_a_transaction_are_refused_in_the_words_of_the_version(answer, version, told):
+async def test_offsets_outside_a_transaction_fail_with_the_code_of_the_version(answer, version, told):
     async with GroupRig() as rig:
         rig.transactions.answer = answer
         assert await code_of_commit(rig, version) is told
@@ -239,7 +239,7 @@ async def test_offsets_outside_of_a_transaction_are_refused_in_the_words_of_the_
 
 
 @on_loop
-async def test_an_instance_that_was_replaced_cannot_commit_in_a_transaction():
+async def test_a_fenced_instance_cannot_commit_in_a_transaction():
     async with GroupRig() as rig:
         joining = rig.join(instance_id="i")
         await rig.rebalanced(joining)
@@ -252,7 +252,7 @@ async def test_an_instance_that_was_replaced_cannot_commit_in_a_transaction():
 
 
 @on_loop
-async def test_a_group_that_is_deleted_takes_its_offsets_along_also_those_of_open_transactions():
+async def test_deleting_a_group_removes_committed_and_pending_offsets():
     async with GroupRig() as rig:
         await rig.commit({ORDERS_0: 1})
         await rig.commit_in_transaction(4, {ORDERS_0: 2, ("orders", 1): 2})
@@ -264,7 +264,7 @@ async def test_a_group_that_is_deleted_takes_its_offsets_along_also_those_of_ope
 
 
 @on_loop
-async def test_one_who_joins_while_the_group_is_being_deleted_is_not_lost():
+async def test_a_member_that_joins_during_deletion_keeps_the_group():
     async with GroupRig() as rig:
         await rig.commit({ORDERS_0: 1})
         with rig.internal.held():
@@ -286,7 +286,7 @@ async def pass_days(rig: GroupRig, days: float) -> None:
 
 
 @on_loop
-async def test_offsets_of_a_group_expire_a_retention_after_its_last_member_left():
+async def test_offsets_expire_when_the_group_has_been_empty_for_the_retention():
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)
         await rig.commit({ORDERS_0: 1}, Claim(member_id, 1))
@@ -303,7 +303,7 @@ async def test_offsets_of_a_group_expire_a_retention_after_its_last_member_left(
 
 
 @on_loop
-async def test_offsets_without_a_group_expire_a_retention_after_they_were_committed():
+async def test_offsets_without_membership_expire_after_the_commit():
     async with GroupRig() as rig:
         await rig.commit({ORDERS_0: 1})
         await pass_days(rig, 3.5)
@@ -316,7 +316,7 @@ async def test_offsets_without_a_group_expire_a_retention_after_they_were_commit
 
 
 @on_loop
-async def test_a_living_group_forgets_what_it_no_longer_reads():
+async def test_an_active_group_loses_offsets_of_unsubscribed_topics():
     async with GroupRig({"offsets.retention.minutes": 1, "offsets.retention.check.interval.ms": 1_000}) as rig:
         joining = rig.join(await rig.new_id(), protocols={"range": subscription("read")})
         await rig.rebalanced(joining)
@@ -330,7 +330,7 @@ async def test_a_living_group_forgets_what_it_no_longer_reads():
 
 
 @on_loop
-async def test_offsets_of_a_protocol_that_is_not_understood_do_not_expire_while_there_are_members():
+async def test_offsets_of_an_unknown_protocol_do_not_expire_with_members():
     async with GroupRig({"offsets.retention.minutes": 1, "offsets.retention.check.interval.ms": 1_000}) as rig:
         joining = rig.join(version=3, protocol_type="connect", protocols={"v1": b"?"})
         await rig.rebalanced(joining)
@@ -346,7 +346,7 @@ async def test_offsets_of_a_protocol_that_is_not_understood_do_not_expire_while_
 
 
 @on_loop
-async def test_a_retention_that_an_old_client_asked_for_counts():
+async def test_the_retention_in_an_old_commit_request_applies():
     async with GroupRig() as rig:
         await rig.groups.commit(GROUP, Claim(), {ORDERS_0: Commit(1)}, retention_ms=DAY_MS)
         assert rig.view() == await rig.replayed()
@@ -357,7 +357,7 @@ async def test_a_retention_that_an_old_client_asked_for_counts():
 
 
 @on_loop
-async def test_a_time_that_an_old_client_gave_its_commit_counts():
+async def test_the_timestamp_in_an_old_commit_request_applies():
     async with GroupRig() as rig:
         await rig.groups.commit(GROUP, Claim(), {ORDERS_0: Commit(1, commit_time_ms=START_MS - RETENTION_MS)})
         await rig.clock.run(CHECK_MS)
@@ -365,7 +365,7 @@ async def test_a_time_that_an_old_client_gave_its_commit_counts():
 
 
 @on_loop
-async def test_what_an_open_transaction_holds_does_not_expire_nor_does_its_group():
+async def test_pending_offsets_and_their_group_do_not_expire():
     async with GroupRig() as rig:
         await rig.commit({ORDERS_0: 1})
         await rig.commit_in_transaction(4, {ORDERS_0: 2})
@@ -377,7 +377,7 @@ async def test_what_an_open_transaction_holds_does_not_expire_nor_does_its_group
 
 
 @on_loop
-async def test_somebody_who_is_about_to_join_keeps_an_empty_group():
+async def test_a_pending_member_keeps_an_empty_group():
     async with GroupRig({"offsets.retention.check.interval.ms": 100}) as rig:
         member_id = await rig.new_id()
         await rig.clock.run(5_000)
@@ -387,7 +387,7 @@ async def test_somebody_who_is_about_to_join_keeps_an_empty_group():
 
 
 @on_loop
-async def test_an_expiry_that_cannot_be_stored_is_tried_again():
+async def test_a_failed_expiry_is_retried():
     async with GroupRig() as rig:
         await rig.commit({ORDERS_0: 1})
         await pass_days(rig, 6.99)

@@ -30,7 +30,7 @@ async def test_members_that_start_together_share_one_rebalance():
 
 
 @on_loop
-async def test_the_first_delay_never_lasts_longer_than_a_rebalance_may():
+async def test_the_initial_delay_is_bounded_by_the_rebalance_timeout():
     async with GroupRig() as rig:
         first = rig.join(await rig.new_id(), rebalance_ms=7_000)
         for _ in range(4):
@@ -40,7 +40,7 @@ async def test_the_first_delay_never_lasts_longer_than_a_rebalance_may():
 
 
 @on_loop
-async def test_everybody_gets_what_the_leader_hands_out():
+async def test_every_member_gets_its_assignment_from_the_leader():
     async with GroupRig() as rig:
         ids = await rig.gathered(3)
         group = rig.group
@@ -51,7 +51,7 @@ async def test_everybody_gets_what_the_leader_hands_out():
 
 
 @on_loop
-async def test_a_follower_waits_for_the_leader_and_who_was_forgotten_gets_nothing():
+async def test_a_member_without_assignment_gets_an_empty_one():
     async with GroupRig() as rig:
         leader, *others = await rig.gathered(3)
         joins = {member_id: rig.join(member_id) for member_id in (leader, *others)}
@@ -66,7 +66,7 @@ async def test_a_follower_waits_for_the_leader_and_who_was_forgotten_gets_nothin
 
 
 @on_loop
-async def test_a_member_that_joins_calls_the_others_back():
+async def test_a_joining_member_starts_a_rebalance():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         new_id = await rig.new_id()
@@ -83,7 +83,7 @@ async def test_a_member_that_joins_calls_the_others_back():
 
 
 @on_loop
-async def test_a_member_that_dies_is_noticed_after_its_session_and_its_work_shared():
+async def test_a_session_timeout_starts_a_rebalance():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         for _ in range(3):
@@ -100,7 +100,7 @@ async def test_a_member_that_dies_is_noticed_after_its_session_and_its_work_shar
 
 
 @on_loop
-async def test_every_sign_of_life_puts_off_the_end_of_a_session():
+async def test_every_request_extends_the_session():
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)
         for _ in range(3):
@@ -113,7 +113,7 @@ async def test_every_sign_of_life_puts_off_the_end_of_a_session():
 
 
 @on_loop
-async def test_when_the_leader_leaves_another_leads():
+async def test_another_member_becomes_leader_when_the_leader_leaves():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         assert rig.leave(leader) == [NONE]
@@ -124,7 +124,7 @@ async def test_when_the_leader_leaves_another_leads():
 
 
 @on_loop
-async def test_a_leader_that_does_not_come_back_loses_its_place_after_the_time_of_a_rebalance():
+async def test_a_leader_that_does_not_rejoin_is_removed_after_the_timeout():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         joining = rig.join(follower, protocols={"range": subscription("other")})
@@ -136,7 +136,7 @@ async def test_a_leader_that_does_not_come_back_loses_its_place_after_the_time_o
 
 
 @on_loop
-async def test_a_member_that_waits_for_a_rebalance_does_not_time_out():
+async def test_a_member_that_waits_for_a_rebalance_keeps_its_session():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         joining = rig.join(follower, protocols={"range": subscription("other")}, session_ms=6_000)
@@ -152,7 +152,7 @@ async def test_a_member_that_waits_for_a_rebalance_does_not_time_out():
 
 
 @on_loop
-async def test_who_does_not_sync_in_time_is_left_out_of_the_next_generation():
+async def test_a_member_that_does_not_sync_in_time_is_removed():
     async with GroupRig() as rig:
         leader, lazy = await rig.gathered(2)
         await rig.rebalanced(rig.join(leader), rig.join(lazy))
@@ -166,7 +166,7 @@ async def test_who_does_not_sync_in_time_is_left_out_of_the_next_generation():
 
 
 @on_loop
-async def test_who_was_given_an_id_and_never_came_back_holds_up_nobody():
+async def test_a_pending_member_that_never_joins_does_not_block_others():
     async with GroupRig() as rig:
         (leader,) = await rig.gathered(1)
         ghost = await rig.new_id()
@@ -179,7 +179,7 @@ async def test_who_was_given_an_id_and_never_came_back_holds_up_nobody():
 
 
 @on_loop
-async def test_a_new_member_whose_request_got_lost_goes_after_a_while():
+async def test_a_new_member_that_never_syncs_is_removed():
     async with GroupRig() as rig:
         rig.join(version=3, rebalance_ms=NEW_MEMBER_JOIN_TIMEOUT_MS * 3, session_ms=1_800_000)
         static = rig.join(instance_id="i", rebalance_ms=NEW_MEMBER_JOIN_TIMEOUT_MS * 3, session_ms=1_800_000)
@@ -192,7 +192,7 @@ async def test_a_new_member_whose_request_got_lost_goes_after_a_while():
 
 
 @on_loop
-async def test_the_last_one_to_leave_leaves_an_empty_group_of_the_next_generation():
+async def test_a_group_without_members_is_empty_in_the_next_generation():
     async with GroupRig() as rig:
         ids = await rig.gathered(2)
         await rig.commit({("orders", 0): 5}, Claim(ids[0], 1))
@@ -204,7 +204,7 @@ async def test_the_last_one_to_leave_leaves_an_empty_group_of_the_next_generatio
 
 
 @on_loop
-async def test_one_who_joins_while_the_assignment_is_being_stored_starts_another_rebalance():
+async def test_joining_while_the_assignment_is_written_starts_a_rebalance():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         joins = [rig.join(leader), rig.join(follower)]
@@ -225,7 +225,7 @@ async def test_one_who_joins_while_the_assignment_is_being_stored_starts_another
 
 
 @on_loop
-async def test_a_leader_that_repeats_itself_is_answered_once_more_and_the_first_word_counts():
+async def test_the_first_assignment_of_a_repeated_sync_counts():
     async with GroupRig() as rig:
         (leader,) = await rig.gathered(1)
         await rig.join(leader)
@@ -249,7 +249,7 @@ async def test_a_leader_that_repeats_itself_is_answered_once_more_and_the_first_
     ],
 )
 @on_loop
-async def test_an_assignment_that_cannot_be_stored_is_not_handed_out(failure, told):
+async def test_an_assignment_that_cannot_be_written_is_not_distributed(failure, told):
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         await rig.rebalanced(rig.join(leader), rig.join(follower))
@@ -261,7 +261,7 @@ async def test_an_assignment_that_cannot_be_stored_is_not_handed_out(failure, to
 
 
 @on_loop
-async def test_a_request_of_a_connection_that_is_gone_is_forgotten_and_its_member_is_not():
+async def test_a_closed_connection_cancels_its_request_but_keeps_the_member():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         rig.join(follower, protocols={"range": subscription("x")}).cancel()
@@ -271,7 +271,7 @@ async def test_a_request_of_a_connection_that_is_gone_is_forgotten_and_its_membe
 
 
 @on_loop
-async def test_rebalances_that_run_into_one_another_tell_nobody_that_it_is_unknown():
+async def test_overlapping_rebalances_lose_no_member():
     async with GroupRig() as rig:
         consumers = [Consumer(rig, "a") for _ in range(3)]
         await rig.clock.run(2 * DELAY_MS)
@@ -299,7 +299,7 @@ async def test_rebalances_that_run_into_one_another_tell_nobody_that_it_is_unkno
 
 
 @on_loop
-async def test_a_static_member_that_restarts_gets_its_old_work_back_without_a_rebalance():
+async def test_a_restarted_static_member_keeps_its_assignment():
     async with GroupRig() as rig:
         joins = [rig.join(instance_id=name) for name in ("i", "j")]
         await rig.rebalanced(*joins)
@@ -322,7 +322,7 @@ async def test_a_static_member_that_restarts_gets_its_old_work_back_without_a_re
 
 @pytest.mark.parametrize("version", [5, 8, 9])
 @on_loop
-async def test_a_static_leader_that_restarts_is_kept_from_assigning_again(version):
+async def test_a_restarted_static_leader_does_not_assign_again(version):
     async with GroupRig() as rig:
         joining = rig.join(instance_id="i")
         await rig.rebalanced(joining)
@@ -337,7 +337,7 @@ async def test_a_static_leader_that_restarts_is_kept_from_assigning_again(versio
 
 
 @on_loop
-async def test_a_static_member_that_comes_back_with_another_protocol_starts_a_rebalance():
+async def test_a_static_member_with_another_protocol_starts_a_rebalance():
     async with GroupRig() as rig:
         both = {"range": b"1", "sticky": b"2"}
         joins = [rig.join(instance_id=name, protocols=both) for name in ("i", "j")]
@@ -350,7 +350,7 @@ async def test_a_static_member_that_comes_back_with_another_protocol_starts_a_re
 
 
 @on_loop
-async def test_a_static_member_may_be_away_for_its_session_and_no_longer():
+async def test_a_static_member_is_removed_after_its_session_timeout():
     async with GroupRig() as rig:
         joins = [rig.join(instance_id=name, session_ms=20_000) for name in ("i", "j")]
         await rig.rebalanced(*joins)
@@ -363,7 +363,7 @@ async def test_a_static_member_may_be_away_for_its_session_and_no_longer():
 
 
 @on_loop
-async def test_the_old_self_of_a_static_member_is_fenced_while_it_waits():
+async def test_the_previous_instance_of_a_static_member_is_fenced_while_it_waits():
     async with GroupRig() as rig:
         waiting = rig.join(instance_id="i")
         back = rig.join(instance_id="i")
@@ -374,7 +374,7 @@ async def test_the_old_self_of_a_static_member_is_fenced_while_it_waits():
 
 
 @on_loop
-async def test_a_static_member_that_cannot_be_stored_leaves_its_predecessor_in_place():
+async def test_a_failed_static_replacement_restores_the_predecessor():
     async with GroupRig() as rig:
         joining = rig.join(instance_id="i")
         await rig.rebalanced(joining)
@@ -388,7 +388,7 @@ async def test_a_static_member_that_cannot_be_stored_leaves_its_predecessor_in_p
 
 
 @on_loop
-async def test_an_administrator_removes_a_static_member_by_its_instance():
+async def test_a_static_member_is_removed_by_instance_id():
     async with GroupRig() as rig:
         joining = rig.join(instance_id="i")
         await rig.rebalanced(joining)
@@ -407,7 +407,7 @@ async def test_an_administrator_removes_a_static_member_by_its_instance():
 
 
 @on_loop
-async def test_silent_static_members_hold_their_places_until_their_sessions_end():
+async def test_silent_static_members_stay_until_their_sessions_time_out():
     async with GroupRig() as rig:
         static = rig.join(instance_id="i", session_ms=60_000)
         dynamic = rig.join(await rig.new_id())

@@ -32,12 +32,12 @@ def test_an_offset():
     assert entry.value == b"\0\3" + struct.pack(">qi", 100, 4) + string("note") + struct.pack(">q", 1_000)
 
 
-def test_an_offset_that_expires_by_itself_is_of_version_1():
+def test_an_offset_with_an_expiry_time_has_version_1():
     entry = records.offset_record("g", TopicPartition("t", 3), Committed(100, -1, "", 1_000, 2_000))
     assert entry.value == b"\0\1" + struct.pack(">q", 100) + string("") + struct.pack(">qq", 1_000, 2_000)
 
 
-def test_an_offset_with_a_topic_id_is_of_version_4():
+def test_an_offset_with_a_topic_id_has_version_4():
     entry = records.offset_record("g", TopicPartition("t", 3), Committed(100, 4, "m", 1_000, topic_id=TOPIC_ID))
     body = struct.pack(">qi", 100, 4) + b"\2m" + struct.pack(">q", 1_000)
     assert entry.value == b"\0\4" + body + b"\1\0\20" + TOPIC_ID
@@ -79,13 +79,13 @@ def test_tombstones():
         st.integers(0, 2**62),
     )
 )
-def test_an_offset_comes_back_as_it_was(committed):
+def test_an_offset_record_round_trips(committed):
     entry = records.offset_record("g", TopicPartition("t", 3), committed)
     assert decoded(entry, committed.record_offset) == records.OffsetChange("g", TopicPartition("t", 3), committed)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
-def test_groups_of_all_versions_can_be_read(version):
+def test_group_records_of_all_versions_are_decoded(version):
     row = records.MemberMetadata(member_id="m", client_id="c", client_host="h", session_timeout=10, subscription=b"s")
     value = records.GroupMetadataValue(
         protocol_type="consumer", generation=2, protocol="range", leader="m", members=[row]
@@ -99,7 +99,7 @@ def test_groups_of_all_versions_can_be_read(version):
 
 
 @pytest.mark.parametrize("version", [0, 2, 3, 4])
-def test_offsets_of_all_versions_can_be_read(version):
+def test_offset_records_of_all_versions_are_decoded(version):
     value = records.OffsetCommitValue(offset=5, metadata="m", commit_timestamp=9)
     for kind in (0, 1):
         key = struct.pack(">h", kind) + records.offset_tombstone("g", TopicPartition("t", 1)).key[2:]
@@ -107,12 +107,12 @@ def test_offsets_of_all_versions_can_be_read(version):
         assert change == records.OffsetChange("g", TopicPartition("t", 1), Committed(5, -1, "m", 9, record_offset=0))
 
 
-def test_records_of_other_kinds_of_groups_are_passed_over():
+def test_records_of_other_group_types_are_skipped():
     assert decoded(records.KeyValue(struct.pack(">h", 3) + string("g"), b"\0\0")) is None
 
 
 @pytest.mark.parametrize("key", [None, b"", b"\0", b"\0\1", b"\0\1\0\5ab", b"\0\2\0"])
-def test_a_key_that_is_none_is_refused(key):
+def test_an_invalid_key_is_rejected(key):
     with pytest.raises(MalformedError):
         records.decode(Record(0, 0, key, None, ()))
 

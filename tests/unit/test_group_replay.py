@@ -124,7 +124,7 @@ def compare(live: dict[str, Any], replayed: dict[str, Any]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, STEPS_MAX))
-def test_any_history_is_replayed_to_what_is_known(seed, steps):
+def test_replay_of_any_history_gives_the_state_in_memory(seed, steps):
     async def live() -> None:
         async with GroupRig(OPTIONS) as rig:
             history = History(rig, random.Random(seed))
@@ -141,7 +141,7 @@ def test_any_history_is_replayed_to_what_is_known(seed, steps):
 
 
 @on_loop
-async def test_a_stable_group_goes_on_after_a_restart_without_a_rebalance():
+async def test_a_stable_group_continues_after_a_restart_without_a_rebalance():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         await rig.commit({("orders", 0): 5}, Claim(leader, 1))
@@ -155,7 +155,7 @@ async def test_a_stable_group_goes_on_after_a_restart_without_a_rebalance():
 
 
 @on_loop
-async def test_members_of_a_rebalance_that_a_crash_cut_off_come_back_to_the_generation_before():
+async def test_a_crash_during_a_rebalance_restores_the_previous_generation():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         await rig.rebalanced(rig.join(leader), rig.join(follower))
@@ -169,7 +169,7 @@ async def test_members_of_a_rebalance_that_a_crash_cut_off_come_back_to_the_gene
 
 
 @on_loop
-async def test_a_group_that_is_too_large_after_a_restart_is_called_together():
+async def test_a_group_above_the_limit_rebalances_after_a_restart():
     async with GroupRig() as rig:
         await rig.gathered(3)
         async with GroupRig({"group.max.size": 2}, clock=rig.clock, internal=rig.internal) as other:
@@ -177,7 +177,7 @@ async def test_a_group_that_is_too_large_after_a_restart_is_called_together():
 
 
 @on_loop
-async def test_records_that_make_no_sense_are_passed_over():
+async def test_undecodable_records_are_skipped():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 5})
         for key, value in ((b"\0\1", b"x"), (b"\0\2\0\1g", b"\0\3broken"), (b"\0\7\0\1g", b"")):

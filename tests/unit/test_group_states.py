@@ -81,7 +81,7 @@ async def test_a_heartbeat_of_another_generation(state, wanted):
 
 @table(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
 @on_loop
-async def test_a_stranger_is_known_nowhere(state, wanted):
+async def test_an_unknown_member_is_rejected_in_every_state(state, wanted):
     async with in_state(state) as (rig, _, generation):
         assert rig.heartbeat("stranger", generation) is wanted
         assert code_of(lambda: rig.sync("stranger", generation).result()) is wanted
@@ -102,7 +102,7 @@ async def test_the_sync_of_a_leader(state, wanted):
 
 @table(UNKNOWN, UNKNOWN, WAITS, NONE, NONE)
 @on_loop
-async def test_joining_again_unchanged(state, wanted):
+async def test_rejoining_without_changes(state, wanted):
     """While one still waits for another; alone, a leader that joins again gets a generation of its own at once."""
     async with in_state(state) as (rig, member_id, generation):
         if state is GroupState.PREPARING_REBALANCE:
@@ -115,7 +115,7 @@ async def test_joining_again_unchanged(state, wanted):
 
 @table(Code.MEMBER_ID_REQUIRED, *[Code.MEMBER_ID_REQUIRED] * 4)
 @on_loop
-async def test_a_new_dynamic_member_is_given_an_id_first(state, wanted):
+async def test_a_new_dynamic_member_gets_a_member_id_first(state, wanted):
     async with in_state(state) as (rig, _, _):
         assert await outcome(rig.join()) == wanted
         assert await outcome(rig.join(version=4)) == wanted
@@ -170,7 +170,7 @@ async def test_a_transactional_commit_of_a_member(state, wanted):
 
 @table(NONE, NONE, NONE, NONE, NONE)
 @on_loop
-async def test_a_transactional_commit_of_an_old_client_is_believed(state, wanted):
+async def test_a_transactional_commit_without_a_generation_is_accepted(state, wanted):
     async with in_state(state) as (rig, _, _):
         assert await commit_code(rig.commit_in_transaction(1, {ORDERS_0: 5}, version=2)) is wanted
 
@@ -220,13 +220,13 @@ async def test_deleting_offsets(state, wanted):
     ],
 )
 @on_loop
-async def test_a_session_has_bounds(session_ms, wanted):
+async def test_the_session_timeout_has_bounds(session_ms, wanted):
     async with GroupRig() as rig:
         assert code_of(lambda: Code(rig.join(session_ms=session_ms).result().error_code)) is wanted
 
 
 @on_loop
-async def test_a_group_with_members_needs_a_name():
+async def test_an_empty_group_id_is_rejected():
     async with GroupRig() as rig:
         assert code_of(lambda: rig.join(group_id="").result()) is Code.INVALID_GROUP_ID
         assert code_of(lambda: rig.sync("m", 1, group_id="").result()) is Code.INVALID_GROUP_ID
@@ -239,7 +239,7 @@ async def test_a_group_with_members_needs_a_name():
     [("connect", {"range": b""}), ("consumer", {"sticky": b""}), ("consumer", {}), ("", {"range": b""})],
 )
 @on_loop
-async def test_a_member_that_nobody_would_understand_is_refused(protocol_type, protocols):
+async def test_a_member_without_a_common_protocol_is_rejected(protocol_type, protocols):
     async with GroupRig() as rig:
         await rig.gathered(1)
         answer = rig.join(protocol_type=protocol_type, protocols=protocols)
@@ -247,7 +247,7 @@ async def test_a_member_that_nobody_would_understand_is_refused(protocol_type, p
 
 
 @on_loop
-async def test_a_member_that_missed_a_change_of_protocol_is_found_when_it_syncs():
+async def test_a_sync_with_another_protocol_is_rejected():
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)
         wrong = Code.INCONSISTENT_GROUP_PROTOCOL
@@ -257,7 +257,7 @@ async def test_a_member_that_missed_a_change_of_protocol_is_found_when_it_syncs(
 
 
 @on_loop
-async def test_the_protocol_that_most_like_best_and_all_speak_is_taken():
+async def test_the_common_protocol_with_most_votes_is_selected():
     async with GroupRig() as rig:
         wishes = [{"a": b"1", "b": b"2"}, {"b": b"3", "a": b"4"}, {"c": b"5", "b": b"6", "a": b"7"}]
         joins = [rig.join(protocols=protocols, version=3) for protocols in wishes]
@@ -268,7 +268,7 @@ async def test_the_protocol_that_most_like_best_and_all_speak_is_taken():
 
 
 @on_loop
-async def test_a_group_has_a_largest_size():
+async def test_group_max_size_is_enforced():
     async with GroupRig({"group.max.size": 2}) as rig:
         ids = await rig.gathered(2)
         assert rig.join().result().error_code == Code.GROUP_MAX_SIZE_REACHED
@@ -277,7 +277,7 @@ async def test_a_group_has_a_largest_size():
 
 
 @on_loop
-async def test_those_who_take_an_id_and_do_not_come_back_are_not_collected_for_ever(monkeypatch):
+async def test_pending_members_are_bounded(monkeypatch):
     monkeypatch.setattr("headrace.broker.groups.joining.PENDING_JOINS_MAX", 2)
     async with GroupRig() as rig:
         codes = [rig.join().result().error_code for _ in range(3)]
@@ -285,7 +285,7 @@ async def test_those_who_take_an_id_and_do_not_come_back_are_not_collected_for_e
 
 
 @on_loop
-async def test_offset_metadata_has_a_largest_size():
+async def test_offset_metadata_max_bytes_is_enforced():
     async with GroupRig({"offset.metadata.max.bytes": 4}) as rig:
         commits = {
             TopicPartition("t", 0): Commit(1, metadata="four"),
@@ -295,7 +295,7 @@ async def test_offset_metadata_has_a_largest_size():
         assert codes == {("t", 0): NONE, ("t", 1): Code.OFFSET_METADATA_TOO_LARGE}
 
 
-def test_the_table_of_states_has_no_dead_end_but_death():
+def test_only_the_dead_state_has_no_transitions():
     assert set(VALID_TRANSITIONS) == set(GroupState)
     for state, nexts in VALID_TRANSITIONS.items():
         assert state is GroupState.DEAD or GroupState.DEAD in nexts
@@ -305,7 +305,7 @@ def test_the_table_of_states_has_no_dead_end_but_death():
 
 
 @on_loop
-async def test_a_partition_that_is_not_here_says_so_and_one_that_comes_back_has_its_groups():
+async def test_an_unloaded_partition_fails_and_a_reloaded_one_has_its_groups():
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)
         waiting = rig.join(await rig.new_id())
@@ -318,7 +318,7 @@ async def test_a_partition_that_is_not_here_says_so_and_one_that_comes_back_has_
 
 
 @on_loop
-async def test_while_a_partition_is_loaded_heartbeats_are_believed_and_the_rest_is_put_off(monkeypatch):
+async def test_during_loading_heartbeats_succeed_and_other_requests_fail(monkeypatch):
     monkeypatch.setattr("headrace.broker.groups.shard.LOAD_SLICE_BATCHES", 2)
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)

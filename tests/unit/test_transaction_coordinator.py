@@ -124,7 +124,7 @@ VERSION_2 = {
 
 
 @pytest.mark.parametrize(("version", "request_name"), [*((1, r) for r in VERSION_1), *((2, r) for r in VERSION_2)])
-def test_each_request_gets_its_answer_in_each_state(version: int, request_name: str) -> None:
+def test_each_request_gets_its_response_in_each_state(version: int, request_name: str) -> None:
     expected = (VERSION_1 if version == 1 else VERSION_2)[request_name]
 
     async def main() -> None:
@@ -136,7 +136,7 @@ def test_each_request_gets_its_answer_in_each_state(version: int, request_name: 
     run(main)
 
 
-def test_only_the_listed_steps_exist() -> None:
+def test_only_the_listed_transitions_are_valid() -> None:
     """From every state to every other one, by every way the code has."""
     for state in TransactionState:
         base = Transaction(ID, 5, 3, TIMEOUT_MS, state, 0, 0, frozenset({TopicPartition("t", 0)}))
@@ -178,14 +178,14 @@ def test_an_empty_id_is_an_invalid_request(request_name: str) -> None:
 
 
 @pytest.mark.parametrize(("timeout_ms", "code"), [(0, 50), (-1, 50), (900_001, 50), (900_000, 0), (1, 0)])
-def test_the_time_out_has_bounds(timeout_ms: int, code: int) -> None:
+def test_the_transaction_timeout_has_bounds(timeout_ms: int, code: int) -> None:
     async def main() -> None:
         assert await code_of(Rig().coordinator.init_producer_id(ID, timeout_ms)) == code
 
     run(main)
 
 
-def test_without_a_transactional_id_everybody_gets_an_id_of_his_own() -> None:
+def test_without_a_transactional_id_every_producer_gets_a_new_id() -> None:
     async def main() -> None:
         rig = Rig()
         ids = [await rig.coordinator.init_producer_id(None, 0) for _ in range(2_500)]
@@ -197,7 +197,7 @@ def test_without_a_transactional_id_everybody_gets_an_id_of_his_own() -> None:
     run(main)
 
 
-def test_when_no_id_can_be_reserved_the_producer_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_id_reservation_is_retriable(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         rig = Rig()
 
@@ -214,7 +214,7 @@ def test_when_no_id_can_be_reserved_the_producer_is_told_to_come_again(monkeypat
     run(main)
 
 
-def test_a_step_is_answered_only_when_it_is_in_the_log() -> None:
+def test_a_response_is_sent_only_after_the_log_write() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -230,7 +230,7 @@ def test_a_step_is_answered_only_when_it_is_in_the_log() -> None:
     run(main)
 
 
-def test_a_subset_that_is_in_already_is_answered_without_a_write() -> None:
+def test_adding_known_partitions_writes_nothing() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -242,7 +242,7 @@ def test_a_subset_that_is_in_already_is_answered_without_a_write() -> None:
     run(main)
 
 
-def test_the_end_is_answered_before_the_markers_are_written_and_complete_after() -> None:
+def test_end_txn_responds_before_the_markers_are_written() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -270,7 +270,7 @@ def test_the_end_is_answered_before_the_markers_are_written_and_complete_after()
         (Code.RECORD_LIST_TOO_LARGE, Code.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_a_step_that_cannot_be_written_changes_nothing(failure: Code, answer: Code) -> None:
+def test_a_failed_write_changes_nothing(failure: Code, answer: Code) -> None:
     async def main() -> None:
         rig = Rig()
         rig.internal.fail(failure)
@@ -291,7 +291,7 @@ def test_a_step_that_cannot_be_written_changes_nothing(failure: Code, answer: Co
     run(main)
 
 
-def test_a_request_that_is_given_up_leaves_memory_and_log_alike() -> None:
+def test_a_cancelled_request_leaves_memory_and_log_consistent() -> None:
     """A connection that breaks cancels its handler, but the write may be on disk already."""
 
     async def main() -> None:
@@ -310,7 +310,7 @@ def test_a_request_that_is_given_up_leaves_memory_and_log_alike() -> None:
     run(main)
 
 
-def test_two_requests_at_the_same_moment_are_not_both_served() -> None:
+def test_concurrent_requests_are_not_both_served() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -325,7 +325,7 @@ def test_two_requests_at_the_same_moment_are_not_both_served() -> None:
     run(main)
 
 
-def test_a_write_of_version_2_waits_a_little_for_the_end_before_it() -> None:
+def test_a_v2_write_waits_for_the_completion_of_the_previous_transaction() -> None:
     async def main() -> None:
         rig = Rig()
         first = await rig.init()
@@ -354,7 +354,7 @@ def test_a_write_of_version_2_waits_a_little_for_the_end_before_it() -> None:
     run(main)
 
 
-def test_a_fenced_writer_is_told_so_by_the_code_it_knows() -> None:
+def test_a_fenced_writer_gets_invalid_producer_epoch() -> None:
     async def main() -> None:
         rig = Rig()
         old = await rig.init()
@@ -366,7 +366,7 @@ def test_a_fenced_writer_is_told_so_by_the_code_it_knows() -> None:
     run(main)
 
 
-def test_the_offsets_of_a_group_join_by_their_partition() -> None:
+def test_add_offsets_adds_the_partition_of_the_group() -> None:
     async def main() -> None:
         rig = Rig()
         rig.internal._counts[CONSUMER_OFFSETS] = 50
@@ -377,7 +377,7 @@ def test_the_offsets_of_a_group_join_by_their_partition() -> None:
     run(main)
 
 
-def test_ids_of_another_brokers_partition_are_sent_away() -> None:
+def test_ids_of_another_coordinator_fail_with_not_coordinator() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()

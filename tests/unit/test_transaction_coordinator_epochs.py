@@ -36,7 +36,7 @@ def test_a_second_producer_fences_the_first_and_aborts_its_transaction() -> None
     run(main)
 
 
-def test_a_zombie_that_wants_to_go_on_does_not_abort_its_successor() -> None:
+def test_a_zombie_that_recovers_does_not_abort_its_successor() -> None:
     async def main() -> None:
         rig = Rig()
         zombie = await rig.init()
@@ -50,7 +50,7 @@ def test_a_zombie_that_wants_to_go_on_does_not_abort_its_successor() -> None:
     run(main)
 
 
-def test_a_producer_that_goes_on_after_an_error_gets_the_next_epoch_and_the_same_again() -> None:
+def test_a_recovering_producer_gets_the_next_epoch_and_a_retry_the_same() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -75,7 +75,7 @@ def exhausted(rig: Rig) -> ProducerIdAndEpoch:
     return entry.current.producer
 
 
-def test_when_epochs_are_used_up_an_init_gives_another_id() -> None:
+def test_init_with_exhausted_epochs_assigns_another_id() -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()
@@ -107,7 +107,7 @@ def test_a_producer_at_its_last_epoch_can_still_be_fenced() -> None:
     run(main)
 
 
-def test_the_epoch_that_fences_is_nobodys() -> None:
+def test_the_fencing_epoch_belongs_to_no_producer() -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()
@@ -121,7 +121,7 @@ def test_the_epoch_that_fences_is_nobodys() -> None:
     run(main)
 
 
-def test_in_version_2_every_end_gives_the_next_epoch() -> None:
+def test_in_version_2_every_end_bumps_the_epoch() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -141,7 +141,7 @@ def test_in_version_2_every_end_gives_the_next_epoch() -> None:
     run(main)
 
 
-def test_a_delayed_end_of_one_transaction_cannot_touch_the_next() -> None:
+def test_a_late_end_does_not_affect_the_next_transaction() -> None:
     async def main() -> None:
         rig = Rig()
         first = await rig.init()
@@ -158,7 +158,7 @@ def test_a_delayed_end_of_one_transaction_cannot_touch_the_next() -> None:
     run(main)
 
 
-def test_when_epochs_are_used_up_an_end_of_version_2_gives_another_id() -> None:
+def test_a_v2_end_with_exhausted_epochs_assigns_another_id() -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()

@@ -26,7 +26,7 @@ def started(options: Mapping[str, object] | None = None) -> Rig:
     return rig
 
 
-def test_a_transaction_whose_time_is_up_is_aborted_and_its_producer_fenced() -> None:
+def test_a_timed_out_transaction_is_aborted_and_its_producer_fenced() -> None:
     async def main() -> None:
         rig = started()
         producer = await rig.init()
@@ -43,7 +43,7 @@ def test_a_transaction_whose_time_is_up_is_aborted_and_its_producer_fenced() -> 
     run(main)
 
 
-def test_a_producer_of_version_2_may_abort_what_timed_out_and_go_on() -> None:
+def test_a_v2_producer_can_abort_a_timed_out_transaction_and_continue() -> None:
     async def main() -> None:
         rig = started()
         producer = await rig.init()
@@ -74,7 +74,7 @@ def test_only_open_transactions_time_out() -> None:
     run(main)
 
 
-def test_a_time_out_that_cannot_be_written_is_tried_again() -> None:
+def test_a_failed_abort_of_a_timed_out_transaction_is_retried() -> None:
     async def main() -> None:
         rig = started()
         producer = await rig.init()
@@ -89,7 +89,7 @@ def test_a_time_out_that_cannot_be_written_is_tried_again() -> None:
     run(main)
 
 
-def test_an_id_that_nobody_uses_is_forgotten() -> None:
+def test_an_unused_transactional_id_is_removed() -> None:
     async def main() -> None:
         rig = started(HOURLY)
         producer = await rig.init()
@@ -110,7 +110,7 @@ def test_an_id_that_nobody_uses_is_forgotten() -> None:
     run(main)
 
 
-def test_many_are_forgotten_by_the_batch_and_stay_if_that_fails() -> None:
+def test_expired_ids_are_removed_in_batches_and_stay_if_that_fails() -> None:
     async def main() -> None:
         rig = started(HOURLY)
         for n in range(1_500):
@@ -128,7 +128,7 @@ def test_many_are_forgotten_by_the_batch_and_stay_if_that_fails() -> None:
 
 
 @pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.REQUEST_TIMED_OUT, Code.UNKNOWN_TOPIC_OR_PARTITION])
-def test_a_marker_that_fails_is_tried_again_with_growing_pauses(code: Code) -> None:
+def test_a_failed_marker_is_retried_with_backoff(code: Code) -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -145,7 +145,7 @@ def test_a_marker_that_fails_is_tried_again_with_growing_pauses(code: Code) -> N
     run(main)
 
 
-def test_not_even_a_bug_leaves_a_decided_transaction_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_does_not_stop_the_markers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -166,7 +166,7 @@ def test_not_even_a_bug_leaves_a_decided_transaction_undone(monkeypatch: pytest.
     run(main)
 
 
-def test_partitions_of_a_deleted_topic_are_left_out() -> None:
+def test_partitions_of_a_deleted_topic_need_no_marker() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -183,7 +183,7 @@ def test_partitions_of_a_deleted_topic_are_left_out() -> None:
     run(main)
 
 
-def test_a_zombie_coordinator_stops_when_a_partition_knows_a_newer_one() -> None:
+def test_a_fenced_coordinator_stops_writing_markers() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -197,7 +197,7 @@ def test_a_zombie_coordinator_stops_when_a_partition_knows_a_newer_one() -> None
     run(main)
 
 
-def test_a_transaction_that_has_ended_in_a_partition_does_not_hold_up_the_rest() -> None:
+def test_a_partition_with_a_later_epoch_does_not_block_the_markers() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -210,7 +210,7 @@ def test_a_transaction_that_has_ended_in_a_partition_does_not_hold_up_the_rest()
     run(main)
 
 
-def test_who_loses_the_log_stops_writing_markers() -> None:
+def test_a_coordinator_that_loses_its_partition_stops_writing_markers() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -225,7 +225,7 @@ def test_who_loses_the_log_stops_writing_markers() -> None:
     run(main)
 
 
-def test_a_completion_that_cannot_be_written_is_tried_again() -> None:
+def test_a_failed_completion_is_retried() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -242,7 +242,7 @@ def test_a_completion_that_cannot_be_written_is_tried_again() -> None:
     run(main)
 
 
-def test_a_stop_does_not_wait_for_what_the_next_start_will_finish() -> None:
+def test_stop_does_not_wait_for_pending_markers() -> None:
     async def main() -> None:
         rig = started()
         producer = await rig.init()

@@ -44,14 +44,14 @@ transactions = st.builds(
 
 
 @given(transactions)
-def test_what_is_written_is_read_back(transaction: Transaction) -> None:
+def test_a_transaction_record_round_trips(transaction: Transaction) -> None:
     assert log_records.decode(log_records.encode(transaction, 1)) == (transaction.transactional_id, transaction)
     empty = replace(transaction, state=TransactionState.EMPTY, partitions=frozenset(), started_ms=-1)
     assert log_records.decode(log_records.encode(empty, 1)) == (empty.transactional_id, empty)
     assert log_records.decode(log_records.tombstone(empty.transactional_id, 1)) == (empty.transactional_id, None)
 
 
-def test_the_format_is_kafkas() -> None:
+def test_the_record_format_is_kafkas() -> None:
     """Key version 0; value version 1 with the ids before and after, and the version of the client, as tagged fields."""
     transaction = Transaction(
         "tx",
@@ -75,7 +75,7 @@ def test_the_format_is_kafkas() -> None:
     )
 
 
-def test_values_of_version_0_are_read() -> None:
+def test_values_of_version_0_are_decoded() -> None:
     value = bytes.fromhex("0000 0000000000000007 0003 0000ea60 04 ffffffff 0000000000000009 0000000000000008")
     row = log_records.decode(Record(0, 0, bytes.fromhex("0000 0002 7478"), value, ()))
     assert row == ("tx", Transaction("tx", 7, 3, 60_000, TransactionState.COMPLETE_COMMIT, 9, 8, version=0))
@@ -83,7 +83,7 @@ def test_values_of_version_0_are_read() -> None:
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_decided_transaction_is_finished_after_a_restart(committed: bool, version: int) -> None:
+def test_a_decided_transaction_is_completed_after_a_restart(committed: bool, version: int) -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -103,7 +103,7 @@ def test_a_decided_transaction_is_finished_after_a_restart(committed: bool, vers
     run(main)
 
 
-def test_an_open_transaction_goes_on_after_a_restart_with_the_time_it_had_left() -> None:
+def test_an_open_transaction_keeps_its_timeout_across_a_restart() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -120,7 +120,7 @@ def test_an_open_transaction_goes_on_after_a_restart_with_the_time_it_had_left()
     run(main)
 
 
-def test_until_its_log_is_read_a_coordinator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loading_coordinator_fails_with_load_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(store, "LOAD_SLICE_BATCHES", 2)
         rig = Rig()
@@ -138,7 +138,7 @@ def test_until_its_log_is_read_a_coordinator_says_so(monkeypatch: pytest.MonkeyP
     run(main)
 
 
-def test_a_log_that_cannot_be_read_is_not_taken_for_an_empty_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_log_is_not_treated_as_empty(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()
@@ -152,7 +152,7 @@ def test_a_log_that_cannot_be_read_is_not_taken_for_an_empty_one(caplog: pytest.
     run(main)
 
 
-def test_records_of_an_unknown_kind_are_left_alone() -> None:
+def test_records_of_unknown_type_are_skipped() -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()
@@ -162,7 +162,7 @@ def test_records_of_an_unknown_kind_are_left_alone() -> None:
     run(main)
 
 
-def test_a_partition_that_was_lost_and_won_again_is_read_anew() -> None:
+def test_a_partition_is_reloaded_when_leadership_returns() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -211,7 +211,7 @@ class Writer:
     crashes=st.lists(st.integers(1, 8), max_size=2),
     answers_last=st.booleans(),
 )
-def test_a_crash_after_any_write_leaves_each_transaction_one_outcome(
+def test_a_crash_after_any_write_leaves_one_outcome_per_transaction(
     version: int, plan: list[tuple[int, bool]], crashes: list[int], answers_last: bool
 ) -> None:
     """A write is a step in the log or a marker in a partition. The process dies with the write done, answered or not,

@@ -102,7 +102,7 @@ def _codes(topics: Sequence[Any]) -> dict[tuple[str, int], int]:
     }
 
 
-def test_a_fenced_producer_is_told_so_in_the_words_of_its_version() -> None:
+def test_a_fenced_producer_gets_the_code_of_its_version() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()
@@ -123,7 +123,7 @@ def test_a_fenced_producer_is_told_so_in_the_words_of_its_version() -> None:
     run(main)
 
 
-def test_version_5_of_the_end_returns_who_the_producer_is_next() -> None:
+def test_end_txn_v5_returns_the_next_producer_id_and_epoch() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()
@@ -138,7 +138,7 @@ def test_version_5_of_the_end_returns_who_the_producer_is_next() -> None:
     run(main)
 
 
-def test_producer_id_and_epoch_go_together() -> None:
+def test_producer_id_without_epoch_is_invalid() -> None:
     async def main() -> None:
         desk = Desk()
         for answer in (await desk.init(producer_id=5), await desk.init(producer_epoch=5)):
@@ -148,7 +148,7 @@ def test_producer_id_and_epoch_go_together() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 3])
-def test_one_partition_that_cannot_join_keeps_the_others_out(version: int) -> None:
+def test_one_invalid_partition_prevents_adding_the_others(version: int) -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()
@@ -203,7 +203,7 @@ def test_brokers_add_and_verify_many_transactions_at_once() -> None:
     run(main)
 
 
-def test_without_the_right_to_the_id_nothing_is_done() -> None:
+def test_requests_without_permission_for_the_id_are_denied() -> None:
     async def main() -> None:
         desk = Desk()
         denied = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -223,7 +223,7 @@ def test_without_the_right_to_the_id_nothing_is_done() -> None:
     run(main)
 
 
-def test_offsets_need_the_right_to_their_group() -> None:
+def test_adding_offsets_requires_read_on_the_group() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()
@@ -237,7 +237,7 @@ def test_offsets_need_the_right_to_their_group() -> None:
     run(main)
 
 
-def test_an_id_without_transactions_needs_something_to_write_to() -> None:
+def test_an_idempotent_producer_id_requires_a_writable_topic() -> None:
     async def main() -> None:
         desk = Desk()
         desk.guard.denied.add((Operation.WRITE, Resource.TOPIC, "*"))
@@ -268,7 +268,7 @@ def test_transactions_are_described() -> None:
     run(main)
 
 
-def test_transactions_are_listed_by_state_producer_age_and_pattern() -> None:
+def test_transactions_are_listed_by_state_producer_duration_and_pattern() -> None:
     async def main() -> None:
         desk = Desk()
         for name in ("payments-1", "payments-2", "orders"):
@@ -301,7 +301,7 @@ def test_transactions_are_listed_by_state_producer_age_and_pattern() -> None:
     run(main)
 
 
-def test_a_pattern_cannot_stop_the_broker() -> None:
+def test_a_malicious_pattern_does_not_block_the_broker() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init("a" * 60 + "!")
@@ -311,7 +311,7 @@ def test_a_pattern_cannot_stop_the_broker() -> None:
     run(main)
 
 
-def test_markers_are_written_where_they_can_be() -> None:
+def test_each_marker_has_its_own_result() -> None:
     async def main() -> None:
         desk = Desk()
         desk.rig.replicas.fail("t", 1, Code.INVALID_PRODUCER_EPOCH)
@@ -363,7 +363,7 @@ def test_producers_of_a_partition_are_described() -> None:
     run(main)
 
 
-def test_the_transaction_log_is_closed_to_transactions() -> None:
+def test_internal_topics_cannot_be_added_to_a_transaction() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()
