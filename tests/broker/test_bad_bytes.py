@@ -1,4 +1,4 @@
-"""Mutated requests at a live broker: `make fuzz-broker` in small."""
+"""Mutated requests to a live broker: a short `make fuzz-broker`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of topics and brokers by requests: described whole, changed at once, kept over a restart."""
+"""Options of topics and brokers: described, changed at once, persistent."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ SET, DELETE, APPEND, SUBTRACT = (
 
 def test_every_broker_option_is_described_with_its_documentation(connection):
     result = described(connection, BROKER, "1")
-    found = {entry.name: entry for entry in result.configs}
-    assert found.keys() == BROKER_OPTIONS.keys()
-    assert found["num.partitions"].config_source == STATIC_BROKER
-    assert found["num.partitions"].documentation.startswith("Partitions of a topic")
-    assert found["num.io.threads"].documentation.endswith("No effect here: one event loop does it all.")
-    assert found["ssl.key.password"].is_sensitive
-    assert found["listeners"].read_only
-    assert not found["message.max.bytes"].read_only
+    entries = {entry.name: entry for entry in result.configs}
+    assert entries.keys() == BROKER_OPTIONS.keys()
+    assert entries["num.partitions"].config_source == STATIC_BROKER
+    assert entries["num.partitions"].documentation.startswith("Partitions of a topic")
+    assert entries["num.io.threads"].documentation.endswith("No effect here: one event loop does it all.")
+    assert entries["ssl.key.password"].is_sensitive
+    assert entries["listeners"].read_only
+    assert not entries["message.max.bytes"].read_only
     assert [entry.name for entry in described(connection, BROKER, "1", "node.id").configs] == ["node.id"]
 
 
 def test_describe_configs_v0_marks_defaults(connection, topic):
-    found = {entry.name: entry for entry in described(connection, TOPIC, topic, version=0).configs}
-    assert found["retention.ms"].is_default
-    assert found["retention.ms"].value == "604800000"
+    entries = {entry.name: entry for entry in described(connection, TOPIC, topic, version=0).configs}
+    assert entries["retention.ms"].is_default
+    assert entries["retention.ms"].value == "604800000"
 
 
 def test_options_changed_by_librdkafka_take_effect_at_once(broker, admin, connection, topic):
@@ -92,8 +92,11 @@ def test_options_changed_by_librdkafka_take_effect_at_once(broker, admin, connec
     with pytest.raises(BrokerError) as caught:
         send(broker, topic, 5_000)
     assert caught.value.code == Code.MESSAGE_TOO_LARGE
-    found = values(connection, TOPIC, topic, "max.message.bytes", "cleanup.policy")
-    assert found == {"max.message.bytes": ("1000", DYNAMIC_TOPIC), "cleanup.policy": ("delete,compact", DYNAMIC_TOPIC)}
+    entries = values(connection, TOPIC, topic, "max.message.bytes", "cleanup.policy")
+    assert entries == {
+        "max.message.bytes": ("1000", DYNAMIC_TOPIC),
+        "cleanup.policy": ("delete,compact", DYNAMIC_TOPIC),
+    }
     change(admin, kind, topic, ("max.message.bytes", DELETE, None), ("cleanup.policy", SUBTRACT, "compact"))
     send(broker, topic, 5_000)
 
@@ -136,8 +139,8 @@ def test_replacing_deletes_options_that_are_omitted(connection, topic):
             resource_name=topic,
             configs=[AlterableConfig(name=name, value=value) for name, value in configs],
         )
-        answer = ask(connection, AlterConfigsRequest(resources=[row] * times, validate_only=validate_only), 1)
-        return answer.responses[0].error_code
+        response = ask(connection, AlterConfigsRequest(resources=[row] * times, validate_only=validate_only), 1)
+        return response.responses[0].error_code
 
     assert replace(("retention.ms", "5"), ("segment.ms", "6")) == Code.NONE
     assert replace(("retention.ms", "7"), validate_only=True) == Code.NONE
@@ -168,11 +171,11 @@ def test_unknown_resources_are_reported(connection, kind, name, code):
 
 
 def test_resources_with_options_are_listed(connection, topic):
-    answer = ask(connection, ListConfigResourcesRequest(), 1)
-    found = {(row.resource_name, row.resource_type) for row in answer.config_resources}
-    assert {(topic, TOPIC), ("1", BROKER)} <= found
-    answer = ask(connection, ListConfigResourcesRequest(resource_types=[BROKER]), 1)
-    assert [row.resource_name for row in answer.config_resources] == ["1"]
+    response = ask(connection, ListConfigResourcesRequest(), 1)
+    entries = {(row.resource_name, row.resource_type) for row in response.config_resources}
+    assert {(topic, TOPIC), ("1", BROKER)} <= entries
+    response = ask(connection, ListConfigResourcesRequest(resource_types=[BROKER]), 1)
+    assert [row.resource_name for row in response.config_resources] == ["1"]
     assert ask(connection, ListConfigResourcesRequest(), 0).config_resources == ()
     assert ask(connection, ListConfigResourcesRequest(resource_types=[99]), 1).error_code == Code.UNSUPPORTED_VERSION
 

@@ -1,4 +1,4 @@
-"""Offsets by time, the first and the last one; where leader epochs end."""
+"""ListOffsets and OffsetForLeaderEpoch."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def looked_up(connection, topic, timestamp, *, version=11, committed=False, epoc
     )
     if version < 2:
         request = request.replace(isolation_level=0)
-    ((answer,),) = ([*row.partitions] for row in connection.call(request, version).topics)
-    return answer
+    ((response,),) = ([*row.partitions] for row in connection.call(request, version).topics)
+    return response
 
 
 @pytest.fixture
 def filled(connection, topic):
-    """Timestamps 1000 to 1009, two records a batch, and the highest one in the middle."""
+    """Write timestamps 1000 to 1009 in batches of two records, with the highest in the middle."""
     for number in range(5):
         times = [1000 + 2 * number, 1001 + 2 * number]
         if number == 2:
             times[1] = 5000
-        connection.produce(topic, encode([Record(place, time, None, b"x", ()) for place, time in enumerate(times)]))
+        connection.produce(topic, encode([Record(index, time, None, b"x", ()) for index, time in enumerate(times)]))
     return topic
 
 
@@ -54,10 +54,12 @@ def test_every_version_returns_earliest_and_latest(connection, filled, version):
         assert (first.leader_epoch, last.leader_epoch) == (0, 0)
 
 
-@pytest.mark.parametrize(("time", "found"), [(0, 0), (1001, 1), (1003, 3), (1005, 5), (1006, 5), (5000, 5), (5001, -1)])
-def test_a_timestamp_returns_the_first_record_at_or_after_it(connection, filled, time, found):
-    answer = looked_up(connection, filled, time)
-    assert (answer.error_code, answer.offset) == (0, found)
+@pytest.mark.parametrize(
+    ("time", "expected"), [(0, 0), (1001, 1), (1003, 3), (1005, 5), (1006, 5), (5000, 5), (5001, -1)]
+)
+def test_a_timestamp_returns_the_first_record_at_or_after_it(connection, filled, time, expected):
+    response = looked_up(connection, filled, time)
+    assert (response.error_code, response.offset) == (0, expected)
 
 
 def test_max_timestamp_and_tiered_storage_offsets(connection, filled):
@@ -108,8 +110,8 @@ def test_the_end_offset_of_an_epoch_is_returned(connection, filled, version):
     def end_of(epoch, known=-1, topic=filled):
         part = OffsetForLeaderPartition(partition=0, leader_epoch=epoch, current_leader_epoch=known)
         request = OffsetForLeaderEpochRequest(topics=[OffsetForLeaderTopic(topic=topic, partitions=[part])])
-        ((answer,),) = ([*row.partitions] for row in connection.call(request, version).topics)
-        return answer.error_code, answer.end_offset
+        ((response,),) = ([*row.partitions] for row in connection.call(request, version).topics)
+        return response.error_code, response.end_offset
 
     assert end_of(0) == (0, 10)
     assert end_of(5) == (0, -1)

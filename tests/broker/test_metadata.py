@@ -1,4 +1,4 @@
-"""Metadata, and the paged way to the same: what clients learn of topics, and topics that come because they ask."""
+"""Metadata and DescribeTopicPartitions, with auto-creation of topics."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def asked(*names: str, **changes: object) -> MetadataRequest:
 @pytest.mark.parametrize("version", range(14))
 def test_every_version_returns_broker_and_topic(broker, connection, version):
     topic = new_topic(broker, "told", partitions=3)
-    answer = ask(connection, asked(topic), version)
-    (node,) = answer.brokers
+    response = ask(connection, asked(topic), version)
+    (node,) = response.brokers
     assert f"{node.host}:{node.port}" == broker.bootstrap
-    (row,) = answer.topics
+    (row,) = response.topics
     assert (row.error_code, row.name, row.is_internal) == (0, topic, False)
     assert [(part.partition_index, part.leader_id) for part in row.partitions] == [(n, node.node_id) for n in range(3)]
     assert all(tuple(part.replica_nodes) == tuple(part.isr_nodes) == (node.node_id,) for part in row.partitions)
     if version >= 1:
-        assert answer.controller_id == node.node_id
+        assert response.controller_id == node.node_id
     if version >= 2:
-        assert len(answer.cluster_id) == 22
+        assert len(response.cluster_id) == 22
     if version >= 7:
         assert [part.leader_epoch for part in row.partitions] == [0] * 3
     if version >= 10:
@@ -107,10 +107,10 @@ def test_each_listener_advertises_its_address(tmp_path):
         addresses = own.status()["listeners"]
         for name, told in (("PLAINTEXT", own.bootstrap), ("OTHER", "localhost:19099")):
             with Connection(addresses[name]) as connection:
-                answer = ask(connection, asked("x"), 9)
-                (node,) = answer.brokers
+                response = ask(connection, asked("x"), 9)
+                (node,) = response.brokers
                 assert (f"{node.host}:{node.port}", node.rack) == (told, "here")
-                assert answer.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+                assert response.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_partitions_are_returned_in_pages(broker, connection):
@@ -119,17 +119,17 @@ def test_partitions_are_returned_in_pages(broker, connection):
     seen = []
     cursor = None
     for _ in range(5):
-        wanted = [TopicRequest(name=topic) for topic in reversed(topics)]
-        request = DescribeTopicPartitionsRequest(topics=wanted, response_partition_limit=2, cursor=cursor)
-        answer = ask(connection, request, 0)
-        assert all(part.eligible_leader_replicas == () for row in answer.topics for part in row.partitions)
-        page = [(row.name, part.partition_index) for row in answer.topics for part in row.partitions]
+        requested = [TopicRequest(name=topic) for topic in reversed(topics)]
+        request = DescribeTopicPartitionsRequest(topics=requested, response_partition_limit=2, cursor=cursor)
+        response = ask(connection, request, 0)
+        assert all(part.eligible_leader_replicas == () for row in response.topics for part in row.partitions)
+        page = [(row.name, part.partition_index) for row in response.topics for part in row.partitions]
         assert 0 < len(page) <= 2
         seen += page
-        if answer.next_cursor is None:
+        if response.next_cursor is None:
             break
         cursor = CursorRequest(
-            topic_name=answer.next_cursor.topic_name, partition_index=answer.next_cursor.partition_index
+            topic_name=response.next_cursor.topic_name, partition_index=response.next_cursor.partition_index
         )
     assert seen == [(topic, number) for topic in topics for number in range(3)]
 

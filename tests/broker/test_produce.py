@@ -1,4 +1,4 @@
-"""Produce: each partition has its own outcome, bad requests are refused, acks mean what they say."""
+"""Produce: results per partition, invalid requests, acks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METADATA = MetadataRequest(topics=())
 
 
 def batch(*values: bytes, key: bytes | None = None, writer: Writer | None = None, timestamp: int = 1) -> memoryview:
-    records = [Record(place, timestamp, key, value, ()) for place, value in enumerate(values)]
+    records = [Record(index, timestamp, key, value, ()) for index, value in enumerate(values)]
     return encode(records, producer=writer) if writer else encode(records)
 
 
@@ -45,7 +45,7 @@ def request(*parts: tuple[str, int, Records], acks: int = -1, transactional_id: 
 
 
 def outcomes(response: ProduceResponse) -> dict[tuple[str, int], tuple[int, int]]:
-    """Error code and base offset of each partition."""
+    """Return error code and base offset of each partition."""
     return {
         (topic.name, part.partition_index): (part.error_code, part.base_offset)
         for topic in response.responses
@@ -64,7 +64,7 @@ def test_each_partition_succeeds_or_fails_independently(broker, connection):
     topic, other = new_topic(broker, "mixed", partitions=2), new_topic(broker, "other")
     broken = bytearray(batch(b"broken"))
     broken[-1] ^= 1
-    answer = connection.call(
+    response = connection.call(
         request(
             (topic, 0, batch(b"good")),
             (topic, 1, broken),
@@ -74,7 +74,7 @@ def test_each_partition_succeeds_or_fails_independently(broker, connection):
         ),
         9,
     )
-    assert outcomes(answer) == {
+    assert outcomes(response) == {
         (topic, 0): (0, 0),
         (topic, 1): (Code.CORRUPT_MESSAGE, -1),
         (topic, 2): (Code.UNKNOWN_TOPIC_OR_PARTITION, -1),
@@ -89,8 +89,8 @@ def test_each_partition_succeeds_or_fails_independently(broker, connection):
 @pytest.mark.behaviour("B07")
 @pytest.mark.parametrize("acks", [-2, 2, 100])
 def test_acks_must_be_one_of_three(connection, topic, acks):
-    answer = connection.call(request((topic, 0, batch(b"x")), acks=acks), 9)
-    assert outcomes(answer) == {(topic, 0): (Code.INVALID_REQUIRED_ACKS, -1)}
+    response = connection.call(request((topic, 0, batch(b"x")), acks=acks), 9)
+    assert outcomes(response) == {(topic, 0): (Code.INVALID_REQUIRED_ACKS, -1)}
     assert values(connection, topic) == []
 
 
@@ -98,8 +98,8 @@ def test_acks_must_be_one_of_three(connection, topic, acks):
 def test_clients_cannot_write_internal_topics(connection):
     connection.call(MetadataRequest(topics=None), 9)
     for name in ("__consumer_offsets", "__transaction_state"):
-        answer = connection.call(request((name, 0, batch(b"x", key=b"k"))), 9)
-        assert outcomes(answer)[name, 0][0] == Code.INVALID_TOPIC_EXCEPTION
+        response = connection.call(request((name, 0, batch(b"x", key=b"k"))), 9)
+        assert outcomes(response)[name, 0][0] == Code.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.behaviour("B05")
@@ -114,7 +114,7 @@ def test_acks_0_has_no_response_and_an_error_closes_the_connection(broker, conne
 
 @pytest.mark.behaviour("B05")
 def test_acks_0_requests_before_a_disconnect_are_stored(broker, connection, topic):
-    """Message sets are checked in a thread: when the peer hangs up, most of the requests wait in the queue."""
+    """Message sets are checked in a thread: when the peer disconnects, most requests are still queued."""
     sent = [b"%d" % number for number in range(100)]
     message_sets = [legacy.encode([Record(0, 1, None, value, ())], magic=1) for value in sent]
     with RawConnection(broker.bootstrap) as raw:
@@ -127,13 +127,13 @@ def test_produce_v13_uses_topic_ids(connection, broker, topic):
     metadata = connection.call(MetadataRequest(topics=None), 12)
     (topic_id,) = (row.topic_id for row in metadata.topics if row.name == topic)
 
-    def write(wanted: bytes) -> tuple[int, bytes]:
+    def write(topic_id: bytes) -> tuple[int, bytes]:
         parts = [PartitionProduceData(partition_index=0, records=batch(b"by id"))]
         message = ProduceRequest(
-            acks=-1, timeout_ms=1000, topic_data=[TopicProduceData(topic_id=wanted, partition_data=parts)]
+            acks=-1, timeout_ms=1000, topic_data=[TopicProduceData(topic_id=topic_id, partition_data=parts)]
         )
-        ((answer,),) = ([row] for row in connection.call(message, 13).responses)
-        return answer.partition_responses[0].error_code, answer.topic_id
+        ((response,),) = ([row] for row in connection.call(message, 13).responses)
+        return response.partition_responses[0].error_code, response.topic_id
 
     assert write(topic_id) == (0, topic_id)
     assert write(bytes(range(16))) == (Code.UNKNOWN_TOPIC_ID, bytes(range(16)))
@@ -150,8 +150,8 @@ def test_every_version_is_served(connection, topic, version):
         metadata = connection.call(MetadataRequest(topics=None), 12)
         ids = {row.name: row.topic_id for row in metadata.topics}
         message = message.replace(topic_data=[message.topic_data[0].replace(topic_id=ids[topic])])
-    answer = connection.call(message, version)
-    part = answer.responses[0].partition_responses[0]
+    response = connection.call(message, version)
+    part = response.responses[0].partition_responses[0]
     assert (part.error_code, part.base_offset) == (0, 0)
     assert values(connection, topic) == [b"a", b"b"]
 
@@ -186,9 +186,9 @@ def test_a_batch_above_max_message_bytes_is_rejected(broker, connection):
 
 def test_log_append_time_is_returned(broker, connection):
     topic = new_topic(broker, "stamped", message_timestamp_type="LogAppendTime")
-    answer = connection.produce(topic, batch(b"x"))
-    assert answer.log_append_time_ms > 1_600_000_000_000
-    assert answer.log_start_offset == 0
+    response = connection.produce(topic, batch(b"x"))
+    assert response.log_append_time_ms > 1_600_000_000_000
+    assert response.log_start_offset == 0
 
 
 @pytest.mark.behaviour("B08")
@@ -198,8 +198,8 @@ def test_a_duplicate_batch_gets_its_offset_and_a_gap_is_rejected(connection, top
 
     def write(sequence: int) -> tuple[int, int]:
         writer = Writer(pid.producer_id, pid.producer_epoch, sequence)
-        answer = connection.produce(topic, batch(b"x", writer=writer))
-        return answer.error_code, answer.base_offset
+        response = connection.produce(topic, batch(b"x", writer=writer))
+        return response.error_code, response.base_offset
 
     assert [write(sequence) for sequence in range(6)] == [(0, sequence) for sequence in range(6)]
     assert [write(sequence) for sequence in range(1, 6)] == [(0, sequence) for sequence in range(1, 6)]
@@ -209,8 +209,8 @@ def test_a_duplicate_batch_gets_its_offset_and_a_gap_is_rejected(connection, top
 
 def test_transactional_records_need_a_transactional_id(connection, topic):
     data = batch(b"x", writer=Writer(5, 0, 0, transactional=True))
-    answer = connection.call(request((topic, 0, data)), 9)
-    assert outcomes(answer) == {(topic, 0): (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)}
+    response = connection.call(request((topic, 0, data)), 9)
+    assert outcomes(response) == {(topic, 0): (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)}
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_a_write_outside_a_transaction_is_rejected_before_v12(connection, topic,
     name = unique("tx")
     pid = connection.call(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=10_000), 4)
     data = batch(b"x", writer=Writer(pid.producer_id, pid.producer_epoch, 0, transactional=True))
-    answer = connection.produce(topic, data, version=version, transactional_id=name)
-    assert answer.error_code == code
+    response = connection.produce(topic, data, version=version, transactional_id=name)
+    assert response.error_code == code
 
 
 def test_with_flush_messages_1_the_response_waits_for_the_disk(broker, connection):
@@ -231,15 +231,15 @@ def test_with_flush_messages_1_the_response_waits_for_the_disk(broker, connectio
 
 
 def test_acks_all_waits_for_in_sync_replicas_or_times_out(tmp_path):
-    """There is one broker, so that another replica is only a row in the catalog; the seam is what is tested."""
+    """With one broker the other replica exists in the catalog only."""
     with OpenBroker(tmp_path) as own:
         own.do(lambda inner: inner.topic_admin.create("replicated", 1, 1, {"min.insync.replicas": "1"}))
 
         def pretend(inner, replicas, isr):
             topic = inner.catalog.topics.by_name["replicated"]
-            place = topic.partitions[0]
-            place.isr, place.replicas = isr, replicas
-            inner.catalog.record(inner.catalog.topics.move(topic, 0, place))
+            index = topic.partitions[0]
+            index.isr, index.replicas = isr, replicas
+            inner.catalog.record(inner.catalog.topics.move(topic, 0, index))
 
         own.do(lambda inner: pretend(inner, (1, 2), (1, 2)))
         with Connection(own.bootstrap) as connection:
@@ -257,7 +257,7 @@ def test_acks_all_waits_for_in_sync_replicas_or_times_out(tmp_path):
                     inner.catalog.configs.change("topic", "replicated", {"min.insync.replicas": "2"})
                 )
             )
-            # It has one replica, and more than all of them cannot be wanted.
+            # It has one replica, so min.insync.replicas is capped.
             assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (0, 3)}
             own.do(lambda inner: pretend(inner, (1, 2), (1,)))
             assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (Code.NOT_ENOUGH_REPLICAS, -1)}
@@ -284,8 +284,8 @@ def test_a_partition_led_by_another_broker_is_rejected(tmp_path):
         assert connection.produce(topic, batch(b"ours")).error_code == 0
 
         def move(broker):
-            found = broker.catalog.topics.by_name[topic]
-            broker.catalog.record(broker.catalog.topics.move(found, 0, PartitionPlace((1, 2), (2,), 2, 1)))
+            known = broker.catalog.topics.by_name[topic]
+            broker.catalog.record(broker.catalog.topics.move(known, 0, PartitionPlace((1, 2), (2,), 2, 1)))
 
         own.do(move)
         assert connection.produce(topic, batch(b"theirs")).error_code == Code.NOT_LEADER_OR_FOLLOWER

@@ -1,4 +1,4 @@
-"""SCRAM users: made, changed and deleted by requests, kept over a restart, never told."""
+"""SCRAM users: created, changed, deleted, persistent and never revealed."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def upsertion(name, mechanism=SHA_256, **changes):
 
 
 def alter(connection, *, upsertions=(), deletions=()):
-    answer = ask(connection, AlterUserScramCredentialsRequest(upsertions=upsertions, deletions=deletions), 0)
-    return {row.user: row.error_code for row in answer.results}
+    response = ask(connection, AlterUserScramCredentialsRequest(upsertions=upsertions, deletions=deletions), 0)
+    return {row.user: row.error_code for row in response.results}
 
 
 def describe(connection, *names):
     users = [UserName(name=name) for name in names] or None
-    answer = ask(connection, DescribeUserScramCredentialsRequest(users=users), 0)
-    assert answer.error_code == 0
+    response = ask(connection, DescribeUserScramCredentialsRequest(users=users), 0)
+    assert response.error_code == 0
     return {
         row.user: row.error_code or [(info.mechanism, info.iterations) for info in row.credential_infos]
-        for row in answer.results
+        for row in response.results
     }
 
 
@@ -87,8 +87,8 @@ def test_librdkafka_manages_users(broker):
     name = unique("ann")
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 5000)
     admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, info, b"secret")])[name].result(SECONDS)
-    found = admin.describe_user_scram_credentials([name])[name].result(SECONDS).scram_credential_infos
-    assert [(each.mechanism, each.iterations) for each in found] == [(ScramMechanism.SCRAM_SHA_512, 5000)]
+    credentials = admin.describe_user_scram_credentials([name])[name].result(SECONDS).scram_credential_infos
+    assert [(each.mechanism, each.iterations) for each in credentials] == [(ScramMechanism.SCRAM_SHA_512, 5000)]
     gone = UserScramCredentialDeletion(name, ScramMechanism.SCRAM_SHA_512)
     admin.alter_user_scram_credentials([gone])[name].result(SECONDS)
 

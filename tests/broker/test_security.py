@@ -1,4 +1,4 @@
-"""Listeners with TLS and SASL: who may come in does, by every client; who may not is told so and shut out."""
+"""Listeners with TLS and SASL: valid and invalid credentials with every client."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def secure(certificates):
                 ScramCredentialUpsertion(name="ann", mechanism=number, **salted(number, PASSWORD)) for number in (1, 2)
             ]
             for user in users:
-                answer = ask(connection, AlterUserScramCredentialsRequest(upsertions=[user]), 0)
-                assert [row.error_code for row in answer.results] == [0]
+                response = ask(connection, AlterUserScramCredentialsRequest(upsertions=[user]), 0)
+                assert [row.error_code for row in response.results] == [0]
         yield broker
 
 
@@ -195,10 +195,10 @@ def test_an_expired_session_is_closed(secure):
         ask(connection, SaslHandshakeRequest(mechanism="OAUTHBEARER"), 1)
         short = f"n,,\x01auth=Bearer {token(seconds=SESSION_SECONDS).value}\x01\x01".encode()
         began = time.monotonic()
-        answer = ask(connection, SaslAuthenticateRequest(auth_bytes=short), 2)
-        assert 0 < answer.session_lifetime_ms <= SESSION_SECONDS * 1000
+        response = ask(connection, SaslAuthenticateRequest(auth_bytes=short), 2)
+        assert 0 < response.session_lifetime_ms <= SESSION_SECONDS * 1000
         eventually("the end of the session", lambda: is_closed(connection), SECONDS)
-        assert time.monotonic() - began > answer.session_lifetime_ms / 1000
+        assert time.monotonic() - began > response.session_lifetime_ms / 1000
 
 
 def test_only_authentication_requests_are_served_before_login(secure):
@@ -217,9 +217,9 @@ def test_a_token_before_the_handshake_closes_the_connection(secure):
 
 def test_an_unknown_mechanism_returns_the_enabled_ones(secure):
     with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
-        answer = ask(connection, SaslHandshakeRequest(mechanism="GSSAPI"), 1)
-        assert answer.error_code == Code.UNSUPPORTED_SASL_MECHANISM
-        assert list(answer.mechanisms) == MECHANISMS
+        response = ask(connection, SaslHandshakeRequest(mechanism="GSSAPI"), 1)
+        assert response.error_code == Code.UNSUPPORTED_SASL_MECHANISM
+        assert list(response.mechanisms) == MECHANISMS
         with pytest.raises(ConnectionError):
             ask(connection, ApiVersionsRequest(), 0)
 

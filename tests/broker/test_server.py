@@ -1,4 +1,4 @@
-"""What the server makes of bytes: order, limits, and peers without manners."""
+"""The network server: order, limits and misbehaving peers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def produce(topic: str, value: bytes = b"value", acks: int = -1) -> ProduceReque
 def fetch(
     topic: str, offset: int = 0, *, wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 1 << 24
 ) -> FetchRequest:
-    wanted = [FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=max_bytes)]
+    fetch_partitions = [FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=max_bytes)]
     return FetchRequest(
         max_wait_ms=wait_ms,
         min_bytes=min_bytes,
         max_bytes=max_bytes,
-        topics=[FetchTopic(topic=topic, partitions=wanted)],
+        topics=[FetchTopic(topic=topic, partitions=fetch_partitions)],
     )
 
 
@@ -81,7 +81,7 @@ def test_responses_do_not_wait_for_tcp_acknowledgements(broker, topic):
             raw.send(b"".join(frame(fetch(topic, wait_ms=2), 12, number) for number in range(3)))
             assert raw.correlation_ids(3) == [0, 1, 2]
             seconds.append(time.monotonic() - began)
-    assert min(seconds[20:]) < DELAYED_ACKNOWLEDGEMENT_SECONDS  # at first a system acknowledges at once
+    assert min(seconds[20:]) < DELAYED_ACKNOWLEDGEMENT_SECONDS  # at first the kernel acknowledges at once
 
 
 def test_requests_may_arrive_byte_by_byte(broker, topic):
@@ -115,7 +115,7 @@ def test_a_frame_of_an_impossible_size_closes_the_connection_at_once(broker, siz
         b"\0\0\0\0",
         b"\0\0\0\x05hello",
         header(3, 9)[:-2] + b"\x7f\xff",  # a client id that is longer than the frame
-        header(3, 9),  # no message after the header
+        header(3, 9),  # no request after the header
         header(0, 9) + b"",
         struct.pack(">i", 14) + struct.pack(">hhih", 3, 1, 1, -1) + b"\x7f\xff\xff\xff",  # an endless array
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -140,10 +140,10 @@ def test_an_unsupported_api_or_version_closes_the_connection(broker, api_key, ve
 def test_an_unknown_api_versions_version_gets_the_supported_versions(broker, version):
     with RawConnection(broker.bootstrap) as raw:
         raw.send(header(18, version, 5))
-        answer = raw.answer(ApiVersionsRequest(), 0)
-        assert isinstance(answer, ApiVersionsResponse)
-        assert answer.error_code == Code.UNSUPPORTED_VERSION
-        assert any(row.api_key == 18 and row.max_version == 4 for row in answer.api_keys)
+        response = raw.answer(ApiVersionsRequest(), 0)
+        assert isinstance(response, ApiVersionsResponse)
+        assert response.error_code == Code.UNSUPPORTED_VERSION
+        assert any(row.api_key == 18 and row.max_version == 4 for row in response.api_keys)
         raw.send(frame(ApiVersionsRequest(), 0, 6))
         assert raw.correlation_ids(1) == [6]
 
@@ -159,13 +159,13 @@ def test_an_invalid_client_software_name_is_rejected(connection):
 def test_features_have_transaction_version_2_and_no_group_version(connection):
     about = ApiVersionsRequest(client_software_name="x", client_software_version="1")
     for version in (3, 4):
-        answer = ask(connection, about, version)
-        finalized = {row.name: row.max_version_level for row in answer.finalized_features}
+        response = ask(connection, about, version)
+        finalized = {row.name: row.max_version_level for row in response.finalized_features}
         assert finalized["transaction.version"] == 2
         assert "group.version" not in finalized
-        assert answer.finalized_features_epoch >= 0
+        assert response.finalized_features_epoch >= 0
         # Clients of version 3 cannot read a lowest level of 0 (KAFKA-17492).
-        assert ("transaction.version" in {row.name for row in answer.supported_features}) == (version == 4)
+        assert ("transaction.version" in {row.name for row in response.supported_features}) == (version == 4)
 
 
 def test_a_peer_that_does_not_read_blocks_nobody(broker):
@@ -222,7 +222,7 @@ def test_a_disconnect_during_a_long_poll_leaks_nothing(tmp_path):
 
 @pytest.fixture(scope="module")
 def roomy():
-    """A broker that a crowd may knock at."""
+    """Start a broker for many connections."""
     with EmbeddedBroker({"socket.listen.backlog.size": "1024"}) as running:
         yield running
 
@@ -237,7 +237,7 @@ def test_a_thousand_connections_are_held_and_cheap(roomy):
         assert all(raw.correlation_ids(1) == [3] for raw in raws)
         _, after = threads_and_memory(broker.pid)
         assert (after - before) / CONNECTIONS < 20_000
-        # A size that promises 100 MiB costs as much as has come.
+        # An announced size of 100 MiB costs only the received bytes.
         for raw in raws:
             raw.send(struct.pack(">i", 100 * 1024 * 1024) + bytes(100))
         assert is_well(broker)
@@ -251,7 +251,7 @@ def test_a_thousand_connections_are_held_and_cheap(roomy):
 
 @pytest.fixture(scope="module")
 def strict():
-    """A broker with little patience."""
+    """Start a broker with short timeouts and low limits."""
     options = {"connections.max.idle.ms": "300", "max.connections": "5", "max.connections.per.ip": "5"}
     with EmbeddedBroker({**options, "socket.request.max.bytes": "10000"}) as running:
         yield running
@@ -316,7 +316,7 @@ def test_an_unexpected_exception_gets_an_error_response(tmp_path):
             request = MetadataRequest(topics=[MetadataRequestTopic(name="x")])
             raw.send(frame(request, 13))
             assert raw.answer(request, 13).error_code == Code.UNKNOWN_SERVER_ERROR
-            raw.send(frame(request, 9))  # which has no place to say so
+            raw.send(frame(request, 9))  # its response has no error code
             assert raw.is_closed()
 
 

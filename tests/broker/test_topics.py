@@ -1,4 +1,4 @@
-"""Making and deleting topics: what is allowed, what is refused, and what survives."""
+"""Creating and deleting topics: valid and invalid requests, and restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions on our own broker, as clients see them: ours, librdkafka's, and one that says what it is told."""
+"""Transactions with our producer, librdkafka and explicit requests."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_committed_records_are_visible_and_aborted_ones_are_not(connection, brok
         write(b"%d a" % n)
         write(b"%d b" % n)
         (abort if n % 3 == 1 else commit)()
-    wanted = [b"%d %c" % (n, c) for n in (0, 2, 3, 5) for c in b"ab"]
-    eventually("the last commit", lambda: visible(connection, topic) == wanted)
+    expected = [b"%d %c" % (n, c) for n in (0, 2, 3, 5) for c in b"ab"]
+    eventually("the last commit", lambda: visible(connection, topic) == expected)
     assert visible(connection, topic, committed=False) == [b"%d %c" % (n, c) for n in range(6) for c in b"ab"]
 
 
@@ -88,12 +88,12 @@ def test_a_rejected_record_fails_the_commit(connection, broker, topic, kind):
         with pytest.raises(HeadraceError, match=said):
             send(producer, topic).result(0)
         with pytest.raises(AbortableError, match=said):
-            producer.send(topic, b"after")  # by the open batch, too
+            producer.send(topic, b"after")  # also with an open batch
         with pytest.raises(AbortableError, match=said):
             producer.commit_transaction()
         producer.abort_transaction()
         with pytest.raises(AbortableError, match=said), producer.transaction():
-            send(producer, topic)  # nobody looks at it: the commit does
+            send(producer, topic)  # the future is not checked: the commit fails
         with producer.transaction():
             producer.send(topic, b"again")
     eventually("the commit", lambda: visible(connection, topic) == [b"again"])
@@ -158,7 +158,7 @@ def test_late_requests_do_not_affect_the_next_transaction(connection, broker, to
     late = writer.epoch
     delayed = writer.batch(1, b"delayed")
     writer.end(False)
-    # A batch that comes after the abort must not open a transaction that nobody will end.
+    # A batch after the abort must not open a transaction that never ends.
     refused = writer.send(delayed, 0).error_code
     assert (
         refused
@@ -191,8 +191,8 @@ def test_a_retried_end_gets_the_same_response(connection, broker, topic):
     assert again == first
 
 
-def _unless_busy(answer):
-    return None if answer.error_code == Code.CONCURRENT_TRANSACTIONS else answer
+def _unless_busy(response):
+    return None if response.error_code == Code.CONCURRENT_TRANSACTIONS else response
 
 
 @pytest.mark.behaviour("B04")
@@ -208,8 +208,8 @@ def test_offsets_of_a_group_are_part_of_the_transaction(broker, topic, ends_with
         producer.send(topic, b"out")
         producer.send_offsets_to_transaction({(topic, 0): 7}, GroupMetadata(group))
         (producer.commit_transaction if ends_with == "commit" else producer.abort_transaction)()
-    (found,) = consumer.committed([TopicPartition(topic, 0)], SECONDS)
-    assert found.offset == (7 if ends_with == "commit" else confluent_kafka.OFFSET_INVALID)
+    (result,) = consumer.committed([TopicPartition(topic, 0)], SECONDS)
+    assert result.offset == (7 if ends_with == "commit" else confluent_kafka.OFFSET_INVALID)
     consumer.close()
 
 
@@ -230,25 +230,25 @@ def test_a_timed_out_transaction_is_aborted_and_readers_continue():
 
 
 def test_a_hanging_transaction_is_found_and_aborted():
-    """Open in a partition that its coordinator was never told of: only a broker that does not verify takes that."""
+    """A transaction that is open in a partition but unknown to its coordinator; verification would prevent it."""
     with (
         EmbeddedBroker({"transaction.partition.verification.enable": False}) as broker,
         Connection(broker.bootstrap) as connection,
         AdminClient(broker.bootstrap) as admin,
     ):
         topic = broker.create_topic("topic")
-        place = admin_client.TopicPartition(topic, 0)
+        partition = admin_client.TopicPartition(topic, 0)
         writer = RawProducer(connection, topic, "careless", transactions=1)
         writer.init()
         assert writer.write(0, b"hanging").error_code == 0
         connection.produce(topic, plain_batch(b"after"))
         assert visible(connection, topic) == []
-        (found,) = admin.find_hanging_transactions([place], older_than_ms=0)
-        producer = found.producer
+        (result,) = admin.find_hanging_transactions([partition], older_than_ms=0)
+        producer = result.producer
         assert (producer.producer_id, producer.producer_epoch) == (writer.producer_id, writer.epoch)
-        admin.abort_transaction(place, producer.producer_id, producer.producer_epoch)
+        admin.abort_transaction(partition, producer.producer_id, producer.producer_epoch)
         assert visible(connection, topic) == [b"after"]
-        assert admin.find_hanging_transactions([place], older_than_ms=0) == []
+        assert admin.find_hanging_transactions([partition], older_than_ms=0) == []
 
 
 @pytest.mark.parametrize("version", [0, 3])
@@ -262,8 +262,8 @@ def test_one_unknown_partition_prevents_adding_the_others(connection, broker, to
         v3_and_below_producer_epoch=writer.epoch,
         v3_and_below_topics=[AddPartitionsToTxnTopic(name=topic, partitions=[0, 5])],
     )
-    (answer,) = connection.call(request, version).results_by_topic_v3_and_below
-    codes = [row.partition_error_code for row in answer.results_by_partition]
+    (response,) = connection.call(request, version).results_by_topic_v3_and_below
+    codes = [row.partition_error_code for row in response.results_by_partition]
     assert codes == [Code.OPERATION_NOT_ATTEMPTED, Code.UNKNOWN_TOPIC_OR_PARTITION]
     assert state_of(broker, name) == "Empty"
 
@@ -275,8 +275,8 @@ def test_a_transaction_over_many_partitions_ends_in_all_of_them(connection, brok
         with producer.transaction():
             for n in range(40):
                 producer.send(topic, b"%d" % n, partition=n)
-    wanted = [[b"%d" % n] for n in range(40)]
-    eventually("the commit", lambda: [visible(connection, topic, n) for n in range(40)] == wanted)
+    expected = [[b"%d" % n] for n in range(40)]
+    eventually("the commit", lambda: [visible(connection, topic, n) for n in range(40)] == expected)
 
 
 def test_a_deleted_topic_does_not_block_its_transaction(connection, broker, topic):

@@ -1,4 +1,4 @@
-"""A transaction coordinator on fakes, and how to bring an id into each of its states."""
+"""A transaction coordinator on fakes, with helpers to reach each state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARTITIONS = 200
 
 
 class Rig:
-    """A coordinator, and a world that outlives it: `restarted()` is another one on the same log and partitions."""
+    """A coordinator with a log and partitions that survive it: `restarted()` loads them again."""
 
     def __init__(self, before: Rig | None = None, options: Mapping[str, object] | None = None) -> None:
         self.clock: HandClock = before.clock if before else HandClock()
@@ -47,7 +47,7 @@ class Rig:
         )
 
     def restarted(self) -> Rig:
-        """After kill -9."""
+        """Return a rig with a new coordinator, as after kill -9."""
         rig = Rig(self)
         for index in rig.internal.partitions_led(TRANSACTION_STATE):
             rig.coordinator.load(index)
@@ -57,7 +57,7 @@ class Rig:
         return await self.coordinator.init_producer_id(name, TIMEOUT_MS, expected)
 
     async def init_until_done(self, name: str = ID) -> ProducerIdAndEpoch:
-        """As producers do: again and again while the coordinator is busy."""
+        """Retry like a producer while the coordinator is busy."""
         for _ in range(20):
             try:
                 return await self.init(name=name)
@@ -82,7 +82,7 @@ class Rig:
         return self.current.state
 
     def logged(self) -> list[Transaction | None]:
-        """Every step that is in the log."""
+        """Return every transition in the log."""
         rows = []
         for batch in self.internal.batches(TRANSACTION_STATE, 0):
             for record in batch.records():
@@ -97,7 +97,7 @@ def _topic(name: str) -> Event:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a test's coroutine. Whatever it left unfinished goes with its event loop."""
+    """Run the coroutine of a test; unfinished tasks end with its event loop."""
 
     async def bounded() -> None:
         await asyncio.wait_for(main(), 20)
@@ -107,14 +107,14 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 @contextmanager
 def refused(code: Code) -> Iterator[None]:
-    """What is in the block must be refused with this code."""
+    """Expect a BrokerError with this code."""
     with pytest.raises(BrokerError) as caught:
         yield
     assert caught.value.code == code, f"refused with {caught.value}, not {code.name}"
 
 
 async def code_of(work: Awaitable[object]) -> Code:
-    """The code that a request ends with."""
+    """Return the code of a request."""
     try:
         await work
     except BrokerError as error:

@@ -1,4 +1,4 @@
-"""Access rules: who wins, what follows from what, and that a change counts at once."""
+"""ACLs: precedence, implied operations and immediate effect."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_super_users_are_never_denied() -> None:
 def test_resources_without_acls_may_be_open_by_option() -> None:
     rules = Rules(rule("mine"), open_by_default=True)
     assert rules.allow(name="yours", session=BOB)
-    assert not rules.allow(name="mine", session=BOB)  # there is a rule, and it is not for bob
+    assert not rules.allow(name="mine", session=BOB)  # there is an ACL, but not for bob
 
 
 def test_the_decision_cache_is_bounded() -> None:
@@ -181,7 +181,7 @@ def test_idempotent_writes_require_a_writable_topic_or_idempotent_write(rules, a
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("changes", "expected"),
     [
         ({}, {"orders", "or", "*", "group"}),
         ({"resource": Resource.TOPIC}, {"orders", "or", "*"}),
@@ -195,7 +195,7 @@ def test_idempotent_writes_require_a_writable_topic_or_idempotent_write(rules, a
         ({"host": "10.0.0.1"}, set()),
     ],
 )
-def test_filters_match_acls(wanted, found) -> None:
+def test_filters_match_acls(changes, expected) -> None:
     rules = Rules(
         rule("orders"),
         rule("or", pattern=Pattern.PREFIXED, principal="User:bob"),
@@ -203,7 +203,7 @@ def test_filters_match_acls(wanted, found) -> None:
         rule("group", resource=Resource.GROUP, operation=Operation.WRITE),
     )
     anything = AclFilter(Resource.ANY, None, Pattern.ANY, None, None, Operation.ANY, Permission.ANY)
-    assert {acl.name for acl in rules.acls.matching(anything._replace(**wanted))} == found
+    assert {acl.name for acl in rules.acls.matching(anything._replace(**changes))} == expected
 
 
 def test_acls_survive_a_restart(tmp_path: Path) -> None:

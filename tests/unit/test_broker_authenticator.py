@@ -1,4 +1,4 @@
-"""What the options of a listener come to: certificates, mechanisms, users. What cannot work is said at the start."""
+"""The security options of a listener: certificates, mechanisms, users, and errors at start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepared(protocol: str, **options: object) -> tuple[Authenticator, Listener]
 
 
 def logged_in(made: tuple[Authenticator, Listener], mechanism: str, token: bytes) -> str | Code:
-    """The principal that one token makes, or the code that it is refused with."""
+    """Return the principal after one token, or the error code."""
 
     async def scenario() -> str | Code:
         authenticator, listener = made

@@ -1,4 +1,4 @@
-"""Options of topics and brokers: which value counts, where it comes from, and what may be changed."""
+"""Options of topics and brokers: precedence, sources and changes."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def test_every_option_has_its_default(rig) -> None:
-    found = {entry.option.name: entry for entry in rig.configurations.of_topic("orders")}
-    assert found.keys() == {name for name in TOPIC_OPTIONS if not name.startswith("internal.")}
-    assert all(entry.source == Source.DEFAULT for entry in found.values())
+    entries = {entry.option.name: entry for entry in rig.configurations.of_topic("orders")}
+    assert entries.keys() == {name for name in TOPIC_OPTIONS if not name.startswith("internal.")}
+    assert all(entry.source == Source.DEFAULT for entry in entries.values())
     assert {entry.option.name for entry in rig.configurations.of_broker(str(NODE))} == BROKER_OPTIONS.keys()
 
 

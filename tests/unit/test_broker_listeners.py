@@ -1,4 +1,4 @@
-"""Where a broker listens and what it tells its clients; which partition a coordinator's key belongs to."""
+"""Listeners: bound and advertised addresses; the partition of a coordinator key."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def test_by_default_only_localhost_is_bound():
 
 
 def test_listeners_have_names_protocols_and_addresses():
-    found = listeners(
+    result = listeners(
         listeners="INSIDE://127.0.0.1:9092,outside://:9093,SSL://[::1]:0,CONTROLLER://:9099",
         advertised_listeners="OUTSIDE://kafka.example:19093",
         listener_security_protocol_map="INSIDE:PLAINTEXT, outside:sasl_ssl, SSL:SSL",
         controller_listener_names="CONTROLLER",
     )
-    assert [(one.name, one.host, one.port, one.security_protocol) for one in found] == [
+    assert [(item.name, item.host, item.port, item.security_protocol) for item in result] == [
         ("INSIDE", "127.0.0.1", 9092, "PLAINTEXT"),
         ("OUTSIDE", "", 9093, "SASL_SSL"),
         ("SSL", "::1", 0, "SSL"),
     ]
-    assert [one.address for one in found] == ["127.0.0.1:9092", "kafka.example:19093", "[::1]:0"]
-    assert [(one.uses_tls, one.uses_sasl) for one in found] == [(False, False), (True, True), (True, False)]
+    assert [item.address for item in result] == ["127.0.0.1:9092", "kafka.example:19093", "[::1]:0"]
+    assert [(item.uses_tls, item.uses_sasl) for item in result] == [(False, False), (True, True), (True, False)]
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_the_hash_of_a_text_is_javas():
     assert java_string_hash("😀") == 1772899  # two units of UTF-16
     assert coordinator_partition("polygenelubricants", 50) == 0
     assert java_string_hash("my-group") == -1906497762
-    assert coordinator_partition("my-group", 50) == 12  # as in many a log of Kafka's
+    assert coordinator_partition("my-group", 50) == 12  # as in Kafka

@@ -1,4 +1,4 @@
-"""From a certificate's name to a user, as Java writes it and Kafka maps it."""
+"""Distinguished names as in Java, and their mapping to users as in Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas on a clock that is turned by hand: the rate over sampled windows, the wait, and whose quota it is."""
+"""Quotas on a manual clock: sampled rates, throttle times and matching entities."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Rig:
         )
 
     def limit(self, user, client):
-        found = self.manager._limit(user, client, "producer_byte_rate")
-        return None if found is None else found.value
+        result = self.manager._limit(user, client, "producer_byte_rate")
+        return None if result is None else result.value
 
 
 @pytest.fixture
@@ -55,12 +55,12 @@ def test_the_throttle_time_brings_the_rate_below_the_quota(rig) -> None:
     rig.set({"client-id": "app"}, producer_byte_rate=1000.0)
     # All windows but one count from the start: ten seconds. 10,000 bytes are just within the quota.
     assert rig.throttle(request=10_000) == 0
-    # 15,000 bytes in ten seconds are 1,500 a second: half of the quota too much, half of ten seconds to wait.
+    # 15,000 bytes in ten seconds are 1,500 a second: 50 % above the quota, so half of ten seconds to wait.
     assert rig.throttle(request=5_000) == 5_000
     rig.clock.now_ms += 5_000
-    assert rig.throttle(request=0) == 5_000  # nothing has left the ten seconds yet
+    assert rig.throttle(request=0) == 5_000  # all bytes are still within the ten seconds
     rig.clock.now_ms += 6_001
-    assert rig.throttle(request=0) == 0  # the window with all the bytes has
+    assert rig.throttle(request=0) == 0  # the window with the bytes has expired
 
 
 def test_only_clients_above_their_quota_are_throttled(rig) -> None:

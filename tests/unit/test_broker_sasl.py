@@ -1,4 +1,4 @@
-"""The sasl of a connection with SASL, step by step, on a clock that is turned by hand."""
+"""SASL authentication of a connection, on a manual clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRAME_BYTES_MAX = 512
 
 
 class Password:
-    """A mechanism of two steps: a name, then the word that lets it in."""
+    """A mechanism with two steps: user name, then password."""
 
     def __init__(self, expires_ms: int | None = None) -> None:
         self.user: str | None = None
@@ -50,7 +50,7 @@ class Rig:
 
     @property
     def states(self) -> tuple[bool, bool]:
-        """Whether the next frame is a bare token, and whether all is over."""
+        """Return whether the next frame is a bare token, and whether the authentication has failed."""
         return self.sasl.expects_token, self.sasl.failed
 
     def admitted(self) -> set[int]:
@@ -59,12 +59,12 @@ class Rig:
     async def enter(self, name=b"ann", mechanism="WORD") -> int:
         await self.sasl.choose(mechanism, bare_tokens=False)
         assert await self.sasl.token(name) == (b"the word?", 0)
-        answer, lifetime_ms = await self.sasl.token(b"open")
-        assert answer == b"welcome"
+        response, lifetime_ms = await self.sasl.token(b"open")
+        assert response == b"welcome"
         return lifetime_ms
 
     async def refused(self, attempt, code, *, after_ms: int = DELAY_MS) -> str:
-        """What an attempt is refused with, which takes its time."""
+        """Return the delayed error of an attempt."""
         task = asyncio.ensure_future(attempt)
         await self.clock.run(after_ms - 1 if after_ms else 0)
         assert task.done() == (not after_ms)
@@ -122,7 +122,7 @@ def test_requests_out_of_turn_fail_with_illegal_sasl_state() -> None:
         assert rig.sasl.failed
 
         rig = Rig()
-        await rig.enter()  # a session without an end cannot be begun again, but goes on
+        await rig.enter()  # a session without a lifetime cannot re-authenticate, but continues
         await rig.refused(rig.sasl.choose("WORD", bare_tokens=False), Code.ILLEGAL_SASL_STATE, after_ms=0)
         await rig.refused(rig.sasl.token(b"open"), Code.ILLEGAL_SASL_STATE, after_ms=0)
         assert not rig.sasl.failed
@@ -166,7 +166,7 @@ def test_a_session_with_a_lifetime_must_reauthenticate_in_time() -> None:
         assert PRODUCE in rig.admitted()
         rig.clock.now_ms += 1
         assert rig.admitted() == {HANDSHAKE}
-        assert await rig.enter() == 5_000  # late, but let in
+        assert await rig.enter() == 5_000  # late, but accepted
         assert PRODUCE in rig.admitted()
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""SASL on the broker's side, against our client's side, the RFC's example, and those who cheat."""
+"""SASL mechanisms of the broker against our client, the RFC's example and invalid messages."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def users_with(mechanism: str, name: str = "ann", password: str = SECRET) -> Use
 
 
 def converse(server: Scram, ours: client.ScramMechanism) -> None:
-    """Both sides to the end; an error of either comes out."""
-    answer: bytes | None = ours.first()
-    while answer is not None:
-        answer = ours.step(step(server, answer))
+    """Run both sides to the end; raise the error of either."""
+    response: bytes | None = ours.first()
+    while response is not None:
+        response = ours.step(step(server, response))
 
 
 @MECHANISMS
@@ -101,7 +101,7 @@ def test_the_example_of_rfc_7677() -> None:
         b"c=biws,r=other,p=dHzb",  # a nonce of another exchange
         b"c=biws,r=abcSERVERx,p=dHzb",
         b"c=eSws,r=abcSERVER,p=dHzb",  # another header than the first message had
-        b"c=biws,r=abcSERVER,p=dHzb",  # a proof of a wrong length
+        b"c=biws,r=abcSERVER,p=dHzb",  # a proof with a wrong length
         b"c=biws,r=abcSERVER,p=!!!",
         b"c=biws,r=abcSERVER",
         b"",

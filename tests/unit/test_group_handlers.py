@@ -1,4 +1,4 @@
-"""Who may do what to a group, and how a request that failed as a whole is answered in every version."""
+"""Permissions of the group requests, and their failed responses in every version."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ID_REFUSED = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 class DenyingAuthorizer(Authorizer):
-    """Allows everything but one thing."""
+    """Permits everything except the denied operations."""
 
     def __init__(self, operation: Operation | None = None, resource: Resource | None = None) -> None:
         self._refused = {(operation, resource)}
@@ -78,14 +78,14 @@ def broker_of(rig: GroupRig, authorizer: DenyingAuthorizer) -> Any:
 
 
 async def ask(broker: Any, message: Message, version: int) -> Any:
-    """What a handler answers, after the way over bytes."""
+    """Return the response of a handler after encoding and decoding."""
     context = Context(Session("127.0.0.1", "PLAINTEXT"), message.api_key, version, "client", 1)
     sent = type(message).decode(version, message.encode(version))
-    answer = handler(message.api_key)(broker, context, sent)
-    if inspect.isawaitable(answer):
-        answer = await answer
-    assert isinstance(answer, Message)
-    return type(answer).decode(version, answer.encode(version))
+    response = handler(message.api_key)(broker, context, sent)
+    if inspect.isawaitable(response):
+        response = await response
+    assert isinstance(response, Message)
+    return type(response).decode(version, response.encode(version))
 
 
 COMMIT = OffsetCommitRequest(
@@ -108,11 +108,11 @@ DELETE = OffsetDeleteRequest(
 FIRST = ("topics", 0, "partitions", 0)
 
 
-def picked(answer: Any, *path: str | int) -> Code:
-    """The error code at the end of a path."""
+def picked(response: Any, *path: str | int) -> Code:
+    """Return the error code at the end of a path."""
     for step in path:
-        answer = answer[step] if isinstance(step, int) else getattr(answer, step)
-    return Code(answer.error_code)
+        response = response[step] if isinstance(step, int) else getattr(response, step)
+    return Code(response.error_code)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def picked(answer: Any, *path: str | int) -> Code:
 async def test_denied_requests_fail_with_the_authorization_error(operation, resource, message, version, path, code):
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
-        answer = await ask(broker_of(rig, DenyingAuthorizer(operation, resource)), message, version)
-        assert picked(answer, *path) is code
+        response = await ask(broker_of(rig, DenyingAuthorizer(operation, resource)), message, version)
+        assert picked(response, *path) is code
         assert rig.offset() == 1
 
 
@@ -153,11 +153,11 @@ async def test_list_groups_returns_only_authorized_groups():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
         authorizer = DenyingAuthorizer(Operation.DESCRIBE, Resource.CLUSTER)
-        answer = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
-        assert [row.group_id for row in answer.groups] == [GROUP]
+        response = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
+        assert [row.group_id for row in response.groups] == [GROUP]
         authorizer.refuse(Operation.DESCRIBE, Resource.GROUP)
-        answer = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
-        assert not answer.groups
+        response = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
+        assert not response.groups
 
 
 @on_loop
@@ -165,12 +165,12 @@ async def test_fetching_all_offsets_returns_only_authorized_topics():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1, ("gone", 0): 1})
         everything = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=GROUP, topics=None)])
-        answer = await ask(broker_of(rig, DenyingAuthorizer()), everything, 9)
-        assert {topic.name for topic in answer.groups[0].topics} == {"orders", "gone"}
-        answer = await ask(broker_of(rig, DenyingAuthorizer()), everything, 10)
-        assert [topic.topic_id for topic in answer.groups[0].topics] == [TOPIC.id]
-        answer = await ask(broker_of(rig, DenyingAuthorizer(Operation.DESCRIBE, Resource.TOPIC)), everything, 9)
-        assert not answer.groups[0].topics
+        response = await ask(broker_of(rig, DenyingAuthorizer()), everything, 9)
+        assert {topic.name for topic in response.groups[0].topics} == {"orders", "gone"}
+        response = await ask(broker_of(rig, DenyingAuthorizer()), everything, 10)
+        assert [topic.topic_id for topic in response.groups[0].topics] == [TOPIC.id]
+        response = await ask(broker_of(rig, DenyingAuthorizer(Operation.DESCRIBE, Resource.TOPIC)), everything, 9)
+        assert not response.groups[0].topics
 
 
 @on_loop
@@ -223,8 +223,8 @@ def test_every_version_has_a_failed_response(message, version):
     if message.api_key == 9 and version < 8:
         old = OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
         message = OffsetFetchRequest(group_id=GROUP, topics=[old])
-    answer = failed_response(context, message, Code.COORDINATOR_NOT_AVAILABLE, "as the test told")
-    assert answer is not None
-    assert f"error_code={Code.COORDINATOR_NOT_AVAILABLE!r}" in repr(answer)
-    again = type(answer).decode(version, answer.encode(version))
+    response = failed_response(context, message, Code.COORDINATOR_NOT_AVAILABLE, "as the test told")
+    assert response is not None
+    assert f"error_code={Code.COORDINATOR_NOT_AVAILABLE!r}" in repr(response)
+    again = type(response).decode(version, response.encode(version))
     assert f"error_code={int(Code.COORDINATOR_NOT_AVAILABLE)}" in repr(again)

@@ -1,4 +1,4 @@
-"""Offsets: committed, fetched, forgotten; with transactions, and what expires."""
+"""Committed offsets: commit, fetch, delete, transactions and expiry."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_an_offset_of_a_recreated_topic_is_not_returned_by_topic_id():
         await rig.groups.commit(GROUP, Claim(), {ORDERS_0: Commit(9, topic_id=old)})
         assert rig.groups.fetch(GROUP, [(ORDERS_0, old)], False)[ORDERS_0].offset == 9
         assert rig.groups.fetch(GROUP, [(ORDERS_0, new)], False)[ORDERS_0] == NOTHING_COMMITTED
-        assert rig.offset() == 9  # by name it is what it was
+        assert rig.offset() == 9  # unchanged by name
 
 
 @on_loop
@@ -220,7 +220,7 @@ async def test_txn_offset_commit_v5_adds_the_group_to_the_transaction(version, a
 
 
 @pytest.mark.parametrize(
-    ("answer", "version", "told"),
+    ("response", "version", "told"),
     [
         (Code.TRANSACTION_ABORTABLE, 4, Code.TRANSACTION_ABORTABLE),
         (Code.TRANSACTION_ABORTABLE, 3, Code.INVALID_TXN_STATE),
@@ -231,9 +231,9 @@ async def test_txn_offset_commit_v5_adds_the_group_to_the_transaction(version, a
     ],
 )
 @on_loop
-async def test_offsets_outside_a_transaction_fail_with_the_code_of_the_version(answer, version, told):
+async def test_offsets_outside_a_transaction_fail_with_the_code_of_the_version(response, version, told):
     async with GroupRig() as rig:
-        rig.transactions.answer = answer
+        rig.transactions.answer = response
         assert await code_of_commit(rig, version) is told
         assert not rig.internal.appends
 
@@ -278,7 +278,7 @@ async def test_a_member_that_joins_during_deletion_keeps_the_group():
         assert rig.view() == await rig.replayed()
 
 
-# OffsetExpiry.
+# Expiry.
 
 
 async def pass_days(rig: GroupRig, days: float) -> None:
@@ -290,7 +290,7 @@ async def test_offsets_expire_when_the_group_has_been_empty_for_the_retention():
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)
         await rig.commit({ORDERS_0: 1}, Claim(member_id, 1))
-        for _ in range(30):  # however old the commit is: the member lives
+        for _ in range(30):  # however old the commit is: the member is active
             await rig.clock.run(5_000)
             rig.heartbeat(member_id, 1)
         rig.leave(member_id)

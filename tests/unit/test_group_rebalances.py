@@ -1,4 +1,4 @@
-"""Rebalances: members come, go, die and come back; nobody is lost, nor told without cause that it is unknown."""
+"""Rebalances: members join, leave, time out and return; no member is lost."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ async def test_members_that_start_together_share_one_rebalance():
         await rig.clock.run(DELAY_MS - 1)
         second = rig.join(await rig.new_id())
         await rig.clock.run(2)
-        assert not first.done()  # the second has put off the end
+        assert not first.done()  # the second member has extended the delay
         await rig.clock.run(DELAY_MS)
-        answers = [first.result(), second.result()]
-        assert [answer.generation_id for answer in answers] == [1, 1]
-        assert answers[0].leader == answers[1].leader == answers[0].member_id
-        assert [len(answer.members) for answer in answers] == [2, 0]
-        assert (answers[0].protocol_type, answers[0].protocol_name) == ("consumer", "range")
+        responses = [first.result(), second.result()]
+        assert [response.generation_id for response in responses] == [1, 1]
+        assert responses[0].leader == responses[1].leader == responses[0].member_id
+        assert [len(response.members) for response in responses] == [2, 0]
+        assert (responses[0].protocol_type, responses[0].protocol_name) == ("consumer", "range")
 
 
 @on_loop
@@ -59,10 +59,10 @@ async def test_a_member_without_assignment_gets_an_empty_one():
         generation = rig.group.generation
         waiting = [rig.sync(member_id, generation) for member_id in others]
         await rig.clock.run(1_000)
-        assert not any(answer.done() for answer in waiting)
+        assert not any(response.done() for response in waiting)
         rig.sync(leader, generation, {leader: b"mine", others[0]: b"yours"})
         await rig.clock.run()
-        assert [bytes(answer.result().assignment) for answer in waiting] == [b"yours", b""]
+        assert [bytes(response.result().assignment) for response in waiting] == [b"yours", b""]
 
 
 @on_loop
@@ -73,11 +73,11 @@ async def test_a_joining_member_starts_a_rebalance():
         joins = {new_id: rig.join(new_id)}
         assert rig.heartbeat(leader, 1) is Code.REBALANCE_IN_PROGRESS
         assert code_of(lambda: rig.sync(follower, 1)) is Code.REBALANCE_IN_PROGRESS
-        await rig.commit({("orders", 0): 5}, Claim(follower, 1))  # what was read before may still be committed
+        await rig.commit({("orders", 0): 5}, Claim(follower, 1))  # offsets of the old generation may still be committed
         joins |= {member_id: rig.join(member_id) for member_id in (leader, follower)}
         await rig.clock.run()
-        assert all(answer.done() for answer in joins.values())  # all are there: nothing to wait for
-        parts = await rig.stabilise({member_id: answer.result() for member_id, answer in joins.items()})
+        assert all(response.done() for response in joins.values())  # all have joined
+        parts = await rig.stabilise({member_id: response.result() for member_id, response in joins.items()})
         assert all(parts.values())
         assert rig.group.generation == 2
 
@@ -94,9 +94,9 @@ async def test_a_session_timeout_starts_a_rebalance():
         await rig.clock.run(1)
         assert follower not in rig.group.members
         assert rig.heartbeat(leader, 1) is Code.REBALANCE_IN_PROGRESS
-        answer = rig.join(leader)
-        assert (await answer).generation_id == 2
-        assert [row.member_id for row in answer.result().members] == [leader]
+        response = rig.join(leader)
+        assert (await response).generation_id == 2
+        assert [row.member_id for row in response.result().members] == [leader]
 
 
 @on_loop
@@ -117,9 +117,9 @@ async def test_another_member_becomes_leader_when_the_leader_leaves():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         assert rig.leave(leader) == [NONE]
-        answer = await rig.join(follower)
-        assert answer.leader == follower
-        await rig.stabilise({follower: answer})
+        response = await rig.join(follower)
+        assert response.leader == follower
+        await rig.stabilise({follower: response})
         assert rig.group.state is GroupState.STABLE
 
 
@@ -147,7 +147,7 @@ async def test_a_member_that_waits_for_a_rebalance_keeps_its_session():
         assert follower in rig.group.members
         rig.join(leader)
         assert (await joining).generation_id == 2
-        await rig.clock.run(6_001)  # and is watched again from then on
+        await rig.clock.run(6_001)  # its session is active again
         assert follower not in rig.group.members
 
 
@@ -219,7 +219,7 @@ async def test_joining_while_the_assignment_is_written_starts_a_rebalance():
         assert rig.group.state is GroupState.PREPARING_REBALANCE  # the assignment is in the log, and outdated
         joins = [rig.join(leader), rig.join(follower), late]
         await rig.rebalanced(*joins)
-        parts = await rig.stabilise({answer.result().member_id: answer.result() for answer in joins})
+        parts = await rig.stabilise({response.result().member_id: response.result() for response in joins})
         assert all(parts.values())
         assert rig.view() == await rig.replayed()
 
@@ -235,7 +235,7 @@ async def test_the_first_assignment_of_a_repeated_sync_counts():
             second = rig.sync(leader, 2, {leader: b"second"})
             await rig.clock.run()
         await rig.clock.run()
-        assert first.result().error_code == Code.REBALANCE_IN_PROGRESS  # its connection is gone anyway
+        assert first.result().error_code == Code.REBALANCE_IN_PROGRESS  # its connection is closed anyway
         assert bytes(second.result().assignment) == b"first"
         assert rig.view() == await rig.replayed()
 
@@ -254,9 +254,9 @@ async def test_an_assignment_that_cannot_be_written_is_not_distributed(failure, 
         leader, follower = await rig.gathered(2)
         await rig.rebalanced(rig.join(leader), rig.join(follower))
         rig.internal.fail(failure)
-        answers = [rig.sync(follower, 2), rig.sync(leader, 2, {leader: b"a", follower: b"b"})]
+        responses = [rig.sync(follower, 2), rig.sync(leader, 2, {leader: b"a", follower: b"b"})]
         await rig.clock.run()
-        assert {answer.result().error_code for answer in answers} == {told}
+        assert {response.result().error_code for response in responses} == {told}
         assert rig.group.state is GroupState.PREPARING_REBALANCE
 
 
@@ -276,8 +276,8 @@ async def test_overlapping_rebalances_lose_no_member():
         consumers = [Consumer(rig, "a") for _ in range(3)]
         await rig.clock.run(2 * DELAY_MS)
         for turn in range(30):
-            for place, consumer in enumerate(consumers):
-                if (turn * 7 + place * 5) % 3 == 0:
+            for partition, consumer in enumerate(consumers):
+                if (turn * 7 + partition * 5) % 3 == 0:
                     consumer.subscribe(f"t{turn % 4}")
             if turn in (9, 12):
                 consumers.append(Consumer(rig, "b"))
@@ -303,9 +303,9 @@ async def test_a_restarted_static_member_keeps_its_assignment():
     async with GroupRig() as rig:
         joins = [rig.join(instance_id=name) for name in ("i", "j")]
         await rig.rebalanced(*joins)
-        old = {answer.result().member_id: answer.result() for answer in joins}
+        old = {response.result().member_id: response.result() for response in joins}
         parts = await rig.stabilise(old)
-        follower = next(answer.result() for answer in joins if not answer.result().members)
+        follower = next(response.result() for response in joins if not response.result().members)
         instance_id = "i" if rig.group.static_members["i"] == follower.member_id else "j"
 
         back = await rig.join(instance_id=instance_id)
@@ -329,9 +329,9 @@ async def test_a_restarted_static_leader_does_not_assign_again(version):
         old = joining.result()
         await rig.stabilise({old.member_id: old})
         back = await rig.join(instance_id="i", version=version)
-        if version >= 9:  # KIP-814: it leads, knows all members, and need not assign
+        if version >= 9:  # KIP-814: the leader gets all members but need not assign
             assert (back.leader, back.skip_assignment, len(back.members)) == (back.member_id, True, 1)
-        else:  # it is told that its former self leads
+        else:  # the response names its predecessor as leader
             assert (back.leader, back.skip_assignment, len(back.members)) == (old.member_id, False, 0)
         assert rig.group.leader_id == back.member_id
 
@@ -342,7 +342,7 @@ async def test_a_static_member_with_another_protocol_starts_a_rebalance():
         both = {"range": b"1", "sticky": b"2"}
         joins = [rig.join(instance_id=name, protocols=both) for name in ("i", "j")]
         await rig.rebalanced(*joins)
-        await rig.stabilise({answer.result().member_id: answer.result() for answer in joins})
+        await rig.stabilise({response.result().member_id: response.result() for response in joins})
         back = rig.join(instance_id="i", protocols={"sticky": b"2"})
         await rig.clock.run()
         assert not back.done()
@@ -354,8 +354,8 @@ async def test_a_static_member_is_removed_after_its_session_timeout():
     async with GroupRig() as rig:
         joins = [rig.join(instance_id=name, session_ms=20_000) for name in ("i", "j")]
         await rig.rebalanced(*joins)
-        ids = [answer.result().member_id for answer in joins]
-        await rig.stabilise({answer.result().member_id: answer.result() for answer in joins})
+        ids = [response.result().member_id for response in joins]
+        await rig.stabilise({response.result().member_id: response.result() for response in joins})
         await rig.clock.run(19_000)
         assert rig.heartbeat(ids[0], 1, "i") is NONE
         await rig.clock.run(1_000)
@@ -413,8 +413,8 @@ async def test_silent_static_members_stay_until_their_sessions_time_out():
         dynamic = rig.join(await rig.new_id())
         await rig.rebalanced(static, dynamic)
         member_id = dynamic.result().member_id
-        await rig.stabilise({answer.result().member_id: answer.result() for answer in (static, dynamic)})
+        await rig.stabilise({response.result().member_id: response.result() for response in (static, dynamic)})
         joining = rig.join(member_id, protocols={"range": subscription("x")})
         await rig.clock.run(REBALANCE_MS)
-        assert joining.result().generation_id == 2  # without having joined, the static member is in it
+        assert joining.result().generation_id == 2  # the static member is included without having joined
         assert set(rig.group.static_members) == {"i"}

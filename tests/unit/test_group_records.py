@@ -1,4 +1,4 @@
-"""The records of __consumer_offsets, byte for byte as Apache Kafka has them."""
+"""The records of __consumer_offsets, byte for byte as in Apache Kafka."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_group_records_of_all_versions_are_decoded(version):
     assert isinstance(change, records.GroupChange)
     assert change.group is not None
     assert (change.group.state, change.group.generation, change.group.leader_id) == (GroupState.STABLE, 2, "m")
-    assert change.group.members["m"].rebalance_timeout_ms == 10  # as long as the session, before it was told
+    assert change.group.members["m"].rebalance_timeout_ms == 10  # the session timeout, in versions without it
 
 
 @pytest.mark.parametrize("version", [0, 2, 3, 4])

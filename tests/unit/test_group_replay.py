@@ -1,4 +1,4 @@
-"""Whatever happened: what a broker knows of its groups, and what it would read from its log, are the same."""
+"""For any history: the groups in memory equal the replay of the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS_MAX = 40
 
 
 class History:
-    """A rig, and a dice that decides what happens next."""
+    """A rig, and a random generator that selects the next operation."""
 
     def __init__(self, rig: GroupRig, dice: random.Random) -> None:
         self.rig = rig
@@ -36,7 +36,7 @@ class History:
         often = [self.join, self.sync, self.commit]
         seldom = [self.leave, self.commit_in_transaction, self.end_transaction, self.delete, self.heartbeat]
         happening = self.dice.choice([*often, *often, *often, *seldom, self.wait, self.hurry])
-        with suppress(BrokerError):  # it was not the moment for that
+        with suppress(BrokerError):  # invalid in this state
             await happening(self.dice.choice(GROUPS))
 
     async def join(self, group_id: str) -> None:
@@ -56,7 +56,7 @@ class History:
         if group is None:
             return
         if group.state is GroupState.PREPARING_REBALANCE and self.dice.random() < 0.5:
-            await self.rig.clock.run(DELAY_MS)  # or few would ever come to an assignment
+            await self.rig.clock.run(DELAY_MS)  # otherwise few groups would reach an assignment
         parts = {member_id: self.dice.randbytes(3) for member_id in group.members if self.dice.random() < 0.9}
         for member_id in list(group.members):
             if self.dice.random() < 0.8:
@@ -113,7 +113,7 @@ class History:
 
 
 def compare(live: dict[str, Any], replayed: dict[str, Any]) -> None:
-    """Offsets in full; of groups those that are not in the middle of something."""
+    """Return all offsets, and the groups without a pending rebalance."""
     assert live["offsets"] == replayed["offsets"]
     assert live["pending"] == replayed["pending"]
     for group_id, group in live["groups"].items():
@@ -132,7 +132,7 @@ def test_replay_of_any_history_gives_the_state_in_memory(seed, steps):
                 await history.step()
             await rig.clock.run()
             compare(rig.view(), await rig.replayed())
-            # And when it has become quiet: all members gone, all time-outs over.
+            # And at rest: no members, no timers.
             await rig.clock.run(REBALANCE_MS * 3 + SESSION_MS)
             compare(rig.view(), await rig.replayed())
             assert all(group.state in SETTLED for group in rig.groups.list())
@@ -151,7 +151,7 @@ async def test_a_stable_group_continues_after_a_restart_without_a_rebalance():
             assert bytes(other.sync(follower, 1).result().assignment) == b"part of " + follower.encode()
             await other.commit({("orders", 0): 6}, Claim(follower, 1))
             await other.clock.run(SESSION_MS)
-            assert other.group.state is GroupState.EMPTY  # sessions are watched from the start on
+            assert other.group.state is GroupState.EMPTY  # sessions start with the load
 
 
 @on_loop
@@ -162,10 +162,10 @@ async def test_a_crash_during_a_rebalance_restores_the_previous_generation():
         assert rig.group.generation == 2
         async with GroupRig(clock=rig.clock, internal=rig.internal) as other:
             assert (other.group.state, other.group.generation) == (GroupState.STABLE, 1)
-            assert other.heartbeat(leader, 2) is Code.ILLEGAL_GENERATION  # so it joins again, by its own id
+            assert other.heartbeat(leader, 2) is Code.ILLEGAL_GENERATION  # so it rejoins with its member id
             joins = [other.join(leader), other.join(follower)]
             await other.rebalanced(*joins)
-            assert {answer.result().error_code for answer in joins} == {Code.NONE}
+            assert {response.result().error_code for response in joins} == {Code.NONE}
 
 
 @on_loop

@@ -1,4 +1,4 @@
-"""The transaction coordinator: what each request gets in each state."""
+"""The transaction coordinator: the response to each request in each state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATES: list[TransactionState | str] = [
 
 @asynccontextmanager
 async def in_state(state: TransactionState | str, version: int = 1) -> AsyncIterator[tuple[Rig, ProducerIdAndEpoch]]:
-    """A coordinator that has the id in a state, and the producer whom it belongs to (before the last end, if any)."""
+    """Return a coordinator with the id in a state, and its producer before the last end."""
     rig = Rig()
     if state == UNKNOWN:
         yield rig, ProducerIdAndEpoch(0, 0)
@@ -67,8 +67,8 @@ async def in_state(state: TransactionState | str, version: int = 1) -> AsyncIter
 
 def verified(rig: Rig, producer: ProducerIdAndEpoch) -> Awaitable[object]:
     async def verify() -> None:
-        answers = await rig.coordinator.ensure_partitions(ID, *producer, [TopicPartition("t", 0)], add=False)
-        await _raise(answers[TopicPartition("t", 0)])
+        responses = await rig.coordinator.ensure_partitions(ID, *producer, [TopicPartition("t", 0)], add=False)
+        await _raise(responses[TopicPartition("t", 0)])
 
     return verify()
 
@@ -95,7 +95,7 @@ REQUESTS: dict[str, Callable[[Rig, ProducerIdAndEpoch], Awaitable[object]]] = {
     "abort v2": lambda rig, producer: rig.end(producer, False, 2),
 }
 
-# For each request the codes in the states above, in their order. The transaction is one of version 1.
+# The code of each request in the states above, for a transaction of version 1.
 VERSION_1 = {
     "init": [NONE, NONE, CONCURRENT, CONCURRENT, CONCURRENT, CONCURRENT, NONE, NONE],
     "init as who I was": [NONE, NONE, CONCURRENT, CONCURRENT, CONCURRENT, CONCURRENT, NONE, NONE],
@@ -112,7 +112,7 @@ VERSION_1 = {
     "commit v2": [MAPPING, INVALID, CONCURRENT, NONE, CONCURRENT, CONCURRENT, INVALID, INVALID],
     "abort v2": [MAPPING, NONE, CONCURRENT, NONE, CONCURRENT, CONCURRENT, NONE, NONE],
 }
-# The same, but the transaction is one of version 2; the producer comes with the epoch that it had in it.
+# The same for version 2; the producer uses the epoch of the transaction.
 VERSION_2 = {
     "add what is in": [MAPPING, NONE, CONCURRENT, NONE, CONCURRENT, CONCURRENT, FENCED, FENCED],
     "verify": [MAPPING, ABORTABLE, ABORTABLE, NONE, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_EPOCH]
@@ -130,14 +130,14 @@ def test_each_request_gets_its_response_in_each_state(version: int, request_name
     async def main() -> None:
         for state, code in zip(STATES, expected, strict=True):
             async with in_state(state, version) as (rig, producer):
-                answer = await code_of(REQUESTS[request_name](rig, producer))
-                assert answer == code, f"{request_name} in {state!r}: {answer.name}, not {code.name}"
+                response = await code_of(REQUESTS[request_name](rig, producer))
+                assert response == code, f"{request_name} in {state!r}: {response.name}, not {code.name}"
 
     run(main)
 
 
 def test_only_the_listed_transitions_are_valid() -> None:
-    """From every state to every other one, by every way the code has."""
+    """Try every transition from every state."""
     for state in TransactionState:
         base = Transaction(ID, 5, 3, TIMEOUT_MS, state, 0, 0, frozenset({TopicPartition("t", 0)}))
         steps: list[tuple[TransactionState, Callable[[], Transaction]]] = [
@@ -262,7 +262,7 @@ def test_end_txn_responds_before_the_markers_are_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "answer"),
+    ("failure", "response"),
     [
         (Code.NOT_ENOUGH_REPLICAS, Code.COORDINATOR_NOT_AVAILABLE),
         (Code.REQUEST_TIMED_OUT, Code.COORDINATOR_NOT_AVAILABLE),
@@ -270,11 +270,11 @@ def test_end_txn_responds_before_the_markers_are_written() -> None:
         (Code.RECORD_LIST_TOO_LARGE, Code.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_a_failed_write_changes_nothing(failure: Code, answer: Code) -> None:
+def test_a_failed_write_changes_nothing(failure: Code, response: Code) -> None:
     async def main() -> None:
         rig = Rig()
         rig.internal.fail(failure)
-        with refused(answer):
+        with refused(response):
             await rig.init()
         with refused(Code.TRANSACTIONAL_ID_NOT_FOUND):
             rig.coordinator.describe(ID)
@@ -283,7 +283,7 @@ def test_a_failed_write_changes_nothing(failure: Code, answer: Code) -> None:
         before = rig.current
         for request in (rig.add(producer, 1), rig.end(producer, True), rig.init()):
             rig.internal.fail(failure)
-            with refused(answer):
+            with refused(response):
                 await request
             assert rig.current == before
         await rig.end(producer, True)
@@ -292,7 +292,7 @@ def test_a_failed_write_changes_nothing(failure: Code, answer: Code) -> None:
 
 
 def test_a_cancelled_request_leaves_memory_and_log_consistent() -> None:
-    """A connection that breaks cancels its handler, but the write may be on disk already."""
+    """A closed connection cancels its handler, but the write may be on disk already."""
 
     async def main() -> None:
         rig = Rig()

@@ -1,4 +1,4 @@
-"""The transaction coordinator and its fences: who may go on, with which epoch, and who may not."""
+"""Epochs and fencing in the transaction coordinator."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_a_second_producer_fences_the_first_and_aborts_its_transaction() -> None
             with refused(CONCURRENT):
                 await rig.init()
             await rig.clock.run()
-            # In the gap before the second asks again the first must not slip in: not with its own epoch, nor by
-            # having the abort taken for its own.
+            # Before the second producer retries, the first must not continue: neither with its own epoch, nor with
+            # the abort taken for its own.
             for request in (rig.add(first, 1), rig.end(first, True, version), rig.end(first, False, version)):
                 assert await code_of(request) == FENCED
             second = await rig.init()
@@ -56,11 +56,11 @@ def test_a_recovering_producer_gets_the_next_epoch_and_a_retry_the_same() -> Non
         producer = await rig.init()
         bumped = await rig.init(producer)
         assert bumped == producer._replace(epoch=1)
-        assert await rig.init(producer) == bumped  # the answer was lost
+        assert await rig.init(producer) == bumped  # the response was lost
         assert await rig.init(bumped) == producer._replace(epoch=2)
         with refused(FENCED):
             await rig.init(producer)
-        await rig.init()  # somebody new: nobody goes on from before
+        await rig.init()  # a new producer: the previous ones are fenced
         with refused(FENCED):
             await rig.init(bumped)
 
@@ -68,7 +68,7 @@ def test_a_recovering_producer_gets_the_next_epoch_and_a_retry_the_same() -> Non
 
 
 def exhausted(rig: Rig) -> ProducerIdAndEpoch:
-    """Make the id one whose epochs are used up."""
+    """Exhaust the epochs of the id."""
     (partition,) = rig.coordinator._store.partitions.values()
     entry = partition.entries[ID]
     entry.current = replace(entry.current, epoch=EPOCH_MAX - 1)
@@ -83,7 +83,7 @@ def test_init_with_exhausted_epochs_assigns_another_id() -> None:
         fresh = await rig.init(last)
         assert fresh.epoch == 0
         assert fresh.producer_id != last.producer_id
-        assert await rig.init(last) == fresh  # the answer was lost
+        assert await rig.init(last) == fresh  # the response was lost
         with refused(FENCED):
             await rig.init(last._replace(epoch=3))
         assert await rig.init() == fresh._replace(epoch=1)
@@ -130,11 +130,11 @@ def test_in_version_2_every_end_bumps_the_epoch() -> None:
             after = await rig.end(producer, n % 2 == 0, 2)
             assert after == producer._replace(epoch=producer.epoch + 1)
             await rig.clock.run()
-            assert await rig.end(producer, n % 2 == 0, 2) == after  # the answer was lost
+            assert await rig.end(producer, n % 2 == 0, 2) == after  # the response was lost
             producer = after
         assert [m.epoch for m in rig.replicas.markers] == [1, 2, 3, 4]
         assert {m.transaction_version for m in rig.replicas.markers} == {2}
-        assert await rig.end(producer, False, 2) == producer._replace(epoch=5)  # of nothing
+        assert await rig.end(producer, False, 2) == producer._replace(epoch=5)  # an empty transaction
         with refused(INVALID):
             await rig.end(producer._replace(epoch=5), True, 2)
 
@@ -168,13 +168,13 @@ def test_a_v2_end_with_exhausted_epochs_assigns_another_id() -> None:
             fresh = await rig.end(last, True, 2)
             assert fresh.epoch == 0
             assert fresh.producer_id != last.producer_id
-            # The new id is on its way only, but its producer may come with it already.
+            # The new id is pending, but its producer may use it already.
             with refused(CONCURRENT):
                 await rig.add(fresh, 1, version=2)
             again = rig.restarted()
         await again.clock.run()
         assert again.current.producer == fresh
-        assert await again.end(last, True, 2) == fresh  # the answer was lost
+        assert await again.end(last, True, 2) == fresh  # the response was lost
         with refused(INVALID):
             await again.end(last, False, 2)
         await again.add(fresh, 1, version=2)

@@ -1,4 +1,4 @@
-"""The transaction coordinator and time: what is too old, and what has to be tried again."""
+"""Timeouts, expiry and retries in the transaction coordinator."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_failed_abort_of_a_timed_out_transaction_is_retried() -> None:
         assert rig.state() == TransactionState.ONGOING
         await rig.clock.run(10_000)
         assert rig.state() == TransactionState.COMPLETE_ABORT
-        assert rig.current.epoch == producer.epoch + 1  # one fence, not three
+        assert rig.current.epoch == producer.epoch + 1  # fenced once, not three times
 
     run(main)
 
@@ -103,7 +103,7 @@ def test_an_unused_transactional_id_is_removed() -> None:
             rig.restarted().coordinator.describe(ID)
         with refused(Code.INVALID_PRODUCER_ID_MAPPING):
             await rig.add(producer, 0)
-        fresh = await rig.init(producer)  # it comes back after a long time
+        fresh = await rig.init(producer)  # it returns after the expiry
         assert fresh.epoch == 0
         assert fresh.producer_id != producer.producer_id
 
@@ -120,7 +120,7 @@ def test_expired_ids_are_removed_in_batches_and_stay_if_that_fails() -> None:
         await rig.clock.run(7 * DAY_MS)
         assert len(list(rig.coordinator.transactions())) == 1_000
         assert len(rig.internal.appends) == writes + 1
-        await rig.init(name="id-0")  # none is left pending
+        await rig.init(name="id-0")  # no entry is left pending
         await rig.clock.run(3_600_000)
         assert [t.transactional_id for t in rig.coordinator.transactions()] == ["id-0"]
 

@@ -1,4 +1,4 @@
-"""The transaction coordinator after kill -9: what was decided is finished, once and for all; nothing else is."""
+"""Recovery of the transaction coordinator: decided transactions are completed, others are not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_transaction_record_round_trips(transaction: Transaction) -> None:
 
 
 def test_the_record_format_is_kafkas() -> None:
-    """Key version 0; value version 1 with the ids before and after, and the version of the client, as tagged fields."""
+    """Key version 0, value version 1 with previous and next producer id and client version as tagged fields."""
     transaction = Transaction(
         "tx",
         7,
@@ -68,8 +68,8 @@ def test_the_record_format_is_kafkas() -> None:
     record = log_records.encode(transaction, 1)
     assert record.key == bytes.fromhex("0000 0002 7478")
     assert record.value == bytes.fromhex(
-        "0001 0000000000000007 0003 0000ea60 02"  # producer id, epoch, time-out, state
-        "02 02 74 02 00000001 00"  # one topic of one letter, with one partition
+        "0001 0000000000000007 0003 0000ea60 02"  # producer id, epoch, timeout, state
+        "02 02 74 02 00000001 00"  # topic "t" with partition 1
         "0000000000000009 0000000000000008"
         "02 00 08 0000000000000006 02 02 0002"  # two tagged fields
     )
@@ -171,7 +171,7 @@ def test_a_partition_is_reloaded_when_leadership_returns() -> None:
             await rig.clock.run()
             rig.coordinator.unload(0)
             rig.coordinator.load(0)
-        with refused(Code.NOT_COORDINATOR):  # it was written, but not by whom who answers now
+        with refused(Code.NOT_COORDINATOR):  # written, but the coordinator has changed
             await adding
         assert rig.current.state == TransactionState.EMPTY
 
@@ -179,7 +179,7 @@ def test_a_partition_is_reloaded_when_leadership_returns() -> None:
 
 
 class Writer:
-    """A producer that runs transactions by plan, and notes what it was told."""
+    """A producer that runs planned transactions and records the responses."""
 
     def __init__(self, rig: Rig, version: int, plan: list[tuple[int, bool]]) -> None:
         self._rig = rig
@@ -190,7 +190,7 @@ class Writer:
         self.producer = ProducerIdAndEpoch(-1, -1)
 
     async def run(self) -> None:
-        """Transaction number n has partitions of its own: 10n, 10n+1, …"""
+        """Return the partitions of transaction n: 10n, 10n+1, …"""
         self.producer = await self._rig.init()
         for n, (partitions, committed) in enumerate(self._plan):
             self.begun = n + 1
@@ -201,7 +201,7 @@ class Writer:
 
     async def _add_patiently(self, index: int) -> None:
         while await code_of(self._rig.add(self.producer, index, version=self._version)):
-            await self._rig.clock.run()  # the transaction before is being ended
+            await self._rig.clock.run()  # the previous transaction is being completed
 
 
 @settings(deadline=None, max_examples=15)
@@ -214,8 +214,8 @@ class Writer:
 def test_a_crash_after_any_write_leaves_one_outcome_per_transaction(
     version: int, plan: list[tuple[int, bool]], crashes: list[int], answers_last: bool
 ) -> None:
-    """A write is a step in the log or a marker in a partition. The process dies with the write done, answered or not,
-    perhaps dies again while it recovers, and in the end a new producer comes and takes the id over."""
+    """A write is a transition in the log or a marker in a partition. The process crashes after the write, with or
+    without a response, perhaps crashes again during recovery, and finally a new producer initializes the id."""
 
     async def main() -> None:
         for writes in range(1, WRITES_MAX):
@@ -227,7 +227,7 @@ def test_a_crash_after_any_write_leaves_one_outcome_per_transaction(
 
 
 async def is_harmless(fuses: list[Fuse], version: int, plan: list[tuple[int, bool]]) -> bool:
-    """Run a plan into crashes and check what is left of it. True if the first one would have come after its end."""
+    """Run a plan with crashes and check the result. Return True if the first crash would be after its end."""
     rig = Rig()
     rig.internal.fuse = rig.replicas.fuse = fuses[0]
     writer = Writer(rig, version, plan)

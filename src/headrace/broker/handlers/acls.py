@@ -177,8 +177,8 @@ def _checked_filter(requested: DescribeAclsRequest | DeleteAclsFilter) -> AclFil
     )
 
 
-def _checked_number(kind: type[IntEnum], number: int, what: str, *refused: IntEnum) -> int:
-    allowed = [member for member in kind if member not in refused]
+def _checked_number(kind: type[IntEnum], number: int, what: str, *invalid: IntEnum) -> int:
+    allowed = [member for member in kind if member not in invalid]
     if number not in allowed:
         raise _invalid(f"invalid {what} {number}: expected one of {', '.join(member.name for member in allowed)}")
     return number

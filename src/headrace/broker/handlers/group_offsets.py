@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.broker.context import Context, HandlerResult
@@ -146,20 +146,12 @@ def handle_offset_fetch(broker: Broker, context: Context, request: OffsetFetchRe
     groups = [
         _fetch_group(broker, context, group, request.require_stable) for group in _requested_groups(context, request)
     ]
-    return (
-        OffsetFetchResponse(groups=groups)
-        if context.api_version >= GROUPS_MIN_VERSION
-        else _single_group_response(groups[0])
-    )
+    return _fetch_response(context, groups)
 
 
 def fail_offset_fetch(context: Context, request: OffsetFetchRequest, code: int) -> OffsetFetchResponse:
     groups = [_failed_group(context, group, code) for group in _requested_groups(context, request)]
-    return (
-        OffsetFetchResponse(groups=groups)
-        if context.api_version >= GROUPS_MIN_VERSION
-        else _single_group_response(groups[0])
-    )
+    return _fetch_response(context, groups)
 
 
 def _requested_groups(context: Context, request: OffsetFetchRequest) -> list[OffsetFetchRequestGroup]:
@@ -226,7 +218,7 @@ def _fetch_all(broker: Broker, context: Context, group_id: str, require_stable: 
     """Return all offsets that the client is authorized for; v10+ omits deleted topics, which have no id."""
     by_topic: dict[str, dict[TopicPartition, Fetched]] = {}
     for partition, fetched in broker.groups.fetch_all(group_id, require_stable).items():
-        by_topic.setdefault(partition[0], {})[partition] = fetched
+        by_topic.setdefault(partition.topic, {})[partition] = fetched
     topics = []
     for name, partitions in by_topic.items():
         known_topic = broker.catalog.topics.by_name.get(name)
@@ -263,8 +255,11 @@ def _failed_group(context: Context, group: OffsetFetchRequestGroup, code: int) -
     return OffsetFetchResponseGroup(group_id=group.group_id, error_code=code, topics=topics)
 
 
-def _single_group_response(group: OffsetFetchResponseGroup) -> OffsetFetchResponse:
-    """Return the response for one group in the format before v8."""
+def _fetch_response(context: Context, groups: Sequence[OffsetFetchResponseGroup]) -> OffsetFetchResponse:
+    """Return the response; before v8 it has the fields of its only group."""
+    if context.api_version >= GROUPS_MIN_VERSION:
+        return OffsetFetchResponse(groups=groups)
+    (group,) = groups
     return OffsetFetchResponse(
         error_code=group.error_code,
         topics=[

@@ -70,7 +70,7 @@ def _checked_components(request: DescribeClientQuotasRequest) -> dict[str, Compo
     components = {component.entity_type: component for component in request.components}
     if len(components) < len(request.components):
         raise BrokerError("invalid filter: duplicate entity type", code=Code.INVALID_REQUEST)
-    check_types(components)
+    _check_types(components)
     for component in components.values():
         if component.match_type not in (_EXACT, _DEFAULT, _ANY):
             raise BrokerError(
@@ -121,14 +121,14 @@ def _quota_change(entry: EntryDataRequest) -> Event:
     parts = {part.entity_type: part.entity_name for part in entry.entity}
     if not parts or len(parts) < len(entry.entity):
         raise BrokerError("invalid entity: expected one or more entity types, each once", code=Code.INVALID_REQUEST)
-    check_types(parts)
+    _check_types(parts)
     if "" in parts.values():
         raise BrokerError("invalid entity: the name is empty; null selects the default", code=Code.INVALID_REQUEST)
     values: dict[str, float | None] = {}
     for op in entry.ops:
         if op.key in values:
             raise BrokerError(f"duplicate quota {op.key}", code=Code.INVALID_REQUEST)
-        values[op.key] = check_value(parts, op.key, None if op.remove else op.value)
+        values[op.key] = _check_value(parts, op.key, None if op.remove else op.value)
     return Quotas.change(entity(parts), values)
 
 
@@ -151,7 +151,7 @@ _IP_QUOTAS = (CONNECTION_CREATION_RATE,)
 _INTEGER_QUOTAS = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONNECTION_CREATION_RATE)
 
 
-def check_types(types: Iterable[str]) -> None:
+def _check_types(types: Iterable[str]) -> None:
     """Raise unless the entity types are user, client-id or both, or ip alone."""
     given = set(types)
     for kind in sorted(given - {USER, CLIENT_ID, IP}):
@@ -164,7 +164,7 @@ def check_types(types: Iterable[str]) -> None:
         )
 
 
-def check_value(parts: Mapping[str, str | None], key: str, value: float | None) -> float | None:
+def _check_value(parts: Mapping[str, str | None], key: str, value: float | None) -> float | None:
     """Return the value of a quota, None if it is removed, or raise INVALID_REQUEST."""
     known = _IP_QUOTAS if IP in parts else _CLIENT_QUOTAS
     if key not in known:

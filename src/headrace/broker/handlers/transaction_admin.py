@@ -119,9 +119,8 @@ def _matching_pattern(transactions: Sequence[Transaction], pattern: str) -> list
     from pyarrow import compute
 
     try:
-        compute.match_substring_regex(
-            pa.array([""]), pattern=pattern
-        )  # alone: the group below could balance its parentheses
+        # First alone: the group below could balance its parentheses.
+        compute.match_substring_regex(pa.array([""]), pattern=pattern)
         names = pa.array([transaction.transactional_id for transaction in transactions], pa.string())
         matches = compute.match_substring_regex(names, pattern=rf"\A(?:{pattern})\z").to_pylist()
     except pa.ArrowInvalid as error:
@@ -140,8 +139,7 @@ def handle_describe_producers(broker: Broker, context: Context, request: Describ
 def _describe_topic(broker: Broker, context: Context, topic: TopicRequest) -> TopicResponse:
     try:
         check_name(topic.name)
-        if not broker.authorizer.allows(context.session, Operation.READ, Resource.TOPIC, topic.name):
-            raise BrokerError(code=Code.TOPIC_AUTHORIZATION_FAILED)
+        broker.authorizer.require(context.session, Operation.READ, Resource.TOPIC, topic.name)
     except BrokerError as error:
         partitions = [_failed_partition(index, error) for index in topic.partition_indexes]
     else:

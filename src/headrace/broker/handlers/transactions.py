@@ -75,11 +75,9 @@ async def handle_init_producer_id(
 
 
 def _authorize_init(broker: Broker, context: Context, transactional_id: str | None) -> None:
-    authorizer, session = broker.authorizer, context.session
     if transactional_id is not None:
-        if not authorizer.allows(session, Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
-            raise BrokerError(code=Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    elif not authorizer.allows_idempotent_write(session):
+        broker.authorizer.require(context.session, Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id)
+    elif not broker.authorizer.allows_idempotent_write(context.session):
         raise BrokerError(code=Code.CLUSTER_AUTHORIZATION_FAILED)
 
 
