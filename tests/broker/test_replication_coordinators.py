@@ -103,7 +103,7 @@ def hold_markers(cluster, node):
         await asyncio.Event().wait()
 
     markers = broker.transactions._markers
-    markers._write_one = markers._write_there = never
+    markers._write_one = markers._write_remote = never
 
 
 @pytest.mark.behaviour("B11")
@@ -117,7 +117,7 @@ def test_check_12_a_coordinator_that_goes_in_any_state_leaves_one_outcome(tmp_pa
         committed = state != TransactionState.PREPARE_ABORT
         coordinator = cluster.brokers[node].transactions
         if state != TransactionState.ONGOING:
-            await coordinator.end_transaction(ID, *who, committed, 2)
+            await coordinator.end_transaction(ID, who, committed, 2)
             assert coordinator.describe(ID).state == state
         heir = next(other for other in (2, 3, 1) if other != node)
         await cluster.elect(TRANSACTION_STATE, heir, index)
@@ -126,7 +126,7 @@ def test_check_12_a_coordinator_that_goes_in_any_state_leaves_one_outcome(tmp_pa
         assert caught.value.code == Code.NOT_COORDINATOR
         after = cluster.brokers[heir].transactions
         # The producer does not know how far it got, and asks again.
-        await patiently(lambda: after.end_transaction(ID, *who, committed, 2))
+        await patiently(lambda: after.end_transaction(ID, who, committed, 2))
         done = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
         await until("it is over", lambda: after.describe(ID).state == done)
         for leader, partition in ((1, 0), (2, 1), (3, 2)):
@@ -144,7 +144,7 @@ def test_check_15_the_marker_of_a_coordinator_that_was_is_refused(tmp_path):
         epoch = cluster.place(TRANSACTION_STATE, index).leader_epoch
         await cluster.elect(TRANSACTION_STATE, 1 if node != 1 else 2, index)
         after = cluster.brokers[1 if node != 1 else 2].transactions
-        await patiently(lambda: after.end_transaction(ID, *who, True, 2))
+        await patiently(lambda: after.end_transaction(ID, who, True, 2))
         await until("it is over", lambda: after.describe(ID).state == TransactionState.COMPLETE_COMMIT)
         # The producer goes on with another transaction, which the zombie knows nothing of.
         who = after.describe(ID).producer
@@ -179,7 +179,7 @@ def test_a_coordinator_waits_until_what_it_loads_is_replicated(tmp_path):
         heir = next(other for other in (2, 3, 1) if other != node)
         release = cluster.hold_followers(heir)
         coordinator = cluster.brokers[node].transactions
-        await coordinator.end_transaction(ID, *who, True, 2)
+        await coordinator.end_transaction(ID, who, True, 2)
         log = cluster.partition(heir, TRANSACTION_STATE, index).log
         assert log.high_watermark < log.end_offset  # it has the decision, and does not know that it is replicated
         await cluster.elect(TRANSACTION_STATE, heir, index)

@@ -75,13 +75,13 @@ async def _leave_in_state(data, copy, state, version):
         producer = await transactions.init_producer_id(ID, TIMEOUT_MS)
         if state != "Empty":
             await transactions.add_partitions(
-                ID, *producer, [TopicPartition("topic", 0), TopicPartition("topic", 1)], version=version
+                ID, producer, [TopicPartition("topic", 0), TopicPartition("topic", 1)], version=version
             )
             for index in (0, 1):
                 _write(broker, index, producer)
         if state not in ("Empty", "Ongoing"):
             hold_markers(broker, allowed=MARKERS[state])
-            await transactions.end_transaction(ID, *producer, state in ENDS_IN_COMMIT, version)
+            await transactions.end_transaction(ID, producer, state in ENDS_IN_COMMIT, version)
             await asyncio.sleep(0.05)  # everything that is not held is done by now
             held = MARKERS[state] < 2
             assert transactions.describe(ID).state.label.startswith("Prepare" if held else "Complete")

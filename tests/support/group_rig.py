@@ -63,14 +63,13 @@ class FakeTransactions:
     async def ensure_partitions(
         self,
         transactional_id: str,
-        producer_id: int,
-        epoch: int,
+        producer: ProducerIdAndEpoch,
         partitions: Iterable[TopicPartition],
         *,
         add: bool,
     ) -> dict[TopicPartition, Code]:
         requested = tuple(partitions)
-        self.asked.append((transactional_id, producer_id, epoch, requested, add))
+        self.asked.append((transactional_id, *producer, requested, add))
         return dict.fromkeys(requested, self.answer)
 
 

@@ -69,10 +69,10 @@ class Rig:
 
     async def add(self, producer: ProducerIdAndEpoch, *indexes: int, version: int = 1) -> None:
         partitions = [TopicPartition("t", index) for index in indexes]
-        await self.coordinator.add_partitions(ID, *producer, partitions, version=version)
+        await self.coordinator.add_partitions(ID, producer, partitions, version=version)
 
     async def end(self, producer: ProducerIdAndEpoch, committed: bool, version: int = 1) -> ProducerIdAndEpoch:
-        return await self.coordinator.end_transaction(ID, *producer, committed, version)
+        return await self.coordinator.end_transaction(ID, producer, committed, version)
 
     @property
     def current(self) -> Transaction:

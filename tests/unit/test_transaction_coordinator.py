@@ -67,7 +67,7 @@ async def in_state(state: TransactionState | str, version: int = 1) -> AsyncIter
 
 def verified(rig: Rig, producer: ProducerIdAndEpoch) -> Awaitable[object]:
     async def verify() -> None:
-        responses = await rig.coordinator.ensure_partitions(ID, *producer, [TopicPartition("t", 0)], add=False)
+        responses = await rig.coordinator.ensure_partitions(ID, producer, [TopicPartition("t", 0)], add=False)
         await _raise(responses[TopicPartition("t", 0)])
 
     return verify()
@@ -166,9 +166,9 @@ def test_an_empty_id_is_an_invalid_request(request_name: str) -> None:
         coordinator = Rig().coordinator
         with refused(Code.INVALID_REQUEST):
             if request_name == "add":
-                await coordinator.add_partitions("", 0, 0, [TopicPartition("t", 0)])
+                await coordinator.add_partitions("", ProducerIdAndEpoch(0, 0), [TopicPartition("t", 0)])
             elif request_name == "end":
-                await coordinator.end_transaction("", 0, 0, True, 1)
+                await coordinator.end_transaction("", ProducerIdAndEpoch(0, 0), True, 1)
             elif request_name == "init":
                 await coordinator.init_producer_id("", TIMEOUT_MS)
             else:
@@ -334,7 +334,7 @@ def test_a_v2_write_waits_for_the_completion_of_the_previous_transaction() -> No
             second = await rig.end(first, True, 2)
             writing = asyncio.ensure_future(
                 rig.coordinator.ensure_partitions(
-                    ID, *second, [TopicPartition("t", 1), TopicPartition("u", 0)], add=True
+                    ID, second, [TopicPartition("t", 1), TopicPartition("u", 0)], add=True
                 )
             )
             await rig.clock.run(50)
@@ -345,7 +345,7 @@ def test_a_v2_write_waits_for_the_completion_of_the_previous_transaction() -> No
         with rig.replicas.held():
             third = await rig.end(second, True, 2)
             writing = asyncio.ensure_future(
-                rig.coordinator.ensure_partitions(ID, *third, [TopicPartition("t", 1)], add=True)
+                rig.coordinator.ensure_partitions(ID, third, [TopicPartition("t", 1)], add=True)
             )
             await rig.clock.run(100)
             assert writing.done()
@@ -360,7 +360,7 @@ def test_a_fenced_writer_gets_invalid_producer_epoch() -> None:
         old = await rig.init()
         await rig.init()
         for add in (True, False):
-            codes = await rig.coordinator.ensure_partitions(ID, *old, [TopicPartition("t", 1)], add=add)
+            codes = await rig.coordinator.ensure_partitions(ID, old, [TopicPartition("t", 1)], add=add)
             assert codes == {("t", 1): Code.INVALID_PRODUCER_EPOCH}
 
     run(main)
@@ -371,7 +371,7 @@ def test_add_offsets_adds_the_partition_of_the_group() -> None:
         rig = Rig()
         rig.internal._counts[CONSUMER_OFFSETS] = 50
         producer = await rig.init()
-        await rig.coordinator.add_offsets(ID, *producer, "a")
+        await rig.coordinator.add_offsets(ID, producer, "a")
         assert rig.current.partitions == {(CONSUMER_OFFSETS, 97 % 50)}
 
     run(main)

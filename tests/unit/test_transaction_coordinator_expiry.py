@@ -170,7 +170,7 @@ def test_partitions_of_a_deleted_topic_need_no_marker() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
-        await rig.coordinator.add_partitions(ID, *producer, [TopicPartition("t", 0), TopicPartition("u", 0)])
+        await rig.coordinator.add_partitions(ID, producer, [TopicPartition("t", 0), TopicPartition("u", 0)])
         rig.replicas.fail("u", 0, Code.UNKNOWN_TOPIC_OR_PARTITION, times=3)
         await rig.end(producer, True)
         await rig.clock.run(30)

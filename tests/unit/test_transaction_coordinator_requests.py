@@ -16,7 +16,7 @@ from headrace.broker.log.producer_state import ProducerView
 from headrace.broker.security.authorizer import Authorizer, Operation, Resource
 from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import BrokerError, Code
-from headrace.types import TopicPartition
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api import request_class, response_class
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest
 from headrace.wire.api.add_partitions_to_txn import (
@@ -273,9 +273,9 @@ def test_transactions_are_listed_by_state_producer_duration_and_pattern() -> Non
         desk = Desk()
         for name in ("payments-1", "payments-2", "orders"):
             await desk.init(name)
-        await desk.rig.coordinator.add_partitions("payments-2", 1, 0, [TopicPartition("t", 0)])
+        await desk.rig.coordinator.add_partitions("payments-2", ProducerIdAndEpoch(1, 0), [TopicPartition("t", 0)])
         await desk.rig.clock.run(5_000)
-        await desk.rig.coordinator.add_partitions("orders", 2, 0, [TopicPartition("t", 0)])
+        await desk.rig.coordinator.add_partitions("orders", ProducerIdAndEpoch(2, 0), [TopicPartition("t", 0)])
 
         async def listed(**filters: Any) -> list[str]:
             response = await desk.ask(ListTransactionsRequest(**filters), 2)

@@ -40,7 +40,7 @@ class Transactions(Protocol):
     """The part of the transaction coordinator that is used here."""
 
     async def ensure_partitions(
-        self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[TopicPartition], *, add: bool
+        self, transactional_id: str, producer: ProducerIdAndEpoch, partitions: Collection[TopicPartition], *, add: bool
     ) -> dict[TopicPartition, Code]: ...
 
 
@@ -234,7 +234,7 @@ class GroupCoordinator:
         async def verify_and_commit() -> dict[TopicPartition, Code]:
             partition = TopicPartition(CONSUMER_OFFSETS, components.shard.index)
             add = version >= ADD_PARTITIONS_VERSION
-            codes = await self._transactions.ensure_partitions(transactional_id, *producer, [partition], add=add)
+            codes = await self._transactions.ensure_partitions(transactional_id, producer, [partition], add=add)
             code = _for_client(codes.get(partition, Code.NONE), version)
             if code:
                 raise BrokerError(

@@ -224,11 +224,9 @@ async def _verify_then_append(
     by_producer: dict[ProducerIdAndEpoch, list[_PartitionWrite]] = {}
     for write in transactional:
         by_producer.setdefault(write.producer, []).append(write)
-    for (producer_id, epoch), writes in by_producer.items():
+    for producer, writes in by_producer.items():
         partitions = [write.partition.key for write in writes if write.partition]
-        codes = await broker.transactions.ensure_partitions(
-            request.transactional_id, producer_id, epoch, partitions, add=add
-        )
+        codes = await broker.transactions.ensure_partitions(request.transactional_id, producer, partitions, add=add)
         for write, partition in zip(writes, partitions, strict=True):
             code = codes.get(partition, Code.NONE)
             if code != Code.NONE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.broker.catalog.topics import INTERNAL
 from headrace.broker.context import Context
@@ -82,7 +82,7 @@ def _authorize_init(broker: Broker, context: Context, transactional_id: str | No
 
 
 def _expected_producer(request: InitProducerIdRequest) -> ProducerIdAndEpoch | None:
-    given = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
+    given = _producer_of(request)
     if given == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH):
         return None
     if NO_PRODUCER_ID in given:
@@ -152,7 +152,7 @@ async def _add_for_broker(
         return await _add_partitions(broker, context, transaction, codes)
     try:
         return broker.transactions.verify_partitions(
-            transaction.transactional_id, transaction.producer_id, transaction.producer_epoch, partitions
+            transaction.transactional_id, _producer_of(transaction), partitions
         )
     except BrokerError as error:
         return dict.fromkeys(partitions, error.code)
@@ -167,12 +167,12 @@ async def _add_partitions(
     """Add all partitions or none: one error prevents the others from being added."""
     if any(codes.values()):
         return {partition: code or Code.OPERATION_NOT_ATTEMPTED for partition, code in codes.items()}
-    producer = (transaction.transactional_id, transaction.producer_id, transaction.producer_epoch)
+    transactional_id, producer = transaction.transactional_id, _producer_of(transaction)
     try:
         if context.api_version >= ADD_TRANSACTIONS_V2_MIN_VERSION:
-            await broker.transactions.add_partitions_v2(*producer, codes.keys())
+            await broker.transactions.add_partitions_v2(transactional_id, producer, codes.keys())
         else:
-            await broker.transactions.add_partitions(*producer, codes.keys())
+            await broker.transactions.add_partitions(transactional_id, producer, codes.keys())
     except BrokerError as error:
         return dict.fromkeys(codes, _client_code(error, context.api_version, fenced_since=FENCED_MIN_VERSION))
     return codes
@@ -229,9 +229,7 @@ async def handle_add_offsets_to_txn(
     if not allows(session, Operation.READ, Resource.GROUP, request.group_id):
         return AddOffsetsToTxnResponse(error_code=Code.GROUP_AUTHORIZATION_FAILED)
     try:
-        await broker.transactions.add_offsets(
-            request.transactional_id, request.producer_id, request.producer_epoch, request.group_id
-        )
+        await broker.transactions.add_offsets(request.transactional_id, _producer_of(request), request.group_id)
     except BrokerError as error:
         return AddOffsetsToTxnResponse(
             error_code=_client_code(error, context.api_version, fenced_since=FENCED_MIN_VERSION)
@@ -266,7 +264,7 @@ async def handle_txn_offset_commit(
         try:
             results = await broker.groups.commit_in_transaction(
                 request.transactional_id,
-                ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
+                _producer_of(request),
                 request.group_id,
                 claim,
                 commits,
@@ -348,7 +346,7 @@ async def handle_end_txn(broker: Broker, context: Context, request: EndTxnReques
     version = VERSION_2 if context.api_version >= END_TRANSACTIONS_V2_MIN_VERSION else VERSION_1
     try:
         producer = await broker.transactions.end_transaction(
-            transactional_id, request.producer_id, request.producer_epoch, request.committed, version
+            transactional_id, _producer_of(request), request.committed, version
         )
     except BrokerError as error:
         return EndTxnResponse(error_code=_client_code(error, context.api_version, fenced_since=FENCED_MIN_VERSION))
@@ -415,6 +413,20 @@ async def _write_marker(broker: Broker, marker: WritableTxnMarker, topic: str, i
     except BrokerError as error:
         return error.code
     return Code.NONE
+
+
+class _WithProducer(Protocol):
+    """A request, or a part of one, that names its producer."""
+
+    @property
+    def producer_id(self) -> int: ...
+
+    @property
+    def producer_epoch(self) -> int: ...
+
+
+def _producer_of(request: _WithProducer) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
 
 
 def _client_code(error: BrokerError, api_version: int, *, fenced_since: int) -> int:

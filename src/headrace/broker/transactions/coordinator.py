@@ -138,8 +138,7 @@ class TransactionCoordinator:
     async def add_partitions(
         self,
         transactional_id: str,
-        producer_id: int,
-        epoch: int,
+        producer: ProducerIdAndEpoch,
         partitions: Collection[TopicPartition],
         *,
         version: int = VERSION_1,
@@ -148,25 +147,25 @@ class TransactionCoordinator:
         entry = self._entry_of(transactional_id)
         _check_not_pending(entry)
         current = entry.current
-        check_producer(current, producer_id, epoch)
-        if epoch == EPOCH_MAX:  # reserved for fencing
-            raise fenced_error(current, epoch)
+        check_producer(current, producer)
+        if producer.epoch == EPOCH_MAX:  # reserved for fencing
+            raise fenced_error(current, producer.epoch)
         if current.state == TransactionState.ONGOING and current.partitions.issuperset(partitions):
             return
         target = current.extended(partitions, self._clock.time_ms(), version)
         await self._run_shielded(entry, self._store.step(entry, target))
 
-    async def add_offsets(self, transactional_id: str, producer_id: int, epoch: int, group_id: str) -> None:
+    async def add_offsets(self, transactional_id: str, producer: ProducerIdAndEpoch, group_id: str) -> None:
         """Add the offsets of a group to the transaction."""
         index = coordinator_partition(group_id, self._internal.ensure(CONSUMER_OFFSETS))
-        await self.add_partitions(transactional_id, producer_id, epoch, [TopicPartition(CONSUMER_OFFSETS, index)])
+        await self.add_partitions(transactional_id, producer, [TopicPartition(CONSUMER_OFFSETS, index)])
 
     def verify_partitions(
-        self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[TopicPartition]
+        self, transactional_id: str, producer: ProducerIdAndEpoch, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, Code]:
         """Return NONE or TRANSACTION_ABORTABLE for each partition. Pending ones are checked again at the append."""
         current = self._entry_of(transactional_id).current
-        check_producer(current, producer_id, epoch)
+        check_producer(current, producer)
         if current.state in DECIDED:
             raise _concurrent(transactional_id, "the previous transaction is being completed")
         return {p: Code.NONE if p in current.partitions else Code.TRANSACTION_ABORTABLE for p in partitions}
@@ -174,8 +173,7 @@ class TransactionCoordinator:
     async def ensure_partitions(
         self,
         transactional_id: str,
-        producer_id: int,
-        epoch: int,
+        producer: ProducerIdAndEpoch,
         partitions: Collection[TopicPartition],
         *,
         add: bool,
@@ -187,11 +185,11 @@ class TransactionCoordinator:
         """
         node = None if self._remote is None else self._remote.coordinator_elsewhere(transactional_id)
         if node is not None:
-            return await self._ensure_remotely(node, transactional_id, producer_id, epoch, partitions, add=add)
+            return await self._ensure_remotely(node, transactional_id, producer, partitions, add=add)
         try:
             if not add:
-                return self.verify_partitions(transactional_id, producer_id, epoch, partitions)
-            await self.add_partitions_v2(transactional_id, producer_id, epoch, partitions)
+                return self.verify_partitions(transactional_id, producer, partitions)
+            await self.add_partitions_v2(transactional_id, producer, partitions)
         except BrokerError as error:
             return dict.fromkeys(partitions, _for_writers(Code(error.code)))
         return dict.fromkeys(partitions, Code.NONE)
@@ -200,8 +198,7 @@ class TransactionCoordinator:
         self,
         node: int,
         transactional_id: str,
-        producer_id: int,
-        epoch: int,
+        producer: ProducerIdAndEpoch,
         partitions: Collection[TopicPartition],
         *,
         add: bool,
@@ -212,9 +209,7 @@ class TransactionCoordinator:
         attempt = 0
         while True:
             try:
-                codes = await self._remote.ensure_partitions(
-                    node, transactional_id, producer_id, epoch, partitions, add=add
-                )
+                codes = await self._remote.ensure_partitions(node, transactional_id, *producer, partitions, add=add)
             except BrokerError as error:
                 codes = dict.fromkeys(partitions, Code(error.code))
             except HeadraceError as error:
@@ -226,13 +221,13 @@ class TransactionCoordinator:
             await back_off(self._clock, attempt)
 
     async def end_transaction(
-        self, transactional_id: str, producer_id: int, epoch: int, committed: bool, version: int
+        self, transactional_id: str, producer: ProducerIdAndEpoch, committed: bool, version: int
     ) -> ProducerIdAndEpoch:
         """Commit or abort; return the producer id and epoch afterwards, which are new in version 2."""
         entry = self._entry_of(transactional_id)
         _check_not_pending(entry)
         current = entry.current
-        action = resolve_end_txn(current, producer_id, epoch, committed, version)
+        action = resolve_end_txn(current, producer, committed, version)
         if action is EndTxnAction.DONE:
             return current.producer
         if action is EndTxnAction.WAIT:
@@ -243,7 +238,7 @@ class TransactionCoordinator:
                 f"{'committed' if committed else 'aborted'}",
                 code=Code.INVALID_TXN_STATE,
             )
-        next_id = self.ids.take() if version >= VERSION_2 and is_exhausted(epoch) else NO_PRODUCER_ID
+        next_id = self.ids.take() if version >= VERSION_2 and is_exhausted(producer.epoch) else NO_PRODUCER_ID
         target = current.prepared(committed, self._clock.time_ms(), version, next_id)
         partition = self._store.partition_of(transactional_id)
         await self._run_shielded(entry, self._decide(partition, entry, target))
@@ -288,13 +283,13 @@ class TransactionCoordinator:
         return target.producer
 
     async def add_partitions_v2(
-        self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[TopicPartition]
+        self, transactional_id: str, producer: ProducerIdAndEpoch, partitions: Collection[TopicPartition]
     ) -> None:
         """Add partitions in version 2; wait for a pending transition up to ADD_WAIT_MS_MAX."""
         deadline_ms = self._clock.monotonic_ms() + ADD_WAIT_MS_MAX
         while True:
             try:
-                await self.add_partitions(transactional_id, producer_id, epoch, partitions, version=VERSION_2)
+                await self.add_partitions(transactional_id, producer, partitions, version=VERSION_2)
                 return
             except BrokerError as error:
                 left_ms = deadline_ms - self._clock.monotonic_ms()

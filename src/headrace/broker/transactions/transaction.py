@@ -128,13 +128,13 @@ class Transaction:
             return ProducerIdAndEpoch(self.next_producer_id, 0)
         return self.producer
 
-    def is_retry_of_end(self, producer_id: int, epoch: int) -> bool:
+    def is_retry_of_end(self, producer: ProducerIdAndEpoch) -> bool:
         """Return whether an EndTxn of version 2 is the retry of one whose response was lost."""
         if self.version < VERSION_2:
             return False
-        if self.producer_id == producer_id:
-            return self.epoch == epoch + 1
-        return self.previous_producer_id == producer_id and epoch == EPOCH_MAX - 1 and self.epoch == 0
+        if self.producer_id == producer.producer_id:
+            return self.epoch == producer.epoch + 1
+        return self.previous_producer_id == producer.producer_id and producer.epoch == EPOCH_MAX - 1 and self.epoch == 0
 
     # -- transitions -----------------------------------------------------------------------------
 
@@ -277,27 +277,27 @@ VERSION_2_ACTIONS = (
 
 
 def resolve_end_txn(
-    transaction: Transaction, producer_id: int, epoch: int, committed: bool, version: int
+    transaction: Transaction, producer: ProducerIdAndEpoch, committed: bool, version: int
 ) -> EndTxnAction:
     """Return how to handle an EndTxn; raise if the producer is fenced or unknown."""
     table = VERSION_1_ACTIONS
-    is_retry = version >= VERSION_2 and transaction.is_retry_of_end(producer_id, epoch)
+    is_retry = version >= VERSION_2 and transaction.is_retry_of_end(producer)
     if not is_retry:
-        check_producer(transaction, producer_id, epoch)
+        check_producer(transaction, producer)
     if version >= VERSION_2:
         table = VERSION_2_RETRY_ACTIONS if is_retry else VERSION_2_ACTIONS
     action = table.get((transaction.state, committed), EndTxnAction.INVALID_STATE)
     if action is EndTxnAction.FENCED:
-        raise fenced_error(transaction, epoch)
+        raise fenced_error(transaction, producer.epoch)
     return action
 
 
-def check_producer(transaction: Transaction, producer_id: int, epoch: int) -> None:
+def check_producer(transaction: Transaction, producer: ProducerIdAndEpoch) -> None:
     """Raise unless this is the current producer of the transactional id."""
-    if transaction.producer_id != producer_id:
+    if transaction.producer_id != producer.producer_id:
         raise BrokerError(
-            f"{transaction.transactional_id} has producer id {transaction.producer_id}, not {producer_id}",
+            f"{transaction.transactional_id} has producer id {transaction.producer_id}, not {producer.producer_id}",
             code=Code.INVALID_PRODUCER_ID_MAPPING,
         )
-    if transaction.epoch != epoch:
-        raise fenced_error(transaction, epoch)
+    if transaction.epoch != producer.epoch:
+        raise fenced_error(transaction, producer.epoch)
