@@ -14,7 +14,7 @@ from cluster_in_loop import until
 from headrace import Producer
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.groups.commits import Commit
-from headrace.broker.groups.group import Claim
+from headrace.broker.groups.group import MemberClaim
 from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
@@ -199,7 +199,7 @@ def test_groups_and_offsets_move_with_their_partition(tmp_path):
     async def test(cluster):
         index, node = coordinator_of(cluster, CONSUMER_OFFSETS, "readers")
         groups = cluster.brokers[node].groups
-        codes = await groups.commit("readers", Claim(), {TopicPartition("t", 0): Commit(42)})
+        codes = await groups.commit("readers", MemberClaim(), {TopicPartition("t", 0): Commit(42)})
         assert codes == {("t", 0): Code.NONE}
         heir = next(other for other in (2, 3, 1) if other != node)
         await cluster.elect(CONSUMER_OFFSETS, heir, index)

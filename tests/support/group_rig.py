@@ -18,7 +18,7 @@ from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.coordinator import GroupCoordinator
-from headrace.broker.groups.group import Claim, Group, GroupState
+from headrace.broker.groups.group import Group, GroupState, MemberClaim
 from headrace.broker.groups.joining import JoiningClient
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
@@ -34,7 +34,7 @@ DELAY_MS = 3_000
 HEARTBEAT_MS = 1_000
 VERSION = 9
 EPOCH = 7
-NO_CLAIM = Claim()
+NO_CLAIM = MemberClaim()
 
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -150,13 +150,13 @@ class GroupRig:
         )
 
     def heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> Code:
-        return Code(code_of(lambda: self.groups.heartbeat(GROUP, Claim(member_id, generation, instance_id))))
+        return Code(code_of(lambda: self.groups.heartbeat(GROUP, MemberClaim(member_id, generation, instance_id))))
 
     def leave(self, *member_ids: str) -> list[Code]:
         return self.groups.leave(GROUP, [MemberIdentity(member_id=member_id) for member_id in member_ids])
 
     async def commit(
-        self, offsets: Mapping[tuple[str, int], int], claim: Claim = NO_CLAIM, group_id: str = GROUP
+        self, offsets: Mapping[tuple[str, int], int], claim: MemberClaim = NO_CLAIM, group_id: str = GROUP
     ) -> None:
         commits = {TopicPartition(*key): Commit(offset, metadata="noted") for key, offset in offsets.items()}
         codes = await self.groups.commit(group_id, claim, commits)
@@ -166,7 +166,7 @@ class GroupRig:
         self,
         producer_id: int,
         offsets: Mapping[tuple[str, int], int],
-        claim: Claim = NO_CLAIM,
+        claim: MemberClaim = NO_CLAIM,
         *,
         group_id: str = GROUP,
         version: int = 5,

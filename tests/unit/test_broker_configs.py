@@ -12,7 +12,7 @@ from headrace.broker.broker_options import BROKER_OPTIONS, resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import BROKER, TOPIC
 from headrace.broker.configs import DYNAMIC, Configurations, Entry, ResourceType, Source
-from headrace.broker.handlers.configs import Change, Op, alter_options, replace_all
+from headrace.broker.handlers.configs import ConfigChange, Op, alter_options, replace_all
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.errors import BrokerError, Code
 
@@ -35,7 +35,7 @@ class Rig:
         return next(entry for entry in self.configurations.of_broker(name) if entry.option.name == option)
 
     def change(self, *changes: tuple[str, Op, str | None], kind=ResourceType.TOPIC, name="orders", dry=False) -> None:
-        alter_options(self.broker, kind, name, [Change(*row) for row in changes], validate_only=dry)
+        alter_options(self.broker, kind, name, [ConfigChange(*row) for row in changes], validate_only=dry)
 
     def set(self, option: str, value: str, **where: Any) -> None:
         self.change((option, Op.SET, value), **where)

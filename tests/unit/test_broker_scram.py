@@ -18,9 +18,9 @@ from headrace.broker.security.mechanisms import (
     SCRAM_SHA_256,
     SCRAM_SHA_512,
     BearerToken,
-    Mechanism,
     OAuthBearer,
     Plain,
+    ServerMechanism,
     UnsecuredTokens,
     check_against,
     jaas_options,
@@ -36,7 +36,7 @@ SECRET = "pencil,=§"
 MECHANISMS = pytest.mark.parametrize("mechanism", [SCRAM_SHA_256, SCRAM_SHA_512])
 
 
-def step(mechanism: Mechanism, token: bytes) -> bytes:
+def step(mechanism: ServerMechanism, token: bytes) -> bytes:
     return asyncio.run(mechanism.step(token))
 
 

@@ -10,7 +10,7 @@ from fake_internal import START_MS
 from group_rig import EPOCH, GROUP, GroupRig, code_of, on_loop, subscription
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.groups.commits import NOTHING_COMMITTED, Commit, Fetched
-from headrace.broker.groups.group import Claim
+from headrace.broker.groups.group import MemberClaim
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.records import read_batches
@@ -37,7 +37,7 @@ async def code_of_commit(rig: GroupRig, version: int) -> Code:
 async def test_a_fetched_offset_has_its_epoch_and_metadata():
     async with GroupRig() as rig:
         await rig.groups.commit(
-            GROUP, Claim(), {ORDERS_0: Commit(42, 3, "where I was"), TopicPartition("orders", 1): Commit(7)}
+            GROUP, MemberClaim(), {ORDERS_0: Commit(42, 3, "where I was"), TopicPartition("orders", 1): Commit(7)}
         )
         assert rig.groups.fetch_all(GROUP, False) == {
             ORDERS_0: Fetched(42, 3, "where I was"),
@@ -98,7 +98,7 @@ async def test_a_failed_commit_changes_nothing(failure, told):
 async def test_an_offset_of_a_recreated_topic_is_not_returned_by_topic_id():
     async with GroupRig() as rig:
         old, new = b"o" * 16, b"n" * 16
-        await rig.groups.commit(GROUP, Claim(), {ORDERS_0: Commit(9, topic_id=old)})
+        await rig.groups.commit(GROUP, MemberClaim(), {ORDERS_0: Commit(9, topic_id=old)})
         assert rig.groups.fetch(GROUP, [(ORDERS_0, old)], False)[ORDERS_0].offset == 9
         assert rig.groups.fetch(GROUP, [(ORDERS_0, new)], False)[ORDERS_0] == NOTHING_COMMITTED
         assert rig.offset() == 9  # unchanged by name
@@ -247,7 +247,7 @@ async def test_a_fenced_instance_cannot_commit_in_a_transaction():
         await rig.stabilise({old.member_id: old})
         await rig.join(instance_id="i")
         with pytest.raises(BrokerError) as raised:
-            await rig.commit_in_transaction(4, {ORDERS_0: 2}, Claim(old.member_id, 1, "i"))
+            await rig.commit_in_transaction(4, {ORDERS_0: 2}, MemberClaim(old.member_id, 1, "i"))
         assert raised.value.code == Code.FENCED_INSTANCE_ID
 
 
@@ -289,7 +289,7 @@ async def pass_days(rig: GroupRig, days: float) -> None:
 async def test_offsets_expire_when_the_group_has_been_empty_for_the_retention():
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)
-        await rig.commit({ORDERS_0: 1}, Claim(member_id, 1))
+        await rig.commit({ORDERS_0: 1}, MemberClaim(member_id, 1))
         for _ in range(30):  # however old the commit is: the member is active
             await rig.clock.run(5_000)
             rig.heartbeat(member_id, 1)
@@ -322,7 +322,7 @@ async def test_an_active_group_loses_offsets_of_unsubscribed_topics():
         await rig.rebalanced(joining)
         member_id = joining.result().member_id
         await rig.stabilise({member_id: joining.result()})
-        await rig.commit({("read", 0): 1, ("no longer", 0): 1}, Claim(member_id, 1))
+        await rig.commit({("read", 0): 1, ("no longer", 0): 1}, MemberClaim(member_id, 1))
         for _ in range(13):
             await rig.clock.run(5_000)
             assert rig.heartbeat(member_id, 1) is Code.NONE
@@ -336,7 +336,7 @@ async def test_offsets_of_an_unknown_protocol_do_not_expire_with_members():
         await rig.rebalanced(joining)
         member_id = joining.result().member_id
         await rig.stabilise({member_id: joining.result()})
-        await rig.commit({ORDERS_0: 1}, Claim(member_id, 1))
+        await rig.commit({ORDERS_0: 1}, MemberClaim(member_id, 1))
         for _ in range(13):
             await rig.clock.run(5_000)
             rig.heartbeat(member_id, 1)
@@ -348,7 +348,7 @@ async def test_offsets_of_an_unknown_protocol_do_not_expire_with_members():
 @on_loop
 async def test_the_retention_in_an_old_commit_request_applies():
     async with GroupRig() as rig:
-        await rig.groups.commit(GROUP, Claim(), {ORDERS_0: Commit(1)}, retention_ms=DAY_MS)
+        await rig.groups.commit(GROUP, MemberClaim(), {ORDERS_0: Commit(1)}, retention_ms=DAY_MS)
         assert rig.view() == await rig.replayed()
         await pass_days(rig, 0.9)
         assert rig.offset() == 1
@@ -359,7 +359,7 @@ async def test_the_retention_in_an_old_commit_request_applies():
 @on_loop
 async def test_the_timestamp_in_an_old_commit_request_applies():
     async with GroupRig() as rig:
-        await rig.groups.commit(GROUP, Claim(), {ORDERS_0: Commit(1, commit_time_ms=START_MS - RETENTION_MS)})
+        await rig.groups.commit(GROUP, MemberClaim(), {ORDERS_0: Commit(1, commit_time_ms=START_MS - RETENTION_MS)})
         await rig.clock.run(CHECK_MS)
         assert rig.offset() == -1
 

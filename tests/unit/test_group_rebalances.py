@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Consumer, GroupRig, code_of, on_loop, subscription
-from headrace.broker.groups.group import Claim, GroupState
+from headrace.broker.groups.group import GroupState, MemberClaim
 from headrace.broker.groups.rebalance import NEW_MEMBER_JOIN_TIMEOUT_MS
 from headrace.errors import Code
 from headrace.wire.api.leave_group import MemberIdentity
@@ -73,7 +73,9 @@ async def test_a_joining_member_starts_a_rebalance():
         joins = {new_id: rig.join(new_id)}
         assert rig.heartbeat(leader, 1) is Code.REBALANCE_IN_PROGRESS
         assert code_of(lambda: rig.sync(follower, 1)) is Code.REBALANCE_IN_PROGRESS
-        await rig.commit({("orders", 0): 5}, Claim(follower, 1))  # offsets of the old generation may still be committed
+        await rig.commit(
+            {("orders", 0): 5}, MemberClaim(follower, 1)
+        )  # offsets of the old generation may still be committed
         joins |= {member_id: rig.join(member_id) for member_id in (leader, follower)}
         await rig.clock.run()
         assert all(response.done() for response in joins.values())  # all have joined
@@ -107,7 +109,7 @@ async def test_every_request_extends_the_session():
             await rig.clock.run(SESSION_MS - 1)
             assert rig.heartbeat(member_id, 1) is NONE
             await rig.clock.run(SESSION_MS - 1)
-            await rig.commit({("orders", 0): 1}, Claim(member_id, 1))
+            await rig.commit({("orders", 0): 1}, MemberClaim(member_id, 1))
         await rig.clock.run(SESSION_MS + 1)
         assert rig.group.state is GroupState.EMPTY
 
@@ -195,7 +197,7 @@ async def test_a_new_member_that_never_syncs_is_removed():
 async def test_a_group_without_members_is_empty_in_the_next_generation():
     async with GroupRig() as rig:
         ids = await rig.gathered(2)
-        await rig.commit({("orders", 0): 5}, Claim(ids[0], 1))
+        await rig.commit({("orders", 0): 5}, MemberClaim(ids[0], 1))
         assert rig.leave(*ids) == [NONE, NONE]
         await rig.clock.run()
         assert (rig.group.state, rig.group.generation, rig.group.leader_id) == (GroupState.EMPTY, 2, None)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.groups import records
-from headrace.broker.groups.group import Group, GroupState, Member, subscribed_topics_in
+from headrace.broker.groups.group import Group, GroupMember, GroupState, subscribed_topics_in
 from headrace.broker.groups.offsets import Committed
 from headrace.errors import MalformedError
 from headrace.types import TopicPartition
@@ -44,7 +44,7 @@ def test_an_offset_with_a_topic_id_has_version_4():
 
 
 def test_a_group():
-    member = Member("m-1", "i", "client", "/host", 30, 10, {"range": b"sub"}, b"asg")
+    member = GroupMember("m-1", "i", "client", "/host", 30, 10, {"range": b"sub"}, b"asg")
     group = Group("g", GroupState.STABLE, 99, 7, "consumer", "range", "m-1", members={"m-1": member})
     entry = records.group_record(group)
     assert entry.key == b"\0\2" + string("g")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, SETTLED, GroupRig, on_loop, subscription
-from headrace.broker.groups.group import Claim, GroupState
+from headrace.broker.groups.group import GroupState, MemberClaim
 from headrace.broker.groups.records import KeyValue
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
@@ -66,18 +66,18 @@ class History:
         group = self.rig.groups.describe(group_id)
         if group is not None:
             for member_id in list(group.members):
-                self.rig.groups.heartbeat(group_id, Claim(member_id, group.generation))
+                self.rig.groups.heartbeat(group_id, MemberClaim(member_id, group.generation))
 
     async def leave(self, group_id: str) -> None:
         who = [MemberIdentity(member_id=member_id) for member_id in self.ids[group_id] if self.dice.random() < 0.3]
         who.append(MemberIdentity(member_id="", group_instance_id=self.dice.choice("ij")))
         self.rig.groups.leave(group_id, who)
 
-    def _claim(self, group_id: str) -> Claim:
+    def _claim(self, group_id: str) -> MemberClaim:
         group = self.rig.groups.describe(group_id)
         if group is None or not group.members or self.dice.random() < 0.2:
-            return Claim()
-        return Claim(self.dice.choice(list(group.members)), group.generation)
+            return MemberClaim()
+        return MemberClaim(self.dice.choice(list(group.members)), group.generation)
 
     def _offsets(self) -> dict[tuple[str, int], int]:
         count = self.dice.randint(1, 3)
@@ -144,12 +144,12 @@ def test_replay_of_any_history_gives_the_state_in_memory(seed, steps):
 async def test_a_stable_group_continues_after_a_restart_without_a_rebalance():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
-        await rig.commit({("orders", 0): 5}, Claim(leader, 1))
+        await rig.commit({("orders", 0): 5}, MemberClaim(leader, 1))
         async with GroupRig(clock=rig.clock, internal=rig.internal) as other:
             assert other.view() == rig.view()
             assert other.heartbeat(leader, 1) is Code.NONE
             assert bytes(other.sync(follower, 1).result().assignment) == b"part of " + follower.encode()
-            await other.commit({("orders", 0): 6}, Claim(follower, 1))
+            await other.commit({("orders", 0): 6}, MemberClaim(follower, 1))
             await other.clock.run(SESSION_MS)
             assert other.group.state is GroupState.EMPTY  # sessions start with the load
 

@@ -11,7 +11,7 @@ import pytest
 
 from group_rig import GROUP, GroupRig, code_of, on_loop
 from headrace.broker.groups.commits import Commit
-from headrace.broker.groups.group import VALID_TRANSITIONS, Claim, Group, GroupState
+from headrace.broker.groups.group import VALID_TRANSITIONS, Group, GroupState, MemberClaim
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 
@@ -150,7 +150,7 @@ async def commit_code(commit: Awaitable[Any]) -> Code:
 @on_loop
 async def test_a_commit_of_a_member(state, expected):
     async with in_state(state) as (rig, member_id, generation):
-        assert await commit_code(rig.commit({ORDERS_0: 5}, Claim(member_id, generation))) is expected
+        assert await commit_code(rig.commit({ORDERS_0: 5}, MemberClaim(member_id, generation))) is expected
         assert rig.offset() == (5 if expected is NONE else -1)
 
 
@@ -165,7 +165,10 @@ async def test_a_commit_without_a_generation(state, expected):
 @on_loop
 async def test_a_transactional_commit_of_a_member(state, expected):
     async with in_state(state) as (rig, member_id, generation):
-        assert await commit_code(rig.commit_in_transaction(1, {ORDERS_0: 5}, Claim(member_id, generation))) is expected
+        assert (
+            await commit_code(rig.commit_in_transaction(1, {ORDERS_0: 5}, MemberClaim(member_id, generation)))
+            is expected
+        )
 
 
 @table(NONE, NONE, NONE, NONE, NONE)
@@ -179,7 +182,7 @@ async def test_a_transactional_commit_without_a_generation_is_accepted(state, ex
 @on_loop
 async def test_a_transactional_commit_of_a_zombie(state, expected):
     async with in_state(state) as (rig, member_id, generation):
-        zombie = Claim(member_id, max(generation - 1, 0))
+        zombie = MemberClaim(member_id, max(generation - 1, 0))
         assert await commit_code(rig.commit_in_transaction(1, {ORDERS_0: 5}, zombie)) is expected
 
 
@@ -291,7 +294,7 @@ async def test_offset_metadata_max_bytes_is_enforced():
             TopicPartition("t", 0): Commit(1, metadata="four"),
             TopicPartition("t", 1): Commit(1, metadata="fives"),
         }
-        codes = await rig.groups.commit(GROUP, Claim(), commits)
+        codes = await rig.groups.commit(GROUP, MemberClaim(), commits)
         assert codes == {("t", 0): NONE, ("t", 1): Code.OFFSET_METADATA_TOO_LARGE}
 
 
@@ -324,7 +327,7 @@ async def test_during_loading_heartbeats_succeed_and_other_requests_fail(monkeyp
         (member_id,) = await rig.gathered(1)
         await rig.commit_in_transaction(3, {ORDERS_0: 8})
         for offset in range(5):
-            await rig.commit({TopicPartition("other", 0): offset}, Claim(member_id, 1))
+            await rig.commit({TopicPartition("other", 0): offset}, MemberClaim(member_id, 1))
         rig.groups.unload(0)
         rig.groups.load(0)
         loading = Code.COORDINATOR_LOAD_IN_PROGRESS

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from headrace.broker.groups.group import Claim, Group, GroupState
+from headrace.broker.groups.group import Group, GroupState, MemberClaim
 from headrace.broker.groups.offsets import NO_EXPIRY, NO_OFFSET, Committed
 from headrace.broker.groups.rebalance import Rebalances
 from headrace.broker.groups.records import OffsetChange, group_tombstone, offset_record, offset_tombstone
@@ -57,7 +57,7 @@ class Commits:
     async def commit(
         self,
         group_id: str,
-        claim: Claim,
+        claim: MemberClaim,
         commits: Mapping[TopicPartition, Commit],
         *,
         retention_ms: int = -1,
@@ -72,13 +72,13 @@ class Commits:
         return await self._store(group_id, commits, NO_PRODUCER, expire_time_ms)
 
     async def commit_in_transaction(
-        self, group_id: str, claim: Claim, commits: Mapping[TopicPartition, Commit], producer: Producer
+        self, group_id: str, claim: MemberClaim, commits: Mapping[TopicPartition, Commit], producer: Producer
     ) -> dict[TopicPartition, Code]:
         """Commit offsets that become visible with a producer's transaction."""
         self._group_of_commit(group_id, claim, False).check_commit(claim, transactional=True)
         return await self._store(group_id, commits, producer, NO_EXPIRY)
 
-    def _group_of_commit(self, group_id: str, claim: Claim, not_found_supported: bool) -> Group:
+    def _group_of_commit(self, group_id: str, claim: MemberClaim, not_found_supported: bool) -> Group:
         """Return the group; without a generation it is used for offsets only and need not exist."""
         group = self._shard.groups.get(group_id)
         if group is not None:

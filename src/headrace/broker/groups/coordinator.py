@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.clock import Clock
 from headrace.broker.groups.commits import GROUP_ID_NOT_FOUND_VERSION, Commit, Commits, Fetched, OffsetExpiry
-from headrace.broker.groups.group import UNKNOWN_MEMBER, Claim, Group, GroupState
+from headrace.broker.groups.group import UNKNOWN_MEMBER, Group, GroupState, MemberClaim
 from headrace.broker.groups.joining import JoiningClient, Joins
 from headrace.broker.groups.rebalance import Rebalances, sync_response
 from headrace.broker.groups.shard import GroupSettings, InternalLog, Shard
@@ -36,7 +36,7 @@ ABORTABLE_VERSION = 4  # older clients do not know TRANSACTION_ABORTABLE
 T = TypeVar("T")
 
 
-class Transactions(Protocol):
+class TransactionVerifier(Protocol):
     """The part of the transaction coordinator that is used here."""
 
     async def ensure_partitions(
@@ -57,7 +57,7 @@ class _ShardComponents(NamedTuple):
 class GroupCoordinator:
     """Coordinates all groups whose partition this broker leads."""
 
-    def __init__(self, internal: InternalLog, clock: Clock, config: Config, transactions: Transactions) -> None:
+    def __init__(self, internal: InternalLog, clock: Clock, config: Config, transactions: TransactionVerifier) -> None:
         self._internal = internal
         self._clock = clock
         self._settings = GroupSettings.of(config)
@@ -149,7 +149,7 @@ class GroupCoordinator:
         _check_group_id(request.group_id)
         components = self._components_of(request.group_id)
         group = _group_with_members(components.shard, request.group_id)
-        claim = Claim(request.member_id, request.generation_id, request.group_instance_id)
+        claim = MemberClaim(request.member_id, request.generation_id, request.group_instance_id)
         member = group.check_member(claim)
         group.check_generation(claim)
         for requested, known in (
@@ -174,7 +174,7 @@ class GroupCoordinator:
             components.shard.spawn(components.rebalances.store_assignment(group, group.generation, assignments))
         return future
 
-    def heartbeat(self, group_id: str, claim: Claim) -> Code:
+    def heartbeat(self, group_id: str, claim: MemberClaim) -> Code:
         """Extend the session of a member; return REBALANCE_IN_PROGRESS if it has to rejoin."""
         _check_group_id(group_id)
         try:
@@ -207,7 +207,7 @@ class GroupCoordinator:
     async def commit(
         self,
         group_id: str,
-        claim: Claim,
+        claim: MemberClaim,
         commits: Mapping[TopicPartition, Commit],
         *,
         retention_ms: int = -1,
@@ -222,7 +222,7 @@ class GroupCoordinator:
         transactional_id: str,
         producer: ProducerIdAndEpoch,
         group_id: str,
-        claim: Claim,
+        claim: MemberClaim,
         commits: Mapping[TopicPartition, Commit],
         *,
         version: int,
@@ -309,7 +309,7 @@ def _leave(group: Group, identity: MemberIdentity, rebalances: Rebalances) -> Co
         rebalances.remove_pending(group, member_id)
         return Code.NONE
     try:
-        rebalances.detach(group, group.check_member(Claim(member_id, instance_id=identity.group_instance_id)))
+        rebalances.detach(group, group.check_member(MemberClaim(member_id, instance_id=identity.group_instance_id)))
     except BrokerError as error:
         return Code(error.code)
     return Code.NONE

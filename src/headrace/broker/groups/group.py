@@ -47,7 +47,7 @@ VALID_TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
 }
 
 
-class Claim(NamedTuple):
+class MemberClaim(NamedTuple):
     """The member id, generation and instance id that a request claims."""
 
     member_id: str = UNKNOWN_MEMBER
@@ -56,7 +56,7 @@ class Claim(NamedTuple):
 
 
 @dataclass(slots=True)
-class Member:
+class GroupMember:
     """A member of a group."""
 
     id: str
@@ -116,7 +116,7 @@ class Group:
     protocol_name: str | None = None
     leader_id: str | None = None
     previous_state: GroupState = GroupState.DEAD
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, GroupMember] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)  # instance id → member id
     pending_joins: set[str] = field(default_factory=set)  # member ids that were assigned but have not joined
     pending_syncs: set[str] = field(default_factory=set)  # joined the generation, SyncGroup missing
@@ -130,7 +130,7 @@ class Group:
 
     # -- members ---------------------------------------------------------------------------------
 
-    def add(self, member: Member, protocol_type: str) -> None:
+    def add(self, member: GroupMember, protocol_type: str) -> None:
         if not self.members:
             self.protocol_type = protocol_type
         if member.instance_id is not None:
@@ -150,11 +150,11 @@ class Group:
         self.pending_joins.discard(member_id)
         self.pending_syncs.discard(member_id)
 
-    def replace(self, old: Member, new_id: str) -> Member:
+    def replace(self, old: GroupMember, new_id: str) -> GroupMember:
         """Replace a static member by its new process, and fence the old one."""
         old.respond_join(JoinGroupResponse(error_code=Code.FENCED_INSTANCE_ID, member_id=old.id, protocol_name=None))
         old.respond_sync(SyncGroupResponse(error_code=Code.FENCED_INSTANCE_ID))
-        new = Member(
+        new = GroupMember(
             new_id,
             old.instance_id,
             old.client_id,
@@ -175,7 +175,7 @@ class Group:
         self.static_members[old.instance_id] = new_id
         return new
 
-    def check_member(self, claim: Claim) -> Member:
+    def check_member(self, claim: MemberClaim) -> GroupMember:
         """Return the member of a request, or raise UNKNOWN_MEMBER_ID or FENCED_INSTANCE_ID."""
         if claim.instance_id is not None:
             current = self.static_members.get(claim.instance_id)
@@ -190,7 +190,7 @@ class Group:
             raise self._error(Code.UNKNOWN_MEMBER_ID, f"unknown member {claim.member_id!r}")
         return member
 
-    def check_generation(self, claim: Claim) -> None:
+    def check_generation(self, claim: MemberClaim) -> None:
         if claim.generation != self.generation:
             raise self._error(
                 Code.ILLEGAL_GENERATION, f"generation {claim.generation} is not the current one, {self.generation}"
@@ -266,7 +266,7 @@ class Group:
         """Return whether a topic is subscribed to, also if that is unknown: offsets in use must not be removed."""
         return self.uses_consumer_protocol if self.subscribed_topics is None else topic in self.subscribed_topics
 
-    def check_commit(self, claim: Claim, *, transactional: bool) -> None:
+    def check_commit(self, claim: MemberClaim, *, transactional: bool) -> None:
         """Raise unless offsets may be committed under this claim.
 
         Consumers that assign partitions themselves claim no generation; they may commit only while the group has no

@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.broker.groups.group import UNKNOWN_MEMBER, Claim, Group, GroupState, Member
+from headrace.broker.groups.group import UNKNOWN_MEMBER, Group, GroupMember, GroupState, MemberClaim
 from headrace.broker.groups.rebalance import NEW_MEMBER_JOIN_TIMEOUT_MS, Rebalances, join_response
 from headrace.broker.groups.records import group_record
 from headrace.broker.groups.shard import GroupSettings, Shard
@@ -155,7 +155,7 @@ class Joins:
 
     def _add(self, group: Group, member_id: str, attempt: _JoinAttempt) -> None:
         request = attempt.request
-        member = Member(
+        member = GroupMember(
             member_id,
             request.group_instance_id,
             attempt.client.id,
@@ -176,7 +176,7 @@ class Joins:
 
     def _rejoin(self, group: Group, attempt: _JoinAttempt) -> None:
         request = attempt.request
-        member = group.check_member(Claim(request.member_id, instance_id=request.group_instance_id))
+        member = group.check_member(MemberClaim(request.member_id, instance_id=request.group_instance_id))
         if group.state is GroupState.EMPTY:
             raise BrokerError(f"group {group.id!r} has no members", code=Code.UNKNOWN_MEMBER_ID)
         knows_generation = group.state is GroupState.COMPLETING_REBALANCE or (
@@ -192,7 +192,7 @@ class Joins:
 
     # -- returning static members ----------------------------------------------------------------
 
-    def _replace(self, group: Group, old: Member, member_id: str, attempt: _JoinAttempt) -> None:
+    def _replace(self, group: Group, old: GroupMember, member_id: str, attempt: _JoinAttempt) -> None:
         former_leader = group.leader_id
         member = group.replace(old, member_id)
         _update(member, attempt)
@@ -209,7 +209,7 @@ class Joins:
             self._rebalances.complete_if_ready(group)
 
     async def _store_replacement(
-        self, group: Group, member: Member, old: Member, former_leader: str | None, version: int
+        self, group: Group, member: GroupMember, old: GroupMember, former_leader: str | None, version: int
     ) -> None:
         def respond(_: int) -> None:
             if group.state is not GroupState.STABLE:
@@ -236,7 +236,7 @@ class Joins:
                 self._rebalances.keep_alive(group, restored)
 
 
-def _update(member: Member, attempt: _JoinAttempt) -> None:
+def _update(member: GroupMember, attempt: _JoinAttempt) -> None:
     member.protocols = attempt.protocols
     member.rebalance_timeout_ms = attempt.request.rebalance_timeout_ms
     member.session_timeout_ms = attempt.request.session_timeout_ms

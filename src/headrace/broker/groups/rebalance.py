@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from headrace.broker.groups.group import VALID_TRANSITIONS, Group, GroupState, Member
+from headrace.broker.groups.group import VALID_TRANSITIONS, Group, GroupMember, GroupState
 from headrace.broker.groups.records import group_record
 from headrace.broker.groups.shard import GroupSettings, Shard
 from headrace.errors import BrokerError, Code
@@ -35,7 +35,7 @@ class Rebalances:
 
     # -- sessions --------------------------------------------------------------------------------
 
-    def keep_alive(self, group: Group, member: Member, timeout_ms: int | None = None) -> None:
+    def keep_alive(self, group: Group, member: GroupMember, timeout_ms: int | None = None) -> None:
         """Restart the session timeout of a member."""
         self._start_session(group, member.id, member.session_timeout_ms if timeout_ms is None else timeout_ms)
 
@@ -49,7 +49,7 @@ class Rebalances:
         self._timers.cancel(_session_timer(group, member_id))
         self.complete_if_ready(group)
 
-    def remove_member(self, group: Group, member: Member, reason: str) -> None:
+    def remove_member(self, group: Group, member: GroupMember, reason: str) -> None:
         """Remove a member and rebalance."""
         self.detach(group, member)
         if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
@@ -57,7 +57,7 @@ class Rebalances:
         else:
             self._complete_if_all_joined(group)
 
-    def detach(self, group: Group, member: Member) -> None:
+    def detach(self, group: Group, member: GroupMember) -> None:
         """Remove a member without starting a rebalance."""
         # If it is alive and waiting, it has to join as a new member.
         member.respond_join(JoinGroupResponse(error_code=Code.UNKNOWN_MEMBER_ID))
@@ -240,7 +240,7 @@ class Rebalances:
 
 
 def join_response(
-    group: Group, member: Member, *, leader_id: str | None = None, skip: bool = False
+    group: Group, member: GroupMember, *, leader_id: str | None = None, skip: bool = False
 ) -> JoinGroupResponse:
     """Return the response to JoinGroup; the leader gets all members."""
     members: list[JoinGroupResponseMember] = []
@@ -262,7 +262,7 @@ def join_response(
     )
 
 
-def sync_response(group: Group, member: Member, error: Code = Code.NONE) -> SyncGroupResponse:
+def sync_response(group: Group, member: GroupMember, error: Code = Code.NONE) -> SyncGroupResponse:
     """Return the response to SyncGroup."""
     if error:
         return SyncGroupResponse(error_code=error)

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.broker.groups.group import Group, GroupState, Member
+from headrace.broker.groups.group import Group, GroupMember, GroupState
 from headrace.broker.groups.offsets import NO_EXPIRY, Committed
 from headrace.errors import MalformedError
 from headrace.types import TopicPartition
@@ -204,7 +204,7 @@ def _group(group_id: str, data: bytes) -> Group:
         leader_id=value.leader,
     )
     for row in value.members:
-        member = Member(
+        member = GroupMember(
             id=row.member_id,
             instance_id=row.group_instance_id,
             client_id=row.client_id,

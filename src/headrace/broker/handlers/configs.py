@@ -150,7 +150,7 @@ def _alter_configs(
     broker: Broker, context: Context, request: IncrementalAlterConfigsRequest, row: IncrementalResource
 ) -> None:
     kind = check_resource(broker, context.session, row.resource_type, row.resource_name, Operation.ALTER_CONFIGS)
-    changes = [Change(config.name, config.config_operation, config.value) for config in row.configs]
+    changes = [ConfigChange(config.name, config.config_operation, config.value) for config in row.configs]
     alter_options(broker, kind, row.resource_name, changes, validate_only=request.validate_only)
 
 
@@ -218,7 +218,7 @@ class Op(IntEnum):
     SUBTRACT = 3
 
 
-class Change(NamedTuple):
+class ConfigChange(NamedTuple):
     """The change of one option."""
 
     name: str
@@ -259,9 +259,9 @@ def replace_all(
 
 
 def alter_options(
-    broker: Broker, kind: ResourceType, name: str, changes: Iterable[Change], *, validate_only: bool
+    broker: Broker, kind: ResourceType, name: str, changes: Iterable[ConfigChange], *, validate_only: bool
 ) -> None:
-    """Change some of the options set on a resource."""
+    """ConfigChange some of the options set on a resource."""
     before = broker.catalog.configs.of(_SECTIONS[kind], name)
     values: dict[str, str | None] = {}
     for change in changes:
@@ -271,7 +271,7 @@ def alter_options(
     _record(broker, kind, name, values, validate_only=validate_only)
 
 
-def _new_value(broker: Broker, kind: ResourceType, change: Change, before: Mapping[str, str]) -> str | None:
+def _new_value(broker: Broker, kind: ResourceType, change: ConfigChange, before: Mapping[str, str]) -> str | None:
     if change.op == Op.DELETE:
         return None
     if change.value is None:

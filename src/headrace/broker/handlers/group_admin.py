@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.groups.group import Group, GroupState, Member
+from headrace.broker.groups.group import Group, GroupMember, GroupState
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -66,7 +66,7 @@ def _with_authorized_operations(
     return described.replace(authorized_operations=operations)
 
 
-def _describe_member(group: Group, member: Member) -> DescribedGroupMember:
+def _describe_member(group: Group, member: GroupMember) -> DescribedGroupMember:
     """Describe a member; subscription and assignment are consistent only in a stable group."""
     stable = group.state is GroupState.STABLE
     return DescribedGroupMember(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.groups.commits import NOTHING_COMMITTED, Commit, Fetched
-from headrace.broker.groups.group import Claim
+from headrace.broker.groups.group import MemberClaim
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
@@ -77,7 +77,7 @@ async def handle_offset_commit(broker: Broker, context: Context, request: Offset
                 )
     results: Mapping[TopicPartition, int] = {}
     if commits:
-        claim = Claim(request.member_id, request.generation_id_or_member_epoch, request.group_instance_id)
+        claim = MemberClaim(request.member_id, request.generation_id_or_member_epoch, request.group_instance_id)
         try:
             results = await broker.groups.commit(
                 request.group_id, claim, commits, retention_ms=request.retention_time_ms, version=context.api_version

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.groups.group import Claim
+from headrace.broker.groups.group import MemberClaim
 from headrace.broker.groups.joining import JoiningClient
 from headrace.broker.nodes import node
 from headrace.broker.security.authorizer import Operation, Resource
@@ -178,7 +178,7 @@ def handle_heartbeat(broker: Broker, context: Context, request: HeartbeatRequest
     """Keep a member's session alive; REBALANCE_IN_PROGRESS tells it to rejoin. v3+ static members."""
     if not broker.authorizer.allows(context.session, Operation.READ, Resource.GROUP, request.group_id):
         return HeartbeatResponse(error_code=Code.GROUP_AUTHORIZATION_FAILED)
-    claim = Claim(request.member_id, request.generation_id, request.group_instance_id)
+    claim = MemberClaim(request.member_id, request.generation_id, request.group_instance_id)
     try:
         return HeartbeatResponse(error_code=broker.groups.heartbeat(request.group_id, claim))
     except BrokerError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from headrace.broker.catalog.topics import INTERNAL
 from headrace.broker.context import Context
 from headrace.broker.groups.commits import Commit
-from headrace.broker.groups.group import Claim
+from headrace.broker.groups.group import MemberClaim
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.broker.transactions.markers import IN_FLIGHT_MAX
 from headrace.broker.transactions.transaction import VERSION_1, VERSION_2
@@ -260,7 +260,7 @@ async def handle_txn_offset_commit(
     failed, commits = _check_commits(broker, context, request)
     results: Mapping[TopicPartition, int] = {}
     if commits:
-        claim = Claim(request.member_id, request.generation_id, request.group_instance_id)
+        claim = MemberClaim(request.member_id, request.generation_id, request.group_instance_id)
         try:
             results = await broker.groups.commit_in_transaction(
                 request.transactional_id,

@@ -27,7 +27,7 @@ OAUTHBEARER = "OAUTHBEARER"
 MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER)
 
 
-class Mechanism(Protocol):
+class ServerMechanism(Protocol):
     """The server side of one SASL exchange."""
 
     user: str | None

@@ -23,7 +23,7 @@ from enum import Enum, auto
 
 from headrace.broker.clock import Clock
 from headrace.broker.context import ANONYMOUS, Session
-from headrace.broker.security.mechanisms import Mechanism
+from headrace.broker.security.mechanisms import ServerMechanism
 from headrace.errors import AuthenticationError, BrokerError, Code
 from headrace.wire.api_keys import ApiKey
 
@@ -52,7 +52,7 @@ ADMITTED = {
 }
 """The requests that are served before a client is authenticated. Out of turn they fail with ILLEGAL_SASL_STATE."""
 
-MechanismFactory = Callable[[], Mechanism]
+MechanismFactory = Callable[[], ServerMechanism]
 
 
 class SaslAuthentication:
@@ -76,7 +76,7 @@ class SaslAuthentication:
         self._frame_bytes_max = frame_bytes_max
         self._state = SaslState.HANDSHAKE
         self._name = ""  # of the mechanism
-        self._mechanism: Mechanism | None = None
+        self._mechanism: ServerMechanism | None = None
         self._expires_at_ms: float | None = None  # by the monotonic clock
         self._reauthenticated_ms: float | None = None
         self.expects_token = False  # the next frame is a bare token

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.context import Session
 from headrace.broker.security.sasl import sasl_of
-from headrace.broker.server.sender import Sender, SocketSender, TlsSender
+from headrace.broker.server.sender import ResponseSender, SocketSender, TlsSender
 from headrace.broker.tasks import start_task
 from headrace.errors import MalformedError
 from headrace.wire.frames import FRAME_BYTES_MAX
@@ -46,7 +46,7 @@ LINGER_SECONDS_MAX = 10.0
 """How long closing waits for the peer to read the last responses."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """The server's end of a connection."""
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._task: asyncio.Task[list[Buffer] | None] | None = None  # of the delayed response
-        self._sender: Sender | None = None
+        self._sender: ResponseSender | None = None
         self._unsent_bytes = 0  # as counted by the server
         self._reading = True
         self._closing: asyncio.TimerHandle | None = None  # the time limit of closing

@@ -35,7 +35,7 @@ from headrace.wire.schema import Message
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.security.sasl import SaslAuthentication
-    from headrace.broker.server.connection import Connection
+    from headrace.broker.server.connection import ServerConnection
 
 log = logging.getLogger("headrace.broker")
 
@@ -54,7 +54,7 @@ class DelayedResponse(NamedTuple):
 class _Call(NamedTuple):
     """A request in progress."""
 
-    connection: Connection
+    connection: ServerConnection
     context: Context
     request: Message
     request_bytes: int
@@ -71,7 +71,7 @@ class Dispatcher:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def __call__(self, connection: Connection, frame: Buffer) -> list[Buffer] | DelayedResponse | None:
+    def __call__(self, connection: ServerConnection, frame: Buffer) -> list[Buffer] | DelayedResponse | None:
         """Handle a request; return the response, or None if there is none or the connection is being closed."""
         sasl = connection.sasl
         if sasl is not None and sasl.expects_token:
@@ -110,7 +110,9 @@ class Dispatcher:
             call = call._replace(request=_without_records(request))
         return DelayedResponse(self._await(call, result, perf_counter()), header[0] in _ABANDONABLE)
 
-    async def _bare_token(self, connection: Connection, sasl: SaslAuthentication, frame: Buffer) -> list[Buffer] | None:
+    async def _bare_token(
+        self, connection: ServerConnection, sasl: SaslAuthentication, frame: Buffer
+    ) -> list[Buffer] | None:
         """Handle a token without a request header, as after SaslHandshake v0; the response has no header either."""
         try:
             token = await sasl.bare_token(bytes(frame))
@@ -151,7 +153,7 @@ class Dispatcher:
             call.connection.close(f"internal error while encoding the response to {call.name}")
             return None
 
-    def _unsupported(self, connection: Connection, header: RequestHeader) -> list[Buffer] | None:
+    def _unsupported(self, connection: ServerConnection, header: RequestHeader) -> list[Buffer] | None:
         if header.api_key != ApiKey.API_VERSIONS:
             known = supported(header.api_key)
             versions = f"supported versions are {known.first} to {known.last}" if known else "unknown API"

@@ -19,7 +19,7 @@ TLS_UNSENT_BYTES_MAX = 64 * 1024
 """asyncio calls pause_writing above this, and resume_writing when most of it is sent."""
 
 
-class Sender(Protocol):
+class ResponseSender(Protocol):
     """Writes the responses of one connection."""
 
     unsent_bytes: int

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.server.acceptor import Acceptor, connections_max
-from headrace.broker.server.connection import Connection
+from headrace.broker.server.connection import ServerConnection
 from headrace.broker.server.dispatch import Dispatcher
 from headrace.errors import ConfigError
 
@@ -52,7 +52,7 @@ class Server:
         self.held_bytes = 0  # by incomplete requests
         self.held_bytes_max = max(HELD_BYTES_MAX, 2 * self.frame_bytes_max)
         self.unsent_bytes = 0  # responses that peers have not read
-        self.connections: set[Connection] = set()
+        self.connections: set[ServerConnection] = set()
         self.loop = asyncio.get_running_loop()
         self._backlog = config.of(int, "socket.listen.backlog.size")
         self._queued_max = config.of(int, "queued.max.requests")
@@ -104,7 +104,7 @@ class Server:
                 if size > 0:
                     sock.setsockopt(socket.SOL_SOCKET, option, size)
             listener.port = sock.getsockname()[1]
-            protocol = partial(Connection, self, listener)
+            protocol = partial(ServerConnection, self, listener)
             acceptor = Acceptor(sock, protocol, listener.tls, self._backlog, self._has_no_descriptors)
             acceptor.start()
             self._acceptors.append(acceptor)
@@ -138,7 +138,7 @@ class Server:
 
     # -- called by connections -------------------------------------------------------------------
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: ServerConnection) -> None:
         host = connection.session.host
         self.connections.add(connection)
         self._per_host[host] += 1
@@ -152,7 +152,7 @@ class Server:
             connection.mute((self._next_creation - now) * 1000)
             self._next_creation = max(self._next_creation, now) + 1 / max(self._creations_per_second_max, 1)
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: ServerConnection) -> None:
         self.connections.discard(connection)
         host = connection.session.host
         self._per_host[host] -= 1
