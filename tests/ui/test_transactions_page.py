@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from hanging import plant_hanging
-from headrace import FatalTransactionError
+from headrace import FatalError
 from headrace.client.admin import TopicPartition
 from headrace.client.facts.transactions import held_back
 from headrace.producer.producer import Producer
@@ -74,7 +74,7 @@ def test_an_open_transaction_is_shown_with_what_it_holds_back_and_aborted_after_
             expect(steps.get_by_role("row").filter(has_text=state)).to_be_visible()
         assert not held(admin, topic)
         assert admin.describe_transactions([name])[name].partitions == frozenset()
-        with pytest.raises(FatalTransactionError):
+        with pytest.raises(FatalError):
             producer.commit_transaction()
 
 

@@ -69,7 +69,7 @@ def test_what_waits_is_told_by_partition_with_fill_and_age(broker, view):
     broker.answers.clear()
     with make(broker, view.url, linger_ms=5, batch_size=1000, max_in_flight_requests_per_connection=1) as producer:
         producer.send("orders", bytes(900))
-        eventually("a request in flight", lambda: producer._client.total_in_flight())
+        eventually("a request in flight", lambda: producer._engine.network.total_in_flight())
         producer.send("orders", bytes(400))
         told = view.until("a batch that waits", lambda report: report["batches"]["oldest"])
         broker.answers.set()

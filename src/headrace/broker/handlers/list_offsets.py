@@ -75,9 +75,25 @@ class _TimestampSearch:
         self._on_loop = Decompression(broker.decompression_limits, on_loop=True)
 
     async def first(self, log: Log, timestamp_ms: int) -> FoundOffset | None:
-        """Return the first record of a log with this timestamp or a later one."""
+        """Return the first record of a log with this timestamp or a later one.
+
+        A damaged range directly before it may have contained an earlier one. Then the start of that range is returned:
+        the reader gets the error of the range instead of skipping records without notice.
+        """
+        record = await self.first_readable(log, timestamp_ms)
+        damage = log.damage_up_to(log.end_offset if record is None else record.offset)
+        if damage is None:
+            return record
+        offset = max(damage.first_offset, log.start_offset)
+        return FoundOffset(offset, timestamp_ms, log.epochs.of(offset))
+
+    async def first_readable(self, log: Log, timestamp_ms: int) -> FoundOffset | None:
+        """Return the first undamaged record with this timestamp or a later one."""
         first_offset = log.start_offset
         while (batch := log.batch_for_time(timestamp_ms, first_offset)) is not None:
+            base_offset = batch.header.base_offset
+            if log.damage_up_to(base_offset + 1) is not None:
+                return FoundOffset(base_offset, timestamp_ms, batch.header.leader_epoch)
             record = await self._in_batch(batch, timestamp_ms, first_offset)
             if record is not None:
                 return record
@@ -173,7 +189,9 @@ async def _look_up(search: _TimestampSearch, partition: Partition, timestamp: in
         timestamp = log.max_timestamp
         if timestamp == NO_TIMESTAMP:
             return _UNKNOWN
-    record = await search.first(log, timestamp)
+        record = await search.first_readable(log, timestamp)
+    else:
+        record = await search.first(log, timestamp)
     return _UNKNOWN if record is None or record.offset >= end else record
 
 

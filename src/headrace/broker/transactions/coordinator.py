@@ -73,7 +73,8 @@ class TransactionCoordinator:
         self._expiry = TransactionExpiry(self._store, clock, config, self._start_task, self._abort_timed_out)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._remote: TransactionLinks | None = None
-        self.distrusted: set[int] = set()  # partitions that may have lost their last records
+        self.lost_before: dict[int, int] = {}
+        """By partition that has lost records: the next producer id to be assigned at that time."""
 
     # -- start and stop --------------------------------------------------------------------------
 
@@ -128,8 +129,8 @@ class TransactionCoordinator:
             last_epoch = NO_PRODUCER_EPOCH if expected is None else current.epoch
             await self._run_shielded(entry, self._fence(partition, entry, VERSION_1, last_epoch))
             raise _concurrent(transactional_id, "the transaction of the previous producer is being aborted")
-        if partition.index in self.distrusted and expected is None and not current.is_new:
-            # Later epochs than the known one may have been used.
+        if not current.is_new and current.producer_id < self.lost_before.get(partition.index, 0):
+            # Later epochs of this id than the known one may have been used.
             target = current.rotated(self.ids.take(), timeout_ms, self._clock.time_ms(), keep_last=False)
         else:
             target = self._initialized(current, timeout_ms, expected)
