@@ -9,7 +9,7 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.broker.context import Context, Session
-from headrace.broker.fault_answers import error_answer, topics_in
+from headrace.broker.error_responses import error_response, topics_in
 from headrace.broker.faults import CRASH_EXIT_CODE, CloseConnection, Faults, api_key_of
 from headrace.errors import Code, ConfigError, IllegalStateError
 from headrace.wire import schema
@@ -68,7 +68,7 @@ def failed(message, version, code) -> Any:
     async def handle():
         pytest.fail("the handler was asked")
 
-    return asyncio.run(error_answer(context(message, version), message, code, handle))
+    return asyncio.run(error_response(context(message, version), message, code, handle))
 
 
 def meets(faults, message, version=0, client_id="tests"):

@@ -28,7 +28,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.fault_answers import error_answer, topics_in
+from headrace.broker.error_responses import error_response, topics_in
 from headrace.errors import Code, ConfigError, IllegalStateError
 from headrace.wire.api import APIS, api_name
 from headrace.wire.api_keys import ApiKey
@@ -262,7 +262,7 @@ class Fault:
         if self._rule.error_code is not None:
             if context.api_key == ApiKey.PRODUCE and getattr(message, "acks", None) == 0:
                 raise CloseConnection  # all that a broker can say to who wants no answer
-            return await error_answer(context, message, self._rule.error_code, lambda: _answer(handle, answer))
+            return await error_response(context, message, self._rule.error_code, lambda: _answer(handle, answer))
         return answer if spec.when == "after" else await _answer(handle)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker import fetching
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.fetching import Limits, Read, Replica, Wanted
+from headrace.broker.fetching import FetchLimits, PartitionFetch, Read, Replica
 from headrace.broker.log.decompression import OLD_BYTES_MAX, release
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code, DecompressedSizeError, WireError
@@ -51,7 +51,7 @@ WAIT_MS_MAX = 10 * 60 * 1000
 """The longest wait of a fetch, whatever max.wait.ms it asks for."""
 READ_COMMITTED = 1
 
-_Topics = list[tuple[FetchTopic, list[Wanted]]]
+_Topics = list[tuple[FetchTopic, list[PartitionFetch]]]
 
 
 def handle_fetch(broker: Broker, context: Context, request: FetchRequest) -> HandlerResult:
@@ -73,7 +73,7 @@ def handle_fetch(broker: Broker, context: Context, request: FetchRequest) -> Han
     return _wait_and_read(broker, context, request, topics, limits, fetches=fetches, missing_bytes=missing_bytes)
 
 
-def _limits(broker: Broker, context: Context, request: FetchRequest) -> Limits:
+def _limits(broker: Broker, context: Context, request: FetchRequest) -> FetchLimits:
     limit = min(broker.config.of(int, "fetch.max.bytes"), broker.server.response_bytes_max)
     bytes_max = max(min(request.max_bytes, limit), 0)
     bytes_min = min(request.min_bytes, bytes_max)
@@ -82,9 +82,13 @@ def _limits(broker: Broker, context: Context, request: FetchRequest) -> Limits:
     else:
         node_id, broker_epoch = request.replica_state.replica_id, request.replica_state.replica_epoch
     if node_id >= 0:
-        return Limits(bytes_min, bytes_max, False, Replica(node_id, broker_epoch, broker.replicas.follower_fetched))
+        return FetchLimits(
+            bytes_min, bytes_max, False, Replica(node_id, broker_epoch, broker.replicas.follower_fetched)
+        )
     committed_only = request.isolation_level == READ_COMMITTED
-    return Limits(bytes_min, bytes_max, committed_only, None, context.api_version >= FETCH_FROM_FOLLOWER_MIN_VERSION)
+    return FetchLimits(
+        bytes_min, bytes_max, committed_only, None, context.api_version >= FETCH_FROM_FOLLOWER_MIN_VERSION
+    )
 
 
 async def _wait_and_read(
@@ -92,9 +96,9 @@ async def _wait_and_read(
     context: Context,
     request: FetchRequest,
     topics: _Topics,
-    limits: Limits,
+    limits: FetchLimits,
     *,
-    fetches: Sequence[Wanted],
+    fetches: Sequence[PartitionFetch],
     missing_bytes: int,
 ) -> FetchResponse:
     timeout_ms = min(request.max_wait_ms, WAIT_MS_MAX)
@@ -115,7 +119,7 @@ def _fetch_in_session(
     broker: Broker,
     context: Context,
     request: FetchRequest,
-    limits: Limits,
+    limits: FetchLimits,
     *,
     replica: Replica,
     sessions: FollowerSessions,
@@ -146,10 +150,10 @@ async def _wait_in_session(
     broker: Broker,
     context: Context,
     request: FetchRequest,
-    limits: Limits,
+    limits: FetchLimits,
     *,
     session: FollowerSession,
-    due: dict[Place, Wanted],
+    due: dict[Place, PartitionFetch],
 ) -> FetchResponse:
     await session.wait(broker.clock, min(request.max_wait_ms, WAIT_MS_MAX))
     due = session.due(due)
@@ -158,7 +162,7 @@ async def _wait_in_session(
 
 
 def _session_response(
-    context: Context, session: FollowerSession, due: dict[Place, Wanted], reads: Sequence[Read]
+    context: Context, session: FollowerSession, due: dict[Place, PartitionFetch], reads: Sequence[Read]
 ) -> FetchResponse:
     topics: dict[bytes, list[PartitionData]] = {}
     for (topic_id, _), fetch, read in session.news(due, reads):
@@ -170,14 +174,14 @@ def _session_response(
 # -- authorize, find partitions ------------------------------------------------------------------
 
 
-def _find_partitions(broker: Broker, context: Context, request: FetchRequest, limits: Limits) -> _Topics:
+def _find_partitions(broker: Broker, context: Context, request: FetchRequest, limits: FetchLimits) -> _Topics:
     """Return the partitions of a request, each found and authorized or with the error that prevents reading it."""
     find = broker.replicas.replica if limits.from_follower else broker.replicas.partition
     nearest = broker.replicas.nearest if request.rack_id and limits.from_follower else None
     topics: _Topics = []
     for topic in request.topics:
         fetches = [
-            Wanted(
+            PartitionFetch(
                 part.partition,
                 part.fetch_offset,
                 part.partition_max_bytes,
@@ -204,7 +208,7 @@ def _find_partitions(broker: Broker, context: Context, request: FetchRequest, li
     return topics
 
 
-def _readable_topic(broker: Broker, context: Context, topic: FetchTopic, limits: Limits) -> str:
+def _readable_topic(broker: Broker, context: Context, topic: FetchTopic, limits: FetchLimits) -> str:
     """Return the name of a topic that the client or follower is authorized to read."""
     name = topic.topic
     if context.api_version >= TOPIC_IDS_MIN_VERSION:
@@ -251,7 +255,7 @@ def _response(context: Context, topics: _Topics, reads: Sequence[Read]) -> Fetch
     )
 
 
-def _partition_response(version: int, fetch: Wanted, read: Read) -> PartitionData:
+def _partition_response(version: int, fetch: PartitionFetch, read: Read) -> PartitionData:
     error_code, aborted = read.error_code, read.aborted
     response = PartitionData(
         partition_index=fetch.index,

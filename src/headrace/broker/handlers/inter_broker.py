@@ -11,7 +11,7 @@ from headrace.broker.cluster.catalog_feed import answer
 from headrace.broker.cluster.controller import Controller
 from headrace.broker.cluster.forwarding import FORWARDED
 from headrace.broker.context import Context, HandlerResult, Session
-from headrace.broker.fault_answers import error_answer
+from headrace.broker.error_responses import error_response
 from headrace.broker.handlers import supported
 from headrace.broker.security.authorizer import Operation
 from headrace.errors import BrokerError, Code, ConfigError
@@ -183,7 +183,7 @@ async def _respond(broker: Broker, context: Context, request: Message) -> Messag
         result = broker.handler(context.api_key)(broker, context, request)
         response = await result if inspect.isawaitable(result) else result
     except BrokerError as error:
-        return await error_answer(context, request, error.code, _never, str(error.args[0]))
+        return await error_response(context, request, error.code, _never, str(error.args[0]))
     assert response is not None, "forwarded requests have a response"
     return response
 

@@ -1,10 +1,10 @@
-"""Answers that say one error, to any request.
+"""Responses with the same error for every item of any request.
 
-    request ─ mirrored level by level ─► response: the same topics and partitions, each with the code
+    request ─ mirrored level by level ─► response: the same topics and partitions, each with the error code
 
-An array of the response whose elements carry an error code answers an array of the request, element by element: the
-first one on that level, in every API of Kafka but one. Elements are the same ones if they have the same names, so the
-fields that both sides have are copied. What carries no error code stays empty.
+An array of the response whose elements have an error code corresponds to the first array of the request on that level,
+element by element, in every API of Kafka but one. Fields that exist on both sides are copied. Arrays without error
+codes stay empty.
 """
 
 from __future__ import annotations
@@ -26,42 +26,41 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Struct)
 
 _ERROR_FIELDS = ("error_code", "partition_error_code")
-# Where the two sides of an API have different words for the same thing: response → request.
-_OTHER_WORDS = {"partition_index": "partition", "user": "name", "name": "topic"}
-_UNKNOWN_PLACES = ("offset", "watermark")
+# Where request and response have different names for the same field: response → request.
+_REQUEST_FIELD_NAMES = {"partition_index": "partition", "user": "name", "name": "topic"}
+_OFFSET_SUFFIXES = ("offset", "watermark")
 _SESSION_ERRORS = (Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOCH, Code.FETCH_SESSION_TOPIC_ID_ERROR)
 
 
-async def error_answer(
+async def error_response(
     context: Context,
     message: Message,
     code: int,
     handle: Callable[[], Awaitable[Message | None]],
     text: str | None = None,
 ) -> Message:
-    """The response to `message` in which everything failed with `code`; `text` says why.
+    """Return the response to `message` in which everything failed with `code`; `text` is the error message.
 
-    Metadata has to name the brokers whatever happens to the topics, so there the handler is asked (`handle`) and its
-    answer is spoilt.
+    Metadata must contain the brokers, so there the handler is called (`handle`) and the topics of its response fail.
     """
     if context.api_key == ApiKey.METADATA:
-        answer = cast("MetadataResponse", await handle())
-        return answer.replace(topics=[topic.replace(error_code=code, partitions=()) for topic in answer.topics])
+        response = cast("MetadataResponse", await handle())
+        return response.replace(topics=[topic.replace(error_code=code, partitions=()) for topic in response.topics])
     cls = response_class(context.api_key)
-    said = f"injected: {error_name(code)}" if text is None else text
+    error_message = f"injected: {error_name(code)}" if text is None else text
     if context.api_key == ApiKey.FETCH and code not in _SESSION_ERRORS:
-        # The code above the topics is about the session: clients would look no further.
-        return _mirrored(cls, message, context.api_version, code, said, top=False)
+        # The top-level code is for session errors: clients would ignore the partitions.
+        return _mirrored(cls, message, context.api_version, code, error_message, top=False)
     if context.api_key == ApiKey.DESCRIBE_LOG_DIRS:
-        message = message.replace(topics=(Struct(),))  # one row for each folder, not for each topic: there is one
+        message = message.replace(topics=(Struct(),))  # one row per data directory, not per topic
     elif context.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS:
         request = cast("AlterUserScramCredentialsRequest", message)
         message = request.replace(deletions=(*request.deletions, *request.upsertions))
-    return _mirrored(cls, message, context.api_version, code, said)
+    return _mirrored(cls, message, context.api_version, code, error_message)
 
 
 def _mirrored(cls: type[T], request: object, version: int, code: int, text: str, *, top: bool = True) -> T:
-    """A struct of a response for a struct, or a bare value, of the request."""
+    """Return the struct of the response for a struct, or a bare value, of the request."""
     values: dict[str, Any] = {}
     for name, field in cls.fields.items():
         if version not in field.versions:
@@ -77,7 +76,7 @@ def _mirrored(cls: type[T], request: object, version: int, code: int, text: str,
                 values[name] = [
                     _mirrored(field.element, element, version, code, text) for element in _first_array(request, version)
                 ]
-        elif field.kind == INT64 and name.endswith(_UNKNOWN_PLACES):
+        elif field.kind == INT64 and name.endswith(_OFFSET_SUFFIXES):
             values[name] = -1
         if name not in values and isinstance(request, Struct):
             values.update(_copied(name, field, request))
@@ -87,8 +86,8 @@ def _mirrored(cls: type[T], request: object, version: int, code: int, text: str,
 
 
 def _copied(name: str, field: Field, request: Struct) -> dict[str, Any]:
-    """The field of the request that means the same, if there is one."""
-    for candidate in (name, _OTHER_WORDS.get(name, name)):
+    """Return the corresponding field of the request, if there is one."""
+    for candidate in (name, _REQUEST_FIELD_NAMES.get(name, name)):
         known = request.fields.get(candidate)
         if known is not None and (known.kind, known.element) == (field.kind, field.element):
             return {name: getattr(request, candidate)}
@@ -96,7 +95,7 @@ def _copied(name: str, field: Field, request: Struct) -> dict[str, Any]:
 
 
 def _named(cls: type[Struct], value: object) -> dict[str, Any]:
-    """A bare value of the request (a partition, a group) in the first field that can take it."""
+    """Return the first field that fits a bare value of the request, such as a partition or a group."""
     kinds = (STRING,) if isinstance(value, str) else (INT32, INT64)
     fields = cls.fields.items()
     return next(({name: value} for name, field in fields if field.kind in kinds and name != "error_message"), {})
@@ -112,7 +111,7 @@ def _first_array(request: object, version: int) -> tuple[Any, ...]:
 
 @cache
 def _carries_error(field: Field, version: int) -> bool:
-    """Whether the elements of an array say an error, themselves or further down."""
+    """Return whether the elements of an array have an error code, directly or nested."""
     element = field.element
     if not isinstance(element, type):
         return False
@@ -124,7 +123,7 @@ def _carries_error(field: Field, version: int) -> bool:
 
 
 def topics_in(request: Struct, name_of: Callable[[bytes], str | None]) -> Iterator[str]:
-    """The topics that a request is about, also those that it calls by their id."""
+    """Yield the topics of a request, by name or id."""
     for name, field in request.fields.items():
         if field.kind != ARRAY:
             continue
@@ -140,8 +139,8 @@ def topics_in(request: Struct, name_of: Callable[[bytes], str | None]) -> Iterat
 
 def _topic_names(element: Struct, name_of: Callable[[bytes], str | None]) -> Iterator[str]:
     for name in ("name", "topic"):
-        if found := getattr(element, name, None):
-            yield found
+        if topic := getattr(element, name, None):
+            yield topic
     topic_id = getattr(element, "topic_id", None)
-    if topic_id and (found := name_of(topic_id)):
-        yield found
+    if topic_id and (topic := name_of(topic_id)):
+        yield topic
