@@ -132,7 +132,7 @@ def test_faults_from_the_command_line(started):
     assert headrace("broker", "faults", "list", *at).stdout == "no faults\n"
     wrong = headrace("broker", "faults", "inject", "--api", "Nonsense", "--drop", *at)
     assert wrong.returncode == 1
-    assert "there is no API 'Nonsense'" in wrong.stderr
+    assert "unknown API 'Nonsense'" in wrong.stderr
 
 
 def test_a_crash_from_the_command_line(started):

@@ -57,7 +57,7 @@ def test_what_a_broker_refuses_is_said_and_all_faults_go_at_once(page: Page, bro
     page.goto("/faults")
     page.get_by_label("With a chance of %").fill("0")
     page.get_by_role("button", name="Switch on").click()
-    expect(page.get_by_role("alert").filter(has_text="probability is 0")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="invalid probability 0")).to_be_visible()
     page.get_by_label("With a chance of %").fill("50")
     page.get_by_label("of the client.id").fill("nobody-*")
     for count in (1, 2):
