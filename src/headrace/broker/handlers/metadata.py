@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.broker.catalog.topics import INTERNAL, Topic
+from headrace.broker.catalog.topics import INTERNAL, Topic, check_name
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.nodes import controller_id, nodes, offline
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
@@ -139,6 +139,7 @@ def _find_topic(broker: Broker, context: Context, request: MetadataRequest, requ
     if topic is not None:
         return topic
     if not request.allow_auto_topic_creation or not broker.config.of(bool, "auto.create.topics.enable"):
+        check_name(name)
         raise BrokerError(f"unknown topic {name}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
     if name in INTERNAL:
         broker.internal.ensure(name)
