@@ -1,4 +1,4 @@
-"""What a handler knows about a request besides the message itself."""
+"""What a handler knows about a request in addition to the message."""
 
 from __future__ import annotations
 

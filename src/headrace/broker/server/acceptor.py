@@ -30,7 +30,7 @@ _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 
 
 def connections_max() -> int:
-    """Return how many connections the limit of file descriptors allows, besides segments and reserved ones."""
+    """Return how many connections the limit of file descriptors allows, after segments and reserved ones."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return 1 << 30
