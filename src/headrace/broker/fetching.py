@@ -124,7 +124,13 @@ def _read(wanted: Wanted, limits: Limits, left: int, *, at_least_one: bool) -> R
             node_id, broker_epoch, fetched = limits.replica
             fetched(node_id, broker_epoch, partition, wanted.offset, wanted.start_offset)
         bytes_max = min(wanted.bytes_max, left)
-        part = log.read(wanted.offset, bytes_max, end_offset=limits.end(partition), at_least_one=at_least_one)
+        part = log.read(
+            wanted.offset,
+            bytes_max,
+            end_offset=limits.end(partition),
+            at_least_one=at_least_one,
+            committed_only=limits.committed_only,
+        )
         aborted: Sequence[AbortedTransaction] | None = None
         if limits.committed_only:
             aborted = log.aborted_transactions(wanted.offset, part.next_offset) if len(part.data) else ()

@@ -44,7 +44,7 @@ from headrace.broker.log.files import (
 )
 from headrace.broker.log.log import Contents, Host, Log, report_damage
 from headrace.broker.log.producer_state import ProducerState
-from headrace.broker.log.replaying import replay_aborted, replay_batch, replay_producers
+from headrace.broker.log.replaying import find_undecided, replay_aborted, replay_batch, replay_producers
 from headrace.broker.log.segment import RESERVE_FROM_BYTES, SCAN_BATCHES_MAX, Segment
 from headrace.broker.log.segment_checkpoint import (
     NO_FILE,
@@ -120,6 +120,7 @@ class _Opening:
         self._damaged: list[Damage] = []
         self._unverified: list[Segment] = []
         self._suspect: Segment | None = None
+        self._replayed_from = 0  # the offset of the snapshot of producers; batches since then are replayed
         self._end_offset = 0
 
     def open(self) -> Log:
@@ -142,8 +143,9 @@ class _Opening:
         self._epochs.truncate_start(start_offset)
         self._aborted.truncate_start(start_offset)
         high_watermark = min(max(self._known.high_watermark, start_offset), self._end_offset)
-        self._producers.high_watermark_moved(high_watermark)
         self._verify(self._segments[:unsure], start_offset)
+        self._pass_damaged(start_offset)
+        self._producers.high_watermark_moved(high_watermark)
         took = time.monotonic() - begun
         if took > SLOW_SECONDS:
             log.info("%s: opened in %.1f s, %.0f MB of it read", self._directory, took, scanned_bytes / 1e6)
@@ -158,7 +160,7 @@ class _Opening:
             min(recovery_point, self._end_offset),
             sorted(self._rows.values()),
             self._lost,
-            sorted(damage for damage in self._damaged if damage.end_offset > start_offset),
+            self._damaged,
             self._unverified,
         )
         opened = Log(self._host, self._directory, *self._identity, self._config, contents)
@@ -344,6 +346,15 @@ class _Opening:
         fresh.file.fd()  # an empty file: the segment is there after a restart
         self._segments.append(fresh)
 
+    def _pass_damaged(self, start_offset: int) -> None:
+        """Find the transactions that damage leaves undecided, and let none of them hold the last stable offset."""
+        damaged = [damage for damage in self._damaged if damage.end_offset > start_offset]
+        self._damaged = find_undecided(self._segments, damaged, self._identity[0], self._now_ms)
+        if any(damage.end_offset > self._replayed_from for damage in damaged):
+            self._producers.restore((), {})
+            first = self._load_producers(start_offset, self._replayed_from)
+            replay_producers(self._segments, self._producers, first, self._end_offset, self._now_ms, self._damaged)
+
     # --- reading again ---
 
     def _read(self, unsure: int, start_offset: int) -> None:
@@ -353,7 +364,7 @@ class _Opening:
         if not known_epochs:
             self._find_epochs(sure)
         self._read_aborted(sure)
-        first = self._load_producers(start_offset)
+        first = self._replayed_from = self._load_producers(start_offset, self._end_offset)
         if first < self._end_offset:
             replay_producers(sure, self._producers, first, self._end_offset, self._now_ms)
         place = unsure
@@ -372,9 +383,9 @@ class _Opening:
                 for _, header in placed:
                     self._epochs.replay(header.leader_epoch, header.base_offset)
 
-    def _load_producers(self, start_offset: int) -> int:
-        """Take over the newest snapshot that can be trusted; the offset from which batches are to be read again."""
-        found = load_newest(self._directory, self._end_offset)
+    def _load_producers(self, start_offset: int, offset_max: int) -> int:
+        """Take over the newest snapshot up to `offset_max`; the offset from which batches are to be read again."""
+        found = load_newest(self._directory, offset_max)
         if found is None:
             return start_offset
         offset, entries, unreplicated = found
