@@ -515,6 +515,46 @@ def test_a_last_segment_of_another_partition_is_named_after_a_crash(rig, compact
     assert f"t-0/{path.name}" in caplog.text
 
 
+def test_a_last_segment_with_lower_offsets_than_its_name_is_not_served_after_a_crash(rig, caplog):
+    log, other = rig.log(), rig.log("u")
+    for n in range(5):
+        rig.append(log, b"value %d" % n)
+    for n in range(8):
+        rig.append(other, b"other %d" % n)
+    log.roll()
+    rig.append(log, b"last")
+    rig.facts = PartitionFacts(is_alone=True)
+    path = rig.root / "t-0" / f"{5:020d}.log"
+    shutil.copyfile(rig.root / "u-0" / f"{0:020d}.log", path)
+    data = path.read_bytes()
+    found = rig.crash().log()
+    assert values_of(found) == [b"value %d" % n for n in range(5)]
+    assert [each.read_bytes() for each in found.directory.glob("*.damaged")] == [data]
+    assert f"t-0/{path.name}" in caplog.text
+
+
+@pytest.mark.parametrize("records", [1, 3, 9])
+@pytest.mark.parametrize("first", [3, 5, 6, 9])
+def test_no_record_of_another_partition_is_served_after_a_clean_stop(rig, first, records, caplog):
+    log, other = rig.log(), rig.log("u")
+    for n in range(5):
+        rig.append(log, b"value %d" % n)
+    for n in range(first):
+        rig.append(other, b"before %d" % n)
+    for each, count in ((log, 3), (other, records)):
+        each.roll()
+        for n in range(count):
+            rig.append(each, b"last %d of %s" % (n, each.topic.encode()))
+    path, source = rig.root / "t-0" / f"{5:020d}.log", rig.root / "u-0" / f"{first:020d}.log"
+    again = stop_and(rig, lambda: shutil.copyfile(source, path))
+    for attempt in (again, stop_and(again, lambda: None)):
+        found = attempt.log()
+        assert readable(found) == {n: b"value %d" % n for n in range(5)}
+        assert found.end_offset == 8
+    assert caplog.text.count("t-0: offsets 5 to 7 are lost or damaged") == 2, "every start says so"
+    assert path.read_bytes() == source.read_bytes()
+
+
 def test_gaps_that_compaction_left_in_a_replica_are_no_damage(rig, caplog):
     leader, follower = rig.log("leader"), rig.log()
     for n in range(20):

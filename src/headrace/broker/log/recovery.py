@@ -257,10 +257,15 @@ class _Opening:
             )
 
     def _is_complete(self, last: Segment) -> bool:
-        """Whether batches of a log that was closed cleanly are damaged, but none is missing: then none is cut off."""
-        if last.row is not None:
-            self._end_offset = last.row.records_end
-            return last.row.size_bytes == last.size_bytes
+        """Whether batches of a log that was closed cleanly are damaged, but none is missing: then none is cut off.
+
+        The same goes for a file of another log: no batch of it is one of this log.
+        """
+        row = last.row
+        if row is not None:
+            self._end_offset = row.records_end
+            headers = _first_headers(last)
+            return row.size_bytes == last.size_bytes or (bool(headers) and row.first_crc not in (0, headers[0].crc))
         self._end_offset = self._known.recovery_point  # everything was on disk
         verifier = SegmentVerifier(last, self._end_offset, [])
         verifier.run()
@@ -469,7 +474,7 @@ class _Opening:
         What is between is kept as well. The damaged segment is noted as it was, so that each start misses its end.
         """
         segment, end_offset = self._segments[place], self._end_offset
-        if good_bytes == segment.size_bytes:
+        if good_bytes == segment.size_bytes or (good_bytes == 0 and self._is_of_another_log(segment)):
             return
         with (
             open(segment.file.path, "rb") as file,
@@ -490,6 +495,15 @@ class _Opening:
         write_segment_rows(self._directory, sorted(self._rows.values()))
         segment.truncate(good_bytes, end_offset)
         self._segments.insert(place + 1, self._segment(first_offset, segment.created_ms, size_bytes - position))
+
+    def _is_of_another_log(self, segment: Segment) -> bool:
+        """Whether the first two batches of a segment are intact and fit each other, but not the name of the file."""
+        headers = _first_headers(segment)
+        if len(headers) < 2 or headers[0].base_offset == segment.base_offset:
+            return False
+        if headers[0].base_offset > segment.base_offset and not self._known.facts.is_contiguous:
+            return False  # compaction leaves gaps
+        return headers[1].base_offset == headers[0].last_offset + 1
 
     def _pass_over(self, place: int, good_bytes: int, problem: str) -> None:
         """Go on behind a segment that is damaged: nobody else has what comes after it."""
@@ -546,6 +560,12 @@ class _Opening:
         for offset in found:
             if offset not in keep:
                 (self._directory / offset_name(offset, SNAPSHOT)).unlink(missing_ok=True)
+
+
+def _first_headers(segment: Segment) -> list[BatchHeader]:
+    """Return the headers of the first batches of a segment that are intact, whatever their offsets are."""
+    placed, _ = next(segment.scan(verify=True, offset_min=0), ([], ""))
+    return [header for _, header in placed]
 
 
 def _tidy(directory: Path) -> None:

@@ -104,7 +104,9 @@ class SegmentVerifier:
         if self.next_offset == row.records_end and (is_same or self.damages):
             return
         first = self.next_offset
-        if first > row.records_end:
+        if self.crcs and not self.damages and row.first_crc not in (0, self.crcs[0]):
+            first = self.segment.base_offset
+        elif first > row.records_end:
             first = self._doubtful_offset if self._doubtful_offset < row.records_end else self.segment.base_offset
         elif first == row.records_end:
             first = self.segment.base_offset
