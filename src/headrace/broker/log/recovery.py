@@ -63,6 +63,7 @@ log = logging.getLogger("headrace.broker.log")
 OFFSETS_PER_SEGMENT_MAX = 2**31 - 1
 """Indexes have offsets relative to their segment's. The offset of a batch is outside its checksum."""
 
+OFFSET_MAX = 2**63 - 1
 BLOCK_BYTES = 512  # what stat counts in
 SLOW_SECONDS = 1.0
 """A recovery that takes longer is worth a line in the log."""
@@ -289,7 +290,7 @@ class _Opening:
             return
         first_offset = stale[0].base_offset
         replayed = replay_aborted(self._directory, sure, first_offset, self._identity[0], self._now_ms)
-        self._aborted.replace(first_offset, 2**63 - 1, replayed.rows(first_offset, 2**63 - 1))
+        self._aborted.replace(first_offset, OFFSET_MAX, replayed.rows(first_offset, OFFSET_MAX))
         ends = [segment.base_offset for segment in sure[1:]] + [self._end_offset]
         for segment, end_offset in zip(sure, ends, strict=True):
             if segment in stale:
@@ -573,21 +574,48 @@ def _tidy(directory: Path) -> None:
     left_over = [name for name in os.listdir(directory) if name.endswith((CLEANED, SWAP, DELETED, UNFINISHED))]
     if not left_over:
         return
-    for name in left_over:
-        if not name.endswith(SWAP):
-            (directory / name).unlink()
-    swaps = sorted(directory.glob(f"*{LOG}{SWAP}"))
-    if swaps:
-        log.info("%s: finishing a compaction that was interrupted", directory)
-    for path in swaps:
-        _finish_swap(directory, int(path.name.split(".")[0]))
-    for path in directory.glob(f"*{SWAP}"):  # indexes whose log was not renamed yet: the originals are all there
-        path.unlink()
+    for path in sorted(directory.glob(f"*{LOG}{SWAP}")):
+        base_offset = int(path.name.split(".")[0])
+        end_offset, problem = _end_of_file(path, verify=True)
+        if (problem or not end_offset) and _restore_originals(directory, base_offset):
+            kept = unused(numbered(directory / offset_name(base_offset, f"{LOG}{DAMAGED}")))
+            os.replace(path, kept)
+            problem = f"behind offset {end_offset - 1} {problem}" if problem else "it is empty"
+            log.warning("%s is kept as %s, and the segments it was to replace are used: %s", path, kept.name, problem)
+        else:
+            log.info("%s: finishing a compaction that was interrupted", directory)
+            _finish_swap(directory, base_offset)
+    for name in left_over:  # of swap files only indexes are left, whose log was not renamed yet
+        (directory / name).unlink(missing_ok=True)
+
+
+def _restore_originals(directory: Path, base_offset: int) -> bool:
+    """Bring back the segments that were compacted into the one of `base_offset`; whether they are there.
+
+    They are renamed in the order of their offsets, before the copy is. What overlaps with them was retired earlier.
+    """
+    if (directory / offset_name(base_offset, LOG)).exists():
+        return True
+    bases = [int(path.stem) for path in directory.glob(f"*{LOG}") if path.stem.isdecimal()]
+    after = min((base for base in bases if base > base_offset), default=OFFSET_MAX)
+    retired: list[Path] = []
+    end_offset = base_offset
+    for path in sorted(directory.glob(f"*{LOG}{DELETED}")):
+        base = int(path.name.split(".")[0])
+        if base == base_offset or (retired and end_offset <= base < after):
+            retired.append(path)
+            end_offset = max(base + 1, _end_of_file(path)[0])
+    for path in reversed(retired):  # the first one last: until then this can be done again
+        original = path.with_suffix("")
+        for suffix in SEGMENT_SUFFIXES:
+            original.with_suffix(suffix).unlink(missing_ok=True)  # indexes of the copy
+        os.replace(path, original)
+    return bool(retired)
 
 
 def _finish_swap(directory: Path, base_offset: int) -> None:
     """A compacted segment takes the place of those it was made of: the ones within its offsets."""
-    end_offset = max(base_offset + 1, _end_of_file(directory / f"{offset_name(base_offset, LOG)}{SWAP}"))
+    end_offset = max(base_offset + 1, _end_of_file(directory / f"{offset_name(base_offset, LOG)}{SWAP}")[0])
     for old in directory.glob(f"*{LOG}"):
         if old.stem.isdecimal() and base_offset <= int(old.stem) < end_offset:
             for suffix in SEGMENT_SUFFIXES:
@@ -598,11 +626,11 @@ def _finish_swap(directory: Path, base_offset: int) -> None:
             os.replace(fresh, fresh.with_suffix(""))
 
 
-def _end_of_file(path: Path) -> int:
-    """The offset after the last batch of a file; 0 if it has none."""
+def _end_of_file(path: Path, *, verify: bool = False) -> tuple[int, str]:
+    """Return the offset after the last batch of a file, 0 if it has none, and what is wrong behind it."""
     size = path.stat().st_size
     if not size:
-        return 0
+        return 0, ""
     position = end_offset = 0
     problem = ""
     with (
@@ -611,6 +639,6 @@ def _end_of_file(path: Path) -> int:
         memoryview(data) as view,
     ):
         while position < size and not problem:
-            headers, position, problem = kernel.scan_batches(view, position, 0, SCAN_BATCHES_MAX, False)
+            headers, position, problem = kernel.scan_batches(view, position, end_offset, SCAN_BATCHES_MAX, verify)
             end_offset = headers[-1].last_offset + 1 if headers else end_offset
-    return end_offset
+    return end_offset, problem
