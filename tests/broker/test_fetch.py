@@ -12,6 +12,7 @@ from headrace.errors import Code
 from headrace.wire import legacy
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
 from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.compression import ZSTD
 from headrace.wire.layout import Record
 from headrace.wire.records import encode, read_batches
 from peers import librdkafka
@@ -230,6 +231,27 @@ def test_every_older_version_is_served(connection, topic, version):
         records = legacy.decode(part.records)
         assert [(record.offset, record.value) for record in records] == [(1, b"b")]
         assert records[0].timestamp == (1_700_000_000_000 if version >= 2 else -1)
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_a_zstd_batch_is_not_converted_for_old_clients(connection, topic, version):
+    connection.produce(topic, batch(b"plain"))
+    connection.produce(topic, bytes(encode([Record(0, 1, None, b"packed", ())], codec=ZSTD)))
+    part = rows(connection.call(fetch_request((topic, 0, 0)), version))[topic, 0]
+    assert (part.error_code, [each.value for each in legacy.decode(part.records)]) == (0, [b"plain"])
+    part = rows(connection.call(fetch_request((topic, 0, 1)), version))[topic, 0]
+    assert (part.error_code, len(part.records)) == (Code.UNSUPPORTED_COMPRESSION_TYPE, 0)
+
+
+@pytest.mark.parametrize("version", range(4, 12))
+def test_a_topic_that_is_compressed_with_zstd_is_not_for_clients_before_version_10(broker, connection, version):
+    topic = new_topic(broker, f"zstd-{version}", compression_type="zstd")
+    connection.produce(topic, batch(b"packed"))
+    part = rows(connection.call(fetch_request((topic, 0, 0)), version))[topic, 0]
+    if version < 10:
+        assert (part.error_code, len(part.records)) == (Code.UNSUPPORTED_COMPRESSION_TYPE, 0)
+    else:
+        assert (part.error_code, values(part)) == (0, [b"packed"])
 
 
 def test_clients_get_no_fetch_session(connection, topic):

@@ -126,7 +126,13 @@ def _read(fetch: PartitionFetch, limits: FetchLimits, left: int, *, at_least_one
             node_id, broker_epoch, fetched = limits.replica
             fetched(node_id, broker_epoch, partition, fetch.offset, fetch.start_offset)
         bytes_max = min(fetch.bytes_max, left)
-        part = log.read(fetch.offset, bytes_max, end_offset=limits.end(partition), at_least_one=at_least_one)
+        part = log.read(
+            fetch.offset,
+            bytes_max,
+            end_offset=limits.end(partition),
+            at_least_one=at_least_one,
+            committed_only=limits.committed_only,
+        )
         aborted: Sequence[AbortedTransaction] | None = None
         if limits.committed_only:
             aborted = log.aborted_transactions(fetch.offset, part.next_offset) if len(part.data) else ()

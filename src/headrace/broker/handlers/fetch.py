@@ -32,6 +32,7 @@ from headrace.wire.api.fetch import (
     LeaderIdAndEpoch,
     PartitionData,
 )
+from headrace.wire.compression import ZSTD
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import ZERO_UUID
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from headrace.wire.layout import BatchHeader, Record
 
 RECORD_BATCHES_MIN_VERSION = 4  # v0-3 get message sets
+ZSTD_MIN_VERSION = 10  # KIP-110: older clients cannot decompress it
 FETCH_FROM_FOLLOWER_MIN_VERSION = 11
 TOPIC_IDS_MIN_VERSION = 13
 REPLICA_STATE_MIN_VERSION = 15
@@ -256,6 +258,8 @@ def _response(context: Context, topics: _Topics, reads: Sequence[Read]) -> Fetch
 
 
 def _partition_response(version: int, fetch: PartitionFetch, read: Read) -> PartitionData:
+    if version < ZSTD_MIN_VERSION and fetch.partition is not None and fetch.partition.log.config.codec == ZSTD:
+        read = replace(read, data=b"", error_code=read.error_code or Code.UNSUPPORTED_COMPRESSION_TYPE)
     error_code, aborted = read.error_code, read.aborted
     response = PartitionData(
         partition_index=fetch.index,
@@ -309,11 +313,15 @@ def _as_message_set(data: Buffer, first_offset: int, magic: int) -> tuple[Buffer
 
     batches: list[tuple[BatchHeader, list[Record]]] = []
     try:
-        batches = [
-            (batch.header, [record for record in batch.records(OLD_BYTES_MAX) if record.offset >= first_offset])
-            for batch in read_batches(data)
-            if not batch.header.is_control
-        ]
+        for batch in read_batches(data):
+            if batch.header.is_control:
+                continue
+            if batch.header.codec == ZSTD:  # younger than message sets: it is not converted (KIP-110)
+                if not batches:
+                    return b"", Code.UNSUPPORTED_COMPRESSION_TYPE
+                break
+            records = [record for record in batch.records(OLD_BYTES_MAX) if record.offset >= first_offset]
+            batches.append((batch.header, records))
         return legacy.convert_down(batches, magic=magic), Code.NONE
     except DecompressedSizeError:
         return b"", Code.MESSAGE_TOO_LARGE

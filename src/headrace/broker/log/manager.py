@@ -124,11 +124,7 @@ class LogManager:
 
     def damages(self) -> list[str]:
         """What cannot be read, for the status."""
-        return [
-            f"{each.name}: offsets {damage.first_offset} to {damage.end_offset - 1}: {damage.reason}"
-            for each in self._logs.values()
-            for damage in each.damaged
-        ]
+        return [f"{each.name}: {damage}" for each in self._logs.values() for damage in each.damaged]
 
     # --- one log ---
 
