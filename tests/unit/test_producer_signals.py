@@ -148,6 +148,22 @@ def test_ctrl_c_in_send_arrow_leaves_no_lock_held(broker: SmallBroker) -> None:
 
 
 @pytest.mark.behaviour("P51")
+def test_ctrl_c_in_a_flush_ends_it_and_records_linger_again(broker: SmallBroker) -> None:
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+
+        def prepare(number: int) -> Callable[[], object]:
+            producer.send("t", b"%d" % number)
+            return lambda: producer.flush(SECONDS)
+
+        def check(number: int) -> None:
+            assert not producer._engine.accumulator._flushes
+            producer.send("t", b"after").result(SECONDS)
+
+        assert sweep(prepare, ctrl_c, check) > 30
+
+
+@pytest.mark.behaviour("P51")
 @pytest.mark.parametrize("wait", ["result", "flush"])
 def test_ctrl_c_while_a_record_is_waited_for_leaves_the_io_thread_alive(broker: SmallBroker, wait: str) -> None:
     with make(broker) as producer:
@@ -207,7 +223,7 @@ def test_a_call_refused_in_a_signal_handler_changes_nothing(broker: SmallBroker,
     """As if the handler had interrupted a `send` that opens a batch."""
     with make(broker) as producer:
         producer.send("t", b"0").result(SECONDS)
-        flushes = producer._engine.accumulator._flushes
+        flushes = dict(producer._engine.accumulator._flushes)
         with (
             producer._engine.accumulator.topics["t"].lock,
             pytest.raises(IllegalStateError, match="called by a signal handler"),

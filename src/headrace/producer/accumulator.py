@@ -84,7 +84,7 @@ class Accumulator:
         self._active: dict[PartitionQueue, None] = {}
         self._incomplete: dict[ProducerBatch, None] = {}  # Not answered yet. Added by any thread, removed by I/O.
         self.unsendable: list[tuple[ProducerBatch, Exception]] = []  # I/O thread only: could not be put into bytes.
-        self._flushes = 0  # Guarded by topics_lock.
+        self._flushes: dict[object, None] = {}  # One key for each that is under way. Any thread: one step to change it.
         self._closed: HeadraceError | None = None  # What an append is refused with.
         self.spare_buffers: list[bytearray] = []  # For encoding columns; one end of it is as good as the other.
 
@@ -271,7 +271,7 @@ class Accumulator:
     def ready(self, cluster: Cluster, now: float) -> Ready:
         """Which nodes have something to be sent to them: full, lingered, retried, or wanted at once (P25)."""
         result = Ready()
-        hurry = self._flushes > 0 or self._closed is not None
+        hurry = bool(self._flushes) or self._closed is not None
         exhausted = self.pool.waiting_threads > 0
         still_filling: dict[int, list[PartitionQueue]] = {}
         linger = self._settings.linger_ms
@@ -478,16 +478,15 @@ class Accumulator:
     def incomplete(self) -> list[ProducerBatch]:
         return list(self._incomplete)
 
-    def begin_flush(self) -> list[ProducerBatch]:
-        """Send without lingering from now on; returns what was there at this moment."""
-        with self.topics_lock:
-            self._flushes += 1
+    def begin_flush(self, flush: object) -> list[ProducerBatch]:
+        """Send without lingering until `end_flush` gets the same object; returns what was there at this moment."""
+        self._flushes[flush] = None
         self.close_open_batches()  # what is appended later must not keep this flush waiting: it gets a new batch
         return list(self._incomplete)
 
-    def end_flush(self) -> None:
-        with self.topics_lock:
-            self._flushes -= 1
+    def end_flush(self, flush: object) -> None:
+        """Undo `begin_flush`, also if a signal handler has raised in it."""
+        self._flushes.pop(flush, None)
 
     def close(self, error: HeadraceError | None = None) -> None:
         """Refuse new records, with `error` if there is one, and send the rest at once.
