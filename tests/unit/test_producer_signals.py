@@ -148,6 +148,21 @@ def test_ctrl_c_in_send_arrow_leaves_no_lock_held(broker: SmallBroker) -> None:
 
 
 @pytest.mark.behaviour("P51")
+def test_ctrl_c_while_a_topic_gets_more_partitions_leaves_send_no_old_number_of_them(broker: SmallBroker) -> None:
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        accumulator = producer._engine.accumulator
+        count = len(accumulator.topics["t"].queues)
+
+        def check(number: int) -> None:
+            queues = accumulator.topic("t", count + number)
+            assert producer._appenders["t"] is queues.appender
+            assert len(queues.queues) == len(queues.appender.open_batches) == count + number
+
+        assert sweep(lambda number: lambda: accumulator.topic("t", count + number), ctrl_c, check) > 20
+
+
+@pytest.mark.behaviour("P51")
 def test_ctrl_c_in_a_flush_ends_it_and_records_linger_again(broker: SmallBroker) -> None:
     with make(broker) as producer:
         producer.send("t", b"0").result(SECONDS)

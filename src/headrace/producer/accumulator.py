@@ -93,7 +93,8 @@ class Accumulator:
     def topic(self, name: str, partition_count: int) -> TopicQueues:
         """The queues of a topic, made or grown to the number of partitions that it has now."""
         queues = self.topics.get(name)
-        if queues is None or len(queues.queues) < partition_count:
+        # The last condition: a signal handler has raised between `grow` and its end here.
+        if queues is None or len(queues.queues) < partition_count or self.appenders.get(name) is not queues.appender:
             self.topics_lock.check_not_owned()
             with self.topics_lock:
                 queues = self.topics.get(name)
