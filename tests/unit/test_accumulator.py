@@ -358,7 +358,7 @@ def test_a_node_is_ready_while_a_flush_is_on():
     waiting = rig.accumulator.begin_flush("flush")
     assert ready_nodes(rig) == [0]
     assert len(waiting) == 1
-    rig.accumulator.end_flush("flush")
+    rig.accumulator.flushes.pop("flush")
     rig.turn(2)
     later = rig.send()
     assert ready_nodes(rig) == []

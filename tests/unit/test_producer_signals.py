@@ -172,7 +172,7 @@ def test_ctrl_c_in_a_flush_ends_it_and_records_linger_again(broker: SmallBroker)
             return lambda: producer.flush(SECONDS)
 
         def check(number: int) -> None:
-            assert not producer._engine.accumulator._flushes
+            assert not producer._engine.accumulator.flushes
             producer.send("t", b"after").result(SECONDS)
 
         assert sweep(prepare, ctrl_c, check) > 30
@@ -238,12 +238,12 @@ def test_a_call_refused_in_a_signal_handler_changes_nothing(broker: SmallBroker,
     """As if the handler had interrupted a `send` that opens a batch."""
     with make(broker) as producer:
         producer.send("t", b"0").result(SECONDS)
-        flushes = dict(producer._engine.accumulator._flushes)
+        flushes = dict(producer._engine.accumulator.flushes)
         with (
             producer._engine.accumulator.topics["t"].lock,
             pytest.raises(IllegalStateError, match="called by a signal handler"),
         ):
             getattr(producer, call)()
-        assert producer._engine.accumulator._flushes == flushes
+        assert producer._engine.accumulator.flushes == flushes
         producer.send("t", b"1").result(SECONDS)
     each_once(broker, "t")

@@ -84,7 +84,7 @@ class Accumulator:
         self._active: dict[PartitionQueue, None] = {}
         self._incomplete: dict[ProducerBatch, None] = {}  # Not answered yet. Added by any thread, removed by I/O.
         self.unsendable: list[tuple[ProducerBatch, Exception]] = []  # I/O thread only: could not be put into bytes.
-        self._flushes: dict[object, None] = {}  # One key for each that is under way. Any thread: one step to change it.
+        self.flushes: dict[object, None] = {}  # Those under way. Any thread: see `begin_flush`.
         self._closed: HeadraceError | None = None  # What an append is refused with.
         self.spare_buffers: list[bytearray] = []  # For encoding columns; one end of it is as good as the other.
 
@@ -272,7 +272,7 @@ class Accumulator:
     def ready(self, cluster: Cluster, now: float) -> Ready:
         """Which nodes have something to be sent to them: full, lingered, retried, or wanted at once (P25)."""
         result = Ready()
-        hurry = bool(self._flushes) or self._closed is not None
+        hurry = bool(self.flushes) or self._closed is not None
         exhausted = self.pool.waiting_threads > 0
         still_filling: dict[int, list[PartitionQueue]] = {}
         linger = self._settings.linger_ms
@@ -480,14 +480,13 @@ class Accumulator:
         return list(self._incomplete)
 
     def begin_flush(self, flush: object) -> list[ProducerBatch]:
-        """Send without lingering until `end_flush` gets the same object; returns what was there at this moment."""
-        self._flushes[flush] = None
+        """Send without lingering as long as `flush` is in `flushes`; returns what was there at this moment.
+
+        The caller takes it out itself: in a function that does so, a signal handler could raise before the first line.
+        """
+        self.flushes[flush] = None
         self.close_open_batches()  # what is appended later must not keep this flush waiting: it gets a new batch
         return list(self._incomplete)
-
-    def end_flush(self, flush: object) -> None:
-        """Undo `begin_flush`, also if a signal handler has raised in it."""
-        self._flushes.pop(flush, None)
 
     def close(self, error: HeadraceError | None = None) -> None:
         """Refuse new records, with `error` if there is one, and send the rest at once.

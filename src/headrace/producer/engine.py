@@ -457,7 +457,7 @@ class SendEngine:
                         undelivered = sum(b.record_count for b in batches if not b.wait_done(0))
                         raise TimedOutError(f"flush timed out after {timeout:g} s: {undelivered} records pending")
         finally:
-            self.accumulator.end_flush(flush)
+            self.accumulator.flushes.pop(flush, None)
 
     def close(self, timeout: float | None) -> None:
         """Send what is left, abort an open transaction, and stop the I/O thread."""
