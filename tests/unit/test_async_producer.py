@@ -93,7 +93,7 @@ def test_records_arrive_in_order_and_their_futures_are_awaited(broker):
 
 
 def test_which_plug_ins_there_are_is_not_asked_for_every_record(broker, monkeypatch):
-    asked = []
+    asked: list[object] = []
 
     async def main():
         async with make(broker) as producer:
