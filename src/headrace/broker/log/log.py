@@ -254,8 +254,10 @@ class Log:
 
     def _note_gaps(self) -> None:
         """Let a recovery know, before the first one: the topic may be one that is not compacted by then."""
+        path = self.directory / GAPS
         try:
-            replace_file(self.directory / GAPS, b"")
+            if not path.exists():
+                replace_file(path, b"")
         except OSError as error:
             raise self._storage_error(error) from error
         self._has_gaps = True
