@@ -430,6 +430,17 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(t
         assert (away.data_dir / "orders-0").exists()
 
 
+def test_a_failed_start_forgets_no_log_that_is_missing(tmp_path: Path) -> None:
+    with stopped_broker(tmp_path) as broker:
+        shutil.rmtree(tmp_path / "orders-0")
+        with pytest.raises(HeadraceError, match=r"authorizer\.class\.name"):
+            EmbeddedBroker({"authorizer.class.name": "Nobody"}, data_dir=tmp_path).start()
+        broker.start()
+        with Producer(bootstrap_servers=broker.bootstrap) as producer:
+            sent = producer.send("orders", b"next").result(SEND_SECONDS_MAX)
+        assert sent.offset == len(VALUES)  # none is given out twice
+
+
 @pytest.mark.behaviour("B17")
 def test_a_transaction_log_that_lost_its_end_gives_out_no_epoch_twice(tmp_path):
     options = {"transaction_state_log_num_partitions": 1}

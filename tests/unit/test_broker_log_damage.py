@@ -555,14 +555,15 @@ def test_no_record_of_another_partition_is_served_after_a_clean_stop(rig, first,
     assert path.read_bytes() == source.read_bytes()
 
 
-def test_gaps_that_compaction_left_in_a_replica_are_no_damage(rig, caplog):
+@pytest.mark.parametrize("is_compacted", [True, False], ids=["compacted still", "not any more"])
+def test_gaps_that_compaction_left_in_a_replica_are_no_damage(rig, is_compacted, caplog):
     leader, follower = rig.log("leader"), rig.log()
     for n in range(20):
         rig.append(leader, b"value %d" % n)
     for each in [*leader.batches()][::3]:
         follower.append(each.view, origin=Origin.REPLICATION)
     records = readable(follower)
-    rig.facts = PartitionFacts(is_alone=True)
+    rig.facts = PartitionFacts(is_alone=True, is_contiguous=not is_compacted)
     found = rig.crash().log()
     assert readable(found) == records
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

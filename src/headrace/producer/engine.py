@@ -447,8 +447,9 @@ class SendEngine:
         self.check_may_wait("flush() cannot be called")
         self._check_holds_no_topic()
         deadline = None if timeout is None else time.monotonic() + timeout
-        batches = self.accumulator.begin_flush()
+        flush = object()
         try:
+            batches = self.accumulator.begin_flush(flush)
             with self._timed(self.metrics.flush):
                 for batch in batches:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -456,7 +457,7 @@ class SendEngine:
                         undelivered = sum(b.record_count for b in batches if not b.wait_done(0))
                         raise TimedOutError(f"flush timed out after {timeout:g} s: {undelivered} records pending")
         finally:
-            self.accumulator.end_flush()
+            self.accumulator.flushes.pop(flush, None)
 
     def close(self, timeout: float | None) -> None:
         """Send what is left, abort an open transaction, and stop the I/O thread."""

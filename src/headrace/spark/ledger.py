@@ -47,8 +47,18 @@ CLOSE_SECONDS_MAX = 5.0
 CAUSES_MAX = 10
 _REQUEST_SLACK_BYTES = 64 * 1024
 _REFUSED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
-_FENCED = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
-"""The producer's epoch or id is not the current one of its transactional id."""
+_FENCED = frozenset(
+    {
+        Code.PRODUCER_FENCED,
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.INVALID_PRODUCER_ID_MAPPING,
+        Code.INVALID_TXN_STATE,
+    }
+)
+"""The producer's epoch or id is not the current one of its transactional id, or its transaction was ended by others.
+
+The last code is what EndTxn gets if the coordinator has aborted a transaction of version 2 that timed out.
+"""
 
 Rows = Iterable[tuple[str, pa.RecordBatch]]
 """Topic and columns: key, value, headers, partition, timestamp."""

@@ -24,7 +24,7 @@ from headrace.broker.log.aborted import AbortedIndex, AbortedTransaction
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.epochs import EpochCache
-from headrace.broker.log.files import SEGMENTS, SNAPSHOT, FileCache, offset_name
+from headrace.broker.log.files import GAPS, SEGMENTS, SNAPSHOT, FileCache, offset_name, replace_file
 from headrace.broker.log.flushing import flush
 from headrace.broker.log.lookup import batch_for_time
 from headrace.broker.log.producer_state import NO_TRANSACTION, ProducerState, ProducerView
@@ -120,6 +120,7 @@ class Log:
         self._rows_on_disk = has.rows
         self._reported_ms = 0  # when it last said that it cannot write
         self._active = has.segments[-1]
+        self._has_gaps = False  # whether a file has been written that says so, as far as this run knows
 
     def __repr__(self) -> str:
         return f"Log({self.name}, offsets {self.start_offset} to {self.end_offset})"
@@ -235,6 +236,8 @@ class Log:
         size = 0
         for batch in self._check_replicated(view):
             header = batch.header
+            if header.base_offset > self.end_offset and not self._has_gaps:
+                self._note_gaps()
             segment = self._segment_for(
                 header.size, header.last_offset, header.max_timestamp, now_ms, header.base_offset
             )
@@ -248,6 +251,16 @@ class Log:
             self._note(segment, position, header, header.base_offset, now_ms, marker_of(batch))
             size += header.size
         return AppendInfo(first_offset, self.end_offset - 1, NO_TIMESTAMP, False, size)
+
+    def _note_gaps(self) -> None:
+        """Let a recovery know, before the first one: the topic may be one that is not compacted by then."""
+        path = self.directory / GAPS
+        try:
+            if not path.exists():
+                replace_file(path, b"")
+        except OSError as error:
+            raise self._storage_error(error) from error
+        self._has_gaps = True
 
     def _check_replicated(self, view: memoryview) -> list[RecordBatch]:
         """All of them, before the first is written."""

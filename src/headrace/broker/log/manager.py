@@ -494,7 +494,8 @@ class LogManager:
             await asyncio.to_thread(self._watermarks.prepare(watermarks))
 
     def _high_watermarks(self) -> dict[Partition, int]:
-        return {key: each.high_watermark for key, each in self._logs.items()}
+        """Those of missing logs stay until the work begins: if a start fails before, the next one misses them, too."""
+        return self.missing | {key: each.high_watermark for key, each in self._logs.items()}
 
     def _recovery_points(self) -> dict[Partition, int]:
         return {key: min(each.recovery_point, each.end_offset) for key, each in self._logs.items()}

@@ -31,6 +31,7 @@ from headrace.broker.log.files import (
     CLEANED,
     DAMAGED,
     DELETED,
+    GAPS,
     LEADER_EPOCHS,
     LOG,
     SEGMENT_SUFFIXES,
@@ -449,7 +450,7 @@ class _Opening:
         following = segment.header_at(position + header.size)
         is_last = place + 1 == len(self._segments)
         if header.base_offset > end_offset:
-            if is_last and self._known.facts.is_contiguous:
+            if is_last and self._known.facts.is_contiguous and not (self._directory / GAPS).exists():
                 return problem
             if following is not None and end_offset < following.base_offset <= header.last_offset:
                 return f"{problem}: the next one has {following.base_offset}"
