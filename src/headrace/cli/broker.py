@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.broker_cluster import joining, journals_of_cluster, run_cluster
+from headrace.cli.broker_control import call, data_dir_option, default_data_dir, is_alive
 from headrace.cli.broker_faults import faults
 from headrace.cli.output import EXIT_FAILED, CommandError, command_errors, debug_option, emit, format_option
-from headrace.cli.running import call, data_dir_option, default_data_dir, is_alive
-from headrace.cli.settings import key_value
-from headrace.cli.ui_option import ui_option
+from headrace.cli.shared_options import parse_key_value, ui_option
 
 if TYPE_CHECKING:
     from headrace.broker.control import Ready
@@ -94,7 +93,7 @@ def start(
 
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format=LOG_FORMAT)
     given = read_properties(config_file) if config_file else {}
-    arguments: dict[str, object] = dict(key_value(text, "-X") for text in options)
+    arguments: dict[str, object] = dict(parse_key_value(text, "-X") for text in options)
     if listen is not None and brokers == 1:
         arguments["listeners"] = f"PLAINTEXT://{_address(listen)}"
     if controller is not None and brokers == 1:
@@ -151,10 +150,10 @@ def _view_beside(listen: str | None, output_format: str) -> Iterator[Callable[[R
         def open_view(ready: Ready) -> None:
             if listen is None:
                 return
-            from headrace.cli.view_process import ViewProcess
+            from headrace.cli.ui import ViewProcess
 
             view = stack.enter_context(ViewProcess(listen, ready.bootstrap, Path(ready.data_dir)))
-            view.tell_later(lambda url: emit(output_format, {"ui": url}, f"headrace ui ready: {url}"))
+            view.on_ready(lambda url: emit(output_format, {"ui": url}, f"headrace ui ready: {url}"))
 
         yield open_view
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from headrace.cli.broker_control import call, data_dir_option
 from headrace.cli.output import CommandError, command_errors, debug_option, emit, format_option
-from headrace.cli.running import call, data_dir_option
 
 _SHOWN = ("topic", "client_id", "error", "delay_ms", "drop", "close", "crash", "when", "count", "probability", "seed")
 

@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.confirming import is_confirmed, yes_option
-from headrace.cli.connection import Connection, connection_options
+from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.output import (
     CommandError,
-    NotFoundError,
-    WrongUsageError,
+    InvalidUsageError,
+    ResourceNotFoundError,
     command_errors,
     debug_option,
     emit,
     format_option,
+    render_table,
 )
-from headrace.cli.settings import key_value
-from headrace.cli.tables import table
+from headrace.cli.shared_options import confirm, parse_key_value, yes_option
 from headrace.errors import BrokerError, Code
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def topic() -> None:
 @format_option
 @debug_option
 @command_errors
-def list_(connection: Connection, internal: bool, output_format: str, debug: bool) -> None:
+def list_(connection: ClusterConnection, internal: bool, output_format: str, debug: bool) -> None:
     """Show all topics: partitions, replicas, and bytes on disk (of one replica).
 
     \b
@@ -58,7 +57,7 @@ def list_(connection: Connection, internal: bool, output_format: str, debug: boo
     with connection.admin() as admin:
         facts = listed(admin, internal=internal)
     rows = [(f["topic"], f["partitions"], f["replication_factor"], f["size_bytes"]) for f in facts]
-    text = table(("topic", "partitions", "replication", "bytes"), rows) if rows else "no topics"
+    text = render_table(("topic", "partitions", "replication", "bytes"), rows) if rows else "no topics"
     emit(output_format, {"topics": facts}, text)
 
 
@@ -73,7 +72,7 @@ def list_(connection: Connection, internal: bool, output_format: str, debug: boo
 @debug_option
 @command_errors
 def create(
-    connection: Connection,
+    connection: ClusterConnection,
     names: tuple[str, ...],
     partitions: int | None,
     replication_factor: int | None,
@@ -93,7 +92,7 @@ def create(
     from headrace.client.admin import NewTopic
     from headrace.client.admin.topics import BROKERS_DEFAULT
 
-    options = dict(key_value(text, "-c") for text in configs)
+    options = dict(parse_key_value(text, "-c") for text in configs)
     created: list[str] = []
     with connection.admin() as admin:
         for name in dict.fromkeys(names):
@@ -123,7 +122,7 @@ def _done(created: list[str]) -> str:
 @format_option
 @debug_option
 @command_errors
-def describe(connection: Connection, names: tuple[str, ...], output_format: str, debug: bool) -> None:
+def describe(connection: ClusterConnection, names: tuple[str, ...], output_format: str, debug: bool) -> None:
     """Show the partitions of a TOPIC, and the options that differ from the defaults.
 
     Offsets are the first one there is and the one that the next record gets; bytes are those on the leader's disk.
@@ -137,7 +136,7 @@ def describe(connection: Connection, names: tuple[str, ...], output_format: str,
 
     with connection.admin() as admin:
         for name in names:
-            with_topic(admin, name)
+            partition_count(admin, name)
             facts = described(admin, name)
             emit(output_format, facts, _described(facts))
 
@@ -157,7 +156,7 @@ def _described(facts: dict[str, Any]) -> str:
         for part in facts["partitions"]
     ]
     kind = ", internal" if facts["internal"] else ""
-    lines = [f"{facts['topic']} (id {facts['topic_id']}{kind})", table(heads, rows)]
+    lines = [f"{facts['topic']} (id {facts['topic_id']}{kind})", render_table(heads, rows)]
     lines += [f"{name}={value}" for name, value in facts["configs"].items()]
     return "\n".join(lines)
 
@@ -174,14 +173,14 @@ def _leader_text(part: dict[str, Any]) -> str:
 @format_option
 @debug_option
 @command_errors
-def alter(connection: Connection, name: str, partitions: int, output_format: str, debug: bool) -> None:
+def alter(connection: ClusterConnection, name: str, partitions: int, output_format: str, debug: bool) -> None:
     """Give a TOPIC more partitions. Records that are there stay where they are, but keys may go elsewhere from now on.
 
     \b
     Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 there is no such topic, or no broker; 130 interrupted.
     """
     with connection.admin() as admin:
-        before = with_topic(admin, name)
+        before = partition_count(admin, name)
         if partitions == before:
             emit(output_format, {"topic": name, "partitions": before}, f"{name} has {before} partitions already")
             return
@@ -203,7 +202,7 @@ def alter(connection: Connection, name: str, partitions: int, output_format: str
 @debug_option
 @command_errors
 def config(
-    connection: Connection,
+    connection: ClusterConnection,
     name: str,
     to_set: tuple[str, ...],
     to_delete: tuple[str, ...],
@@ -222,18 +221,22 @@ def config(
     from headrace.client.admin import ConfigResource, ResourceKind
     from headrace.client.facts.topics import configs_of
 
-    changes: dict[str, str | None] = dict(key_value(text, "--set") for text in to_set)
+    changes: dict[str, str | None] = dict(parse_key_value(text, "--set") for text in to_set)
     if both := changes.keys() & {*to_delete}:
-        raise WrongUsageError(f"--set and --delete both name {', '.join(sorted(both))}; keep one of them")
+        raise InvalidUsageError(f"--set and --delete both name {', '.join(sorted(both))}; keep one of them")
     changes |= dict.fromkeys(to_delete)
     with connection.admin() as admin:
-        with_topic(admin, name)
+        partition_count(admin, name)
         if changes:
             admin.alter_configs({ConfigResource(ResourceKind.TOPIC, name): changes})
         entries = configs_of(admin, name)
     shown = entries if show_all else [entry for entry in entries if not entry["is_default"] or entry["name"] in changes]
     rows = [(entry["name"], entry["value"], entry["source"]) for entry in shown]
-    text = table(("option", "value", "source"), rows) if rows else "all options have their defaults; --all shows them"
+    text = (
+        render_table(("option", "value", "source"), rows)
+        if rows
+        else "all options have their defaults; --all shows them"
+    )
     emit(output_format, {"topic": name, "configs": shown}, text)
 
 
@@ -246,7 +249,7 @@ def config(
 @debug_option
 @command_errors
 def delete(
-    connection: Connection, names: tuple[str, ...], if_exists: bool, yes: bool, output_format: str, debug: bool
+    connection: ClusterConnection, names: tuple[str, ...], if_exists: bool, yes: bool, output_format: str, debug: bool
 ) -> None:
     """Delete topics and all that is in them. Asks on a terminal; elsewhere --yes is needed.
 
@@ -260,7 +263,7 @@ def delete(
         if missing and not if_exists:
             raise _no_topic(missing[0], there)
         wanted = [name for name in dict.fromkeys(names) if name in there]
-        if wanted and not is_confirmed(f"Delete {', '.join(wanted)} and all that is in there?", yes):
+        if wanted and not confirm(f"Delete {', '.join(wanted)} and all that is in there?", yes):
             raise CommandError("nothing was deleted")
         if wanted:
             admin.delete_topics(wanted)
@@ -268,7 +271,7 @@ def delete(
     emit(output_format, {"deleted": wanted, "missing": missing}, "\n".join(lines))
 
 
-def with_topic(admin: TopicAdmin, name: str) -> int:
+def partition_count(admin: TopicAdmin, name: str) -> int:
     """How many partitions a topic has; it has to be there."""
     try:
         return len(admin.describe_topics([name])[name].partitions)
@@ -278,9 +281,9 @@ def with_topic(admin: TopicAdmin, name: str) -> int:
         raise _no_topic(name, set(admin.list_topics(internal=True))) from error
 
 
-def _no_topic(name: str, there: set[str]) -> NotFoundError:
+def _no_topic(name: str, there: set[str]) -> ResourceNotFoundError:
     import difflib
 
     near = difflib.get_close_matches(name, there, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`headrace topic list` shows those there are."
-    return NotFoundError(f"there is no topic {name!r}; {hint}")
+    return ResourceNotFoundError(f"there is no topic {name!r}; {hint}")
