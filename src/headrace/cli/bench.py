@@ -108,6 +108,7 @@ class BenchmarkResult:
 @debug_option
 @command_errors
 def producer(
+    *,
     connection: ClusterConnection,
     records: int,
     value_bytes: int,

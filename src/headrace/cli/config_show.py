@@ -109,6 +109,7 @@ def config() -> None:
 @debug_option
 @command_errors
 def show(
+    *,
     kind: str,
     bootstrap: str | None,
     assignments: tuple[str, ...],

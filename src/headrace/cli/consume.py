@@ -64,7 +64,7 @@ _DIRECTIVES: dict[bytes, Callable[[str, int, Record], bytes]] = {
 )
 @click.option("--key-match", metavar="REGEX", help="Print only records whose key matches.")
 @click.option("--value-match", metavar="REGEX", help="Print only records whose value matches.")
-@click.option("--header", "headers", metavar="NAME[=VALUE]", multiple=True, help="Print only matches; repeatable.")
+@click.option("--header", "headers", metavar="NAME[=VALUE]", multiple=True, help="Print only records with this header.")
 @click.option(
     "--format",
     "output_format",
@@ -78,6 +78,7 @@ _DIRECTIVES: dict[bytes, Callable[[str, int, Record], bytes]] = {
 @debug_option
 @command_errors
 def consume(
+    *,
     connection: ClusterConnection,
     topics: tuple[str, ...],
     partitions: tuple[str, ...],

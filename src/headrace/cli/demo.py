@@ -69,6 +69,7 @@ _PLAIN_SHARE = 0.1
 @debug_option
 @command_errors
 def demo(
+    *,
     rows: int,
     bootstrap: str | None,
     assignments: tuple[str, ...],
@@ -106,15 +107,15 @@ def demo(
     options = _client_options(bootstrap, assignments, config_file)
     with _listener_for(output_format) as listener, ExitStack() as stack:
         open_view = None if ui_listen is None else partial(_open_view, stack, ui_listen)
-        made = Demo(DemoSettings(rows, options, keep, view, open_view), listener)
+        demo_ = Demo(DemoSettings(rows, options, keep, view, open_view), listener)
 
         def abandon() -> None:
-            made.abandon()
+            demo_.abandon()
             show_cursor()
 
         with StopSignals("stopping; press Ctrl-C again to exit now", abandon) as signals:
             try:
-                outcome = made.run(signals.stop_requested)
+                outcome = demo_.run(signals.stop_requested)
             except StoppedError as error:
                 listener.close()
                 click.echo(f"{error}", err=True)
@@ -122,8 +123,8 @@ def demo(
     write_report(outcome, report)
     facts = {**outcome.to_json(), "report": str(report.absolute())}
     if keep:
-        facts["folder"] = str(made.folder)
-    emit(output_format, facts, _outcome_text(outcome, report.absolute(), made.folder if keep else None))
+        facts["folder"] = str(demo_.folder)
+    emit(output_format, facts, _outcome_text(outcome, report.absolute(), demo_.folder if keep else None))
     if not outcome.is_equal:
         raise click.exceptions.Exit(EXIT_DIFFERENT)
 

@@ -111,6 +111,7 @@ def describe(
 @debug_option
 @command_errors
 def reset(
+    *,
     connection: ClusterConnection,
     name: str,
     to: str | None,

@@ -59,7 +59,7 @@ def pipeline() -> None:
 @debug_option
 @command_errors
 def run(
-    file: Path, overrides: tuple[str, ...], master: str | None, view: str | None, output_format: str, debug: bool
+    *, file: Path, overrides: tuple[str, ...], master: str | None, view: str | None, output_format: str, debug: bool
 ) -> None:
     """Run the pipeline in FILE, a TOML file, until it ends or Ctrl-C.
 
@@ -73,8 +73,8 @@ def run(
     Exit codes: 0 finished, or stopped after a batch; 1 failure, or an invalid file; 2 invalid usage;
     130, 143 the batch was cancelled, or a second signal ended the process.
     """
-    made = Pipeline.from_file(file, _with_overrides(overrides, master, view))
-    spec, reporter = made.spec, reporter_for(output_format)
+    loaded = Pipeline.from_file(file, _with_overrides(overrides, master, view))
+    spec, reporter = loaded.spec, reporter_for(output_format)
     live = reporter if isinstance(reporter, LiveReporter) else None
     message = "stopping after this batch; press Ctrl-C again to exit now" if spec.is_stream else "cancelling the batch"
     with (
@@ -83,7 +83,7 @@ def run(
     ):
         signals.install()
         try:
-            totals = made.run(spark, reporter=reporter, stop=signals.stop_requested)
+            totals = loaded.run(spark, reporter=reporter, stop=signals.stop_requested)
         finally:
             if live is not None:
                 live.close()
@@ -107,10 +107,10 @@ def check(file: Path, overrides: tuple[str, ...], master: str | None, output_for
     \b
     Exit codes: 0 valid; 1 invalid, with all known errors; 2 invalid usage.
     """
-    made = Pipeline.from_file(file, _with_overrides(overrides, master))
-    spec = made.spec
+    loaded = Pipeline.from_file(file, _with_overrides(overrides, master))
+    spec = loaded.spec
     with spark_session(spec.name, spec.spark.master, spec.spark.config, debug=debug) as spark:
-        views = made.check(spark)
+        views = loaded.check(spark)
     facts = spec.to_json()
     columns = {view.name: dict(view.columns) for view in views}
     emit(output_format, {**facts, "columns": columns}, "\n".join(_description_lines(facts, list(map(str, views)))))

@@ -65,6 +65,7 @@ _REFRESH_SECONDS = 0.1
 @debug_option
 @command_errors
 def produce(
+    *,
     connection: ClusterConnection,
     topic: str,
     files: tuple[str, ...],

@@ -136,6 +136,7 @@ def _description_lines(transaction: TransactionDescription) -> Iterable[str]:
 @debug_option
 @command_errors
 def abort(
+    *,
     connection: ClusterConnection,
     transactional_id: str | None,
     topic: str | None,
@@ -223,6 +224,7 @@ def _abort_in_partition(
 @debug_option
 @command_errors
 def find_hanging(
+    *,
     connection: ClusterConnection,
     topics: tuple[str, ...],
     broker_id: int | None,
@@ -232,7 +234,7 @@ def find_hanging(
 ) -> None:
     """Find transactions that are open in a partition but unknown to every coordinator.
 
-    A hanging transaction never ends: read_committed consumers wait at its first offset for ever. The leaders of all
+    A hanging transaction never ends: read_committed consumers wait at its first offset forever. The leaders of all
     partitions are queried, or of those given; transactions with a record written within --max-age are ignored.
 
     \b

@@ -53,6 +53,7 @@ STOP_SECONDS_MAX = 8.0
 @debug_option
 @command_errors
 def ui(
+    *,
     connection: ClusterConnection,
     listen: str,
     read_only: bool,

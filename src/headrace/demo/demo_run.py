@@ -316,7 +316,7 @@ class WorkerWatch:
         self._refreshed_at_s = 0.0
 
     def find_starting(self) -> int | None:
-        """Return a worker that has just woken up, so has a task; one that runs for longer may be at the end of one."""
+        """Return a worker that has just woken up, so has a new task; others may be at the end of theirs."""
         now_s = time.monotonic()
         if now_s - self._refreshed_at_s > WORKERS_REFRESH_SECONDS:  # scans all processes of the machine
             self._last_running_s = {

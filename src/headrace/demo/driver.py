@@ -39,7 +39,7 @@ def main() -> int:
     settings = json.loads(sys.stdin.readline())
     commands = _read_commands()
     try:
-        made = orders.pipeline(
+        pipeline = orders.pipeline(
             Path(settings["source"]),
             Path(settings["checkpoint"]),
             settings["options"],
@@ -47,11 +47,11 @@ def main() -> int:
             spark=SparkSettings(settings["master"], Named(settings["config"])),
             view=LiveView(settings["view_url"]),
         )
-        spark = made.session(log_level="WARN")
+        spark = pipeline.session(log_level="WARN")
         emit("session", spark=spark.version, java=_java_version(spark))
-        made.run(spark, reporter=EventReporter(emit))
+        pipeline.run(spark, reporter=EventReporter(emit))
         if commands.get(timeout=COMMAND_SECONDS_MAX) == AUDIT:
-            emit("audited", **_run_audit(spark, made))
+            emit("audited", **_run_audit(spark, pipeline))
         spark.stop()
     except HeadraceError as error:
         emit("failed", error=str(error))

@@ -3,7 +3,7 @@
     write_orders → folder of files → Pipeline: one record per order, key customer → topic
 
 The ids of a customer's orders increase, and their order is preserved: within a batch they are in one file, hence in one
-task, and in one partition of the topic. So the audit can detect records out of order, besides lost and duplicated ones.
+task, and in one partition of the topic. So the audit can detect lost and duplicated records, and records out of order.
 """
 
 from __future__ import annotations

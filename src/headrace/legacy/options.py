@@ -63,7 +63,7 @@ OPTIONS = Options(
         "topic.metadata.refresh.interval.ms",
         "int",
         600_000,
-        "Age at which metadata is refreshed, besides after failures. 0: every batch; negative: only after failures.",
+        "Age at which metadata is refreshed; failures also refresh it. 0: every batch; negative: only failures.",
     ),
     Option(
         "queue.buffering.max.ms",
