@@ -6,7 +6,7 @@ consume.py         headrace consume: offset_ranges.py selects, record_reader.py 
 record_json.py     a record as a line of JSON, and back
 topic.py, group.py, txn.py, audit.py, bench.py, config_show.py, demo.py, pipeline.py, ui.py
                    one command each
-broker.py          headrace broker; clusters in broker_cluster.py, faults in broker_faults.py
+broker.py          headrace broker; `broker start` in broker_start.py
 doctor.py          headrace doctor: checks of this machine (doctor_machine.py) and of brokers (doctor_broker.py,
                    listener_probe.py)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from headrace.cli.output import InvalidUsageError
+from headrace.client.addresses import PORT_MAX
 from headrace.client.facts import times
 from headrace.errors import ConfigError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from headrace.client.admin import AdminClient, TopicPartition
 
 UI_LISTEN_DEFAULT = "127.0.0.1:9080"
-_PORT_MAX = 0xFFFF
 _LOOPBACK_HOSTS = ("localhost", "::1")
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
@@ -71,7 +71,7 @@ def parse_key_value(text: str, flag: str) -> tuple[str, str]:
 def parse_listen(text: str, flag: str = "--listen") -> tuple[str, int]:
     """Parse HOST:PORT; the host of an IPv6 address is returned without brackets, and may be empty."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > _PORT_MAX:
+    if not colon or not port.isdecimal() or int(port) > PORT_MAX:
         raise InvalidUsageError(f"invalid {flag}: expected HOST:PORT, got {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
