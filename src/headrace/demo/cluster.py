@@ -98,12 +98,22 @@ class DemoCluster:
         broker = self._embedded
         assert broker is not None
         assert broker.pid is not None
-        pid, run_file = broker.pid, control.read_run_file(broker.data_dir)
+        pid, socket_folder = broker.pid, self.socket_folder()
         broker.kill()
-        # If the path is too long for a socket, the broker creates it in another folder, which a killed broker leaves.
-        if run_file is not None and (folder := Path(run_file["control"]).parent) != broker.data_dir:
-            shutil.rmtree(folder, ignore_errors=True)
+        if socket_folder is not None:
+            shutil.rmtree(socket_folder, ignore_errors=True)
         return pid
+
+    def socket_folder(self) -> Path | None:
+        """Return the folder of the broker's control socket, which a killed broker leaves, or None.
+
+        The broker creates one outside its data folder if the path of that is too long for a socket.
+        """
+        run_file = None if self._embedded is None else control.read_run_file(self._embedded.data_dir)
+        if self._embedded is None or run_file is None:
+            return None
+        folder = Path(run_file["control"]).parent
+        return None if folder == self._embedded.data_dir else folder
 
     def close(self) -> None:
         """Stop the demo's broker, or delete the topics created in the user's cluster."""

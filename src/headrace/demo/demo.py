@@ -60,6 +60,7 @@ class Demo:
     def __init__(self, settings: DemoSettings, listener: ProgressListener) -> None:
         self._settings = settings
         self._listener = listener
+        self._cluster: DemoCluster | None = None
         self._visible: VisibleRows | None = None
         self._outcome = DemoOutcome(settings.rows)
         self._folder: Path | None = None
@@ -89,9 +90,12 @@ class Demo:
 
     def abandon(self) -> None:
         """Kill all descendants of this process and remove the folder, without waiting for `stop`."""
+        socket_folder = None if self._cluster is None else self._cluster.socket_folder()
         for process in descendants(os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
+        if socket_folder is not None:
+            shutil.rmtree(socket_folder, ignore_errors=True)
         if not self._settings.keep:
             self._remove_folder()
 
@@ -110,7 +114,8 @@ class Demo:
         listener.step(f"writing {outcome.rows_in:,} orders to Parquet files")
         write_orders(self.folder / "orders", outcome.rows_in, lambda _: _check_stop(stop))
         listener.step("creating a topic" if BOOTSTRAP in options else "starting a broker")
-        cluster = stack.enter_context(DemoCluster(self.folder / "broker", options, keep=self._settings.keep))
+        self._cluster = DemoCluster(self.folder / "broker", options, keep=self._settings.keep)
+        cluster = stack.enter_context(self._cluster)
         outcome.cluster = cluster.name
         self._visible = stack.enter_context(VisibleRows(cluster.client_settings(TIMEOUT_MS), cluster.partitions))
         view_url = self._settings.view_url
