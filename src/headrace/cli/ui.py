@@ -124,7 +124,7 @@ def _find_data_dir(bootstrap: str) -> Path | None:
 class ViewProcess:
     """A live view for `broker start --ui` and `demo --ui`.
 
-    It runs in a process of its own, to keep it off the broker's event loop, and ends when this process ends: it stops
+    It runs in a separate process, to keep it off the broker's event loop, and ends when this process ends: it stops
     when its stdin is closed.
     """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from headrace.demo.cluster import TIMEOUT_MS, DemoCluster, OpenRecords, VisibleRows
-from headrace.demo.driver_process import DriverProcess, Event, find_process
+from headrace.demo.driver_process import DemoDriver, Event, find_process
 from headrace.demo.orders import FILES_PER_BATCH
 from headrace.demo.outcome import BROKER, DRIVER, WORKER, DemoOutcome, Kill
 from headrace.errors import HeadraceError
@@ -87,7 +87,7 @@ class DemoRun:
         self._folder = folder
         self._stop = stop
         self._view_url = view_url
-        self._driver: DriverProcess | None = None
+        self._driver: DemoDriver | None = None
         self._driver_count = 0
         self._started_at_s = time.monotonic()
         self.batch_events: dict[int, Event] = {}
@@ -98,7 +98,7 @@ class DemoRun:
     # -- the driver ------------------------------------------------------------------------------
 
     @property
-    def driver(self) -> DriverProcess:
+    def driver(self) -> DemoDriver:
         assert self._driver is not None
         return self._driver
 
@@ -112,7 +112,7 @@ class DemoRun:
         log = self._folder / "logs" / f"driver-{self._driver_count}.log"
         if self._driver_count == 1:
             self._started_at_s = time.monotonic()
-        self._driver = DriverProcess(self._driver_settings(spark_folder), spark_folder, log)
+        self._driver = DemoDriver(self._driver_settings(spark_folder), spark_folder, log)
         self.wait_for("the start of Spark", lambda: self._is_stream_started, START_SECONDS_MAX)
         if self._driver_count == 1:
             self.outcome.query_at_s = self.now_s()
@@ -310,7 +310,7 @@ def kill_broker(run: DemoRun) -> None:
 class WorkerWatch:
     """Watches the Python workers of a driver for the start of a task."""
 
-    def __init__(self, driver: DriverProcess) -> None:
+    def __init__(self, driver: DemoDriver) -> None:
         self._driver = driver
         self._last_running_s: dict[int, float] = {}
         self._refreshed_at_s = 0.0

@@ -93,7 +93,7 @@ def _read_proc(pid: int) -> Process | None:
     return Process(pid, int(parent), state, command)
 
 
-class DriverProcess:
+class DemoDriver:
     """One process of the driver."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path, log: Path) -> None:
