@@ -180,5 +180,5 @@ def test_kafka_4_is_logged_by_an_async_producer(kafka, caplog):
     with legacy_producer(kafka, producer_type="async") as producer:
         producer.send([KeyedMessage(topic, b"a"), KeyedMessage(topic, b"b")])
     assert producer.metrics()["FailedSends"] == 1
-    assert "a batch of 2 messages was not sent" in caplog.text
+    assert "sending a batch of 2 messages failed" in caplog.text
     assert "use headrace.Producer" in caplog.text
