@@ -9,7 +9,7 @@ from headrace.client.facts.filters import filters_of, header_of, pattern_of
 from headrace.client.offsets import Isolation
 from headrace.errors import BrokerError
 from headrace.producer.producer import Producer
-from headrace.ui.browser import Begin, Wanted, open_reading
+from headrace.ui.message_reader import Begin, Wanted, open_reading
 
 RECORDS = 300
 BASE_MS = 1_760_000_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.ui.group_rows import trend_of
-from headrace.ui.group_watch import LagHistory
+from headrace.ui.group_feeds import LagHistory
+from headrace.ui.pages.groups import trend_of
 
 
 @pytest.mark.parametrize(

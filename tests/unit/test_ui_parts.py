@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.ui import decoding, formatting
-from headrace.ui.decoding import Form
-from headrace.ui.history import HISTORY_SECONDS, POINTS_MAX, Rate, Series
+from headrace.ui import formatting, message_reader
+from headrace.ui.collector import HISTORY_SECONDS, POINTS_MAX, Rate, Series
+from headrace.ui.message_reader import Form
 
 pytest.importorskip("nicegui")
 
 from headrace.ui.access import is_loopback
 from headrace.ui.charts import POINTS_MAX as DRAWN_MAX
 from headrace.ui.charts import byte_steps, thinned
-from headrace.ui.fields import whole_number
+from headrace.ui.elements import whole_number
 from headrace.ui.tables import Query, paged
 
 
@@ -99,27 +99,27 @@ def test_a_page_of_a_table_is_searched_sorted_and_cut():
 
 
 def test_bytes_are_shown_as_what_they_are():
-    assert decoding.preview(None, Form.AUTO) == "null"
-    assert decoding.preview(b"", Form.AUTO) == ""
-    assert decoding.preview(b"a\nb", Form.AUTO) == "a b"
-    assert decoding.preview(b"\x00\xff", Form.AUTO) == "00 ff"
-    assert decoding.preview(b"\x00\xff", Form.TEXT) == "\x00�"
-    assert decoding.preview("é".encode() * 10_000, Form.AUTO).endswith("é …")
-    assert decoding.whole(b'{"a":[1]}', Form.AUTO) == '{\n  "a": [\n    1\n  ]\n}'
-    assert decoding.whole(b"7", Form.AUTO) == "7"
-    assert decoding.whole(b"{", Form.JSON).startswith("(this is no JSON")
-    assert decoding.whole(b"AB", Form.HEX).split() == ["00000000", "41", "42", "AB"]
-    long = decoding.whole(b"x" * (decoding.SHOWN_BYTES_MAX + 7), Form.AUTO)
+    assert message_reader.preview(None, Form.AUTO) == "null"
+    assert message_reader.preview(b"", Form.AUTO) == ""
+    assert message_reader.preview(b"a\nb", Form.AUTO) == "a b"
+    assert message_reader.preview(b"\x00\xff", Form.AUTO) == "00 ff"
+    assert message_reader.preview(b"\x00\xff", Form.TEXT) == "\x00�"
+    assert message_reader.preview("é".encode() * 10_000, Form.AUTO).endswith("é …")
+    assert message_reader.whole(b'{"a":[1]}', Form.AUTO) == '{\n  "a": [\n    1\n  ]\n}'
+    assert message_reader.whole(b"7", Form.AUTO) == "7"
+    assert message_reader.whole(b"{", Form.JSON).startswith("(this is no JSON")
+    assert message_reader.whole(b"AB", Form.HEX).split() == ["00000000", "41", "42", "AB"]
+    long = message_reader.whole(b"x" * (message_reader.SHOWN_BYTES_MAX + 7), Form.AUTO)
     assert "7 bytes more" in long
 
 
 def test_what_is_typed_becomes_bytes_or_says_why_not():
-    assert decoding.encoded("é", Form.TEXT, "key") == "é".encode()
-    assert decoding.encoded("0a ff", Form.HEX, "key") == b"\x0a\xff"
-    assert decoding.encoded('{"a": 1}', Form.JSON, "value") == b'{"a": 1}'
+    assert message_reader.encoded("é", Form.TEXT, "key") == "é".encode()
+    assert message_reader.encoded("0a ff", Form.HEX, "key") == b"\x0a\xff"
+    assert message_reader.encoded('{"a": 1}', Form.JSON, "value") == b'{"a": 1}'
     for text, form in (("xyz", Form.HEX), ("{", Form.JSON)):
         with pytest.raises(ConfigError, match="the value is no"):
-            decoding.encoded(text, form, "value")
+            message_reader.encoded(text, form, "value")
     assert whole_number(" 12 ", "partition") == 12
     with pytest.raises(ConfigError, match="partition: a whole number is wanted"):
         whole_number("-1", "partition")

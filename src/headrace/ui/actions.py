@@ -22,7 +22,7 @@ from nicegui import ui
 from headrace.client.admin import AdminClient
 from headrace.errors import HeadraceError, TimedOutError
 from headrace.ui.collector import ACTION_MS_MAX
-from headrace.ui.parts import Problem, Text
+from headrace.ui.elements import Problem, Text
 from headrace.ui.view import View
 
 log = logging.getLogger("headrace.ui")

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 from nicegui import ui
 
 from headrace import __version__
 from headrace.errors import HeadraceError
 from headrace.ui import formatting
-from headrace.ui.parts import Problem, Text
+from headrace.ui.elements import Problem, Text
 from headrace.ui.view import View
 
 log = logging.getLogger("headrace.ui")
@@ -136,3 +137,28 @@ def _footer(view: View) -> None:
         ui.label("Sizes in powers of 1024")
         if view.read_only:
             ui.label("Nothing can be changed in this view")
+
+
+def topic_address(name: str) -> str:
+    return f"/topics/{quote(name, safe='')}"
+
+
+def group_address(name: str) -> str:
+    return f"/group?{urlencode({'name': name})}"
+
+
+def transaction_address(transactional_id: str) -> str:
+    return f"/transaction?{urlencode({'id': transactional_id})}"
+
+
+def producer_address(id: str) -> str:
+    return f"/producers?{urlencode({'id': id})}"
+
+
+def pipeline_address(name: str) -> str:
+    return f"/pipelines?{urlencode({'name': name})}"
+
+
+def own_url() -> str:
+    """Where the browser of the page that is being built has found this view: what others may report to."""
+    return str(ui.context.client.request.base_url).rstrip("/")

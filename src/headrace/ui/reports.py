@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse, Response
 
-from headrace.ui.history import HISTORY_SECONDS
+from headrace.ui.collector import HISTORY_SECONDS
+from headrace.ui.pipeline_reports import ToldPipeline
+from headrace.ui.producer_reports import Look, ToldProducer
 from headrace.ui.report_fields import Fields, ReportError
-from headrace.ui.told_pipelines import ToldPipeline
-from headrace.ui.told_producers import Look, ToldProducer
 
 if TYPE_CHECKING:
     from headrace.ui.view import View

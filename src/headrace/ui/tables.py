@@ -22,8 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from nicegui import events, ui
 
-from headrace.ui.fields import TextField
-from headrace.ui.parts import Empty, Problem
+from headrace.ui.elements import Empty, Problem, TextField
 
 PAGE_ROWS = 25
 PAGE_ROWS_CHOICES = (10, 25, 50, 100)

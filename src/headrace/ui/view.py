@@ -8,11 +8,10 @@ from pathlib import Path
 
 from headrace.client.blocking import ClientSettings
 from headrace.errors import HeadraceError
+from headrace.ui.broker_control import Control
+from headrace.ui.cluster_feeds import Topology, Traffic, topology_feed
 from headrace.ui.collector import Collector
-from headrace.ui.control import Control
 from headrace.ui.reports import Reports
-from headrace.ui.topology import Topology, topology_feed
-from headrace.ui.traffic import Traffic
 
 __all__ = ["ReadOnlyError", "Topology", "View", "ViewOptions"]
 

@@ -8,11 +8,10 @@ from headrace.ui.pages import (
     messages,
     overview,
     pipelines,
-    produce,
     producers,
     topic,
     topics,
     transactions,
 )
 
-PAGES = (overview, topics, topic, messages, produce, producers, transactions, groups, pipelines, faults)
+PAGES = (overview, topics, topic, messages, producers, transactions, groups, pipelines, faults)

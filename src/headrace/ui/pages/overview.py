@@ -7,8 +7,8 @@ from nicegui import ui
 from headrace.client.admin import BrokerDescription
 from headrace.ui import formatting
 from headrace.ui.charts import LineChart
+from headrace.ui.elements import Tile, section, tiles
 from headrace.ui.frame import frame
-from headrace.ui.parts import Tile, section, tiles
 from headrace.ui.tables import Column, Query, Rows, ServerTable, paged
 from headrace.ui.view import Topology, View
 

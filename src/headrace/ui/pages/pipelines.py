@@ -7,14 +7,13 @@ from collections.abc import Callable
 from nicegui import ui
 
 from headrace.ui import formatting
-from headrace.ui.addresses import own_url, pipeline_address
 from headrace.ui.charts import StackedBars
-from headrace.ui.commit_drawing import commit_drawing, show_commit, took
-from headrace.ui.frame import Page, frame
-from headrace.ui.parts import Empty, Facts, Problem, Tile, section, tiles
+from headrace.ui.commit_diagram import commit_drawing, show_commit, took
+from headrace.ui.elements import Empty, Facts, Problem, Tile, section, tiles
+from headrace.ui.frame import Page, frame, own_url, pipeline_address
+from headrace.ui.pipeline_reports import ToldBatch, ToldPipeline
+from headrace.ui.producer_reports import heard_of
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
-from headrace.ui.told_pipelines import ToldBatch, ToldPipeline
-from headrace.ui.told_producers import heard_of
 from headrace.ui.view import View
 
 PIPELINE_ROWS = 10

@@ -7,10 +7,8 @@ from nicegui import ui
 from headrace.client.admin import AdminClient, NewTopic, TopicDescription
 from headrace.ui import formatting
 from headrace.ui.actions import button, run_action
-from headrace.ui.addresses import topic_address
-from headrace.ui.fields import TextField, Tick, form, whole_number
-from headrace.ui.frame import frame
-from headrace.ui.parts import Problem, Text, section
+from headrace.ui.elements import Problem, Text, TextField, Tick, form, section, whole_number
+from headrace.ui.frame import frame, topic_address
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
 from headrace.ui.view import View
 

@@ -9,13 +9,12 @@ from nicegui import ui
 from headrace.client.admin import HangingTransaction
 from headrace.client.facts.transactions import age_ms_of
 from headrace.ui import formatting
-from headrace.ui.aborting import abort_by_id, abort_in_partition
+from headrace.ui.elements import Problem, Text, Tile, section, tiles
 from headrace.ui.frame import frame
 from headrace.ui.pages import transaction
-from headrace.ui.parts import Problem, Text, Tile, section, tiles
+from headrace.ui.pages.transaction import abort_by_id, abort_in_partition, hanging_row, held_text, listed_row, open_row
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
-from headrace.ui.transaction_rows import hanging_row, held_text, listed_row, open_row
-from headrace.ui.transaction_watch import HANGING_MS, OPEN_MAX, TransactionWatch
+from headrace.ui.transaction_feeds import HANGING_MS, OPEN_MAX, TransactionWatch
 from headrace.ui.view import View
 
 

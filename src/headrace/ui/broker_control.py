@@ -1,8 +1,6 @@
-"""The brokers behind the side door, and the faults that were switched on in each.
+"""The side door of a broker of ours, found by its data folder: faults, counters, the brokers of a cluster.
 
-    control socket of a broker  ─► its faults          of a cluster ─► its brokers ─► the socket of each ─► its faults
-
-It does not go through the cluster, which may just be failing on purpose, so it does not wait for the collector either.
+The run file is read for every call: a broker that was started again has another process, perhaps another socket.
 """
 
 from __future__ import annotations
@@ -14,8 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import HeadraceError, NotFoundError
-from headrace.ui.control import Control
+from headrace.broker import control
+from headrace.errors import ConnectionFailedError, HeadraceError, NotFoundError
+
+
+class Control:
+    """Asks the broker, or the cluster, that runs on a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def call(self, op: str, **arguments: Any) -> Any:
+        """What it answers; a ConnectionFailedError if nothing runs there. Blocks: not for the event loop."""
+        facts = control.read_run_file(self.folder)
+        if facts is None:
+            raise ConnectionFailedError(f"no broker runs on {self.folder}; `headrace broker start` starts one")
+        return control.call(facts["control"], op, **arguments)
+
 
 FRESH_SECONDS = 0.5
 """What was asked so recently is not asked again: several pages may be open."""

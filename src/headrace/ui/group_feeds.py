@@ -15,8 +15,7 @@ from headrace.client.admin import AdminClient, GroupListing
 from headrace.client.facts.groups import GroupFacts, add_bounds, add_committed, with_members
 from headrace.client.facts.lag_times import LagTimes
 from headrace.errors import BrokerError
-from headrace.ui.collector import Collector, Feed
-from headrace.ui.history import Series
+from headrace.ui.collector import Collector, Feed, Series
 
 EVERY_SECONDS = 2.0
 WANTED_SECONDS = 5.0

@@ -13,8 +13,8 @@ import time
 from typing import NamedTuple
 
 from headrace.ui import formatting
-from headrace.ui.drawing import Arrow, Box, Drawing, Label, Tone
-from headrace.ui.told_pipelines import AtHand, ToldBatch, ToldPipeline
+from headrace.ui.charts import Arrow, Box, Drawing, Label, Tone
+from headrace.ui.pipeline_reports import AtHand, ToldBatch, ToldPipeline
 
 WIDTH, HEIGHT = 1180, 252
 _BOX_WIDTH, _BOX_HEIGHT, _LOW_HEIGHT, _GAP = 150, 96, 72, 20

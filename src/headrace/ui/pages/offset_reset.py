@@ -19,8 +19,7 @@ from headrace.client.facts.times import parse_time_ms
 from headrace.errors import ConfigError, HeadraceError
 from headrace.ui import formatting
 from headrace.ui.actions import GRACE_SECONDS, button, in_thread, run_action
-from headrace.ui.fields import Choice, TextField, form
-from headrace.ui.parts import Problem, Text
+from headrace.ui.elements import Choice, Problem, Text, TextField, form
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
 from headrace.ui.view import View
 

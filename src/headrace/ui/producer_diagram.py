@@ -8,8 +8,8 @@ answers ← in flight ← requests ←──────────────
 from __future__ import annotations
 
 from headrace.ui import formatting
-from headrace.ui.drawing import Arrow, Box, Drawing, Label, Tone
-from headrace.ui.told_producers import Look, Percentiles, ToldProducer
+from headrace.ui.charts import Arrow, Box, Drawing, Label, Tone
+from headrace.ui.producer_reports import Look, Percentiles, ToldProducer
 
 WIDTH, HEIGHT = 1180, 346
 _BOX_WIDTH, _BOX_HEIGHT, _GAP = 262, 126, 42

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from headrace.ui import formatting
-from headrace.ui.history import Rate, Series
+from headrace.ui.collector import Rate, Series
 from headrace.ui.report_fields import Fields
 
 SILENT_INTERVALS = 5

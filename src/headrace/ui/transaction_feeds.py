@@ -26,8 +26,8 @@ from headrace.client.facts.transactions import (
     held_back,
     open_parts_of_all,
 )
+from headrace.ui.cluster_feeds import Ends
 from headrace.ui.collector import Collector, Feed
-from headrace.ui.traffic import Ends
 
 EVERY_SECONDS = 2.0
 HELD_BACK_EVERY_SECONDS = 4.0
