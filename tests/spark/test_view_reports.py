@@ -120,7 +120,7 @@ def test_a_view_that_is_in_trouble_changes_nothing(spark, headrace_broker, view,
     url = view.url if trouble != "away" else "http://127.0.0.1:1"
     view.status = 500 if trouble == "refuses" else 204
     if trouble == "never answers":
-        view.may_answer.clear()
+        view.may_respond.clear()
     write(spark, headrace_broker, topic, commit__mode="parallel", view__url=url)
     assert count(headrace_broker, topic) == ROWS
 

@@ -1,4 +1,4 @@
-"""The page of pipelines: what a sink tells of its commits, and one real run of Spark."""
+"""Pipelines page: reported commits, and a real run of Spark."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def batch_rows(page: Page) -> Locator:
     return page.locator('.hr-table[aria-label="Batches"]').get_by_role("row")
 
 
-def test_batches_are_shown_by_phase_with_what_became_of_them(page: Page, watch, shot):
+def test_batches_are_shown_with_phases_and_outcome(page: Page, watch, shot):
     commit(watch, 0, INLINE, reports(1_000))
     commit(watch, 1, [*INLINE, "redo.done", "end.done"], reports(2_000, transactions=2, dead=3))
     commit(watch, 1, ["replay.abort"], reports(2_000, transactions=2))
@@ -84,7 +84,13 @@ def test_batches_are_shown_by_phase_with_what_became_of_them(page: Page, watch, 
     expect(rows.nth(1)).to_contain_text("✗ failed")
     expect(page.get_by_role("alert").filter(has_text="Batch 2: the broker has gone")).to_be_visible()
     for tile, figure in {
-        **{"Rows delivered": "5,000 rows", "Decisions": "2", "Failed commits": "1", "Replays": "1", "Redos": "1"},
+        **{
+            "Rows delivered": "5,000 rows",
+            "Batches committed": "2",
+            "Failed commits": "1",
+            "Replays": "1",
+            "Redos": "1",
+        },
         **{"Dead letters": "6", "State": "running"},
     }.items():
         expect(page.locator(f'[data-tile="{tile}"] .hr-tile-figure')).to_have_text(figure)
@@ -94,22 +100,22 @@ def test_batches_are_shown_by_phase_with_what_became_of_them(page: Page, watch, 
     shot(page, "pipelines")
 
 
-def test_the_protocol_shows_where_the_batch_at_hand_is(page: Page, watch):
+def test_diagram_shows_the_phase_of_the_current_batch(page: Page, watch):
     page.goto("/pipelines")
-    drawn = page.locator("#protocol svg")
+    diagram = page.locator("#protocol svg")
     with watched(watch, 7, reports(123)):
         WatchedPlaces("").reach("decide.done")
         page.get_by_label("Search pipelines").fill(name_of(watch))
         page.get_by_role("link", name=name_of(watch), exact=True).click()
-        expect(drawn).to_contain_text("Batch 7 with 123 rows is being committed")
-        expect(drawn.locator("g").filter(has_text="commit every")).to_contain_text("now")
-    expect(drawn).to_contain_text("Between two commits")
-    expect(drawn.locator("g").filter(has_text="seen by readers")).to_contain_text("last")
+        expect(diagram).to_contain_text("Committing batch 7 (123 rows)")
+        expect(diagram.locator("g").filter(has_text="commit the tasks")).to_contain_text("now")
+    expect(diagram).to_contain_text("Between commits")
+    expect(diagram.locator("g").filter(has_text="rows visible to")).to_contain_text("last")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(RUN_SECONDS_MAX + 30)
-def test_a_real_run_of_spark_is_seen_from_its_start_to_its_end(page: Page, broker, live, tmp_path: Path, shot):
+def test_real_spark_run_is_shown_from_start_to_end(page: Page, broker, live, tmp_path: Path, shot):
     topic, name = unique("spark"), unique("pipeline")
     with AdminClient(broker.bootstrap) as admin:
         admin.create_topics([NewTopic(topic, partitions=2)])
@@ -118,11 +124,11 @@ def test_a_real_run_of_spark_is_seen_from_its_start_to_its_end(page: Page, broke
     file.write_text(small_pipeline(tmp_path, broker.bootstrap, topic))
     arguments = [str(file), "--view", live.url, "--master", "local[2]", "-X", f"pipeline.name={name}"]
     page.goto(f"/pipelines?name={name}")
-    expect(page.get_by_text("This pipeline is not known here")).to_be_visible()
+    expect(page.get_by_text("Unknown pipeline")).to_be_visible()
     command = [sys.executable, "-m", "headrace", "pipeline", "run", *arguments]
     subprocess.run(command, timeout=RUN_SECONDS_MAX, check=True, cwd=tmp_path)
     expect(page.locator('[data-tile="State"] .hr-tile-figure')).to_have_text("finished")
     expect(page.locator('[data-tile="Rows delivered"] .hr-tile-figure')).to_have_text("4,000 rows")
-    expect(page.locator('[data-tile="Decisions"] .hr-tile-figure')).to_have_text("4")
+    expect(page.locator('[data-tile="Batches committed"] .hr-tile-figure')).to_have_text("4")
     expect(batch_rows(page)).to_have_count(5)
     shot(page, "pipelines-spark")

@@ -154,7 +154,7 @@ def test_a_watch_that_cannot_be_made_is_none(view, monkeypatch):
 
 
 def test_a_view_that_never_answers_costs_a_commit_nothing(view):
-    view.may_answer.clear()
+    view.may_respond.clear()
     watch = CommitWatch(options(view.url), "sink", "query", "run")
     commit(watch, 0, PARALLEL)
     eventually("a post under way", lambda: watch._link._connection is not None)

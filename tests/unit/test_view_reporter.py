@@ -106,10 +106,10 @@ def test_the_last_report_says_that_the_producer_is_closed(broker, view):
 
 
 def test_a_producer_that_is_closed_in_the_middle_of_a_post_tells_its_end_too(broker, view):
-    view.may_answer.clear()
+    view.may_respond.clear()
     with make(broker, view.url):
-        eventually("a post under way", lambda: view.asked)
-    view.may_answer.set()
+        eventually("a post under way", lambda: view.request_count)
+    view.may_respond.set()
     assert view.until("the last report", lambda report: report["is_closed"])
 
 
@@ -151,9 +151,9 @@ def test_a_view_that_is_away_costs_one_line_of_the_log_and_is_found_when_it_come
 
 
 def test_a_view_that_never_answers_keeps_neither_send_nor_close_waiting(broker, view):
-    view.may_answer.clear()
+    view.may_respond.clear()
     with make(broker, view.url) as producer:
-        eventually("a post under way", lambda: view.asked)
+        eventually("a post under way", lambda: view.request_count)
         for _ in range(100):
             producer.send("orders", b"one").result(SECONDS)
         began = time.monotonic()

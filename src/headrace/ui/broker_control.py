@@ -1,6 +1,8 @@
-"""The side door of a broker of ours, found by its data folder: faults, counters, the brokers of a cluster.
+"""The control socket of a headrace broker or cluster, found by its data folder: faults, counters, kill and start.
 
-The run file is read for every call: a broker that was started again has another process, perhaps another socket.
+    control socket of a broker  ─► its faults          of a cluster ─► its brokers ─► the socket of each ─► its faults
+
+Nothing here goes through the Kafka protocol or the collector: the cluster may be failing on purpose.
 """
 
 from __future__ import annotations
@@ -15,35 +17,39 @@ from typing import Any
 from headrace.broker import control
 from headrace.errors import ConnectionFailedError, HeadraceError, NotFoundError
 
+FRESH_SECONDS = 0.5
+"""A status that is younger than this is not fetched again: several pages may be open."""
+CALL_SECONDS_MAX = 3.0
+START_SECONDS_MAX = 12.0
+SINGLE_BROKER = "the broker"
 
-class Control:
-    """Asks the broker, or the cluster, that runs on a folder."""
+
+class BrokerControl:
+    """Client of the control socket of the broker, or cluster, that runs on a data folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def call(self, op: str, **arguments: Any) -> Any:
-        """What it answers; a ConnectionFailedError if nothing runs there. Blocks: not for the event loop."""
+        """Call an operation and return its result; raise ConnectionFailedError if no broker runs there. Blocks.
+
+        The run file is read for every call: a restarted broker may have another socket.
+        """
         facts = control.read_run_file(self.folder)
         if facts is None:
-            raise ConnectionFailedError(f"no broker runs on {self.folder}; `headrace broker start` starts one")
+            raise ConnectionFailedError(
+                f"no broker is running on {self.folder}; start one with `headrace broker start`"
+            )
         return control.call(facts["control"], op, **arguments)
 
 
-FRESH_SECONDS = 0.5
-"""What was asked so recently is not asked again: several pages may be open."""
-ASK_SECONDS_MAX = 3.0
-START_SECONDS_MAX = 12.0
-SINGLE = "the broker"
-
-
 @dataclass(frozen=True, slots=True)
-class SeenBroker:
-    """A broker of ours; `folder` is how it is found."""
+class BrokerStatus:
+    """A headrace broker and its faults."""
 
     name: str
     node_id: int | None
-    """None: it is no part of a cluster, so nobody can start it again."""
+    """None for a single broker, which cannot be killed or started here."""
     is_alive: bool
     address: str
     pid: int | None
@@ -52,75 +58,77 @@ class SeenBroker:
     problem: str | None = None
 
 
-class FaultWatch:
-    """Asks, and does what is asked for. Threads may share it."""
+class FaultControl:
+    """Faults of all brokers behind a control socket. Thread-safe."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: BrokerControl) -> None:
         self._control = control
         self._lock = threading.Lock()
-        self._asked = float("-inf")
-        self._seen: tuple[SeenBroker, ...] = ()
+        self._fetched_at = float("-inf")
+        self._brokers: tuple[BrokerStatus, ...] = ()
 
-    def brokers(self) -> tuple[SeenBroker, ...]:
-        """All brokers, with their faults. Blocks; raises if nothing runs there."""
+    def brokers(self) -> tuple[BrokerStatus, ...]:
+        """Return all brokers with their faults. Blocks; raises if no broker is running."""
         with self._lock:
-            if time.monotonic() - self._asked >= FRESH_SECONDS:
-                status = self._control.call("status", seconds_max=ASK_SECONDS_MAX)
+            if time.monotonic() - self._fetched_at >= FRESH_SECONDS:
+                status = self._control.call("status", seconds_max=CALL_SECONDS_MAX)
                 rows = status.get("brokers")
-                self._seen = tuple(_seen(row) for row in ([status] if rows is None else rows))
-                self._asked = time.monotonic()
-            return self._seen
+                self._brokers = tuple(_status_of(row) for row in ([status] if rows is None else rows))
+                self._fetched_at = time.monotonic()
+            return self._brokers
 
     def inject(self, names: Iterable[str], fault: dict[str, Any]) -> int:
-        """Switch a fault on in brokers; in how many."""
+        """Inject a fault into brokers; return their number."""
         count = 0
         for broker in self._alive(names):
-            Control(broker.folder).call("faults.inject", **fault)
+            BrokerControl(broker.folder).call("faults.inject", **fault)
             count += 1
         return count
 
     def remove(self, name: str, fault_id: int) -> bool:
-        """Take one away; whether it was there."""
+        """Remove a fault; return whether it existed."""
         (broker,) = self._alive([name])
-        return bool(Control(broker.folder).call("faults.remove", id=fault_id))
+        return bool(BrokerControl(broker.folder).call("faults.remove", id=fault_id))
 
     def clear(self) -> int:
-        """Take away all faults of all brokers; how many there were."""
-        return sum(int(Control(one.folder).call("faults.clear")) for one in self._fresh() if one.is_alive)
+        """Remove all faults of all brokers; return their number."""
+        return sum(
+            int(BrokerControl(broker.folder).call("faults.clear")) for broker in self._fresh() if broker.is_alive
+        )
 
     def kill(self, node_id: int) -> int:
-        """End a broker of a cluster as a power cut would; its number."""
+        """Kill a broker of a cluster with SIGKILL; return its node id."""
         self._control.call("brokers.kill", seconds_max=START_SECONDS_MAX, node_id=node_id)
-        self._forget()
+        self._invalidate()
         return node_id
 
     def start(self, node_id: int) -> int:
-        """Start a broker of a cluster that is down; its number."""
+        """Start a broker of a cluster that is down; return its node id."""
         self._control.call("brokers.start", seconds_max=START_SECONDS_MAX, node_id=node_id)
-        self._forget()
+        self._invalidate()
         return node_id
 
-    def _alive(self, names: Iterable[str]) -> list[SeenBroker]:
-        wanted = set(names)
-        found = [one for one in self._fresh() if one.name in wanted and one.is_alive]
-        if not found:
-            raise NotFoundError(f"none of these brokers runs: {', '.join(sorted(wanted))}")
-        return found
+    def _alive(self, names: Iterable[str]) -> list[BrokerStatus]:
+        selected = set(names)
+        alive = [broker for broker in self._fresh() if broker.name in selected and broker.is_alive]
+        if not alive:
+            raise NotFoundError(f"none of these brokers is running: {', '.join(sorted(selected))}")
+        return alive
 
-    def _fresh(self) -> tuple[SeenBroker, ...]:
-        self._forget()
-        found = self.brokers()
-        self._forget()  # what is done now will change it
-        return found
+    def _fresh(self) -> tuple[BrokerStatus, ...]:
+        self._invalidate()
+        brokers = self.brokers()
+        self._invalidate()  # the caller is about to change it
+        return brokers
 
-    def _forget(self) -> None:
-        self._asked = float("-inf")
+    def _invalidate(self) -> None:
+        self._fetched_at = float("-inf")
 
 
-def _seen(row: dict[str, Any]) -> SeenBroker:
+def _status_of(row: dict[str, Any]) -> BrokerStatus:
     node_id = row.get("node_id")
-    broker = SeenBroker(
-        name=SINGLE if node_id is None else f"broker {node_id}",
+    broker = BrokerStatus(
+        name=SINGLE_BROKER if node_id is None else f"broker {node_id}",
         node_id=node_id,
         is_alive=row.get("alive", True),
         address=row["bootstrap"],
@@ -131,9 +139,9 @@ def _seen(row: dict[str, Any]) -> SeenBroker:
         return broker
     rules, problem = [], None
     try:
-        rules = Control(broker.folder).call("faults.list", seconds_max=ASK_SECONDS_MAX)
+        rules = BrokerControl(broker.folder).call("faults.list", seconds_max=CALL_SECONDS_MAX)
     except HeadraceError as error:
         problem = str(error)
-    return SeenBroker(
+    return BrokerStatus(
         broker.name, node_id, broker.is_alive, broker.address, broker.pid, broker.folder, tuple(rules), problem
     )

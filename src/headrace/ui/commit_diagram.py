@@ -1,10 +1,8 @@
-"""The commit protocol as a drawing: where the batch at hand is, and what each step is for.
+"""Diagram of the commit protocol: the phase the current batch is in, and how long each phase of the last one took.
 
-    plan → write → begin → check → DECIDE → end → finished
-                             ↓                ↓
-                           abort             redo
-
-A place says what the commit has passed last (see failpoints.py); the step that is marked is the one it is in.
+plan → write → begin → check → DECIDE → end → finished
+                 ↓       ↓               ↓
+               replay  abort            redo
 """
 
 from __future__ import annotations
@@ -12,36 +10,37 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from headrace.telemetry.models import BatchOutcome, BatchReport, CurrentBatch
 from headrace.ui import formatting
-from headrace.ui.charts import Arrow, Box, Drawing, Label, Tone
-from headrace.ui.pipeline_reports import AtHand, ToldBatch, ToldPipeline
+from headrace.ui.charts import Arrow, Box, Diagram, Label, Tone
+from headrace.ui.reports import ReportedPipeline
 
 WIDTH, HEIGHT = 1180, 252
 _BOX_WIDTH, _BOX_HEIGHT, _LOW_HEIGHT, _GAP = 150, 96, 72, 20
 _TOP, _BOTTOM = 30, 176
 _SHOWN_MS_MIN = 0.05
 SLOW_SECONDS = 10.0
-"""A commit that stays in one step for so long is worth a look."""
+"""A phase that takes longer than this is marked as slow."""
 
 
-class _Step(NamedTuple):
-    name: str
+class _Phase(NamedTuple):
+    title: str
     column: int
     y: int
     lines: tuple[str, str]
 
 
-STEPS = {
-    "plan": _Step("Plan", 0, _TOP, ("on the driver:", "options, topic")),
-    "write": _Step("Write", 1, _TOP, ("on executors:", "open transactions")),
-    "begin": _Step("Begin", 2, _TOP, ("shut out others,", "read decisions")),
-    "check": _Step("Check", 3, _TOP, ("are all parts", "still open?")),
-    "decide": _Step("DECIDE", 4, _TOP, ("one transaction:", "now it counts")),
-    "end": _Step("End", 5, _TOP, ("commit every", "part of it")),
-    "finish": _Step("Finished", 6, _TOP, ("seen by readers,", "whole and once")),
-    "abort": _Step("Abort", 3, _BOTTOM, ("nothing is seen;", "it is run again")),
-    "replay": _Step("Replay", 2, _BOTTOM, ("decided before:", "not sent twice")),
-    "redo": _Step("Redo", 5, _BOTTOM, ("a part expired:", "written again")),
+PHASES = {
+    "plan": _Phase("Plan", 0, _TOP, ("driver: options,", "topic metadata")),
+    "write": _Phase("Write", 1, _TOP, ("executors: open", "transactions")),
+    "begin": _Phase("Begin", 2, _TOP, ("fence older runs,", "read decisions")),
+    "check": _Phase("Check", 3, _TOP, ("are transactions", "still open?")),
+    "decide": _Phase("DECIDE", 4, _TOP, ("commit the", "decision record")),
+    "end": _Phase("End", 5, _TOP, ("commit the tasks'", "transactions")),
+    "finish": _Phase("Finished", 6, _TOP, ("rows visible to", "readers, once")),
+    "abort": _Phase("Abort", 3, _BOTTOM, ("nothing visible;", "Spark retries")),
+    "replay": _Phase("Replay", 2, _BOTTOM, ("already decided:", "not sent twice")),
+    "redo": _Phase("Redo", 5, _BOTTOM, ("expired: rows", "written again")),
 }
 _PLACES = {
     "": "begin",
@@ -54,75 +53,82 @@ _PLACES = {
     "replay.abort": "replay",
     "abort.begin": "abort",
 }
-"""The places whose step is not told by their first word."""
-_ENDS = {"committed": "finish", "written": "finish", "replayed": "replay", "aborted": "abort", "failed": "abort"}
+_FINAL_PHASES: dict[str, str] = {
+    BatchOutcome.COMMITTED: "finish",
+    BatchOutcome.WRITTEN: "finish",
+    BatchOutcome.REPLAYED: "replay",
+    BatchOutcome.ABORTED: "abort",
+    BatchOutcome.FAILED: "abort",
+}
 
 
-def step_of(place: str) -> str:
-    """The step that a commit is in when it has passed a place."""
+def phase_of(place: str) -> str:
     return _PLACES.get(place) or place.partition(".")[0]
 
 
-def commit_drawing() -> Drawing:
-    """A place for it."""
-    return Drawing("The commit protocol, and where the batch at hand is", WIDTH, HEIGHT)
+def create_commit_diagram() -> Diagram:
+    return Diagram("The commit protocol and the phase of the current batch", WIDTH, HEIGHT)
 
 
-def took(ms: float) -> str:
-    """A time; of what was not needed, nothing."""
+def phase_time(ms: float) -> str:
+    """The duration of a phase; a dash if it was skipped."""
     return formatting.milliseconds(ms) if ms >= _SHOWN_MS_MIN else formatting.UNKNOWN
 
 
-def show_commit(drawing: Drawing, told: ToldPipeline) -> None:
-    run, last = told.run, told.batches[-1] if told.batches else None
-    now = None if run is None else run.now
-    here = None if now is None else step_of(now.place)
-    ended = _ENDS.get(last.outcome) if now is None and last is not None else None
-    boxes = [_box(name, step, here, ended, now, last) for name, step in STEPS.items()]
-    drawing.show(boxes, _ARROWS, [Label(4, 16, _headline(told.state, now, last))])
+def draw_commit(diagram: Diagram, pipeline: ReportedPipeline) -> None:
+    run, last = pipeline.run, pipeline.batches[-1] if pipeline.batches else None
+    current = None if run is None else run.current
+    tones = _tones(current, last)
+    boxes = [_box(name, phase, tones.get(name), last) for name, phase in PHASES.items()]
+    diagram.show(boxes, _ARROWS, [Label(4, 16, _headline(pipeline.state, current, last))])
 
 
-def _headline(state: str, now: AtHand | None, last: ToldBatch | None) -> str:
-    if now is not None:
-        rows = formatting.count(now.batch.rows, "rows")
-        waited = formatting.duration(max(0.0, time.time() - now.since_ms / 1000))
-        return f"Batch {now.batch.batch} with {rows} is being committed; in this step for {waited}"
+def _headline(state: str, current: CurrentBatch | None, last: BatchReport | None) -> str:
+    if current is not None:
+        rows = formatting.count(current.rows, "rows")
+        return (
+            f"Committing batch {current.batch} ({rows}); {formatting.duration(_phase_seconds(current))} in this phase"
+        )
     if last is None:
-        return "No batch has been committed yet"
-    doing = "Between two commits: Spark plans, and tasks write" if state == "running" else f"This pipeline is {state}"
-    return f"{doing}. Batch {last.batch} was the last: {last.outcome}"
+        return "No batch committed yet"
+    activity = "Between commits: Spark plans, tasks write" if state == "running" else f"Pipeline is {state}"
+    return f"{activity}. Last batch: {last.batch}, {last.outcome}"
 
 
-def _box(
-    name: str, step: _Step, here: str | None, ended: str | None, now: AtHand | None, last: ToldBatch | None
-) -> Box:
-    tone: Tone = ""
-    mark = ""
-    if name == here:
-        is_slow = now is not None and time.time() - now.since_ms / 1000 > SLOW_SECONDS
-        tone, mark = ("warn", "slow") if is_slow else ("here", "now")
-    elif name == ended:
-        tone, mark = ("bad", "last") if name == "abort" else ("good", "last")
-    elif step.y == _BOTTOM:
-        tone = "faint"
-    last_ms = _took_ms(name, last)
-    figures = [] if last_ms is None else [f"last: {took(last_ms)}"]
-    height = _BOX_HEIGHT if step.y == _TOP else _LOW_HEIGHT
-    return Box(_x(step.column), step.y, _BOX_WIDTH, height, step.name, [*step.lines, *figures], tone, mark=mark)
+def _phase_seconds(current: CurrentBatch) -> float:
+    return max(0.0, time.time() - current.since_ms / 1000)
 
 
-def _took_ms(name: str, last: ToldBatch | None) -> float | None:
-    """In the last batch."""
-    if last is None or name not in ("plan", "write", "begin", "decide", "end"):
+def _tones(current: CurrentBatch | None, last: BatchReport | None) -> dict[str, tuple[Tone, str]]:
+    """Tone and mark of the one phase that is highlighted: that of the current batch, or the final one of the last."""
+    if current is not None:
+        is_slow = _phase_seconds(current) > SLOW_SECONDS
+        return {phase_of(current.place): ("warn", "slow") if is_slow else ("here", "now")}
+    final = None if last is None else _FINAL_PHASES.get(last.outcome)
+    return {} if final is None else {final: ("bad" if final == "abort" else "good", "last")}
+
+
+def _box(name: str, phase: _Phase, highlight: tuple[Tone, str] | None, last: BatchReport | None) -> Box:
+    tone, mark = highlight or ("faint" if phase.y == _BOTTOM else "", "")
+    last_ms = _last_ms(name, last)
+    figures = [] if last_ms is None else [f"last: {phase_time(last_ms)}"]
+    height = _BOX_HEIGHT if phase.y == _TOP else _LOW_HEIGHT
+    lines = [*phase.lines, *figures]
+    return Box(_x(phase.column), phase.y, _BOX_WIDTH, height, phase.title, lines, tone=tone, mark=mark)
+
+
+def _last_ms(name: str, last: BatchReport | None) -> float | None:
+    """How long a phase took in the last batch; None for phases that are not timed."""
+    if last is None:
         return None
-    times = {
+    durations = {
         "plan": last.plan_ms,
         "write": last.write_ms,
         "begin": last.begin_ms,
         "decide": last.decide_ms,
         "end": last.end_ms,
     }
-    return times[name]
+    return durations.get(name)
 
 
 def _x(column: int) -> int:
@@ -136,8 +142,8 @@ def _across(column: int) -> Arrow:
 
 def _down(column: int, *, back: bool = False) -> Arrow:
     x = _x(column) + _BOX_WIDTH // 2 + (14 if back else 0)
-    ends = [(x, _TOP + _BOX_HEIGHT), (x, _BOTTOM - 2)]
-    return Arrow(ends if not back else [(x, _BOTTOM), (x, _TOP + _BOX_HEIGHT + 2)], is_dashed=True)
+    ends = [(x, _BOTTOM), (x, _TOP + _BOX_HEIGHT + 2)] if back else [(x, _TOP + _BOX_HEIGHT), (x, _BOTTOM - 2)]
+    return Arrow(ends, is_dashed=True)
 
 
 _ARROWS = [

@@ -1,4 +1,12 @@
-"""Small parts of pages: text in any tag, sections, tiles with a figure, what is wrong, what is not there yet."""
+"""Elements of pages: text, sections, tiles, error messages and form fields.
+
+with form("Reset offsets"):
+    topic = TextField("Topic", placeholder="orders")
+    where = Select("Set to", {"earliest": "earliest offset", "latest": "latest offset"}, on_change=…)
+topic.value, where.value
+
+Form fields are native inputs inside a label, so that keyboards and screen readers know them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +21,9 @@ from nicegui.elements.mixins.text_element import TextElement
 from headrace.errors import ConfigError
 from headrace.ui.formatting import UNKNOWN
 
+CHARS_MAX = 10_000
+AREA_CHARS_MAX = 200_000
+
 
 class Text(TextElement):
     """Plain text in an element of any kind."""
@@ -21,23 +32,21 @@ class Text(TextElement):
         super().__init__(tag=tag, text=text)
 
     def show(self, text: str) -> None:
-        """Change it; nothing is sent to the browser if it is the same."""
+        """Set the text; an unchanged text is not sent to the browser."""
         if text != self.text:
             self.set_text(text)
 
 
 class Problem(Text):
-    """What is wrong, in the place where it is wrong; hidden while nothing is."""
+    """An error message; hidden while there is none."""
 
-    def __init__(self, *, is_live: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__("div")
-        self.classes("hr-problem")
-        if is_live:
-            self.props('role="alert"')
+        self.classes("hr-problem").props('role="alert"')
         self.set_visibility(False)
 
-    def tell(self, text: str | None) -> None:
-        """Say it; None: all is well."""
+    def set(self, text: str | None) -> None:
+        """Show an error, or hide the message with None."""
         if text:
             self.show(f"⚠ {text}")
         if self.visible != bool(text):
@@ -45,15 +54,15 @@ class Problem(Text):
 
 
 @contextmanager
-def section(title: str, *, level: int = 2) -> Iterator[ui.element]:
-    """A part of a page, with a heading."""
-    with ui.element("section").classes("hr-section") as made:
-        Text(f"h{level}", title).classes("hr-heading")
-        yield made
+def section(title: str) -> Iterator[ui.element]:
+    """A part of a page with a heading."""
+    with ui.element("section").classes("hr-section") as element:
+        Text("h2", title).classes("hr-heading")
+        yield element
 
 
 class Tile:
-    """A figure with its name, and a line that says more."""
+    """A figure with its name and a note."""
 
     def __init__(self, name: str, note: str = "") -> None:
         with ui.element("div").classes("hr-tile").props(f'data-tile="{name}"'):
@@ -76,8 +85,8 @@ def tiles(classes: str = "") -> Iterator[None]:
         yield
 
 
-class Facts:
-    """Names and values, one under the other."""
+class DefinitionList:
+    """Names and values, one pair per line."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._values: dict[str, Text] = {}
@@ -90,20 +99,19 @@ class Facts:
         self._values[name].show(value)
 
 
-class Empty(Text):
-    """What to do where there is nothing to see yet."""
+class EmptyNote(Text):
+    """A note in place of content that does not exist yet; says what to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__("p", text)
         self.classes("hr-empty")
 
 
-CHARS_MAX = 10_000
-AREA_CHARS_MAX = 200_000
+# -- form fields ---------------------------------------------------------------------------------
 
 
 class Field:
-    """A value that somebody types or chooses. What the browser says is text, and is not trusted."""
+    """A form field. Values from the browser are text and not trusted."""
 
     chars_max = CHARS_MAX
 
@@ -113,11 +121,12 @@ class Field:
         self.box = ui.element("label").classes("hr-field hr-wide" if wide else "hr-field")
         with self.box:
             Text("span", label)
-            self.input = ui.element(tag).props(f'aria-label="{escape(label)}"')  # or the options would be part of it
+            # With a label of its own, or the options of a select would become part of its name.
+            self.input = ui.element(tag).props(f'aria-label="{escape(label)}"')
         self.input.on("input", self._on_input, js_handler="(event) => emit(event.target.value)")
 
     def show(self, is_shown: bool) -> None:
-        """A field that makes no sense at the moment is hidden."""
+        """Show or hide the field."""
         self.box.set_visibility(is_shown)
 
     def _on_input(self, event: events.GenericEventArguments) -> None:
@@ -147,7 +156,7 @@ class TextField(Field):
         self.set(value)
 
     def set(self, value: str) -> None:
-        """Put a value into it."""
+        """Set the value."""
         self.value = value
         _put(self.input, "^value", "value", value)
 
@@ -162,8 +171,8 @@ class TextArea(Field):
         self.input.props(f'rows="{rows}" maxlength="{AREA_CHARS_MAX}" spellcheck="false"')
 
 
-class Tick:
-    """Yes or no."""
+class Checkbox:
+    """A check box with a label."""
 
     def __init__(self, label: str, value: bool = False, *, on_change: Callable[[], object] | None = None) -> None:
         self.value = value
@@ -171,22 +180,22 @@ class Tick:
         with ui.element("label").classes("hr-tick"):
             self._input = ui.element("input").props('type="checkbox"')
             Text("span", label)
-        self._input.on("change", self._on_tick, js_handler="(event) => emit(event.target.checked)")
+        self._input.on("change", self._on_toggle, js_handler="(event) => emit(event.target.checked)")
         self.set(value)
 
     def set(self, value: bool) -> None:
-        """Say yes or no in its place."""
+        """Check or clear the box."""
         self.value = value
         _put(self._input, "checked", "checked", value)
 
-    def _on_tick(self, event: events.GenericEventArguments) -> None:
+    def _on_toggle(self, event: events.GenericEventArguments) -> None:
         self.value = self._input.props["checked"] = event.args is True
         if self._on_change is not None:
             self._on_change()
 
 
-class Choice(Field):
-    """One of several, by what they are called."""
+class Select(Field):
+    """A drop-down list: values and their labels."""
 
     def __init__(
         self,
@@ -205,7 +214,7 @@ class Choice(Field):
         self.set(self.value)
 
     def set(self, value: str) -> None:
-        """Choose one of them."""
+        """Select a value."""
         self.value = value
         for name, option in self._shown.items():
             _put(option, "selected", "selected", name == value)
@@ -216,16 +225,16 @@ class Choice(Field):
 
 @contextmanager
 def form(label: str) -> Iterator[ui.element]:
-    """Fields side by side."""
-    with ui.element("div").classes("hr-form").props(f'role="group" aria-label="{escape(label)}"') as made:
-        yield made
+    """A group of fields side by side."""
+    with ui.element("div").classes("hr-form").props(f'role="group" aria-label="{escape(label)}"') as element:
+        yield element
 
 
 def _put(element: ui.element, prop: str, name: str, value: str | bool) -> None:
     """Set a property of an input in the browser.
 
-    What the page is built with is an attribute, which the browser takes for a beginning only. As a property, Vue would
-    set it anew whenever anything on the page changes, and take away what somebody is typing (`value` is always set).
+    The page is built with an attribute, which browsers treat as the initial value. As a property, Vue would set it on
+    every update of the page and overwrite what the user is typing.
     """
     element.props[prop] = value
     element.update()
@@ -233,8 +242,12 @@ def _put(element: ui.element, prop: str, name: str, value: str | bool) -> None:
         element.client.run_javascript(f"getHtmlElement({element.id}).{name} = {json.dumps(value)}")
 
 
-def whole_number(text: str, what: str) -> int:
-    """What was typed, as a number from 0 on; what is none is a ConfigError that names it."""
-    if not text.strip().isdecimal():
-        raise ConfigError(f"{what}: a whole number is wanted, not {text!r}")
-    return int(text)
+def parse_int(text: str, name: str, *, is_signed: bool = False) -> int:
+    """Parse a number that was typed; raise a ConfigError that names the field if it is not one."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise ConfigError(f"invalid {name}: expected an integer, got {text!r}") from None
+    if number < 0 and not is_signed:
+        raise ConfigError(f"invalid {name}: expected an integer from 0, got {text!r}")
+    return number

@@ -1,7 +1,7 @@
-"""Groups, as the pages see them: all by name, and of those that somebody looks at, members and lag, with its history.
+"""Feeds of consumer groups: all groups by name; members, lag and its history for the groups that pages show.
 
-names that pages show ─► one question for all of them ─► GroupFacts, or what went wrong with one
-                                                      └► lag of the last fifteen minutes
+groups that pages show ─► one query for all of them ─► GroupFacts or an error for each
+                                                   └► lag of the last 15 minutes
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from headrace.errors import BrokerError
 from headrace.ui.collector import Collector, Feed, Series
 
 EVERY_SECONDS = 2.0
-WANTED_SECONDS = 5.0
-"""A group that no page has shown for so long is not asked for any more."""
-WANTED_MAX = 200
+REQUEST_SECONDS = 5.0
+"""A group that no page has shown for this long is not queried any more."""
+GROUPS_MAX = 200
 HISTORIES_MAX = 500
 LAG_TIME_SECONDS_MAX = 2.0
-"""For the fetches of all groups: what is not known by then is not told."""
+"""For the record fetches of all groups; lag in time that is not known by then is left out."""
 TREND_SECONDS = 60.0
 STEADY_PER_SECOND = 0.05
-"""A lag that changes less than so many records a second stays as it is."""
+"""A lag that changes by less than this is steady."""
 
 
-class Seen(NamedTuple):
-    """A group at the last look; if it could not be asked, why."""
+class GroupSnapshot(NamedTuple):
+    """A group at one moment, or why it could not be queried."""
 
     facts: GroupFacts | None
     problem: str | None = None
@@ -38,83 +38,83 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class LagHistory:
-    """Written by the collector's thread."""
+    """Lag of a group over time. Written by the collector's thread."""
 
     records: Series = field(default_factory=Series)
     seconds: Series = field(default_factory=Series)
 
     def records_per_s(self) -> float | None:
-        """How fast the lag grows, over the last minute; negative: the group catches up. None: not known yet."""
+        """Growth of the lag over the last minute; negative while the group catches up, None if unknown."""
         points = [(at, value) for at, value in self.records.points() if value is not None]
         recent = [point for point in points if point[0] >= points[-1][0] - TREND_SECONDS]
         if len(recent) < 2:
             return None
-        (then, before), (now, after) = recent[0], recent[-1]
-        return (after - before) / (now - then) if now > then else None
+        (then, first), (now, last) = recent[0], recent[-1]
+        return (last - first) / (now - then) if now > then else None
 
 
-class GroupWatch:
-    """What the pages of groups share."""
+class GroupFeeds:
+    """Feeds shared by the pages of groups."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._wanted: dict[str, float] = {}  # when a page last showed it. Written by the event loop.
-        self._lag_times = LagTimes(LAG_TIME_SECONDS_MAX)  # the collector's thread
+        self._requested: dict[str, float] = {}  # when a page last showed each group. Written by the event loop.
+        self._lag_times = LagTimes(LAG_TIME_SECONDS_MAX)  # Collector thread only.
         self._histories: dict[str, LagHistory] = {}
 
     def listing(self) -> Feed[list[GroupListing]]:
         return self._collector.feed("groups", lambda admin: admin.list_groups(), every_s=EVERY_SECONDS)
 
-    def details(self) -> Feed[Mapping[str, Seen]]:
-        """Of the groups that were `want`ed."""
-        return self._collector.feed("group-details", self._ask, every_s=EVERY_SECONDS)
+    def details(self) -> Feed[Mapping[str, GroupSnapshot]]:
+        """Return the feed of the groups that pages have requested."""
+        return self._collector.feed("group-details", self._fetch, every_s=EVERY_SECONDS)
 
-    def want(self, names: Sequence[str], details: Feed[Mapping[str, Seen]]) -> Mapping[str, Seen]:
-        """What is known of these groups; from now on they are asked for."""
+    def request(self, names: Sequence[str], details: Feed[Mapping[str, GroupSnapshot]]) -> Mapping[str, GroupSnapshot]:
+        """Return what is known of these groups, and keep querying them while pages call this."""
         now = time.monotonic()
-        for name in [name for name, at in self._wanted.items() if now - at > WANTED_SECONDS]:
-            del self._wanted[name]
-        new = [name for name in names if name not in self._wanted]
+        for name in [name for name, at in self._requested.items() if now - at > REQUEST_SECONDS]:
+            del self._requested[name]
+        new = [name for name in names if name not in self._requested]
         for name in names:
-            self._wanted.pop(name, None)  # so that the last ones come last
-            self._wanted[name] = now
+            self._requested.pop(name, None)  # keep the most recent last
+            self._requested[name] = now
         if new:
-            details.hurry()
-        return details.look() or {}
+            details.refresh_now()
+        return details.get() or {}
 
     def history(self, name: str) -> LagHistory:
-        found = self._histories.get(name)
-        if found is None:
+        history = self._histories.get(name)
+        if history is None:
             for oldest in list(self._histories)[: len(self._histories) - HISTORIES_MAX + 1]:
                 self._histories.pop(oldest, None)
-            found = self._histories.setdefault(name, LagHistory())
-        return found
+            history = self._histories.setdefault(name, LagHistory())
+        return history
 
-    # -- the collector's thread ------------------------------------------------------------------
+    # -- collector thread ------------------------------------------------------------------------
 
-    def _ask(self, admin: AdminClient) -> Mapping[str, Seen]:
-        names = list(self._wanted.copy())[-WANTED_MAX:]
+    def _fetch(self, admin: AdminClient) -> Mapping[str, GroupSnapshot]:
+        names = list(self._requested.copy())[-GROUPS_MAX:]
         if not names:
             return {}
         listed = {listing.group_id: listing for listing in admin.list_groups()}
-        seen: dict[str, Seen] = {}
+        snapshots: dict[str, GroupSnapshot] = {}
         for name in names:
             try:
                 facts = with_members(admin, name, listed.get(name))
                 if facts is not None:
                     add_committed(admin, facts)
-                seen[name] = Seen(facts)
-            except BrokerError as error:  # of this group; the others may be well
-                seen[name] = Seen(None, str(error))
-        found = [one.facts for one in seen.values() if one.facts is not None]
-        add_bounds(admin, found)
-        self._lag_times.fill((partition for facts in found for partition in facts.partitions), admin)
-        self._remember(found)
-        return seen
+                snapshots[name] = GroupSnapshot(facts)
+            except BrokerError as error:  # concerns this group only
+                snapshots[name] = GroupSnapshot(None, str(error))
+        groups = [snapshot.facts for snapshot in snapshots.values() if snapshot.facts is not None]
+        add_bounds(admin, groups)
+        self._lag_times.fill((partition for facts in groups for partition in facts.partitions), admin)
+        self._record(groups)
+        return snapshots
 
-    def _remember(self, found: Iterable[GroupFacts]) -> None:
+    def _record(self, groups: Iterable[GroupFacts]) -> None:
         now = time.time()
-        for facts in found:
+        for facts in groups:
             history = self.history(facts.name)
             history.records.add(now, facts.lag)
             history.seconds.add(now, None if facts.lag_ms is None else facts.lag_ms / 1000)

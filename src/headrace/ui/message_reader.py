@@ -1,11 +1,11 @@
-"""Messages of a topic, read for the browser: a few at a time, from anywhere, filtered, and never for long.
+"""Readers for the message browser: a page of messages at a time, from any position, filtered, in bounded time.
 
-    Oldest, Offset, Time     forward from there            Forward
-    Newest                   back from the end, in windows that grow while little is found      Backward
+    oldest, offset, time     ForwardReader: from there towards the end
+    newest                   BackwardReader: from the end, in windows that grow while few messages match
 
-A reading stops when it has enough rows, when it has come to the end (or the beginning), or when it has looked for as
-long as one request may. It always says which, and how far it came; `more` goes on from there. Blocks: a reading is
-used by one thread at a time.
+A read stops when it has enough messages, at the end (or beginning) of the topic, or when its time is up. The result
+says why, and how far it came; the next read continues from there. Reads block; one thread at a time may use a reader.
+The second half of the module formats keys, values and headers as text, JSON or hex.
 """
 
 from __future__ import annotations
@@ -27,23 +27,28 @@ from headrace.client.offsets import Isolation
 from headrace.errors import BrokerError, Code, ConfigError
 
 ROWS_MAX = 50
-"""Of one request."""
+"""Messages returned by one read."""
 READ_SECONDS_MAX = 3.0
-"""How long one request looks for rows."""
 READ_RECORDS_MAX = 500_000
+"""Records scanned by one read."""
 READ_BYTES_MAX = 16 * 1024 * 1024
-"""Of rows that were found: more than this is not kept for a request."""
+"""Keys and values returned by one read."""
 POLL_MS = 250.0
 POLL_RECORDS_MAX = 1000
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 PARTITION_BYTES_MAX = 256 * 1024
 WINDOW_RECORDS_MAX = 100_000
 WINDOW_GROWTH = 4
-PLACES_TOLD_MAX = 4
+POSITIONS_SHOWN_MAX = 4
+PREVIEW_CHARS_MAX = 160
+SHOWN_BYTES_MAX = 256 * 1024
+"""Bytes of a value that are shown in full view: more would make the browser slow."""
+HEX_ROW_BYTES = 16
+NULL = "null"
 
 
-class Begin(Enum):
-    """Where to begin."""
+class StartFrom(Enum):
+    """Where a read starts."""
 
     NEWEST = "newest"
     OLDEST = "oldest"
@@ -52,43 +57,43 @@ class Begin(Enum):
 
 
 @dataclass(slots=True, frozen=True)
-class Wanted:
-    """What somebody wants to see."""
+class ReadRequest:
+    """What to read."""
 
     topic: str
-    begin: Begin = Begin.NEWEST
+    start: StartFrom = StartFrom.NEWEST
     at: int = 0
     """The offset, or the time in milliseconds since 1970."""
     partition: int | None = None
-    """None: all."""
+    """None for all partitions."""
     matches: Sequence[Matches] = ()
     isolation: Isolation = Isolation.READ_COMMITTED
 
 
-class Found(NamedTuple):
-    """What a request brought."""
+class ReadResult(NamedTuple):
+    """The result of one read."""
 
     rows: list[FetchedRecord]
-    read: int
+    scanned: int
     stopped: str
-    """Why it stopped, and where, for people."""
-    can_go_on: bool
+    """Why it stopped and where, for people."""
+    has_more: bool
     seconds: float
 
 
-class Reading(ABC):
-    """A way through a topic."""
+class MessageReader(ABC):
+    """A position in a topic, and the filters to apply from there."""
 
-    def __init__(self, fetcher: Fetcher, wanted: Wanted, partitions: Sequence[TopicPartition]) -> None:
+    def __init__(self, fetcher: Fetcher, request: ReadRequest, partitions: Sequence[TopicPartition]) -> None:
         self._fetcher = fetcher
-        self._matches = wanted.matches
+        self._matches = request.matches
         self._partitions = partitions
-        self._ready: deque[FetchedRecord] = deque()  # found, and not handed out yet
-        self._read = 0  # in this request
+        self._ready: deque[FetchedRecord] = deque()  # matching, not returned yet
+        self._scanned = 0  # in this read
 
-    def more(self, rows_max: int = ROWS_MAX, seconds_max: float = READ_SECONDS_MAX) -> Found:
-        """The next rows. Comes back in `seconds_max`, about, with what there is; a step is done in any case."""
-        began, self._read = time.monotonic(), len(self._ready)
+    def read(self, rows_max: int = ROWS_MAX, seconds_max: float = READ_SECONDS_MAX) -> ReadResult:
+        """Return the next messages within about `seconds_max`; at least one fetch is made."""
+        began, self._scanned = time.monotonic(), len(self._ready)
         rows: list[FetchedRecord] = []
         row_bytes, steps = 0, 0
         while True:
@@ -98,173 +103,170 @@ class Reading(ABC):
                 rows.append(row)
             seconds = time.monotonic() - began
             if len(rows) >= rows_max or row_bytes >= READ_BYTES_MAX:
-                return Found(rows, self._looked_at, self._told("There are more", seconds), True, seconds)
-            if self._is_over():
-                return Found(rows, self._looked_at, self._told(self._end, seconds), False, seconds)
-            if steps and (seconds >= seconds_max or self._read >= READ_RECORDS_MAX):
-                why = f"It has looked for {seconds:.1f} s, and may find more"
-                return Found(rows, self._looked_at, self._told(why, seconds), True, seconds)
-            self._step(max(0.0, seconds_max - seconds))
+                return ReadResult(
+                    rows, self._processed, self._describe("There are more messages", seconds), True, seconds
+                )
+            if self._is_at_end():
+                return ReadResult(rows, self._processed, self._describe(self._end_text, seconds), False, seconds)
+            if steps and (seconds >= seconds_max or self._scanned >= READ_RECORDS_MAX):
+                why = f"Stopped after {seconds:.1f} s; there may be more messages"
+                return ReadResult(rows, self._processed, self._describe(why, seconds), True, seconds)
+            self._fetch_some(max(0.0, seconds_max - seconds))
             steps += 1
 
     @abstractmethod
-    def _step(self, seconds: float) -> None:
-        """Read a little, into `_ready`."""
+    def _fetch_some(self, seconds: float) -> None:
+        """Fetch some records into `_ready`."""
 
     @abstractmethod
-    def _is_over(self) -> bool:
-        """Whether there is no more to read."""
+    def _is_at_end(self) -> bool:
+        """Return whether there is nothing left to read."""
 
     @property
     @abstractmethod
-    def _end(self) -> str:
-        """What it means that there is no more."""
+    def _end_text(self) -> str:
+        """Describe the end of this reader."""
 
     @abstractmethod
-    def _places(self) -> Mapping[TopicPartition, int]:
-        """How far it has come."""
+    def _positions(self) -> Mapping[TopicPartition, int]:
+        """Return the position in each partition."""
 
     def _poll(self, seconds: float) -> list[FetchedRecord]:
-        """Records that match, of the next ones."""
+        """Fetch the next records and return those that match."""
         records = self._fetcher.poll(min(POLL_MS, seconds * 1000), POLL_RECORDS_MAX)
-        self._read += len(records)
+        self._scanned += len(records)
         if not self._matches:
             return records
         return [record for record in records if all(matches(record) for matches in self._matches)]
 
     @property
-    def _looked_at(self) -> int:
-        """How many records this request has gone through, without those that wait for the next one."""
-        return self._read - len(self._ready)
+    def _processed(self) -> int:
+        """Number of records scanned by this read, without those left for the next one."""
+        return self._scanned - len(self._ready)
 
-    def _told(self, why: str, seconds: float) -> str:
-        places = self._places()
-        shown = [
-            f"partition {tp.partition} at offset {place:,}" for tp, place in list(places.items())[:PLACES_TOLD_MAX]
-        ]
-        others = len(places) - len(shown)
+    def _describe(self, why: str, seconds: float) -> str:
+        positions = list(self._positions().items())
+        shown = [f"partition {tp.partition} at offset {offset:,}" for tp, offset in positions[:POSITIONS_SHOWN_MAX]]
+        others = len(positions) - len(shown)
         where = ", ".join(shown) + (f" and {others} more partitions" if others > 0 else "")
-        return f"{why}. Looked at {self._looked_at:,} records in {seconds:.1f} s; now {where}."
+        return f"{why}. Scanned {self._processed:,} records in {seconds:.1f} s; now at {where}."
 
 
-class Forward(Reading):
-    """From offsets towards the end, as it is when it is asked."""
+class ForwardReader(MessageReader):
+    """Reads from offsets to the end of the topic at the time of each read."""
 
-    _end = "This is the end for now"
+    _end_text = "End of the topic"
 
-    def __init__(self, fetcher: Fetcher, wanted: Wanted, starts: Mapping[TopicPartition, int]) -> None:
-        super().__init__(fetcher, wanted, list(starts))
+    def __init__(self, fetcher: Fetcher, request: ReadRequest, starts: Mapping[TopicPartition, int]) -> None:
+        super().__init__(fetcher, request, list(starts))
         fetcher.assign(starts, check=False)
         self._ends: dict[TopicPartition, int] = {}
 
-    def more(self, rows_max: int = ROWS_MAX, seconds_max: float = READ_SECONDS_MAX) -> Found:
+    def read(self, rows_max: int = ROWS_MAX, seconds_max: float = READ_SECONDS_MAX) -> ReadResult:
         self._ends = self._fetcher.end_offsets(self._partitions)
-        return super().more(rows_max, seconds_max)
+        return super().read(rows_max, seconds_max)
 
-    def _step(self, seconds: float) -> None:
-        found = self._poll(seconds)
-        found.sort(key=lambda record: (record.timestamp, record.partition, record.offset))
-        self._ready.extend(found)
+    def _fetch_some(self, seconds: float) -> None:
+        records = self._poll(seconds)
+        records.sort(key=lambda record: (record.timestamp, record.partition, record.offset))
+        self._ready.extend(records)
 
-    def _is_over(self) -> bool:
+    def _is_at_end(self) -> bool:
         return not self._ready and all(self._fetcher.position(tp) >= end for tp, end in self._ends.items())
 
-    def _places(self) -> Mapping[TopicPartition, int]:
-        places = {tp: self._fetcher.position(tp) for tp in self._partitions}
-        for record in self._ready:  # fetched, and still to be shown
+    def _positions(self) -> Mapping[TopicPartition, int]:
+        positions = {tp: self._fetcher.position(tp) for tp in self._partitions}
+        for record in self._ready:  # fetched, not shown yet
             tp = TopicPartition(record.topic, record.partition)
-            places[tp] = min(places[tp], record.offset)
-        return places
+            positions[tp] = min(positions[tp], record.offset)
+        return positions
 
 
-class Backward(Reading):
-    """From the end towards the beginning, the newest first: window by window, each of them read to its end."""
+class BackwardReader(MessageReader):
+    """Reads towards the beginning, the newest first: window by window, each window to its end."""
 
-    _end = "This is the beginning"
+    _end_text = "Beginning of the topic"
 
-    def __init__(self, fetcher: Fetcher, wanted: Wanted, partitions: Sequence[TopicPartition]) -> None:
-        super().__init__(fetcher, wanted, partitions)
+    def __init__(self, fetcher: Fetcher, request: ReadRequest, partitions: Sequence[TopicPartition]) -> None:
+        super().__init__(fetcher, request, partitions)
         self._starts = fetcher.beginning_offsets(partitions)
-        self._lows = fetcher.end_offsets(partitions)  # what lies above was read
-        self._window_records = max(1, ROWS_MAX if not wanted.matches else POLL_RECORDS_MAX)
-        self._found: list[FetchedRecord] = []
+        self._lows = fetcher.end_offsets(partitions)  # everything above was read
+        self._window_records = max(1, ROWS_MAX if not request.matches else POLL_RECORDS_MAX)
+        self._window: list[FetchedRecord] = []
         self._is_open = False
 
-    def _step(self, seconds: float) -> None:
+    def _fetch_some(self, seconds: float) -> None:
         if not self._is_open:
-            self._open()
-        self._found += self._poll(seconds)
+            self._open_window()
+        self._window += self._poll(seconds)
         if self._fetcher.is_finished():
-            self._found.sort(key=lambda record: (record.timestamp, record.offset), reverse=True)
-            self._ready.extend(self._found)
-            self._found, self._is_open = [], False
+            self._window.sort(key=lambda record: (record.timestamp, record.offset), reverse=True)
+            self._ready.extend(self._window)
+            self._window, self._is_open = [], False
 
-    def _open(self) -> None:
+    def _open_window(self) -> None:
         begin = {tp: max(self._starts[tp], low - self._window_records) for tp, low in self._lows.items()}
-        left = [tp for tp, low in self._lows.items() if low > begin[tp]]
-        self._fetcher.assign({tp: begin[tp] for tp in left}, {tp: self._lows[tp] for tp in left}, check=False)
+        remaining = [tp for tp, low in self._lows.items() if low > begin[tp]]
+        ends = {tp: self._lows[tp] for tp in remaining}
+        self._fetcher.assign({tp: begin[tp] for tp in remaining}, ends, check=False)
         self._lows = begin
         self._window_records = min(self._window_records * WINDOW_GROWTH, WINDOW_RECORDS_MAX)
         self._is_open = True
 
-    def _is_over(self) -> bool:
+    def _is_at_end(self) -> bool:
         return not self._is_open and all(low <= self._starts[tp] for tp, low in self._lows.items())
 
-    def _places(self) -> Mapping[TopicPartition, int]:
+    def _positions(self) -> Mapping[TopicPartition, int]:
         return self._lows
 
 
-def open_reading(admin: AdminClient, wanted: Wanted, *, follow: bool = False) -> Reading:
-    """Begin to read; nothing is read yet. With `follow`, what is still to come."""
-    partitions = _partitions(admin, wanted)
+def open_reader(admin: AdminClient, request: ReadRequest, *, follow: bool = False) -> MessageReader:
+    """Create the reader of a request; with `follow`, one that starts at the current end."""
+    partitions = _partitions(admin, request)
     fetcher = Fetcher(
         admin.client,
-        isolation="read_committed" if wanted.isolation is Isolation.READ_COMMITTED else "read_uncommitted",
+        isolation="read_committed" if request.isolation is Isolation.READ_COMMITTED else "read_uncommitted",
         out_of_range="earliest",
         max_wait_ms=int(POLL_MS),
         max_bytes=FETCH_BYTES_MAX,
         partition_bytes_max=PARTITION_BYTES_MAX,
     )
     if follow:
-        return Forward(fetcher, wanted, fetcher.end_offsets(partitions))
-    if wanted.begin is Begin.NEWEST:
-        return Backward(fetcher, wanted, partitions)
-    return Forward(fetcher, wanted, _starts(fetcher, wanted, partitions))
+        return ForwardReader(fetcher, request, fetcher.end_offsets(partitions))
+    if request.start is StartFrom.NEWEST:
+        return BackwardReader(fetcher, request, partitions)
+    return ForwardReader(fetcher, request, _starts(fetcher, request, partitions))
 
 
-def _partitions(admin: AdminClient, wanted: Wanted) -> list[TopicPartition]:
-    described = admin.describe_topics([wanted.topic])[wanted.topic]
+def _partitions(admin: AdminClient, request: ReadRequest) -> list[TopicPartition]:
+    described = admin.describe_topics([request.topic])[request.topic]
     count = len(described.partitions)
-    if wanted.partition is None:
-        return [TopicPartition(wanted.topic, info.partition) for info in described.partitions if info.leader >= 0]
-    if not 0 <= wanted.partition < count:
+    if request.partition is None:
+        return [TopicPartition(request.topic, info.partition) for info in described.partitions if info.leader >= 0]
+    if not 0 <= request.partition < count:
         raise BrokerError(
-            f"topic {wanted.topic!r} has {count} partitions, from 0 on, and none with number {wanted.partition}",
+            f"no partition {request.partition} in topic {request.topic!r}: it has {count} partitions, numbered from 0",
             code=Code.UNKNOWN_TOPIC_OR_PARTITION,
         )
-    return [TopicPartition(wanted.topic, wanted.partition)]
+    return [TopicPartition(request.topic, request.partition)]
 
 
-def _starts(fetcher: Fetcher, wanted: Wanted, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-    """Where to begin in each partition: nowhere before its first offset, nor after its end."""
+def _starts(fetcher: Fetcher, request: ReadRequest, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return the start offset of each partition, within what it contains."""
     firsts, ends = fetcher.beginning_offsets(partitions), fetcher.end_offsets(partitions)
-    if wanted.begin is Begin.OFFSET:
-        return {tp: min(max(wanted.at, firsts[tp]), ends[tp]) for tp in partitions}
-    if wanted.begin is Begin.TIME:
-        found = fetcher.offsets_for_times(dict.fromkeys(partitions, wanted.at))
-        return {tp: answer.offset if answer.offset >= 0 else ends[tp] for tp, answer in found.items()}
+    if request.start is StartFrom.OFFSET:
+        return {tp: min(max(request.at, firsts[tp]), ends[tp]) for tp in partitions}
+    if request.start is StartFrom.TIME:
+        listed = fetcher.offsets_for_times(dict.fromkeys(partitions, request.at))
+        return {tp: result.offset if result.offset >= 0 else ends[tp] for tp, result in listed.items()}
     return firsts
 
 
-PREVIEW_CHARS_MAX = 160
-SHOWN_BYTES_MAX = 256 * 1024
-"""Of one value, in full: more would only make the browser slow."""
-HEX_ROW_BYTES = 16
-NULL = "null"
+# -- formats of keys, values and headers ---------------------------------------------------------
 
 
-class Form(Enum):
-    """How to show bytes."""
+class PayloadFormat(Enum):
+    """Formats of bytes. AUTO is JSON or text where the bytes are that, otherwise hex."""
 
     AUTO = "auto"
     TEXT = "text"
@@ -272,13 +274,13 @@ class Form(Enum):
     HEX = "hex"
 
 
-def preview(data: bytes | None, form: Form) -> str:
-    """A line of it."""
+def preview(data: bytes | None, payload_format: PayloadFormat) -> str:
+    """Format bytes in one line, shortened."""
     if data is None:
         return NULL
     cut = data[: PREVIEW_CHARS_MAX * 4]
     text = _text(cut, is_cut=len(cut) < len(data))
-    if form is Form.HEX or (form is not Form.TEXT and text is None):
+    if payload_format is PayloadFormat.HEX or (payload_format is not PayloadFormat.TEXT and text is None):
         shown = data[: PREVIEW_CHARS_MAX // 3].hex(" ")
         return shown + (" …" if len(data) * 3 > PREVIEW_CHARS_MAX else "")
     line = " ".join((text if text is not None else cut.decode(errors="replace")).split("\n"))
@@ -286,55 +288,55 @@ def preview(data: bytes | None, form: Form) -> str:
     return line if is_short else f"{line[:PREVIEW_CHARS_MAX]} …"
 
 
-def whole(data: bytes | None, form: Form) -> str:
-    """All of it, in lines; what is too long is cut, and says so."""
+def full_text(data: bytes | None, payload_format: PayloadFormat) -> str:
+    """Format bytes in lines, cut at SHOWN_BYTES_MAX."""
     if data is None:
         return NULL
     cut = data[:SHOWN_BYTES_MAX]
     left = len(data) - len(cut)
-    more = f"\n… and {left:,} bytes more; `headrace consume` prints all of them" if left else ""
+    more = f"\n… and {left:,} more bytes; print them with `headrace consume`" if left else ""
     text = _text(cut, is_cut=bool(left))
-    if form is Form.HEX or (form is Form.AUTO and text is None):
+    if payload_format is PayloadFormat.HEX or (payload_format is PayloadFormat.AUTO and text is None):
         return hex_dump(cut) + more
     shown = text if text is not None else cut.decode(errors="replace")
-    if form is Form.TEXT or left:
+    if payload_format is PayloadFormat.TEXT or left:
         return shown + more
     try:
         parsed = json.loads(cut)
     except ValueError as error:
-        return f"(this is no JSON: {error})\n{shown}" if form is Form.JSON else shown
-    if form is Form.AUTO and not isinstance(parsed, dict | list):
+        return f"(not JSON: {error})\n{shown}" if payload_format is PayloadFormat.JSON else shown
+    if payload_format is PayloadFormat.AUTO and not isinstance(parsed, dict | list):
         return shown
     return json.dumps(parsed, indent=2, ensure_ascii=False)
 
 
 def hex_dump(data: bytes) -> str:
-    """Offset, bytes, and what of them is text."""
+    """Format bytes as offset, hex and ASCII."""
     lines = []
     for at in range(0, len(data), HEX_ROW_BYTES):
         row = data[at : at + HEX_ROW_BYTES]
-        seen = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
-        lines.append(f"{at:08x}  {row.hex(' '):<{HEX_ROW_BYTES * 3}} {seen}")
+        ascii_text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
+        lines.append(f"{at:08x}  {row.hex(' '):<{HEX_ROW_BYTES * 3}} {ascii_text}")
     return "\n".join(lines)
 
 
-def encoded(text: str, form: Form, what: str) -> bytes:
-    """What somebody typed, as bytes. JSON is checked, and sent as it was typed."""
-    if form is Form.HEX:
+def encode_payload(text: str, payload_format: PayloadFormat, name: str) -> bytes:
+    """Convert typed text to bytes. JSON is checked, and sent as typed."""
+    if payload_format is PayloadFormat.HEX:
         try:
             return bytes.fromhex(text)
         except ValueError as error:
-            raise ConfigError(f"the {what} is no hex: {error}; write it as 0a ff 10") from error
-    if form is Form.JSON:
+            raise ConfigError(f"invalid {name}: expected hex such as 0a ff 10: {error}") from error
+    if payload_format is PayloadFormat.JSON:
         try:
             json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"the {what} is no JSON: {error}") from error
+            raise ConfigError(f"invalid {name}: not JSON: {error}") from error
     return text.encode()
 
 
 def _text(data: bytes, *, is_cut: bool) -> str | None:
-    """As text, if it is some: UTF-8, and nothing that is not to be seen. A character may be cut in two at the end."""
+    """Decode printable UTF-8; None if it is not. With `is_cut`, the last character may be incomplete."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

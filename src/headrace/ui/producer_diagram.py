@@ -1,15 +1,16 @@
-"""A record's journey through a producer, drawn with its figures: out along the top, back along the bottom.
+"""Diagram of a record's path through a producer, with live figures at each stage.
 
-send() → interceptors → serialise, partition → buffer pool
+send() → interceptors → serialize, partition → buffer pool
    ↑                                               ↓
-answers ← in flight ← requests ←─────────────── batches
+responses ← in flight ← requests ←───────────── batches
 """
 
 from __future__ import annotations
 
+from headrace.telemetry.models import Percentiles, ProducerReport
 from headrace.ui import formatting
-from headrace.ui.charts import Arrow, Box, Drawing, Label, Tone
-from headrace.ui.producer_reports import Look, Percentiles, ToldProducer
+from headrace.ui.charts import Arrow, Box, Diagram, Label, Tone
+from headrace.ui.reports import ReportedProducer
 
 WIDTH, HEIGHT = 1180, 346
 _BOX_WIDTH, _BOX_HEIGHT, _GAP = 262, 126, 42
@@ -18,24 +19,24 @@ _POOL_WARN_SHARE, _POOL_BAD_SHARE = 0.75, 0.95
 _BROKERS_DRAWN_MAX = 3
 
 
-def journey() -> Drawing:
-    """A place for it."""
-    return Drawing("A record's journey: from send() to its answer, with the figures of each step", WIDTH, HEIGHT)
+def create_producer_diagram() -> Diagram:
+    return Diagram("Path of a record from send() to its response, with figures for each stage", WIDTH, HEIGHT)
 
 
-def show_journey(drawing: Drawing, told: ToldProducer) -> None:
-    look = told.last
+def draw_producer(diagram: Diagram, producer: ReportedProducer) -> None:
+    report = producer.report
     boxes = [
-        _sent(told),
-        _interceptors(look),
-        _prepared(look),
-        _pool(look),
-        _batches(look),
-        _requests(look),
-        _in_flight(look),
-        _answers(look),
+        _send(producer),
+        _interceptors(report),
+        _serialize(report),
+        _pool(report),
+        _batches(report),
+        _requests(report),
+        _in_flight(report),
+        _responses(report),
     ]
-    drawing.show(boxes, _ARROWS, [Label(2, 14, "in your threads"), Label(2, _BOTTOM - 10, "in the I/O thread")])
+    labels = [Label(2, 14, "application threads"), Label(2, _BOTTOM - 10, "I/O thread")]
+    diagram.show(boxes, _ARROWS, labels)
 
 
 def _x(column: int) -> int:
@@ -47,15 +48,16 @@ def _box(
     y: int,
     title: str,
     lines: list[str],
+    *,
     tone: Tone = "",
     mark: str = "",
     bar: float | None = None,
 ) -> Box:
-    return Box(_x(column), y, _BOX_WIDTH, _BOX_HEIGHT, title, lines, tone, bar, mark)
+    return Box(_x(column), y, _BOX_WIDTH, _BOX_HEIGHT, title, lines, tone=tone, bar=bar, mark=mark)
 
 
 def _across(column: int, y: int, step: int) -> Arrow:
-    """From a box to the one beside it."""
+    """An arrow from a box to its neighbour on the right (step 1) or left (step -1)."""
     middle = y + _BOX_HEIGHT // 2
     if step > 0:
         return Arrow([(_x(column) + _BOX_WIDTH, middle), (_x(column + 1) - 3, middle)])
@@ -70,106 +72,113 @@ _ARROWS = [
 ]
 
 
-def _sent(told: ToldProducer) -> Box:
-    look = told.last
+def _send(producer: ReportedProducer) -> Box:
+    report = producer.report
     lines = [
-        formatting.rate(told.records.last),
-        f"{formatting.short_count(look.records)} records so far",
-        f"{formatting.size_rate(told.sent.last)} on the wire",
+        formatting.rate(producer.records.last),
+        f"{formatting.short_count(report.totals.records)} records total",
+        f"{formatting.size_rate(producer.sent.last)} on the wire",
     ]
-    if look.transactional_id is not None:
-        lines.append(f"transaction: {look.transaction_state}")
-    if told.last.is_closed:
-        return _box(0, _TOP, "send()", lines, "faint", "closed")
-    return _box(0, _TOP, "send()", lines, "warn" if told.is_silent else "good", "silent" if told.is_silent else "live")
+    if report.transaction is not None:
+        lines.append(f"transaction: {report.transaction.state}")
+    if report.is_closed:
+        return _box(0, _TOP, "send()", lines, tone="faint", mark="closed")
+    if producer.is_silent:
+        return _box(0, _TOP, "send()", lines, tone="warn", mark="silent")
+    return _box(0, _TOP, "send()", lines, tone="good", mark="live")
 
 
-def _interceptors(look: Look) -> Box:
-    if not look.interceptors:
-        return _box(1, _TOP, "Interceptors", ["none"], "faint")
-    lines = [", ".join(look.interceptors)]
-    if look.interceptor_errors:
-        lines.append(f"{formatting.things(look.interceptor_errors, 'error')}: see the log")
-        return _box(1, _TOP, "Interceptors", lines, "warn", "failing")
+def _interceptors(report: ProducerReport) -> Box:
+    steps = report.steps
+    if not steps.interceptors:
+        return _box(1, _TOP, "Interceptors", ["none"], tone="faint")
+    lines = [", ".join(steps.interceptors)]
+    if steps.interceptor_errors:
+        lines.append(f"{formatting.plural(steps.interceptor_errors, 'error')}: see the log")
+        return _box(1, _TOP, "Interceptors", lines, tone="warn", mark="failing")
     return _box(1, _TOP, "Interceptors", [*lines, "no errors"])
 
 
-def _prepared(look: Look) -> Box:
+def _serialize(report: ProducerReport) -> Box:
+    steps = report.steps
     lines = [
-        f"key: {look.key_serializer}",
-        f"value: {look.value_serializer}",
-        f"partition: {look.partitioner or 'built in (key, sticky)'}",
+        f"key: {steps.key_serializer}",
+        f"value: {steps.value_serializer}",
+        f"partitioner: {steps.partitioner or 'built-in (key, sticky)'}",
     ]
-    return _box(2, _TOP, "Serialise, partition", lines)
+    return _box(2, _TOP, "Serialize, partition", lines)
 
 
-def _pool(look: Look) -> Box:
-    share = look.pool_used_bytes / look.pool_bytes if look.pool_bytes else 0.0
+def _pool(report: ProducerReport) -> Box:
+    pool = report.pool
+    share = pool.used_bytes / pool.total_bytes if pool.total_bytes else 0.0
     lines = [
-        f"{formatting.size(look.pool_used_bytes)} of {formatting.size(look.pool_bytes)} used",
-        f"{formatting.things(look.waiting_threads, 'thread')} waiting for memory",
-        f"{formatting.milliseconds(look.waited_ms)} waited so far",
+        f"{formatting.size(pool.used_bytes)} of {formatting.size(pool.total_bytes)} used",
+        f"{formatting.plural(pool.waiting_threads, 'thread')} waiting for memory",
+        f"{formatting.milliseconds(pool.waited_ms)} waited in total",
     ]
-    if look.waiting_threads or share >= _POOL_BAD_SHARE:
-        return _box(3, _TOP, "Buffer pool", lines, "bad", "full", share)
-    return _box(3, _TOP, "Buffer pool", lines, "warn" if share >= _POOL_WARN_SHARE else "", "", share)
+    if pool.waiting_threads or share >= _POOL_BAD_SHARE:
+        return _box(3, _TOP, "Buffer pool", lines, tone="bad", mark="full", bar=share)
+    return _box(3, _TOP, "Buffer pool", lines, tone="warn" if share >= _POOL_WARN_SHARE else "", bar=share)
 
 
-def _batches(look: Look) -> Box:
-    lines = [f"{formatting.count(look.queued)} waiting, for {formatting.things(look.partitions, 'partition')}"]
+def _batches(report: ProducerReport) -> Box:
+    batches = report.batches
+    lines = [f"{formatting.count(batches.queued)} queued for {formatting.plural(batches.partitions, 'partition')}"]
     fill = None
-    if look.oldest:
-        oldest = look.oldest[0]
+    if batches.oldest:
+        oldest = batches.oldest[0]
         fill = oldest.fill
-        lines += [
-            f"oldest: {oldest.name}",
-            f"{formatting.milliseconds(oldest.age_ms)} old, {fill:.0%} full",
-        ]
+        lines += [f"oldest: {oldest.name}", f"{formatting.milliseconds(oldest.age_ms)} old, {fill:.0%} full"]
     else:
-        lines += [f"batch.size {formatting.size(look.batch_bytes)}", f"linger.ms {look.linger_ms:g}"]
-    if look.queue is not None:
-        lines.append(f"wait: {_spread(look.queue)}")
+        lines += [f"batch.size {formatting.size(batches.batch_bytes)}", f"linger.ms {batches.linger_ms:g}"]
+    if report.latency.queue is not None:
+        lines.append(f"queue time: {_spread(report.latency.queue)}")
     return _box(3, _BOTTOM, "Batches", lines, bar=fill)
 
 
-def _requests(look: Look) -> Box:
+def _requests(report: ProducerReport) -> Box:
+    totals = report.totals
     lines = [
-        f"{formatting.things(look.retries, 'record')} sent again",
-        f"{formatting.things(look.splits, 'batch', 'batches')} split",
-        f"{formatting.size(look.sent_bytes)} sent so far",
+        f"{formatting.plural(totals.retries, 'record')} retried",
+        f"{formatting.plural(totals.splits, 'batch', 'batches')} split",
+        f"{formatting.size(totals.sent_bytes)} sent in total",
     ]
-    waits = any(one.attempts for one in look.oldest)
-    return _box(2, _BOTTOM, "Requests", lines, "warn" if waits else "", "retrying" if waits else "")
+    if any(queue.attempts for queue in report.batches.oldest):
+        return _box(2, _BOTTOM, "Requests", lines, tone="warn", mark="retrying")
+    return _box(2, _BOTTOM, "Requests", lines)
 
 
-def _in_flight(look: Look) -> Box:
-    brokers = sorted(look.brokers, key=lambda broker: -broker.in_flight)
-    away = [broker for broker in brokers if not broker.is_connected and broker.sent_bytes]
+def _in_flight(report: ProducerReport) -> Box:
+    brokers = sorted(report.brokers, key=lambda broker: -broker.in_flight)
+    if not brokers:
+        return _box(1, _BOTTOM, "In flight", ["no broker known yet"], tone="warn", mark="no broker")
     lines = [
         f"broker {broker.id}: {broker.in_flight} of {broker.in_flight_max} requests"
-        + ("" if broker.is_connected else ", no connection")
+        + ("" if broker.is_connected else ", disconnected")
         for broker in brokers[:_BROKERS_DRAWN_MAX]
     ]
     if len(brokers) > _BROKERS_DRAWN_MAX:
-        lines.append(f"and {len(brokers) - _BROKERS_DRAWN_MAX} brokers more")
-    if not brokers:
-        return _box(1, _BOTTOM, "In flight", ["no broker has answered yet"], "warn", "no broker")
-    most = max((broker.in_flight / max(1, broker.in_flight_max) for broker in brokers), default=0.0)
-    return _box(1, _BOTTOM, "In flight", lines, "warn" if away else "", "broker away" if away else "", most)
+        lines.append(f"and {len(brokers) - _BROKERS_DRAWN_MAX} more brokers")
+    bar = max(broker.in_flight / max(1, broker.in_flight_max) for broker in brokers)
+    if any(not broker.is_connected and broker.sent_bytes for broker in brokers):
+        return _box(1, _BOTTOM, "In flight", lines, tone="warn", mark="disconnected", bar=bar)
+    return _box(1, _BOTTOM, "In flight", lines, bar=bar)
 
 
-def _answers(look: Look) -> Box:
+def _responses(report: ProducerReport) -> Box:
     lines = []
-    if look.request is not None:
-        lines.append(f"request: {_spread(look.request)}")
-    if look.delivery is not None:
+    request, delivery, errors = report.latency.request, report.latency.delivery, report.totals.errors
+    if request is not None:
+        lines.append(f"request: {_spread(request)}")
+    if delivery is not None:
         lines += [
-            f"whole way: {_spread(look.delivery)}",
-            f"p95 {formatting.milliseconds(look.delivery.p95)}, max {formatting.milliseconds(look.delivery.max)}",
+            f"delivery: {_spread(delivery)}",
+            f"p95 {formatting.milliseconds(delivery.p95)}, max {formatting.milliseconds(delivery.max)}",
         ]
-    lines.append(f"{formatting.things(look.errors, 'record')} failed")
-    return _box(0, _BOTTOM, "Answers", lines, "bad" if look.errors else "", "errors" if look.errors else "")
+    lines.append(f"{formatting.plural(errors, 'record')} failed")
+    return _box(0, _BOTTOM, "Responses", lines, tone="bad" if errors else "", mark="errors" if errors else "")
 
 
-def _spread(times: Percentiles) -> str:
-    return f"p50 {formatting.milliseconds(times.p50)}, p99 {formatting.milliseconds(times.p99)}"
+def _spread(latency: Percentiles) -> str:
+    return f"p50 {formatting.milliseconds(latency.p50)}, p99 {formatting.milliseconds(latency.p99)}"

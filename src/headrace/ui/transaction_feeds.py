@@ -1,7 +1,7 @@
-"""Transactions, as the pages see them: all ids, the open ones and what they hold back, those that hang, one's past.
+"""Feeds of transactions: all transactional ids, open transactions, hanging ones, and the history of one id.
 
-list ─► describe those under way ─► how far readers get in their partitions ─► what each holds back
-all partitions ─► those whose readers are held back ─► whose producers no coordinator knows: they hang
+list ─► describe the open ones ─► last stable offsets of their partitions ─► records beyond the LSO because of each
+all partitions ─► those whose LSO is below the end offset ─► transactions that no coordinator knows: hanging
 """
 
 from __future__ import annotations
@@ -26,111 +26,120 @@ from headrace.client.facts.transactions import (
     held_back,
     open_parts_of_all,
 )
-from headrace.ui.cluster_feeds import Ends
+from headrace.ui.cluster_feeds import EndOffsets
 from headrace.ui.collector import Collector, Feed
 
 EVERY_SECONDS = 2.0
-HELD_BACK_EVERY_SECONDS = 4.0
-"""Every partition is asked about: less often than the rest."""
+STALLED_EVERY_SECONDS = 4.0
+"""Less often than the rest, because it queries every partition."""
 OPEN_MAX = 500
-"""Transactions under way that are looked at closely; more are only counted."""
+"""Open transactions that are described; further ones are only counted."""
 HANGING_MS = TRANSACTION_MS_MAX
-"""What is open in a partition for longer, and known to no coordinator, hangs: brokers allow no transaction so much."""
+"""A transaction that is open for longer than any broker permits, and that no coordinator knows, is hanging."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """One under way."""
+    """An open transaction and its partitions."""
 
-    described: TransactionDescription
+    description: TransactionDescription
     parts: tuple[OpenPart, ...]
 
     @property
-    def holds_back(self) -> int:
+    def beyond_lso(self) -> int:
+        """Number of records that read_committed consumers cannot read because of it."""
         return sum(part.holds_back for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Transactions:
-    listed: tuple[TransactionListing, ...]
-    opened: Mapping[str, OpenTransaction]
-    """By id; at most OPEN_MAX of them."""
+class TransactionList:
+    """All transactional ids, and the open transactions."""
+
+    listings: tuple[TransactionListing, ...]
+    open: Mapping[str, OpenTransaction]
+    """By transactional id; at most OPEN_MAX."""
     open_count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
-    """Where readers of committed records cannot go on, and what nobody will ever end."""
+class StalledPartitions:
+    """Partitions with records beyond the last stable offset, and hanging transactions."""
 
-    partitions: int
-    """That were looked at."""
-    held: Mapping[TopicPartition, HeldBack]
+    partition_count: int
+    """Number of partitions checked."""
+    beyond_lso: Mapping[TopicPartition, HeldBack]
     hanging: tuple[HangingTransaction, ...]
 
     @property
-    def held_count(self) -> int:
-        return sum(one.count for one in self.held.values())
+    def record_count(self) -> int:
+        """Number of records beyond the last stable offset."""
+        return sum(held.count for held in self.beyond_lso.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
-    """One id; nothing if there is none of that name."""
+class TransactionDetail:
+    """One transactional id; `transaction` is None if the id is unknown."""
 
-    opened: OpenTransaction | None
+    transaction: OpenTransaction | None
     history: History
 
 
-class TransactionWatch:
-    """What the pages of transactions share."""
+class TransactionFeeds:
+    """Feeds shared by the pages of transactions."""
 
-    def __init__(self, collector: Collector, ends: Feed[Ends]) -> None:
+    def __init__(self, collector: Collector, ends: Feed[EndOffsets]) -> None:
         self._collector = collector
         self._ends = ends
 
-    def all(self) -> Feed[Transactions]:
-        return self._collector.feed("transactions", _ask_all, every_s=EVERY_SECONDS)
+    def all(self) -> Feed[TransactionList]:
+        return self._collector.feed("transactions", _fetch_all, every_s=EVERY_SECONDS)
 
-    def standstill(self) -> Feed[Standstill]:
-        return self._collector.feed("held-back", self._ask_standstill, every_s=HELD_BACK_EVERY_SECONDS)
+    def stalled(self) -> Feed[StalledPartitions]:
+        return self._collector.feed("stalled", self._fetch_stalled, every_s=STALLED_EVERY_SECONDS)
 
-    def detail(self, transactional_id: str) -> Feed[Detail]:
+    def detail(self, transactional_id: str) -> Feed[TransactionDetail]:
         return self._collector.feed(
             f"transaction:{transactional_id}",
-            lambda admin: _ask_detail(admin, transactional_id),
+            lambda admin: _fetch_detail(admin, transactional_id),
             every_s=EVERY_SECONDS,
         )
 
-    def _ask_standstill(self, admin: AdminClient) -> Standstill:
-        """All partitions that have a leader; their ends are known, for the overview needs them, too."""
-        known = self._ends.look()
-        ends = {} if known is None else known.offsets
+    def _fetch_stalled(self, admin: AdminClient) -> StalledPartitions:
+        last_ends = self._ends.get()
+        ends = {} if last_ends is None else last_ends.offsets
         held = held_back(admin, ends, ends)
         hanging = admin.find_hanging_transactions(held, older_than_ms=HANGING_MS) if held else []
-        return Standstill(len(ends), held, tuple(hanging))
+        return StalledPartitions(len(ends), held, tuple(hanging))
 
 
-def _ask_all(admin: AdminClient) -> Transactions:
-    listed = admin.list_transactions()
-    under_way = [one.transactional_id for one in listed if one.state in UNDER_WAY]
-    found = [described(admin, transactional_id) for transactional_id in under_way[:OPEN_MAX]]
-    opened = [one for one in found if one is not None and one.state in UNDER_WAY]
-    parts = open_parts_of_all(admin, opened)
-    return Transactions(
-        tuple(listed),
-        {one.transactional_id: OpenTransaction(one, tuple(parts[one.transactional_id])) for one in opened},
-        len(under_way),
+def _fetch_all(admin: AdminClient) -> TransactionList:
+    listings = admin.list_transactions()
+    open_ids = [listing.transactional_id for listing in listings if listing.state in UNDER_WAY]
+    descriptions = [described(admin, transactional_id) for transactional_id in open_ids[:OPEN_MAX]]
+    still_open = [
+        description for description in descriptions if description is not None and description.state in UNDER_WAY
+    ]
+    parts = open_parts_of_all(admin, still_open)
+    return TransactionList(
+        tuple(listings),
+        {
+            description.transactional_id: OpenTransaction(description, tuple(parts[description.transactional_id]))
+            for description in still_open
+        },
+        len(open_ids),
     )
 
 
-def _ask_detail(admin: AdminClient, transactional_id: str) -> Detail:
-    found = described(admin, transactional_id)
-    opened = None
-    if found is not None:
-        parts = open_parts_of_all(admin, [found])[transactional_id] if found.state in UNDER_WAY else []
-        opened = OpenTransaction(found, tuple(parts))
-    return Detail(opened, history_of(admin, transactional_id))
+def _fetch_detail(admin: AdminClient, transactional_id: str) -> TransactionDetail:
+    description = described(admin, transactional_id)
+    transaction = None
+    if description is not None:
+        is_open = description.state in UNDER_WAY
+        parts = open_parts_of_all(admin, [description])[transactional_id] if is_open else []
+        transaction = OpenTransaction(description, tuple(parts))
+    return TransactionDetail(transaction, history_of(admin, transactional_id))
 
 
-def age_seconds(one: HangingTransaction) -> float:
-    """Since the last record of it was written."""
-    return max(0.0, time.time() - one.producer.last_timestamp / 1000)
+def age_seconds(transaction: HangingTransaction) -> float:
+    """Return the time since its last record was written."""
+    return max(0.0, time.time() - transaction.producer.last_timestamp / 1000)

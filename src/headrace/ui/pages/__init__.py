@@ -1,4 +1,4 @@
-"""The pages: a module each, with a `build(view)` that registers its addresses."""
+"""The pages, one module each; `build(view)` registers its routes."""
 
 from __future__ import annotations
 
