@@ -1,4 +1,4 @@
-"""The live view: a cluster, its producers and its pipelines, in the browser.
+"""The live view: a Kafka cluster, its producers and its Spark pipelines, in the browser.
 
     server.py      web server: pages, assets; access.py checks host, origin and token
     view.py        state shared by all pages
@@ -13,9 +13,9 @@
     producer_diagram.py, commit_diagram.py     the two live diagrams
     pages/         one module per page
 
-    cluster → collector ──► Feed (a value, its time, what is wrong) ──► page, once a second ──► browser
-    producer, pipeline → POST /report → reports ──────────────────────────┘
+    cluster → collector ──► Feed (value, time, failure) ──► page, once a second ──► browser
+    producer, pipeline → POST /report → ReportStore ─────────┘
 
-A page never asks the cluster by itself: it looks at a feed, and what nobody looks at is not asked for, or seldom. Only
-actions and the message browser have a connection of their own, for as long as they run.
+Pages never query the cluster: they read feeds, and feeds that no page reads are not fetched, or rarely. Only actions and
+the message browser open separate connections, for as long as they run.
 """

@@ -121,7 +121,7 @@ class Field:
         self.box = ui.element("label").classes("hr-field hr-wide" if wide else "hr-field")
         with self.box:
             Text("span", label)
-            # With a label of its own, or the options of a select would become part of its name.
+            # Without the explicit label, the options of a select would become part of its accessible name.
             self.input = ui.element(tag).props(f'aria-label="{escape(label)}"')
         self.input.on("input", self._on_input, js_handler="(event) => emit(event.target.value)")
 

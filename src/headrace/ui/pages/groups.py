@@ -177,7 +177,7 @@ class _GroupContent:
         self._lag.show(lag_text(facts), f"in {lagging:,} of {len(facts.partitions):,} partitions")
         self._lag_time.show(lag_time_text(facts.lag_ms))
         trend = trend_of(self._feeds.history(self._name))
-        self._trend.show(f"{trend.mark} {trend.word}".strip(), trend.speed)
+        self._trend.show(f"{trend.mark} {trend.word}".strip(), trend.speed or "over the last minute")
 
 
 def _delete(admin: AdminClient, name: str) -> str:

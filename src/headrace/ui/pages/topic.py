@@ -30,6 +30,13 @@ PARTITION_COLUMNS = (
     Column("size", "Size", "number", sortable=True),
     Column("messages", "", "link"),
 )
+CONFIG_COLUMNS = (
+    Column("name", "Configuration", "mono", sortable=True),
+    Column("value", "Value", "mono"),
+    Column("source", "Source", sortable=True),
+    Column("reset", "", "action"),
+)
+CONFIG_ROWS = 10
 
 
 def sub_navigation(name: str, here: str) -> None:
@@ -159,15 +166,6 @@ def _partitions(feed: Feed[TopicSnapshot], name: str, query: Query) -> Rows:
             "size": lambda facts: facts["size_bytes"] or 0,
         },
     )
-
-
-CONFIG_COLUMNS = (
-    Column("name", "Configuration", "mono", sortable=True),
-    Column("value", "Value", "mono"),
-    Column("source", "Source", sortable=True),
-    Column("reset", "", "action"),
-)
-CONFIG_ROWS = 10
 
 
 def configs_section(view: View, name: str) -> ServerTable:
