@@ -21,8 +21,8 @@ from headrace.demo.outcome import BatchTimes, Kill, Outcome, percentile
 from headrace.demo.processes import descendants, find, of_ps
 from headrace.demo.report import listed, page
 from headrace.spark.commit_log import CommitTimes
+from headrace.spark.pipeline_reporter import sink_options
 from headrace.spark.pipeline_spec import LiveView, SparkSettings
-from headrace.spark.view_progress import sink_options
 from shell import run
 
 COMMIT = CommitTimes(3, rows=25_000, transactions=2, check_ms=1.5, decide_ms=6.0, end_ms=7.25)
@@ -89,14 +89,14 @@ def test_there_are_neither_too_few_batches_to_be_killed_in_nor_too_many_to_wait_
 # -- numbers -------------------------------------------------------------------------------------
 
 
-def test_a_view_is_told_of_the_demos_stream_if_it_is_wished(tmp_path):
+def test_demo_reports_to_the_view_of_its_option(tmp_path):
     options, settings = {"bootstrap.servers": "127.0.0.1:1"}, SparkSettings()
-    told = pipeline(tmp_path, tmp_path, options, "t", settings, LiveView("http://127.0.0.1:9080")).spec
-    assert sink_options(told) == {"view.url": "http://127.0.0.1:9080", "view.name": "headrace-demo"}
+    reporting = pipeline(tmp_path, tmp_path, options, "t", settings, LiveView("http://127.0.0.1:9080")).spec
+    assert sink_options(reporting) == {"view.url": "http://127.0.0.1:9080", "view.name": "headrace-demo"}
     assert sink_options(pipeline(tmp_path, tmp_path, options, "t", settings).spec) == {}
     done = run("demo", "--view", "nonsense")
     assert done.returncode == 1
-    assert b"view.url is 'nonsense'; it may be the address of a live view" in done.stderr
+    assert b"invalid view.url: expected the URL of a live view" in done.stderr
 
 
 def test_percentiles_are_values_that_were_there():

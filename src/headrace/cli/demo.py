@@ -16,7 +16,7 @@ from headrace.cli.stopping import StopSignals, show_cursor
 from headrace.cli.ui_option import LOOPBACK, ui_option
 from headrace.demo.orders import ROWS_DEFAULT, ROWS_MAX, ROWS_MIN
 from headrace.producer.options import PRODUCER_OPTIONS
-from headrace.producer.view_link import check_url
+from headrace.telemetry.sender import check_url
 
 if TYPE_CHECKING:
     from headrace.demo.cluster import Cluster

@@ -38,7 +38,6 @@ from headrace.producer.accumulator import Accumulator
 from headrace.producer.arrow import ArrowDelivery, ArrowSender
 from headrace.producer.batch import Delivery, refused_future
 from headrace.producer.buffer_pool import BufferPool
-from headrace.producer.inside import Inside
 from headrace.producer.interceptors import Ending
 from headrace.producer.metrics import MetricName, ProducerMetrics, Transaction, Value
 from headrace.producer.observers import MetricsObserver
@@ -52,6 +51,7 @@ from headrace.producer.steps import Prepared, Steps
 from headrace.producer.sticky import StickyChoice
 from headrace.producer.transaction_scope import TransactionScope
 from headrace.producer.transactions import GroupMetadata, TransactionManager
+from headrace.telemetry.listeners import SnapshotSource
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import Header
 
@@ -182,20 +182,24 @@ class Producer(SendPath, TransactionScope):
         self._thread = threading.Thread(target=self._run, name=f"headrace-{settings.client_id}", daemon=True)
         self._thread.start()
         process.opened(self)
-        self._metrics.show_inside(self._inside())
+        self._metrics.announce(self._snapshot_source)
 
-    def _inside(self) -> Inside:
-        return Inside(
-            self.settings,
-            self._clock,
-            self._steps,
-            self._metrics,
-            self._accumulator,
-            self._client,
-            self._metadata,
-            self._transactions,
-            self._recent,
-            self._log,
+    def _snapshot_source(self) -> SnapshotSource:
+        from headrace.producer.snapshot import (
+            SnapshotCollector,  # only for producers that report: it slows the start down
+        )
+
+        return SnapshotCollector(
+            settings=self.settings,
+            clock=self._clock,
+            steps=self._steps,
+            metrics=self._metrics,
+            accumulator=self._accumulator,
+            client=self._client,
+            metadata=self._metadata,
+            transactions=self._transactions,
+            recent=self._recent,
+            log=self._log,
         )
 
     def _register_gauges(self) -> None:

@@ -34,6 +34,7 @@ from headrace.spark.redo import Outcome
 from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, RepeatedBatchError, SinkError
 from headrace.spark.sink_options import CHECK_FINGERPRINT, CHECK_NONE, SEPARATOR
 from headrace.spark.transactions import Ending, OpenState
+from headrace.telemetry.listeners import NULL_COMMIT_LISTENER, CommitListener, CommitPhase
 
 log = logging.getLogger("headrace.spark")
 
@@ -133,6 +134,7 @@ class Committer:
         self._transactions = transactions
         self._redo = redo
         self._reach = failpoints.reach
+        self._listener: CommitListener = NULL_COMMIT_LISTENER  # of the commit or abort in progress
         self._now_ms = now_ms
         self._on_close = on_close
         self._replay_check = replay_check
@@ -147,16 +149,19 @@ class Committer:
 
     # -- what Spark calls ------------------------------------------------------------------------
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: Batch, listener: CommitListener = NULL_COMMIT_LISTENER) -> None:
         """After this the batch is seen, whole and once; after an error that it raises, run the batch again."""
+        self._listener = listener
         try:
             self._commit(batch)
         except (FencedError, InDoubtError, RepeatedBatchError):
             self._forget()
             raise
 
-    def abort(self, batch: Batch) -> None:
+    def abort(self, batch: Batch, listener: CommitListener = NULL_COMMIT_LISTENER) -> None:
         """The batch failed. What was decided all the same is carried out; where nobody can tell, nothing is done."""
+        self._listener = listener
+        self._listener.phase_started(CommitPhase.ABORT)
         self._reach("abort.begin")
         self._forget()
         try:
@@ -187,6 +192,7 @@ class Committer:
 
     def _begin(self, batch: Batch) -> None:
         """Take the lock, and read. A run that is new to the sink takes it over, unless its first batch is refused."""
+        self._listener.phase_started(CommitPhase.BEGIN)
         self._reach("begin.fence")
         with self._locked():
             self._ledger.open()
@@ -205,6 +211,7 @@ class Committer:
         if not self._is_clean:
             self._abort_leftovers(batch)
             self._is_clean = True
+        self._listener.phase_started(CommitPhase.CHECK)
         self._reach("begin.done")
 
     def _check_holder(self, leave: Callable[[], str]) -> None:
@@ -406,6 +413,7 @@ class Committer:
         return batch.rows == last.rows
 
     def _skip_replay(self, batch: Batch, last: Decision) -> None:
+        self._listener.phase_started(CommitPhase.REPLAY)
         self._reach("replay.abort")
         self._abort_undecided(batch, last)
         is_proven = None not in (batch.fingerprint, last.fingerprint) and batch.fingerprint == last.fingerprint
@@ -471,6 +479,7 @@ class Committer:
             offsets=offsets,
             base=base,
         )
+        self._listener.phase_started(CommitPhase.DECIDE)
         self._reach("decide.begin")
         with self._locked():
             self._ledger.write(
@@ -483,6 +492,7 @@ class Committer:
             )
         self._last_decided = batch.number
         self._remember(decision)
+        self._listener.phase_started(CommitPhase.END)
         self._reach("decide.done")
         return decision
 
@@ -520,6 +530,7 @@ class Committer:
                 decision = self._write_again(decision, one)
                 if decision.is_finished:
                     return
+        self._listener.phase_started(CommitPhase.FINISH)
         self._reach("end.done")
         decision = decision.finished()
         with self._locked():
@@ -532,6 +543,7 @@ class Committer:
 
     def _write_again(self, decision: Decision, transaction: TaskTransaction) -> Decision:
         """In one transaction with the receipt for it: it happens once, however often it is begun."""
+        self._listener.phase_started(CommitPhase.REDO)
         self._reach("redo.begin")
         log.warning(
             "sink %s: %r of batch %d was decided and had expired: its %d records are written again",
@@ -561,6 +573,8 @@ class Committer:
                 on_written=lambda: self._reach("redo.written"),
             )
         self._remember(decision)
+        self._listener.transaction_redone()
+        self._listener.phase_started(CommitPhase.END)
         self._reach("redo.done")
         return decision
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headrace.config import NotEmpty, OneOf, Option, Options
 from headrace.errors import ConfigError
-from headrace.producer.view_link import check_url
+from headrace.telemetry.sender import check_url
 
 AVAILABLE_NOW, INTERVAL, ONCE, BATCH = "availableNow", "interval", "once", "batch"
 TriggerMode = Literal["availableNow", "interval", "once", "batch"]

@@ -17,8 +17,8 @@ from headrace.errors import ConfigError
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.security import sasl_settings, tls_settings
 from headrace.producer.settings import resolve
-from headrace.producer.view_link import check_url
 from headrace.spark.origins import OriginColumns
+from headrace.telemetry.sender import check_url
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 FAIL, DEAD_LETTER = "fail", "dead-letter"

@@ -240,10 +240,11 @@ class BatchReport:
 
 @dataclass(slots=True, kw_only=True)
 class CurrentBatch(BatchReport):
-    """The batch that is being committed, and the last point of the protocol that it has passed."""
+    """The batch that is being committed, and the phase it is in: a `CommitPhase`."""
 
-    place: str = ""
+    phase: str = "begin"
     since_ms: int = 0
+    """When the phase began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

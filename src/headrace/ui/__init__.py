@@ -16,6 +16,6 @@
     cluster → collector ──► Feed (value, time, failure) ──► page, once a second ──► browser
     producer, pipeline → POST /report → ReportStore ─────────┘
 
-Pages never query the cluster: they read feeds, and feeds that no page reads are not fetched, or rarely. Only actions and
-the message browser open separate connections, for as long as they run.
+Pages never query the cluster: they read feeds, and feeds that no page reads are not fetched, or rarely. Only actions
+and the message browser open separate connections, for as long as they run.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from headrace.telemetry.listeners import CommitPhase
 from headrace.telemetry.models import BatchOutcome, BatchReport, CurrentBatch
 from headrace.ui import formatting
 from headrace.ui.charts import Arrow, Box, Diagram, Label, Tone
@@ -30,40 +31,25 @@ class _Phase(NamedTuple):
     lines: tuple[str, str]
 
 
-PHASES = {
+PHASES: dict[str, _Phase] = {
     "plan": _Phase("Plan", 0, _TOP, ("driver: options,", "topic metadata")),
     "write": _Phase("Write", 1, _TOP, ("executors: open", "transactions")),
-    "begin": _Phase("Begin", 2, _TOP, ("fence older runs,", "read decisions")),
-    "check": _Phase("Check", 3, _TOP, ("are transactions", "still open?")),
-    "decide": _Phase("DECIDE", 4, _TOP, ("commit the", "decision record")),
-    "end": _Phase("End", 5, _TOP, ("commit the tasks'", "transactions")),
-    "finish": _Phase("Finished", 6, _TOP, ("rows visible to", "readers, once")),
-    "abort": _Phase("Abort", 3, _BOTTOM, ("nothing visible;", "Spark retries")),
-    "replay": _Phase("Replay", 2, _BOTTOM, ("already decided:", "not sent twice")),
-    "redo": _Phase("Redo", 5, _BOTTOM, ("expired: rows", "written again")),
-}
-_PLACES = {
-    "": "begin",
-    "begin.done": "check",
-    "check.done": "decide",
-    "decide.done": "end",
-    "end.done": "finish",
-    "redo.done": "end",
-    "finish.done": "finish",
-    "replay.abort": "replay",
-    "abort.begin": "abort",
+    CommitPhase.BEGIN: _Phase("Begin", 2, _TOP, ("fence older runs,", "read decisions")),
+    CommitPhase.CHECK: _Phase("Check", 3, _TOP, ("are transactions", "still open?")),
+    CommitPhase.DECIDE: _Phase("DECIDE", 4, _TOP, ("commit the", "decision record")),
+    CommitPhase.END: _Phase("End", 5, _TOP, ("commit the tasks'", "transactions")),
+    CommitPhase.FINISH: _Phase("Finished", 6, _TOP, ("rows visible to", "readers, once")),
+    CommitPhase.ABORT: _Phase("Abort", 3, _BOTTOM, ("nothing visible;", "Spark retries")),
+    CommitPhase.REPLAY: _Phase("Replay", 2, _BOTTOM, ("already decided:", "not sent twice")),
+    CommitPhase.REDO: _Phase("Redo", 5, _BOTTOM, ("expired: rows", "written again")),
 }
 _FINAL_PHASES: dict[str, str] = {
-    BatchOutcome.COMMITTED: "finish",
-    BatchOutcome.WRITTEN: "finish",
-    BatchOutcome.REPLAYED: "replay",
-    BatchOutcome.ABORTED: "abort",
-    BatchOutcome.FAILED: "abort",
+    BatchOutcome.COMMITTED: CommitPhase.FINISH,
+    BatchOutcome.WRITTEN: CommitPhase.FINISH,
+    BatchOutcome.REPLAYED: CommitPhase.REPLAY,
+    BatchOutcome.ABORTED: CommitPhase.ABORT,
+    BatchOutcome.FAILED: CommitPhase.ABORT,
 }
-
-
-def phase_of(place: str) -> str:
-    return _PLACES.get(place) or place.partition(".")[0]
 
 
 def create_commit_diagram() -> Diagram:
@@ -103,9 +89,9 @@ def _tones(current: CurrentBatch | None, last: BatchReport | None) -> dict[str, 
     """Tone and mark of the one phase that is highlighted: that of the current batch, or the final one of the last."""
     if current is not None:
         is_slow = _phase_seconds(current) > SLOW_SECONDS
-        return {phase_of(current.place): ("warn", "slow") if is_slow else ("here", "now")}
+        return {current.phase: ("warn", "slow") if is_slow else ("here", "now")}
     final = None if last is None else _FINAL_PHASES.get(last.outcome)
-    return {} if final is None else {final: ("bad" if final == "abort" else "good", "last")}
+    return {} if final is None else {final: ("bad" if final == CommitPhase.ABORT else "good", "last")}
 
 
 def _box(name: str, phase: _Phase, highlight: tuple[Tone, str] | None, last: BatchReport | None) -> Box:
@@ -121,12 +107,12 @@ def _last_ms(name: str, last: BatchReport | None) -> float | None:
     """How long a phase took in the last batch; None for phases that are not timed."""
     if last is None:
         return None
-    durations = {
+    durations: dict[str, float] = {
         "plan": last.plan_ms,
         "write": last.write_ms,
-        "begin": last.begin_ms,
-        "decide": last.decide_ms,
-        "end": last.end_ms,
+        CommitPhase.BEGIN: last.begin_ms,
+        CommitPhase.DECIDE: last.decide_ms,
+        CommitPhase.END: last.end_ms,
     }
     return durations.get(name)
 

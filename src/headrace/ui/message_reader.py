@@ -149,7 +149,7 @@ class MessageReader(ABC):
         shown = [f"partition {tp.partition} at offset {offset:,}" for tp, offset in positions[:POSITIONS_SHOWN_MAX]]
         others = len(positions) - len(shown)
         where = ", ".join(shown) + (f" and {others} more partitions" if others > 0 else "")
-        return f"{why}. Scanned {self._processed:,} records in {seconds:.1f} s; now at {where}."
+        return f"{why}. Scanned {self._processed:,} records in {seconds:.1f} s; stopped in {where}."
 
 
 class ForwardReader(MessageReader):

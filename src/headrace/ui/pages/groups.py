@@ -116,7 +116,7 @@ class _GroupContent:
             self._state = Tile("State")
             self._members = Tile("Members")
             self._lag = Tile("Lag")
-            self._lag_time = Tile("Lag in time", "age of the first unconsumed record")
+            self._lag_time = Tile("Lag in time", "age of the next record")
             self._trend = Tile("Trend", "over the last minute")
         with ui.element("div").classes("hr-columns"):
             with section("Lag in records"):

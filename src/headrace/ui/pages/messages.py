@@ -257,7 +257,7 @@ class _Browser:
             self._status.show(f"Following: {len(self._rows):,} messages, the newest first.")
         else:
             self._rows.extend(result.rows)
-            self._status.show(f"{result.stopped} {formatting.plural(len(result.rows), 'match', 'matches')}.")
+            self._status.show(f"{result.stopped} {formatting.plural(len(result.rows), 'message')} added.")
         if result.has_more and not self._is_following:
             self._more_button.props(remove="disabled")
         else:
