@@ -104,7 +104,7 @@ def _serialize(report: ProducerReport) -> Box:
     lines = [
         f"key: {steps.key_serializer}",
         f"value: {steps.value_serializer}",
-        f"partitioner: {steps.partitioner or 'built-in (key, sticky)'}",
+        f"partitioner: {steps.partitioner or 'built-in'}",
     ]
     return _box(2, _TOP, "Serialize, partition", lines)
 

@@ -366,10 +366,10 @@ class _ProduceForm:
             self._value_form = Select("Value format", _SEND_FORMATS)
             self._partition = TextField("Partition (empty for the partitioner)")
         self._no_key = Checkbox("Null key", True)
-        with form("Value"):
+        with form("Record value"):
             self._value = TextArea("Value", rows=6)
         self._tombstone = Checkbox("Null value (tombstone: deletes the key in a compacted topic)")
-        with form("Headers"):
+        with form("Record headers"):
             self._headers = TextArea("Headers, one NAME=VALUE per line", rows=2)
         self._problem = Problem()
         with ui.element("div").classes("hr-buttons hr-above"):

@@ -50,7 +50,7 @@ class _Figures:
             self._brokers = Tile("Brokers")
             self._topics = Tile("Topics")
             self._partitions = Tile("Partitions")
-            self._size = Tile("Stored")
+            self._size = Tile("Size")
             self._records = Tile("Records in")
             self._received = Tile("Bytes in")
             self._sent = Tile("Bytes out")
@@ -62,7 +62,7 @@ class _Figures:
         sizes = traffic.sizes.get()
         self._size.show(
             formatting.size(sizes.total if sizes else None),
-            traffic.sizes.failure.text if traffic.sizes.failure else "on the leaders' disks",
+            traffic.sizes.failure.text if traffic.sizes.failure else "logs of all leaders",
         )
         ends = traffic.ends.get()
         total = sum(ends.offsets.values()) if ends else None

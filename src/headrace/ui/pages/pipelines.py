@@ -183,8 +183,8 @@ class _Figures:
         if driver is not None and driver.totals.behind is not None:
             note = f"{formatting.count(driver.totals.behind, 'offsets')} behind the source"
         self._state.show(pipeline.state, note)
-        rate = formatting.UNKNOWN if driver is None else formatting.rate(driver.totals.rows_per_second, "rows")
-        self._rows.show(formatting.count(totals.rows, "rows"), f"{rate} on average")
+        rate = "" if driver is None else f"{formatting.rate(driver.totals.rows_per_second, 'rows')} on average"
+        self._rows.show(formatting.count(totals.rows, "rows"), rate)
         self._bytes.show(formatting.size(totals.bytes), "keys and values")
         self._committed.show(formatting.count(totals.committed))
         self._failed.show(formatting.count(totals.failed), f"{formatting.count(totals.aborted)} aborted")

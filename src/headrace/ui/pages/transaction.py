@@ -49,8 +49,8 @@ class _TransactionContent:
         with tiles():
             self._state = Tile("State")
             self._age = Tile("Open for")
-            self._left = Tile("Time left", "until the coordinator aborts it")
-            self._beyond_lso = Tile("Beyond LSO", "not visible to read_committed")
+            self._left = Tile("Time left", "until it times out")
+            self._beyond_lso = Tile("Beyond LSO", "hidden from read_committed")
             self._producer = Tile("Producer id")
         self._abort: ui.element | None = None
         if not view.read_only:

@@ -44,7 +44,7 @@ class _TransactionsContent:
         with tiles():
             self._open = Tile("Open")
             self._oldest = Tile("Oldest")
-            self._beyond_lso = Tile("Beyond LSO", "not visible to read_committed")
+            self._beyond_lso = Tile("Beyond LSO", "hidden from read_committed")
             self._hanging = Tile("Hanging", "unknown to all coordinators")
             self._ids = Tile("Transactional ids")
         with section("Open transactions"):
