@@ -291,7 +291,7 @@ class FaultForm:
             self._api = Select("API", {EVERY_REQUEST: "any", **{name: name for name in apis}}, "Produce")
             self._topic = TextField("Topic", placeholder="any; wildcards * and ?")
             self._client = TextField("Client id", placeholder="any; wildcards * and ?")
-        with form("Effect"):
+        with form("Fault effect"):
             self._effect = Select("Effect", _EFFECTS, on_change=self._on_effect)
             codes = {code.name: code.name for code in sorted(Code, key=lambda code: code.name) if code > 0}
             self._error = Select("Error", codes, Code.NOT_LEADER_OR_FOLLOWER.name)

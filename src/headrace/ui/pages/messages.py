@@ -50,7 +50,7 @@ from headrace.ui.message_reader import (
     open_reader,
     preview,
 )
-from headrace.ui.pages.topic import sub_navigation
+from headrace.ui.pages.topic import topic_tabs
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
 from headrace.ui.view import View
 
@@ -98,11 +98,11 @@ def build(view: View) -> None:
     @ui.page("/topics/{name}/messages")
     def messages(name: str, begin: str = StartFrom.NEWEST.value, at: str = "", partition: str = "") -> None:
         with frame(view, f"Topic {name}", "/topics") as page:
-            sub_navigation(name, "Messages")
+            topic_tabs(name, "Messages")
             browser = _Browser(view, name)
             browser.fields.fill(begin, at, partition)
             page.live(browser.table.refresh)
-            ui.timer(FOLLOW_SECONDS, browser.follow_on)
+            ui.timer(FOLLOW_SECONDS, browser.read_new)
             ui.context.client.on_delete(browser.close)
             # Read at once, while the browser still loads the page.
             background_tasks.create(browser.read(), name="first messages")
@@ -215,7 +215,8 @@ class _Browser:
         self._set_following(True)
         await self._run(lambda request: self._open(request, follow=True).read(seconds_max=0.0), clear=True)
 
-    async def follow_on(self) -> None:
+    async def read_new(self) -> None:
+        """Read new messages while following."""
         reader = self._reader
         if self._is_following and reader is not None and not self._lock.locked():
             await self._run(lambda _: reader.read(ROWS_KEPT_MAX, FOLLOW_READ_SECONDS))
@@ -346,7 +347,7 @@ def _build_produce_page(view: View) -> None:
     @ui.page("/topics/{name}/produce")
     def produce(name: str) -> None:
         with frame(view, f"Topic {name}", "/topics"):
-            sub_navigation(name, "Produce")
+            topic_tabs(name, "Produce")
             with section("Produce a record"):
                 if view.read_only:
                     EmptyNote("This view is read-only. Start it without --read-only to send records.")

@@ -39,7 +39,7 @@ CONFIG_COLUMNS = (
 CONFIG_ROWS = 10
 
 
-def sub_navigation(name: str, here: str) -> None:
+def topic_tabs(name: str, here: str) -> None:
     """Build the tabs of a topic."""
     with ui.element("nav").classes("hr-tabs").props('aria-label="Pages of the topic"'):
         for label, suffix in (("Partitions", ""), ("Messages", "/messages"), ("Produce", "/produce")):
@@ -52,7 +52,7 @@ def build(view: View) -> None:
     @ui.page("/topics/{name}")
     def topic(name: str) -> None:
         with frame(view, f"Topic {name}", "/topics") as page:
-            sub_navigation(name, "Partitions")
+            topic_tabs(name, "Partitions")
             problem = Problem()
             missing = EmptyNote(f"Topic {name} does not exist. See “Topics” for all topics, or to create one.")
             with ui.element("div") as body:
