@@ -12,19 +12,18 @@ from setuptools import Extension, setup
 
 WIRE = Path("src/headrace/wire")
 KERNEL = WIRE / "_kernel.pyx"
+SEND = Path("src/headrace/producer/_send/compiled.pyx")
 PROMPT = Path("src/headrace/client/_prompt.pyx")
 
 
 def kernel() -> list[Extension]:
     if os.environ.get("HEADRACE_NO_KERNEL") == "1" or not KERNEL.exists():
         return []
+    shared = [str(path) for pattern in ("*.h", "*.px[di]") for path in sorted(WIRE.glob(pattern))]
     extensions = [
-        Extension(
-            "headrace.wire._kernel",
-            [str(KERNEL)],
-            include_dirs=[str(WIRE)],
-            depends=[str(path) for pattern in ("*.h", "*.px[di]") for path in sorted(WIRE.glob(pattern))],
-            extra_compile_args=["-O3"],
+        *(
+            Extension(name, [str(source)], include_dirs=[str(WIRE)], depends=shared, extra_compile_args=["-O3"])
+            for name, source in (("headrace.wire._kernel", KERNEL), ("headrace.producer._send.compiled", SEND))
         ),
         Extension("headrace.client._prompt", [str(PROMPT)]),
     ]

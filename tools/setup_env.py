@@ -123,7 +123,7 @@ def pip_install(title: str, *arguments: str, **environment: str) -> None:
 
 def make_kernel() -> None:
     # Gone first: a stale one would be tested in place of the sources as they are.
-    for old in WIRE.parent.glob("*/*.so"):
+    for old in WIRE.parent.rglob("*.so"):
         old.unlink()
     with Step("compile the kernel") as step:
         why_not = compile_kernel()

@@ -1,7 +1,7 @@
 """headrace: exactly-once delivery from Spark to Kafka, in Python.
 
-The public names; all else may change without notice. They are imported when first asked for, so that the parts of the
-package can ask for the version, and who wants one name does not pay for all.
+These are the public names; everything else may change without notice. Each is imported on first use, which keeps
+`import headrace` fast.
 """
 
 from __future__ import annotations
@@ -14,22 +14,49 @@ if TYPE_CHECKING:
     from headrace.errors import (
         AbortableError,
         AuthenticationError,
+        AuthorizationError,
         BrokerError,
         BufferExhaustedError,
         ClosedError,
+        ClusterAuthorizationError,
+        ConcurrentTransactionsError,
         ConfigError,
         ConnectionFailedError,
-        FatalTransactionError,
+        FatalError,
+        GroupAuthorizationError,
         HeadraceError,
         IllegalStateError,
+        InvalidConfigError,
+        InvalidPidMappingError,
+        InvalidProducerEpochError,
+        InvalidRecordError,
+        InvalidTimestampError,
+        InvalidTopicError,
+        InvalidTxnStateError,
         IoThreadError,
+        MessageTooLargeError,
+        NotEnoughReplicasAfterAppendError,
+        NotEnoughReplicasError,
+        NotLeaderOrFollowerError,
+        OutOfOrderSequenceError,
+        PolicyViolationError,
+        ProducerFencedError,
         RecordTooLargeError,
+        RetriableBrokerError,
+        RetriableError,
         SerializationError,
         TimedOutError,
         TlsError,
-        TransactionError,
+        TopicAuthorizationError,
+        TopicExistsError,
+        TransactionAbortableError,
+        TransactionalIdAuthorizationError,
+        TransactionTimeoutError,
+        UnknownProducerIdError,
+        UnknownTopicOrPartitionError,
         UnsupportedVersionError,
     )
+    from headrace.producer._send import RecordFuture
     from headrace.producer.aio import AsyncProducer
     from headrace.producer.arrow import ArrowDelivery, OffsetRange
     from headrace.producer.interceptors import ProducerInterceptor
@@ -40,7 +67,6 @@ if TYPE_CHECKING:
     from headrace.producer.records import ProducerRecord, RecordMetadata
     from headrace.producer.serializers import Serializer
     from headrace.producer.transactions import GroupMetadata
-    from headrace.wire._reference import RecordFuture
     from headrace.wire.sasl import Token
 
 __all__ = [
@@ -48,43 +74,69 @@ __all__ = [
     "ArrowDelivery",
     "AsyncProducer",
     "AuthenticationError",
+    "AuthorizationError",
     "BrokerError",
     "BufferExhaustedError",
     "ClosedError",
     "Cluster",
+    "ClusterAuthorizationError",
+    "ConcurrentTransactionsError",
     "ConfigError",
     "ConnectionFailedError",
-    "FatalTransactionError",
+    "FatalError",
+    "GroupAuthorizationError",
     "GroupMetadata",
     "HeadraceError",
     "IllegalStateError",
+    "InvalidConfigError",
+    "InvalidPidMappingError",
+    "InvalidProducerEpochError",
+    "InvalidRecordError",
+    "InvalidTimestampError",
+    "InvalidTopicError",
+    "InvalidTxnStateError",
     "IoThreadError",
+    "MessageTooLargeError",
     "Metric",
     "MetricName",
     "MetricsReporter",
     "MockProducer",
+    "NotEnoughReplicasAfterAppendError",
+    "NotEnoughReplicasError",
+    "NotLeaderOrFollowerError",
     "OffsetRange",
+    "OutOfOrderSequenceError",
     "PartitionInfo",
     "Partitioner",
+    "PolicyViolationError",
     "Producer",
+    "ProducerFencedError",
     "ProducerInterceptor",
     "ProducerRecord",
     "RecordFuture",
     "RecordMetadata",
     "RecordTooLargeError",
+    "RetriableBrokerError",
+    "RetriableError",
     "SerializationError",
     "Serializer",
     "TimedOutError",
     "TlsError",
     "Token",
-    "TransactionError",
+    "TopicAuthorizationError",
+    "TopicExistsError",
+    "TransactionAbortableError",
+    "TransactionTimeoutError",
+    "TransactionalIdAuthorizationError",
+    "UnknownProducerIdError",
+    "UnknownTopicOrPartitionError",
     "UnsupportedVersionError",
     "__version__",
 ]
 
 __version__ = "0.1.0"
 
-_PLACES = {
+_MODULES = {
     "ArrowDelivery": "producer.arrow",
     "AsyncProducer": "producer.aio",
     "Cluster": "client.metadata",
@@ -109,9 +161,9 @@ _PLACES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_PLACES.get(name, 'errors')}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

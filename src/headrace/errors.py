@@ -1,34 +1,58 @@
-"""Every error headrace raises, as one tree.
+"""All errors of headrace, as one tree.
 
 ::
 
     HeadraceError
-    ├── ConfigError                 an option, its value and what is allowed
-    ├── SerializationError          a key or value that its serializer cannot take
-    ├── WireError                   bytes that are not what the protocol says
-    │   ├── MalformedError          what was expected, what came, at which offset
-    │   └── CorruptBatchError       a checksum or a count that does not hold
-    │       └── DecompressedSizeError   compressed bytes that come to more than is allowed
-    ├── UnsupportedVersionError     a message that this version cannot express
-    ├── NotFoundError               a topic, a group, a transaction that is not there
-    ├── AuthenticationError         the broker or we refuse to go on: no retry will help
-    │   └── TlsError                of the handshake: certificates, names, protocols
-    ├── IoThreadError               the thread that sends has died, and of what
-    └── BrokerError                 an error code in a response, see `ERROR_CODES`
+    ├── RetriableError                  temporary: the same call may succeed later
+    ├── AbortableError                  the transaction must be aborted; then the producer can continue
+    ├── FatalError                      the producer cannot continue: close it
+    ├── ConfigError                     an option is unknown, out of range, or contradicts another one
+    ├── SerializationError              a serializer does not accept a key or value
+    ├── WireError                       bytes that violate the protocol
+    │   ├── MalformedError              bytes that cannot be decoded
+    │   └── CorruptBatchError           a batch whose checksum or count is wrong
+    │       └── DecompressedSizeError   decompressed data beyond the limit
+    ├── UnsupportedVersionError         a message that a protocol version cannot express
+    ├── NotFoundError                   a topic, group or transaction that does not exist
+    ├── AuthenticationError             authentication failed; retrying does not help
+    │   └── TlsError                    the TLS handshake failed
+    ├── ConnectionFailedError           a connection could not be established, or broke
+    ├── ClosedError                     used after close()
+    ├── IllegalStateError               a call that the current state does not allow
+    ├── TimedOutError                   a wait timed out (also a TimeoutError)
+    │   └── BufferExhaustedError        buffer.memory was full for max.block.ms
+    ├── RecordTooLargeError             a record larger than max.request.size or buffer.memory
+    ├── IoThreadError                   the producer's I/O thread died
+    └── BrokerError                     a broker returned an error code (`error.code`)
+        ├── RetriableBrokerError        any retriable code without a class of its own (RetriableError)
+        ├── UnknownTopicOrPartitionError, NotLeaderOrFollowerError, NotEnoughReplicasError,
+        │   NotEnoughReplicasAfterAppendError, ConcurrentTransactionsError (RetriableError)
+        ├── InvalidTopicError, TopicExistsError, InvalidConfigError, InvalidRecordError,
+        │   InvalidTimestampError, PolicyViolationError, MessageTooLargeError
+        ├── AuthorizationError          an ACL denies the operation
+        │   ├── TopicAuthorizationError, GroupAuthorizationError, ClusterAuthorizationError
+        │   └── TransactionalIdAuthorizationError (FatalError)
+        ├── ProducerFencedError         a newer producer uses the transactional.id (FatalError)
+        ├── InvalidProducerEpochError   an older epoch than the partition's (AbortableError)
+        ├── OutOfOrderSequenceError     a gap in a producer's sequence numbers (AbortableError)
+        ├── TransactionAbortableError   the broker asks for an abort (KIP-890) (AbortableError)
+        ├── InvalidTxnStateError, InvalidPidMappingError, TransactionTimeoutError (FatalError)
+        └── UnknownProducerIdError      the broker has no state of the producer id
 
-All of them survive pickling with their attributes, because Spark carries them from
-executors to the driver. That is what `_fields` is for: `__reduce__` rebuilds an error from
-the arguments its constructor took, not from its text.
+`BrokerError(message, code=...)` makes an instance of the class of that code, so that callers can catch it by name.
+
+All errors survive pickling with their attributes, because Spark carries them from executors to the driver. `_fields`
+is for that: `__reduce__` rebuilds an error from its constructor's arguments.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 
 class HeadraceError(Exception):
-    """The root of the tree."""
+    """The base class of all errors of headrace."""
 
     _fields: tuple[str, ...] = ()  # constructor arguments after the message, by attribute name
 
@@ -40,12 +64,24 @@ def _rebuild(cls: type[HeadraceError], message: str, fields: dict[str, Any]) -> 
     return cls(message, **fields)
 
 
+class RetriableError(HeadraceError):
+    """Temporary: the same call may succeed later."""
+
+
+class AbortableError(HeadraceError):
+    """The transaction must be aborted; after that the producer can continue."""
+
+
+class FatalError(HeadraceError):
+    """The producer cannot continue: close it."""
+
+
 class ConfigError(HeadraceError):
     """An option is unknown, out of range, or contradicts another one."""
 
 
 class SerializationError(HeadraceError):
-    """A key or value is of a type, or has a value, that its serializer cannot take."""
+    """A serializer does not accept the type or the value of a key or value."""
 
     _fields = ("serializer", "topic", "value_type")
 
@@ -57,7 +93,7 @@ class SerializationError(HeadraceError):
 
 
 class WireError(HeadraceError):
-    """Bytes from a peer or a file that are not what the protocol says."""
+    """Bytes from a peer or a file that violate the protocol."""
 
 
 class MalformedError(WireError):
@@ -78,19 +114,19 @@ class CorruptBatchError(WireError):
 
 
 class DecompressedSizeError(CorruptBatchError):
-    """Compressed bytes that come to more than the reader allows."""
+    """Decompressed data that is larger than the reader allows."""
 
 
 class UnsupportedVersionError(HeadraceError):
-    """A message that cannot be expressed in the version at hand."""
+    """A message that this version of the protocol cannot express."""
 
 
 class NotFoundError(HeadraceError):
-    """What was asked for is not there: a topic, a group, a transaction."""
+    """A topic, group or transaction that does not exist."""
 
 
 class AuthenticationError(HeadraceError):
-    """Who we say we are, or who the broker says it is, was not accepted. Trying again changes nothing."""
+    """Authentication of the client or of the broker failed. Retrying does not help."""
 
 
 class TlsError(AuthenticationError):
@@ -98,49 +134,52 @@ class TlsError(AuthenticationError):
 
 
 class ConnectionFailedError(HeadraceError):
-    """A connection could not be made, or broke; what it carried is tried again elsewhere or later."""
+    """A connection could not be established, or broke. Its requests are retried on another connection."""
 
 
 class ClosedError(HeadraceError):
-    """Used after `close`."""
+    """Used after `close()`."""
 
 
 class IllegalStateError(HeadraceError):
-    """A call that does not fit the state of things."""
+    """A call that the current state does not allow."""
 
 
 class TimedOutError(HeadraceError, TimeoutError):
-    """Waited as long as was allowed."""
+    """A wait timed out."""
 
 
 class BufferExhaustedError(TimedOutError):
-    """The buffer stayed full for all of max.block.ms."""
+    """buffer.memory was full for max.block.ms."""
 
 
 class RecordTooLargeError(HeadraceError):
-    """A record that is larger than a request, or the whole buffer, may be."""
+    """A record that is larger than max.request.size or buffer.memory."""
 
 
 class IoThreadError(HeadraceError):
-    """The producer's I/O thread has died; `__cause__` is what it died of. Close the producer and make a new one."""
-
-
-class TransactionError(HeadraceError):
-    """What became of a transaction."""
-
-
-class AbortableError(TransactionError):
-    """The transaction has to be aborted; after that the producer goes on."""
-
-
-class FatalTransactionError(TransactionError):
-    """The producer can do no more: close it."""
+    """The producer's I/O thread died of `__cause__`. Close the producer and create a new one."""
 
 
 class BrokerError(HeadraceError):
-    """A broker answered with an error code. Unknown codes keep their number."""
+    """A broker returned an error code. Unknown codes keep their number.
+
+    The constructor returns an instance of the subclass of the code, if there is one.
+    """
 
     _fields = ("code",)
+    _by_code: ClassVar[dict[int, type[BrokerError]]] = {}
+
+    def __init_subclass__(cls, *, code: Code | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if code is not None:
+            BrokerError._by_code[code] = cls
+
+    def __new__(cls, message: str = "", *, code: int) -> BrokerError:
+        if cls is BrokerError:
+            other = RetriableBrokerError if code in _RETRIABLE else BrokerError
+            return super().__new__(BrokerError._by_code.get(code, other))
+        return super().__new__(cls)
 
     def __init__(self, message: str = "", *, code: int) -> None:
         super().__init__(message)
@@ -152,15 +191,14 @@ class BrokerError(HeadraceError):
 
     @property
     def retriable(self) -> bool:
-        known = ERROR_CODES.get(self.code)
-        return known is not None and known.retriable
+        return self.code in _RETRIABLE
 
     def __str__(self) -> str:
         return f"{self.name} ({self.code}): {self.args[0]}" if self.args[0] else f"{self.name} ({self.code})"
 
 
 API_ERRORS = (AuthenticationError, BrokerError, RecordTooLargeError, TimedOutError, UnsupportedVersionError)
-"""Kafka's ApiException. A `send` that meets one returns a future that has failed with it; all else is raised."""
+"""Kafka's ApiException: `send` returns a future that has failed with such an error, and raises all others."""
 
 
 class ErrorCode(NamedTuple):
@@ -172,17 +210,13 @@ class ErrorCode(NamedTuple):
 
 
 def error_name(code: int) -> str:
-    """The name of an error code; codes we have never heard of stay numbers."""
+    """Return the name of an error code, or `ERROR_<number>` for an unknown one."""
     known = ERROR_CODES.get(code)
     return known.name if known else f"ERROR_{code}"
 
 
 class Code(IntEnum):
-    """Kafka's error codes, read off Apache Kafka 4.3.
-
-    Sharing, streams and tiered storage are listed so that a log line can name what a broker said, although nothing
-    here asks for them.
-    """
+    """Kafka's error codes, as of Apache Kafka 4.3, including those of features that headrace does not use."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -358,3 +392,109 @@ _RETRIABLE = frozenset(
     }
 )
 ERROR_CODES: dict[int, ErrorCode] = {code.value: ErrorCode(code.value, code.name, code in _RETRIABLE) for code in Code}
+
+
+class RetriableBrokerError(BrokerError, RetriableError):
+    """A retriable error code without a class of its own."""
+
+
+class UnknownTopicOrPartitionError(BrokerError, RetriableError, code=Code.UNKNOWN_TOPIC_OR_PARTITION):
+    """The broker does not have the topic or partition."""
+
+
+class NotLeaderOrFollowerError(BrokerError, RetriableError, code=Code.NOT_LEADER_OR_FOLLOWER):
+    """The broker is not the leader of the partition."""
+
+
+class NotEnoughReplicasError(BrokerError, RetriableError, code=Code.NOT_ENOUGH_REPLICAS):
+    """Fewer in-sync replicas than min.insync.replicas; nothing was written."""
+
+
+class NotEnoughReplicasAfterAppendError(BrokerError, RetriableError, code=Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
+    """Written, but to fewer in-sync replicas than min.insync.replicas."""
+
+
+class ConcurrentTransactionsError(BrokerError, RetriableError, code=Code.CONCURRENT_TRANSACTIONS):
+    """The previous transaction of the transactional.id is still being completed."""
+
+
+class MessageTooLargeError(BrokerError, code=Code.MESSAGE_TOO_LARGE):
+    """A batch that is larger than max.message.bytes of the topic."""
+
+
+class InvalidTopicError(BrokerError, code=Code.INVALID_TOPIC_EXCEPTION):
+    """An invalid topic name, or an operation that an internal topic does not allow."""
+
+
+class TopicExistsError(BrokerError, code=Code.TOPIC_ALREADY_EXISTS):
+    """The topic exists already."""
+
+
+class InvalidConfigError(BrokerError, code=Code.INVALID_CONFIG):
+    """An invalid configuration of a topic, broker or group."""
+
+
+class InvalidTimestampError(BrokerError, code=Code.INVALID_TIMESTAMP):
+    """A timestamp that the topic's limits do not allow."""
+
+
+class InvalidRecordError(BrokerError, code=Code.INVALID_RECORD):
+    """A record that the topic does not accept, such as one without a key in a compacted topic."""
+
+
+class PolicyViolationError(BrokerError, code=Code.POLICY_VIOLATION):
+    """A policy of the cluster denies the request."""
+
+
+class AuthorizationError(BrokerError):
+    """An ACL denies the operation."""
+
+
+class TopicAuthorizationError(AuthorizationError, code=Code.TOPIC_AUTHORIZATION_FAILED):
+    """No permission for the topic."""
+
+
+class GroupAuthorizationError(AuthorizationError, code=Code.GROUP_AUTHORIZATION_FAILED):
+    """No permission for the consumer group."""
+
+
+class ClusterAuthorizationError(AuthorizationError, code=Code.CLUSTER_AUTHORIZATION_FAILED):
+    """No permission for the cluster."""
+
+
+class TransactionalIdAuthorizationError(
+    AuthorizationError, FatalError, code=Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+):
+    """No permission for the transactional.id."""
+
+
+class ProducerFencedError(BrokerError, FatalError, code=Code.PRODUCER_FENCED):
+    """A newer producer with the same transactional.id has fenced this one."""
+
+
+class InvalidProducerEpochError(BrokerError, AbortableError, code=Code.INVALID_PRODUCER_EPOCH):
+    """The producer's epoch is older than the one that the partition knows."""
+
+
+class OutOfOrderSequenceError(BrokerError, AbortableError, code=Code.OUT_OF_ORDER_SEQUENCE_NUMBER):
+    """A batch whose sequence number does not follow the last one of its producer."""
+
+
+class TransactionAbortableError(BrokerError, AbortableError, code=Code.TRANSACTION_ABORTABLE):
+    """The broker asks to abort the transaction (KIP-890)."""
+
+
+class InvalidTxnStateError(BrokerError, FatalError, code=Code.INVALID_TXN_STATE):
+    """A request that the state of the transaction does not allow."""
+
+
+class InvalidPidMappingError(BrokerError, FatalError, code=Code.INVALID_PRODUCER_ID_MAPPING):
+    """The coordinator has another producer id for the transactional.id, or none: it may have expired."""
+
+
+class TransactionTimeoutError(BrokerError, FatalError, code=Code.INVALID_TRANSACTION_TIMEOUT):
+    """transaction.timeout.ms is above the broker's transaction.max.timeout.ms."""
+
+
+class UnknownProducerIdError(BrokerError, code=Code.UNKNOWN_PRODUCER_ID):
+    """The partition has no state of the producer id."""

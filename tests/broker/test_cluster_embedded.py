@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 import headrace
 from headrace.broker import EmbeddedCluster
+from headrace.broker.broker import JOURNAL_NAME
+from headrace.broker.catalog.journal import parse
 from headrace.broker.cluster import trust
 from headrace.errors import ConfigError
 from headrace.wire.api.alter_partition_reassignments import (
@@ -213,6 +218,98 @@ def as_after_a_power_cut(data_dir: Path) -> None:
     kept = json.loads((data_dir / trust.FILE_NAME).read_text())
     for name in (trust.FILE_NAME, trust.COPY_NAME):
         (data_dir / name).write_text(json.dumps({"epoch": kept["epoch"], "boot_id": "another"}))
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """All that are started from here on, also those that are not ready yet."""
+    started: list[subprocess.Popen[bytes]] = []
+    make = subprocess.Popen
+
+    def noted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(make(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    return started
+
+
+@pytest.fixture(params=[True, False], ids=["separate", "combined"])
+def killed(request: pytest.FixtureRequest, processes: list[subprocess.Popen[bytes]]) -> Iterator[EmbeddedCluster]:
+    """A cluster with ten records in each partition of the topic "kept", all of whose processes were killed."""
+    with EmbeddedCluster(3, QUICK, separate_controller=request.param) as cluster:
+        cluster.create_topic("kept", 3, 3)
+        for partition in range(3):
+            produce(cluster, "kept", [f"{partition}-{n}" for n in range(10)], partition)
+        in_sync(cluster, "kept")
+        kill_all(processes)
+        yield cluster
+
+
+def kill_all(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def kill_at_start(
+    cluster: EmbeddedCluster, processes: list[subprocess.Popen[bytes]], what: str, when: Callable[[], bool]
+) -> None:
+    """Start a cluster, and kill all of its processes as soon as something is so."""
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(cluster.start)
+        eventually(what, when)
+        while not starting.done():
+            kill_all(processes)
+            time.sleep(0.01)
+    kill_all(processes)
+
+
+def check_kept(cluster: EmbeddedCluster) -> None:
+    for partition, place in enumerate(in_sync(cluster, "kept")):
+        assert place["leader"] != -1
+        assert consumed(cluster, "kept", 10, partition) == [f"{partition}-{n}" for n in range(10)]
+
+
+def recorded_epochs(cluster: EmbeddedCluster) -> dict[int, int]:
+    """The broker epochs in the controller's journal, by node id, while that is being written."""
+    lines = parse((cluster.controller.data_dir / JOURNAL_NAME).read_bytes())
+    events = [event for line in lines if line.is_whole for event in line.events if event["kind"] == "broker"]
+    return {event["id"]: event["epoch"] for event in events}
+
+
+def test_brokers_killed_before_they_kept_their_new_epoch_still_have_their_data(
+    killed: EmbeddedCluster, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    for broker in killed.brokers:
+        held = broker.data_dir / f"{trust.FILE_NAME}.partial"
+        os.mkfifo(held)  # that opens when somebody reads it: the broker waits with the epoch in its hands
+        before = recorded_epochs(killed)[broker.node_id]
+        kill_at_start(
+            killed,
+            processes,
+            "an epoch is recorded",
+            lambda: recorded_epochs(killed)[broker.node_id] > before,  # noqa: B023 - called here only
+        )
+        held.unlink()
+        assert json.loads((broker.data_dir / trust.FILE_NAME).read_text())["epoch"] <= before
+    killed.start()
+    check_kept(killed)
+
+
+def test_a_cluster_killed_at_any_point_of_its_start_has_all_leaders_after_a_quiet_one(
+    killed: EmbeddedCluster, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    for registrations in (1, 2, 3):
+        wanted = max(recorded_epochs(killed).values()) + registrations
+        kill_at_start(
+            killed,
+            processes,
+            f"{registrations} brokers have registered",
+            lambda: max(recorded_epochs(killed).values()) >= wanted,  # noqa: B023 - called here only
+        )
+    killed.start()
+    check_kept(killed)
 
 
 def test_any_broker_can_be_lost_where_the_controller_is_none_of_them() -> None:

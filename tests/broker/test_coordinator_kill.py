@@ -12,7 +12,7 @@ import pytest
 
 from chaos_clients import ConfluentClient, MakeClient, MustAbortError, OwnClient
 from crashes import committed as committed_records
-from headrace import FatalTransactionError, Producer
+from headrace import FatalError, Producer
 from headrace.broker import EmbeddedCluster
 from headrace.broker.embedded_cluster import ClusterBroker
 from headrace.client.admin import AdminClient
@@ -138,7 +138,7 @@ def test_check_12_a_coordinator_is_killed_with_transactions_in_every_state(clust
         open_one.end(commit=True)
         heir = orphan.another()
         heir.init_transactions()
-        with pytest.raises(FatalTransactionError, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH"):
+        with pytest.raises(FatalError, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH"):
             orphan.end(commit=True)
         orphan.close()
         orphan.producer = heir

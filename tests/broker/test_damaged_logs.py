@@ -9,13 +9,16 @@ import pytest
 
 from asking import ask
 from headrace import Producer
-from headrace.broker import EmbeddedBroker
+from headrace.broker import EmbeddedBroker, EmbeddedCluster
 from headrace.errors import Code
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.wire.api.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.records import read_batches
 from peers.connection import Connection
+from waiting import eventually
 
 RECORDS = 40
+TIME_MS = 1_700_000_000_000
 
 
 def fetch(connection: Connection, offset: int):
@@ -27,6 +30,14 @@ def fetch(connection: Connection, offset: int):
     return answer
 
 
+def offset_for(connection: Connection, timestamp_ms: int) -> int:
+    part = ListOffsetsPartition(partition_index=0, timestamp=timestamp_ms)
+    request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="t", partitions=[part])])
+    ((answer,),) = (topic.partitions for topic in ask(connection, request, 7).topics)
+    assert answer.error_code == Code.NONE
+    return int(answer.offset)
+
+
 @pytest.mark.behaviour("B14")
 @pytest.mark.parametrize("how", ["a byte less", "missing"])
 def test_offsets_of_a_damaged_segment_fail_and_the_others_are_read(how, tmp_path: Path):
@@ -34,7 +45,7 @@ def test_offsets_of_a_damaged_segment_fail_and_the_others_are_read(how, tmp_path
         broker.create_topic("t", configs={"internal.segment.bytes": "500"})
         with Producer(bootstrap_servers=broker.bootstrap, linger_ms=0) as producer:
             for number in range(RECORDS):
-                producer.send("t", b"value %d" % number).result(20)
+                producer.send("t", b"value %d" % number, timestamp_ms=TIME_MS + number).result(20)
         broker.stop()
         first, second, third = sorted((tmp_path / "t-0").glob("*.log"))[:3]
         if how == "missing":
@@ -48,6 +59,10 @@ def test_offsets_of_a_damaged_segment_fail_and_the_others_are_read(how, tmp_path
         assert f"to {end - 1}:" in damaged
         with Connection(broker.bootstrap) as connection:
             assert fetch(connection, end - 1).error_code == Code.CORRUPT_MESSAGE
+            # By time a reader is sent to the range, not silently behind it.
+            found = {offset: offset_for(connection, TIME_MS + offset) for offset in (begin - 1, end - 1, end + 1)}
+            lost = int(damaged.split("offsets ")[1].split(" ")[0])
+            assert found == {begin - 1: begin - 1, end - 1: lost, end + 1: end + 1}
             values: dict[int, bytes | None] = {}
             for offset in [*range(begin), *range(end, RECORDS)]:
                 answer = fetch(connection, offset)
@@ -60,3 +75,26 @@ def test_offsets_of_a_damaged_segment_fail_and_the_others_are_read(how, tmp_path
         assert first.exists()
         with Producer(bootstrap_servers=broker.bootstrap) as producer:
             assert producer.send("t", b"next").result(20).offset == RECORDS
+
+
+@pytest.mark.behaviour("B14")
+def test_a_topic_with_one_replica_in_a_cluster_keeps_what_is_behind_a_damaged_batch(tmp_path: Path):
+    with EmbeddedCluster(2, data_dir=tmp_path) as cluster:
+        cluster.create_topic("t", replication_factor=1)
+        with Producer(bootstrap_servers=cluster.bootstrap_servers, linger_ms=0) as producer:
+            for number in range(RECORDS):
+                producer.send("t", b"value %d" % number).result(20)
+        broker = cluster.broker(cluster.places("t")[0]["leader"])
+        broker.kill()
+        (path,) = (broker.data_dir / "t-0").glob("*.log")
+        data = bytearray(path.read_bytes())
+        data[data.index(b"value 20")] ^= 1
+        path.write_bytes(data)
+        broker.start()
+        eventually("it leads again", lambda: cluster.places("t")[0]["leader"] == broker.node_id)
+        assert len(broker.status()["damaged"]) == 1
+        with Connection(broker.bootstrap) as connection:
+            assert fetch(connection, 20).error_code == Code.CORRUPT_MESSAGE
+            answer = fetch(connection, 21)
+        values = [record.value for batch in read_batches(answer.records) for record in batch.records()]
+        assert values == [b"value %d" % number for number in range(21, RECORDS)]

@@ -150,10 +150,47 @@ def test_a_broker_without_its_journal_does_not_begin_anew_among_the_records_of_t
             with pytest.raises(IllegalStateError, match=f"catalog.journal is {said}, but there are folders of 3"):
                 broker.start()
         assert files_of(tmp_path) == records
-        repaired(tmp_path)
+        (lost,) = repaired(tmp_path)["lost"]
+        assert "users and passwords (SCRAM), ACLs, quotas, options of topics" in lost
         broker.start()
         for topic in ("first", "orders", "last"):
             assert values_in(broker.bootstrap, topic) == VALUES
+
+
+@pytest.mark.behaviour("B17")
+def test_repair_names_folders_without_a_topic_id_and_adds_their_topics_if_told(tmp_path: Path) -> None:
+    with stopped_broker(tmp_path) as broker:
+        (tmp_path / JOURNAL).unlink()
+        shutil.copytree(tmp_path / "first-0", tmp_path / "first-1")
+        for name in ("orders-0", "last-0", "first-1"):
+            (tmp_path / name / "partition.metadata").unlink()
+        dry = headrace("broker", "repair", "--data-dir", tmp_path, "--format", "json")
+        unnamed = [text for text in json.loads(dry.stdout)["problems"] if "partition.metadata" in text]
+        for text, end in zip(
+            unnamed,
+            (
+                "the broker takes the records for those of topic first. --accept first-1 writes it",
+                "the folder is kept and not used. To add the topic, with these records: --accept last-0",
+                "the folder is kept and not used. To add the topic, with these records: --accept orders-0",
+            ),
+            strict=True,
+        ):
+            assert text.endswith(end)
+        facts = repaired(tmp_path, "--accept", "orders-0", "--accept", "last-0", "--accept", "first-1")
+        assert any("add topic first, id" in text and "with 2 partitions" in text for text in facts["actions"])
+        broker.start()
+        assert len(broker.call("topics.describe", name="first")) == 2
+        for topic in ("orders", "last"):
+            assert values_in(broker.bootstrap, topic) == VALUES
+        broker.stop()
+
+        (tmp_path / "orders-0" / "partition.metadata").unlink()
+        known = headrace("broker", "repair", "--data-dir", tmp_path, "--format", "json")
+        assert known.returncode == 0
+        (problem,) = json.loads(known.stdout)["problems"]
+        assert problem.endswith("takes the records for those of topic orders. --accept orders-0 writes it")
+        repaired(tmp_path, "--accept", "orders-0")
+        assert (tmp_path / "orders-0" / "partition.metadata").exists()
 
 
 @pytest.mark.behaviour("B17")
@@ -399,17 +436,21 @@ def test_a_transaction_log_that_lost_its_end_gives_out_no_epoch_twice(tmp_path):
     state = tmp_path / "data" / "__transaction_state-0" / f"{0:020d}.log"
     given = set()
 
-    def init(broker: OpenBroker) -> tuple[int, int]:
+    def init(broker: OpenBroker, transactional_id: str = "ledger") -> tuple[int, int]:
         with Connection(broker.bootstrap) as connection:
-            producer = RawProducer(connection, "topic", "ledger")
+            producer = RawProducer(connection, "topic", transactional_id)
             assert producer.init().error_code == 0
             return producer.producer_id, producer.epoch
 
     with OpenBroker(tmp_path / "data", **options) as broker:
-        given.add(init(broker))
+        given |= {init(broker), init(broker, "later")}
         older = state.read_bytes()
-        given |= {init(broker) for _ in range(3)}
-    assert len(given) == 4
+        given |= {init(broker, name) for name in ("ledger", "later") for _ in range(3)}
+    assert len(given) == 8
     state.write_bytes(older)
     with OpenBroker(tmp_path / "data", **options) as broker:
-        assert init(broker) not in given
+        first = init(broker)
+        assert first not in given
+    with OpenBroker(tmp_path / "data", **options) as broker:
+        assert init(broker, "later") not in given
+        assert init(broker) == (first[0], first[1] + 1)  # it has an id from after the loss

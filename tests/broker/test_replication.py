@@ -354,7 +354,7 @@ def test_check_22_an_old_leader_cuts_what_nobody_else_has(tmp_path):
 
 
 @pytest.mark.parametrize("unclean", ["false", "true"])
-def test_check_23_the_last_replica_is_not_elected_when_its_tail_is_lost(tmp_path, unclean):
+def test_check_23_the_last_replica_is_not_elected_when_its_tail_is_lost(tmp_path, unclean, caplog):
     async def test(cluster):
         await cluster.topic("t", [[2, 3]], min_insync_replicas="1", unclean_leader_election_enable=unclean)
         await produce(cluster, 2, "t", batch(b"a"))
@@ -370,9 +370,12 @@ def test_check_23_the_last_replica_is_not_elected_when_its_tail_is_lost(tmp_path
         if unclean == "true":
             await until("it leads", lambda: cluster.place("t").leader == 2)
             assert await read(cluster, 2, "t") == [b"a"]
+            assert "t-0: broker 2 leads it by an unclean election: acknowledged records that it lacks" in caplog.text
         else:
             await asyncio.sleep(0.5)  # nothing is to happen
             assert cluster.place("t").leader == -1
+            assert "t-0 has no leader: every broker that had all acknowledged records" in caplog.text
+            assert "headrace topic config t --set unclean.leader.election.enable=true" in caplog.text
 
     run(tmp_path, test)
 

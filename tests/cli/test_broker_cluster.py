@@ -63,6 +63,13 @@ def test_a_cluster_is_started_shown_joined_and_stopped_from_the_command_line(tmp
         assert f"broker 1: {first}, pid" in shown
         assert f"broker 2: {second}, down" in shown
         assert f"controller: {ready['listeners']['controller']}, pid" in shown
+        again = ("--join", first, "--node-id", 2, "--data-dir", data_dir / "broker-2", "--format", "json")
+        with running(*again) as (second_again, again_line):
+            shown = headrace("broker", "status", "--data-dir", data_dir).stdout
+            assert f"broker 2: {json.loads(again_line)['bootstrap']}, pid {second_again.pid}, " in shown
+            second_again.terminate()
+            assert second_again.wait(COMMAND_SECONDS_MAX) == 0
+        assert f"broker 2: {second}, down" in headrace("broker", "status", "--data-dir", data_dir).stdout
         stopped = headrace("broker", "stop", "--data-dir", data_dir)
         assert stopped.returncode == 0
         assert process.wait(COMMAND_SECONDS_MAX) == 0
@@ -89,6 +96,44 @@ def test_a_broker_of_a_cluster_is_killed_and_started_again_by_the_control_socket
         control.call(ready["control"], "brokers.start", node_id=2)
         assert alive()[2] not in (None, before[2])
         assert brokers_by(ready["bootstrap"].split(",")[1]) == {1, 2}
+        process.terminate()
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
+
+
+def test_a_partition_whose_only_in_sync_replica_lost_its_data_is_named_with_a_remedy_that_works(tmp_path):
+    options = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
+    with running("--brokers", 2, *options) as (process, line):
+        ready = json.loads(line)
+        status = ("broker", "status", "--data-dir", tmp_path)
+        made = headrace("topic", "create", "orders", "-p", 1, "-r", 2, "--bootstrap", ready["bootstrap"])
+        assert made.returncode == 0, made.stderr
+        with Producer(bootstrap_servers=ready["bootstrap"], acks="all") as producer:
+            producer.send("orders", b"on both").result(20)
+            control.call(ready["control"], "brokers.kill", 30, node_id=2)
+            producer.send("orders", b"on the first only").result(20)
+        control.call(ready["control"], "brokers.kill", 30, node_id=1)
+        eventually("nobody leads", lambda: "orders-0 has no leader" in headrace(*status).stdout)
+        assert "orders-0 has no leader: it gets one when broker 1 is back, with the data" in headrace(*status).stdout
+
+        (tmp_path / "broker-1").rename(tmp_path / "lost")
+        for node_id in (1, 2):
+            control.call(ready["control"], "brokers.start", 30, node_id=node_id)
+        shown = headrace(*status).stdout
+        assert "orders-0 has no leader: every broker that had all acknowledged records has come back without" in shown
+        assert "Stop broker 1 and restore its data folder" in shown
+        (row,) = json.loads(headrace(*status, "--format", "json").stdout)["leaderless"]
+        assert (row["topic"], row["partition"], row["candidates"]) == ("orders", 0, [])
+
+        assert "stop it first if it has lost more than the others" in shown
+        control.call(ready["control"], "brokers.kill", 30, node_id=1)
+        remedy = shown.partition("records that are lost: headrace ")[2].partition(". ")[0]
+        change, _, back = remedy.partition(", and then ")
+        option = ("--bootstrap", ready["bootstrap"])
+        assert headrace(*change.split(), *option).returncode == 0
+        assert headrace("topic", "config", "orders", *back.split(), *option).returncode == 0
+        eventually("it has a leader", lambda: "has no leader" not in headrace(*status).stdout)
+        with Producer(bootstrap_servers=ready["bootstrap"], acks="all") as producer:
+            assert producer.send("orders", b"after what was on both").result(20).offset == 1
         process.terminate()
         assert process.wait(COMMAND_SECONDS_MAX) == 0
 
@@ -160,6 +205,37 @@ def test_a_folder_whose_first_broker_is_the_controller_stays_so(tmp_path):
     refused = headrace("broker", "start", *options, "--controller", "separate")
     assert refused.returncode == 2
     assert "has a combined controller, which has its catalog" in refused.stderr
+    (tmp_path / "broker-1").rename(tmp_path / "lost")
+    refused = headrace("broker", "start", *options)
+    assert refused.returncode == 1
+    assert f"is broker 1, but {tmp_path / 'broker-1'} has no catalog.journal: put the folder back" in refused.stderr
+
+
+def test_the_folder_of_a_cluster_is_not_taken_for_a_new_one(tmp_path):
+    options = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
+    with running("--brokers", 2, *options) as (process, line):
+        with Producer(bootstrap_servers=json.loads(line)["bootstrap"]) as producer:
+            producer.send("orders", b"x").result(20)
+        process.terminate()
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
+    files = set(tmp_path.rglob("*"))
+    alone = headrace("broker", "start", *options)
+    assert alone.returncode == 2
+    said = " ".join(alone.stderr.split())
+    assert f"{tmp_path} holds a cluster of 2 brokers (broker-1, broker-2): start it with --brokers 2, or" in said
+    assert set(tmp_path.rglob("*")) == files
+
+    (tmp_path / "broker-0").rename(tmp_path / "lost")
+    refused = headrace("broker", "start", "--brokers", 2, *options)
+    assert refused.returncode == 1
+    assert f"is broker 0, but {tmp_path / 'broker-0'} has no catalog.journal: put the folder back" in refused.stderr
+    remedy = refused.stderr.partition("from the other brokers: headrace ")[2].split()
+    assert headrace(*remedy).returncode == 0
+    with running("--brokers", 2, *options) as (process, line):
+        with Producer(bootstrap_servers=json.loads(line)["bootstrap"]) as producer:
+            assert producer.send("orders", b"y").result(20).offset == 1
+        process.terminate()
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
 
 
 @pytest.mark.parametrize(
@@ -171,10 +247,15 @@ def test_a_folder_whose_first_broker_is_the_controller_stays_so(tmp_path):
         (("--brokers", 2, "-X", "num.partitions=many"), 1, "num.partitions is 'many'; it may be"),
         (("--brokers", 2, "-X", "listeners=PLAINTEXT://127.0.0.1:7"), 1, "all brokers of the cluster would listen on"),
         (("--controller", "separate"), 2, "--controller is for --brokers"),
+        (
+            ("--brokers", 3, "--listen", "127.0.0.1:65533"),
+            2,
+            "need 4 consecutive ports, 65533 to 65536, and 65535 is the last there is: begin with 65532 or a lower one",
+        ),
         (("--join", "127.0.0.1:1"), 2, "--join needs --node-id"),
         (("--join", "nowhere", "--node-id", 2), 1, "headrace.controller is HOST:PORT"),
     ],
-    ids=["none", "both", "open", "value", "port", "controller", "number", "address"],
+    ids=["none", "both", "open", "value", "port", "controller", "last port", "number", "address"],
 )
 def test_a_wrong_command_line_is_answered_in_one_paragraph(tmp_path, arguments, code, said):
     done = headrace("broker", "start", "--data-dir", tmp_path, *arguments)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headrace import Producer
+from headrace.broker import EmbeddedBroker
 from topics import new_topic, unique
 from typed import facts, refused, typed
 from waiting import eventually
@@ -32,6 +34,20 @@ def test_the_life_of_a_topic(at):
     assert facts("topic", "delete", name, "--yes", *at) == {"deleted": [name], "missing": []}
     assert f"there is no topic '{name}'" in refused(3, "topic", "delete", name, "--yes", *at)
     assert facts("topic", "delete", name, "--yes", "--if-exists", *at)["missing"] == [name]
+
+
+def test_an_offline_partition_is_shown_as_such_and_does_not_hide_the_others(tmp_path):
+    with EmbeddedBroker(data_dir=tmp_path) as broker:
+        broker.create_topic("orders", 2)
+        with Producer(bootstrap_servers=broker.bootstrap) as producer:
+            for partition in (0, 1):
+                producer.send("orders", b"x", partition=partition).result(20)
+        broker.stop()
+        (tmp_path / "orders-0" / "partition.metadata").write_bytes(b"damaged")
+        broker.start()
+        _, _, first, second, *_ = typed("topic", "describe", "orders", "-b", broker.bootstrap).stdout.splitlines()
+        assert first.split()[:3] == ["0", "1", "(offline)"]
+        assert second.split()[:6] == ["1", "1", "1", "1", "0", "1"]
 
 
 def _size(name, at):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from hanging import plant_hanging
-from headrace import FatalTransactionError, Producer
+from headrace import FatalError, Producer
 from topics import new_topic, unique
 from typed import facts, refused, typed
 
@@ -48,7 +48,7 @@ def test_an_open_transaction_is_listed_described_and_aborted_by_its_id(either):
         assert f"it is that of '{name}', which its coordinator looks after" in said
         assert "There is nobody to ask: --yes does it" in refused(2, "txn", "abort", name, *at)
         assert facts("txn", "abort", name, "--yes", *at)["aborted"] == name
-        with pytest.raises(FatalTransactionError):
+        with pytest.raises(FatalError):
             producer.commit_transaction()
     assert "has nothing open" in refused(3, "txn", "abort", name, "--yes", *at)
     assert listed(either.bootstrap)[name]["age_ms"] is None

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from headrace.spark.committer import Batch
+from headrace.spark.decisions import TaskTransaction
+from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.sink_errors import FencedError, NotDecidedError
 from sink_rig import QUERY, SinkRig, Steps, hours_from_now
 from waiting import eventually
@@ -107,6 +112,123 @@ def test_a_transaction_that_has_ended_is_not_decided(rig, end):
     with pytest.raises(NotDecidedError, match="not open any more"):
         rig.driver().commit(rig.batch(0, report))
     assert rig.ledger().read() == {}
+
+
+def inline(rig: SinkRig, number: int) -> Batch:
+    return rig.batch(number, rig.task([f"a{number}"], batch=number, commit__mode="inline"))
+
+
+@pytest.mark.parametrize("api", ["EndTxn", "Produce"])
+@pytest.mark.parametrize("error", ["PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"])
+def test_a_fenced_producer_of_the_run_that_holds_the_sink_goes_on(rig, broker, api, error):
+    """Its transaction timed out, or its id was forgotten after a week without a batch: nobody has taken the sink."""
+    driver = rig.driver()
+    driver.commit(inline(rig, 0))
+    with broker.faults.inject(api=api, error=error, count=1) as fault:
+        driver.commit(inline(rig, 1))
+        assert fault.hits == 1
+    assert rig.rows() == ["a0", "a1"]
+
+
+def test_a_producer_that_is_fenced_again_and_again_does_not_blame_another_driver(rig, broker):
+    driver = rig.driver()
+    driver.commit(inline(rig, 0))
+    fault = broker.faults.inject(api="EndTxn", error="INVALID_PRODUCER_ID_MAPPING")
+    with fault, pytest.raises(FencedError, match=r"fenced 6 times .* although this run still holds it") as caught:
+        driver.commit(inline(rig, 1))
+    assert "the brokers have forgotten its transactional id" in str(caught.value)
+    assert rig.rows() == ["a0"]
+
+
+HOLDER_BYTES_MAX = 200
+WRITES = 5
+
+
+def write_batch(rig: SinkRig, run: str) -> Batch:
+    return replace(inline(rig, 0), query=f"write:{run}", is_forgotten=True)
+
+
+def test_batch_writes_of_one_driver_leave_one_entry_in_the_holder_record(rig):
+    """As those of foreachBatch: their runs would push the runs of streams out of the record."""
+    stream = rig.driver("stream")
+    stream.commit(inline(rig, 0))
+    runs = [f"{WRITE_RUN_PREFIX}{number}" for number in range(WRITES)]
+    for run in runs:
+        rig.driver(run).commit(write_batch(rig, run))
+    ledger = rig.ledger()
+    ledger.read()
+    assert [holder.run for holder in ledger.holders.history] == ["stream", runs[-1]]
+    assert len(ledger.holders.encode()) < HOLDER_BYTES_MAX
+    with pytest.raises(FencedError, match=f"held by another query of this driver, .*: run {runs[-1]}"):
+        stream.commit(inline(rig, 1))
+
+
+@pytest.mark.parametrize("step", ["begin__held", "decide__begin", "decide__written", "decide__done"])
+def test_a_batch_write_goes_on_after_another_one_of_its_driver(rig, step):
+    other = f"{WRITE_RUN_PREFIX}other"
+    steps = Steps(**{step: lambda: rig.driver(other).commit(write_batch(rig, other))})
+    run = f"{WRITE_RUN_PREFIX}own"
+    rig.driver(run, steps).commit(write_batch(rig, run))
+    assert rig.rows() == ["a0", "a0"]
+    assert rig.ledger().read() == {}
+
+
+# -- transactions that are left over -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_committed", [False, True], ids=["before its first commit", "after it"])
+def test_a_driver_leaves_the_open_transactions_of_a_newer_run_alone(rig, has_committed):
+    """That run is about to take the sink over, or has done so since the older driver finished its batch."""
+    heir = rig.driver("run-2")
+
+    def start_newer_run() -> None:
+        if has_committed:
+            heir.commit(rig.batch(2, rig.task(["c"], run="run-2", batch=2)))
+        newer.append(rig.transaction(["d"], run="run-2", batch=3))
+
+    newer: list[TaskTransaction] = []
+    steps = Steps()
+    driver = rig.driver("run", steps)
+    driver.commit(rig.batch(0, rig.task(["a"], batch=0)))
+    steps.add(finish__done=start_newer_run)
+    driver.commit(rig.batch(1, rig.task(["b"], batch=1)))
+    assert open_ids(rig) == [newer[0].id]
+    heir.commit(Batch(QUERY, 3, newer))
+    assert sorted(rig.rows()) == ["a", "b", *(["c"] if has_committed else []), "d"]
+
+
+def test_a_run_that_takes_the_sink_over_aborts_what_all_others_have_left(rig):
+    rig.transaction(["x"], run="never-committed")
+    older = rig.driver("older")
+    older.commit(inline(rig, 0))
+    driver = rig.driver("run")
+    driver.commit(inline(rig, 1))
+    assert not open_ids(rig)
+    rig.transaction(["y"], run="older")
+    driver.commit(rig.batch(2, rig.task(["a2"], batch=2)))
+    assert not open_ids(rig)
+    assert rig.rows() == ["a0", "a1", "a2"]
+
+
+def test_a_late_twin_is_aborted_by_the_next_batch_even_if_that_is_inline(rig):
+    driver = rig.driver()
+    driver.commit(rig.batch(0, rig.task(["a0"], batch=0)))
+    rig.transaction(["x"])
+    driver.commit(inline(rig, 1))
+    assert not open_ids(rig)
+
+
+def test_inline_batches_look_for_leftovers_after_another_process_has_served_the_run(rig, broker):
+    """And once only: looking costs a request to every broker."""
+    first, second = rig.driver(), rig.driver()
+    first.commit(inline(rig, 0))
+    second.commit(rig.batch(1, rig.task(["a1"], batch=1)))
+    rig.transaction(["x"])
+    first.commit(inline(rig, 2))
+    assert not open_ids(rig)
+    with broker.faults.inject(api="ListTransactions", delay_ms=1) as requests:
+        first.commit(inline(rig, 3))
+        assert requests.hits == 0
 
 
 @pytest.mark.parametrize("hours", [-1, 0, 1])

@@ -153,7 +153,7 @@ def test_a_full_buffer_blocks_then_says_what_is_full_and_who_is_away(kafka_jars,
             producer.flush(0.1)
 
         # A close with little time fails what is left, and is on time itself.
-        last = producer._accumulator.incomplete()
+        last = producer._engine.accumulator.incomplete()
         started = time.monotonic()
         producer.close(0.3)
         assert time.monotonic() - started < 5
@@ -202,7 +202,7 @@ def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(ei
 
     producer.send(topic, b"v", on_delivery=delivered)
     eventually("the callback", lambda: told)
-    eventually("the end of the I/O thread", lambda: producer._thread and not producer._thread.is_alive())
+    eventually("the end of the I/O thread", lambda: producer._engine.thread and not producer._engine.thread.is_alive())
     assert told == [None]
     with pytest.raises(ClosedError):
         producer.send(topic, b"v")
@@ -232,7 +232,7 @@ def test_a_producer_that_is_closed_while_another_thread_waits_for_metadata_relea
     threads = [threading.Thread(target=send) for _ in range(3)]
     for thread in threads:
         thread.start()
-    eventually("threads that wait", lambda: "nowhere-either" in producer._metadata._topics)
+    eventually("threads that wait", lambda: "nowhere-either" in producer._engine.metadata._topics)
     producer.close()
     for thread in threads:
         thread.join(10)

@@ -156,10 +156,12 @@ def test_a_broker_without_metadata_in_our_versions_is_told_to_all_who_wait(links
     link = links.link(server)
     updater = links.updater(link, server.address)
 
+    wish = updater.metadata.request_update()
+
     def wait():
         for _ in range(200):
             link.client.poll(min(50.0, updater.maybe_update(link.now)), link.now)
-            updater.metadata.wait_for_update(0, 0)
+            updater.metadata.wait_for_wish(wish, 0)
 
     with pytest.raises(UnsupportedVersionError, match="Metadata"):
         wait()

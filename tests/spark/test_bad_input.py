@@ -138,9 +138,9 @@ def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
         one.end(query)
     said = explain(caught.value)
     driver = f"host {socket.gethostname()}, process {spark._jvm.java.lang.ProcessHandle.current().pid()}, started "
-    assert f"sink.id '{sink}' is held by another driver: run " in said
+    assert f"sink.id '{sink}' is held by another query of this driver, or by a later start of this query: run " in said
     assert driver in said
-    assert "What this driver wrote for batch 0 is not seen." in said
+    assert "What this run wrote for batch 0 is not seen." in said
     assert "give each a sink.id of its own" in said
     one.process()
     for stream in (one, two):

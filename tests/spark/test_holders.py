@@ -17,6 +17,8 @@ from headrace.client.admin import AdminClient
 from headrace.client.blocking import BlockingClient
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST
+from headrace.producer.producer import Producer
+from headrace.spark import decisions
 from headrace.spark.committer import Batch, Committer
 from headrace.spark.decisions import Decision, DecisionLog, Fingerprint
 from headrace.spark.holders import DriverProcess, Holder, Holders
@@ -110,6 +112,25 @@ def test_a_run_that_only_took_the_lock_fences_nobody(sink):
     sink.ledger().open()
     commit(process, sink, 1)
     assert sink.values() == ["0", "1"]
+
+
+@pytest.mark.behaviour("S11")
+def test_a_driver_of_another_sink_that_hangs_does_not_hold_up_this_one(sink, monkeypatch):
+    """It hangs in its decision, in the decision topic that both use."""
+    monkeypatch.setattr(decisions, "SETTLE_MS_MAX", 0)
+    sink.ledger().open()
+    with Producer({"bootstrap.servers": sink.bootstrap, "transactional.id": unique("hung")}) as hung:
+        hung.init_transactions()
+        hung.begin_transaction()
+        hung.send(sink.options.decision_topic, b"{}", b'["hung","query"]')
+        hung.flush()
+        one, two = sink.process("first"), sink.process("first")
+        for number, process in enumerate([one, two, one]):
+            commit(process, sink, number)
+        commit(sink.process("second"), sink, 2)
+        assert sink.log().read(sink.name)[QUERY].batch == 2
+        hung.abort_transaction()
+    assert sink.values() == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("when", ["on_rows", "on_written"])

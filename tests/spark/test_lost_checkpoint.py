@@ -185,6 +185,35 @@ def test_going_back_to_an_older_checkpoint_skips_what_the_new_one_has_delivered(
     assert copy.audit() == "clean"
 
 
+@pytest.mark.slow
+@pytest.mark.behaviour("S13")
+def test_a_join_that_passes_the_columns_on_is_stopped_by_the_first_row_it_has_held_back(
+    spark, headrace_broker, tmp_path
+):
+    """Its schema is that of a stateless query: only the order of offsets tells."""
+    copy = CopiedTopic(spark, headrace_broker, tmp_path, partitions=1)
+    copy.send(2)
+    known = new_topic(headrace_broker, "known")
+
+    def process():
+        rows = spark.readStream.format("headrace").options(**copy.source_options()).load()
+        keys = spark.readStream.format("headrace").options(**copy.source_options(subscribe=known)).load()
+        keys = keys.selectExpr("value AS known")
+        joined = rows.join(keys, rows.value == keys.known)
+        writer = joined.select("key", "value", *ORIGIN).writeStream.format("headrace").options(**copy.sink_options())
+        query = writer.option("checkpointLocation", str(tmp_path / "join")).trigger(availableNow=True).start()
+        assert query.awaitTermination(SECONDS_MAX), "the query has not ended in time"
+
+    librdkafka.produce(headrace_broker.bootstrap, known, records(1, start=1))
+    process()  # row 1 is delivered, row 0 waits in the state
+    librdkafka.produce(headrace_broker.bootstrap, known, records(1))
+    with pytest.raises(
+        Exception, match=r"batch 1 has a row from offset 0 of partition 0 of topic .* have rows up to 1"
+    ):
+        process()
+    assert [value for _, value in _records(copy)] == ["row 1"]
+
+
 def test_queries_that_cannot_say_where_rows_come_from_are_refused(spark, headrace_broker, tmp_path):
     copy = CopiedTopic(spark, headrace_broker, tmp_path)
     copy.send(3)
@@ -200,9 +229,17 @@ def test_queries_that_cannot_say_where_rows_come_from_are_refused(spark, headrac
     counts = rows.groupBy("key").count().selectExpr("key", "CAST(count AS STRING) value")
     assert "a topic cannot be overwritten" in failure(counts, "complete")
     late = rows.withWatermark("timestamp", "1 second").groupBy("timestamp").count()
-    message = failure(late.selectExpr("CAST(count AS STRING) value"))
-    assert message.startswith("source.offsets is set, but there is no column '__topic'; the columns are: value.")
-    assert "it works for stateless queries only" in message
+    other = rows.selectExpr("key AS other_key", "value AS other_value")
+    stateful = {
+        "groupBy": late.selectExpr("CAST(count AS STRING) value"),
+        "dropDuplicates": rows.select("value").dropDuplicates(),
+        "join": rows.join(other, rows.key == other.other_key).selectExpr("other_value AS value"),
+    }
+    for kind, frame in stateful.items():
+        message = failure(frame)
+        expected = "source.offsets is set, but there is no column '__topic'; the columns are: value."
+        assert message.startswith(expected), kind
+        assert "it works for stateless queries only" in message
     del copy.sink["sink.id"]
     assert "source.offsets is set, but sink.id is not" in failure(rows)
     del copy.sink["source.offsets"]

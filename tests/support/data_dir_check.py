@@ -21,7 +21,6 @@ from pathlib import Path
 from data_dir_brokers import RoutingClient
 from data_dir_damage import Damage
 from data_dir_image import GROUP, GROUP_OFFSET, ORDERS, PAYMENTS, PRICES, TRANSACTIONAL_ID, Facts
-from headrace.broker.log.files import METADATA
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.api.offset_fetch import (
     OffsetFetchRequest,
@@ -138,9 +137,6 @@ class Check:
                 self.broken.append(f"changed: {how}: offset {offset} is not committed, but visible")
             elif offset not in rows and offset < end_offset and not self._may_be_there(name, offset):
                 self.broken.append(f"changed: {how}: offset {offset} was never written, but is {found}")
-        # A batch whose checksum is wrong is no silent loss: every reader refuses it. The broker does not read closed
-        # segments at a start, so that nothing of it is in the log.
-        missing = [offset for offset in missing if reading.refused.get(offset) != BAD_CHECKSUM]
         if not missing:
             return
         if not self.is_named:
@@ -250,8 +246,7 @@ def names(line: str, damage: Damage) -> bool:
     """Whether a line names one of the damaged files, or the partition whose folder is missing."""
     for file in damage.files:
         folder = file.parts[1] if len(file.parts) > 2 else ""
-        # A folder whose topic id is another one is what partition.metadata is about.
-        if folder in line and (file.name in line or file.name == METADATA):
+        if folder in line and file.name in line:
             return True
     return False
 

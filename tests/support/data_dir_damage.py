@@ -27,6 +27,7 @@ KINDS = (
     "log-start-offset-checkpoint",
     "cleaner-offset-checkpoint",
     ".kafka_cleanshutdown",
+    ".lock",
     "cluster.json",
     "cluster.json.copy",
     "partition folder",

@@ -19,6 +19,7 @@ from fake_internal import START_MS, HandClock
 from headrace.broker.log import AppendInfo, FoundOffset, Log, LogConfig, LogManager, Origin
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.lookup import find_record
+from headrace.broker.log.recovery import NO_FACTS, PartitionFacts
 from headrace.wire.layout import Record
 from headrace.wire.records import NO_PRODUCER, Marker, Producer, RecordBatch, encode, read_batches
 
@@ -50,12 +51,19 @@ _managers: list[LogManager] = []
 class LogRig:
     """A manager of logs, and what tests do with it."""
 
-    def __init__(self, root: Path, clock: HandClock | None = None, defaults: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        clock: HandClock | None = None,
+        defaults: Mapping[str, str] | None = None,
+        facts: PartitionFacts = NO_FACTS,
+    ) -> None:
         self.root = root
+        self.facts = facts  # what the next start knows of every partition
         self.clock = clock or HandClock()
         self.defaults = dict(defaults or {})
         self.manager = LogManager(root, self.clock, self.defaults)
-        self.manager.load()
+        self.manager.load(lambda topic, index: facts)
         self._copies = 0
         _managers.append(self.manager)
 
@@ -82,11 +90,11 @@ class LogRig:
         self._copies += 1
         copy = self.root.with_name(f"{self.root.name}-{self._copies}")
         shutil.copytree(self.root, copy)
-        return LogRig(copy, self.clock, self.defaults)
+        return LogRig(copy, self.clock, self.defaults, self.facts)
 
     async def restart(self) -> LogRig:
         await self.manager.stop()
-        return LogRig(self.root, self.clock, self.defaults)
+        return LogRig(self.root, self.clock, self.defaults, self.facts)
 
 
 def let_go() -> None:

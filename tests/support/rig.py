@@ -21,6 +21,7 @@ from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.producer.accumulator import Accumulator, AccumulatorSettings
 from headrace.producer.buffer_pool import BufferPool
 from headrace.producer.pending import PendingResult
+from headrace.producer.records import PreparedRecord
 from headrace.producer.sender import Sender, SenderSettings
 from headrace.producer.sticky import StickyChoice
 from headrace.producer.transaction_state import State
@@ -200,7 +201,7 @@ class Rig:
         queues = self.accumulator.topic("t", len(self.leaders))
         cluster = self.metadata.cluster
         return self.accumulator.append(
-            queues, cluster, partition, timestamp, key, value, (), on_delivery, self.clock.now_ms
+            queues, cluster, PreparedRecord(partition, timestamp, key, value, (), None), on_delivery, self.clock.now_ms
         )
 
     def send_batches(self, count: int, partition: int = 0) -> list[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Self
 
 import pyarrow as pa
@@ -16,9 +18,10 @@ from headrace.producer.producer import Producer
 from headrace.spark import worker
 from headrace.spark.columns import Limits
 from headrace.spark.committer import Batch, Committer
-from headrace.spark.decisions import Decision, TaskTransaction
+from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.failpoints import FAILPOINTS, Failpoints
 from headrace.spark.ledger import Ledger
+from headrace.spark.origins import known_origins
 from headrace.spark.redo import Redo
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.task_writer import Place, Report, TaskWriter, merged
@@ -35,7 +38,11 @@ class Steps(Failpoints):
 
     def __init__(self, **actions: Callable[[], None]) -> None:
         super().__init__("")
-        self._calls = {name.replace("__", "."): action for name, action in actions.items()}
+        self._calls: dict[str, Callable[[], None]] = {}
+        self.add(**actions)
+
+    def add(self, **actions: Callable[[], None]) -> None:
+        self._calls |= {name.replace("__", "."): action for name, action in actions.items()}
         assert self._calls.keys() <= FAILPOINTS.keys()
 
     def reach(self, name: str) -> None:
@@ -91,11 +98,21 @@ class SinkRig:
         columns = (_columns(part, partition) for part in parts)
         return self.write(columns, batch=batch, run=run, **options)
 
-    def write(self, columns: Iterator[pa.RecordBatch], *, batch: int = 0, run: str = "run", **options: str) -> Report:
+    def write(
+        self,
+        columns: Iterator[pa.RecordBatch],
+        *,
+        batch: int = 0,
+        run: str = "run",
+        query: str = QUERY,
+        **options: str,
+    ) -> Report:
+        """Run a task; with source.offsets, it is planned with the decisions that there are."""
         given = self.options(**options)
         self._used[repr(sorted(given.producer_config().items()))] = given
         limits = Limits(RECORD_BYTES_MAX, {self.topic: PARTITIONS})
-        return TaskWriter(given, Place(self.sink, QUERY, run, batch, 0, 0), limits).write(columns)
+        known = None if given.origins is None else known_origins(self.ledger().read_before_writing())
+        return TaskWriter(given, Place(self.sink, query, run, batch, 0, 0), limits, known).write(columns)
 
     def transaction(self, *parts: Sequence[str], **options: str) -> TaskTransaction:
         """The transaction that such a task has left open."""
@@ -120,7 +137,11 @@ class SinkRig:
 
     def batch(self, number: int, *reports: Report) -> Batch:
         transactions = [report.transaction for report in reports if report.transaction is not None]
-        return Batch(QUERY, number, transactions, merged([*reports]))
+        fingerprint = sum((report.fingerprint for report in reports), Fingerprint())
+        origins = [report.origin for report in reports if report.origin is not None]
+        origin = reduce(operator.add, origins) if origins else None
+        query = reports[0].place.query if reports else QUERY
+        return Batch(query, number, transactions, merged([*reports]), fingerprint=fingerprint, origin=origin)
 
     def decision(self, batch: int = 0, *transactions: TaskTransaction, query: str = QUERY) -> Decision:
         return Decision(self.sink, query, "run", batch, transactions)

@@ -56,7 +56,7 @@ def test_pages_survive_a_slow_a_dead_and_a_restarted_broker(browser, degraded, v
         shot(group, "broker-dead")
         overview.goto("/faults")  # pages still open
         expect(overview.get_by_role("alert").filter(has_text="no broker").first).to_be_visible()
-        failed = group.get_by_role("alert").filter(has_text="Preview: waited in vain for")
+        failed = group.get_by_role("alert").filter(has_text="Preview: timed out waiting for")
         expect(failed).to_be_visible(timeout=MS_MAX)
 
         degraded.start()

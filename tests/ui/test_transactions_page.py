@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from hanging import plant_hanging
-from headrace import FatalTransactionError
+from headrace import FatalError
 from headrace.client.admin import TopicPartition
 from headrace.client.facts.transactions import held_back
 from headrace.producer.producer import Producer
@@ -72,7 +72,7 @@ def test_open_transaction_is_shown_and_aborted_after_confirmation(page: Page, br
             expect(steps.get_by_role("row").filter(has_text=state)).to_be_visible()
         assert not beyond_lso(admin, topic)
         assert admin.describe_transactions([name])[name].partitions == frozenset()
-        with pytest.raises(FatalTransactionError):
+        with pytest.raises(FatalError):
             producer.commit_transaction()
 
 

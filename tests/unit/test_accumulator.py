@@ -11,6 +11,7 @@ import pytest
 
 from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError
 from headrace.producer.buffer_pool import Turn
+from headrace.producer.records import PreparedRecord
 from rig import PRODUCE, Rig
 from waiting import eventually
 
@@ -81,7 +82,11 @@ def test_the_batch_is_looked_for_again_after_waiting_for_memory():
 
     def append() -> None:
         deadline = rig.clock.now_ms + 20_000
-        got.append(rig.accumulator.append(queues, rig.metadata.cluster, 0, None, None, b"v", (), None, deadline, None))
+        got.append(
+            rig.accumulator.append(
+                queues, rig.metadata.cluster, PreparedRecord(0, None, None, b"v", (), None), None, deadline
+            )
+        )
 
     threads = [threading.Thread(target=append, daemon=True) for _ in range(2)]
     for thread in threads:
@@ -104,25 +109,45 @@ def test_no_memory_in_time_is_an_error_and_leaves_nothing_behind():
     assert (queue(rig, 1), rig.pool.waiting_threads) == ([], 0)
 
 
-def test_a_batch_that_was_opened_for_a_bad_record_does_not_stay_empty():
+def test_a_batch_that_was_opened_for_a_bad_record_is_not_sent_empty():
     rig = Rig()
     headers: Any = ((b"not a text", b"x"),)
     with pytest.raises((TypeError, AttributeError)):
         rig.accumulator.append(
-            rig.accumulator.topic("t", 2), rig.metadata.cluster, 0, None, None, b"v", headers, None, rig.clock.now_ms
+            rig.accumulator.topic("t", 2),
+            rig.metadata.cluster,
+            PreparedRecord(0, None, None, b"v", headers, None),
+            None,
+            rig.clock.now_ms,
         )
+    rig.run_until(lambda: not rig.accumulator.has_incomplete())
     assert queue(rig) == []
-    assert not rig.accumulator.has_incomplete()
     assert rig.pool.available_bytes == rig.pool.total_bytes
+    assert PRODUCE not in rig.keys_sent()
     rig.run_until(rig.send(b"good").done)
     assert rig.log.values() == [b"good"]
+
+
+def test_a_batch_that_was_opened_for_a_bad_record_takes_the_next_one():
+    rig = Rig()
+    headers: Any = ((b"not a text", b"x"),)
+    topic = rig.accumulator.topic("t", 2)
+    with pytest.raises((TypeError, AttributeError)):
+        rig.accumulator.append(
+            topic, rig.metadata.cluster, PreparedRecord(0, None, None, b"v", headers, None), None, rig.clock.now_ms
+        )
+    rig.run_until(rig.send(b"good").done)
+    assert rig.log.values() == [b"good"]
+    assert rig.keys_sent() == [PRODUCE]
 
 
 def test_bytes_of_another_kind_are_taken():
     rig = Rig()
     queues = rig.accumulator.topic("t", 2)
     value: Any = bytearray(b"value")
-    future = rig.accumulator.append(queues, rig.metadata.cluster, 0, None, None, value, (), None, 0)
+    future = rig.accumulator.append(
+        queues, rig.metadata.cluster, PreparedRecord(0, None, None, value, (), None), None, 0
+    )
     rig.run_until(future.done)
     assert rig.log.values() == [b"value"]
 
@@ -139,7 +164,7 @@ def test_a_partitioner_may_choose_again_before_a_new_batch_is_opened():
     def append() -> Any:
         queues = rig.accumulator.topic("t", 2)
         return rig.accumulator.append(
-            queues, rig.metadata.cluster, 0, None, None, b"v", (), None, rig.clock.now_ms, choose_again
+            queues, rig.metadata.cluster, PreparedRecord(0, None, None, b"v", (), choose_again), None, rig.clock.now_ms
         )
 
     assert append().batch.partition == 1
@@ -165,7 +190,11 @@ def test_a_refused_batch_gives_its_memory_back():
     rig.accumulator._on_open = refuse
     with pytest.raises(IllegalStateError):
         rig.accumulator.append(
-            rig.accumulator.topic("t", 2), rig.metadata.cluster, 0, None, None, b"v", (), None, rig.clock.now_ms
+            rig.accumulator.topic("t", 2),
+            rig.metadata.cluster,
+            PreparedRecord(0, None, None, b"v", (), None),
+            None,
+            rig.clock.now_ms,
         )
     assert rig.pool.available_bytes == rig.pool.total_bytes
     assert not rig.accumulator.has_incomplete()
@@ -567,7 +596,11 @@ def test_many_threads_lose_and_double_nothing():
             value = b"%d:%d" % (thread, n)
             futures.append(
                 rig.accumulator.append(
-                    queues, rig.metadata.cluster, n % 3, None, None, value, (), None, rig.clock.now_ms + 20_000
+                    queues,
+                    rig.metadata.cluster,
+                    PreparedRecord(n % 3, None, None, value, (), None),
+                    None,
+                    rig.clock.now_ms + 20_000,
                 )
             )
 

@@ -126,7 +126,7 @@ def test_a_topic_that_never_comes_times_out(broker):
     async def main():
         async with make(broker, max_block_ms=200) as producer, watched():
             for attempt in (producer.send_and_wait("t", b"v"), producer.partitions_for("t")):
-                with pytest.raises(TimedOutError, match="topic 't' is not known"):
+                with pytest.raises(TimedOutError, match="topic 't' is not in the metadata"):
                     await attempt
 
     asyncio.run(main())
@@ -249,10 +249,10 @@ def test_batches_that_compress_well_take_more_memory_and_the_loop_goes_on(broker
         async with make(broker, **options) as producer:
             for _ in range(200):  # until it is known that zeros compress
                 await producer.send_and_wait("t", bytes(15_000))
-            topic = producer._producer._accumulator.topics["t"]
-            room = producer._producer._accumulator.room_bytes(topic, 0)
+            topic = producer._engine.accumulator.topics["t"]
+            room = producer._engine.accumulator.room_bytes(topic, 0)
             assert room > 16_000
-            claim, pool = Claim(), producer._producer._pool
+            claim, pool = Claim(), producer._engine.pool
             while pool.available_bytes < pool.total_bytes:  # the last batch is answered before its memory is back
                 await asyncio.sleep(0.001)
             pool.reserve(pool.available_bytes - room + 1, 0, claim)  # as send_arrow does in another thread

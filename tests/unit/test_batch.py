@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import BrokerError, HeadraceError, TimedOutError
+from headrace.producer._send import TopicAppender
 from headrace.producer.batch import ProducerBatch
-from headrace.wire.kernel import kernel
 from headrace.wire.layout import NO_SEQUENCE
 from headrace.wire.records import read_batches
 from waiting import eventually
@@ -19,16 +19,18 @@ SECONDS_MAX = 20
 
 
 class Opened:
-    """An open batch of "t"-0 with a lane to append by, as `send` does."""
+    """An open batch of "t"-0 with an appender, as `send` does."""
 
     def __init__(self, size: int = 4096) -> None:
-        lane = kernel.Lane("t", 1, 1 << 20, True, threading.RLock(), lambda: 5000)
+        appender = TopicAppender(
+            "t", 1, record_bytes_max=1 << 20, hashes_keys=True, lock=threading.RLock(), now_ms=lambda: 5000
+        )
         self.batch = ProducerBatch("t", 0, bytearray(size), 0, 0.0)
-        lane.open_batches[0] = self.batch
-        self._lane = lane
+        appender.open_batches[0] = self.batch
+        self._appender = appender
 
     def append(self, value: bytes | None = b"v", key: bytes | None = None, on_delivery: Any = None) -> Any:
-        future = self._lane.append(key, value, 0, None, None, on_delivery)
+        future = self._appender.try_append(key, value, 0, None, None, on_delivery)
         assert future is not None
         return future
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.log import LogManager
 from headrace.broker.log import manager as manager_module
 from headrace.broker.log.files import replace_file
+from headrace.broker.log.recovery import PartitionFacts
+from headrace.broker.log.validation import Origin
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.records import Producer, read_batches
 from log_rig import LogRig, batch, committed_values, find_by_time, read_all, state_of, values_of
@@ -56,7 +57,7 @@ def stop_and(rig: LogRig, damage: Callable[[], object], *, clean: bool = True) -
         if clean:
             await rig.manager.stop()
             damage()
-            return LogRig(rig.root, rig.clock, rig.defaults)
+            return LogRig(rig.root, rig.clock, rig.defaults, rig.facts)
         for log in rig.manager.all:
             log.flush()
         await rig.manager.write_checkpoints()
@@ -293,9 +294,7 @@ def test_compaction_does_not_make_damaged_records_look_whole(rig, caplog, monkey
 
 
 @pytest.mark.parametrize("how", ["flipped", "a byte less", "a batch less"])
-def test_a_recovery_without_other_replicas_goes_on_behind_a_closed_segment_that_is_damaged(
-    rig, how, caplog, monkeypatch
-):
+def test_a_recovery_without_other_replicas_goes_on_behind_a_closed_segment_that_is_damaged(rig, how, caplog):
     log = fill(rig)
     records = readable(log)
     segment, end = log.segments[1], log.segments[2].base_offset
@@ -305,7 +304,7 @@ def test_a_recovery_without_other_replicas_goes_on_behind_a_closed_segment_that_
         flip(path, positions[-1] + 70)
     else:
         os.truncate(path, whole - 1 if how == "a byte less" else positions[-1])
-    monkeypatch.setattr(LogManager, "is_alone", True)
+    rig.facts = PartitionFacts(is_alone=True)
     size, first = path.stat().st_size, headers[-1].base_offset
     crashed = rig.crash()
     for again in (crashed, crashed.crash(), stop_and(crashed, lambda: None)):
@@ -375,6 +374,156 @@ def test_what_one_recovery_cut_off_is_not_overwritten_by_the_next(rig):
     assert [path.name for path in kept] == [f"{0:020d}.log.damaged", f"{0:020d}.log.damaged.1"]
     assert len(kept[0].read_bytes()) == 2 * len(kept[1].read_bytes())
     assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
+
+
+# --- the last segment after a crash ---
+
+
+def one_segment(rig: LogRig):
+    """Ten batches of two records in the segment that is written to; the log, and where each batch begins."""
+    log = rig.log()
+    for n in range(10):
+        rig.append(log, b"value %d" % n, b"second %d" % n)
+    (segment,) = log.segments
+    return log, [position for position, _ in segment.headers(0)]
+
+
+@pytest.mark.parametrize("at", [61 + 8, 8, 9, 11, 16, 17, 23, 57])
+@pytest.mark.parametrize("which", [0, 4, 8])
+def test_batches_behind_a_damaged_one_stay_in_a_log_without_other_replicas(rig, which, at, caplog):
+    log, positions = one_segment(rig)
+    lost = range(2 * which, 2 * which + 2)
+    records = {offset: value for offset, value in readable(log).items() if offset not in lost}
+    rig.facts = PartitionFacts(is_alone=True)
+    flip(files(rig, ".log")[0], positions[which] + at, 4)
+    crashed = rig.crash()
+    for again in (crashed, crashed.crash(), stop_and(crashed, lambda: None)):
+        found = again.log()
+        assert found.end_offset == log.end_offset
+        assert readable(found) == records
+        assert read_code(found, lost[0]) == Code.CORRUPT_MESSAGE
+    shown = [record for record in caplog.records if f"offsets {lost[0]} to {lost[-1]} " in record.getMessage()]
+    assert len(shown) == 3, "every start says so"
+    assert all(record.levelno == logging.ERROR and ".log" in record.getMessage() for record in shown)
+    rig.append(found, b"new")
+    assert last_value(found) == b"new"
+    assert found.end_offset == log.end_offset + 1
+
+
+def test_a_damaged_batch_in_the_last_segment_is_kept_and_nothing_behind_it_is_there_twice(rig):
+    _, positions = one_segment(rig)
+    rig.facts = PartitionFacts(is_alone=True)
+    path = files(rig, ".log")[0]
+    flip(path, positions[4] + 70)
+    data = path.read_bytes()
+    found = rig.crash().log()
+    kept = [each.read_bytes() for each in sorted(found.directory.glob("*.log*"))]
+    assert kept == [data[: positions[4]], data[positions[4] : positions[5]], data[positions[5] :]]
+
+
+def test_several_damaged_places_in_the_last_segment_are_each_a_range(rig):
+    log, positions = one_segment(rig)
+    records = readable(log)
+    rig.facts = PartitionFacts(is_alone=True)
+    path = files(rig, ".log")[0]
+    data = bytearray(path.read_bytes())
+    data[positions[2] + 70] ^= 1
+    data[positions[5] : positions[7]] = bytes(positions[7] - positions[5])
+    path.write_bytes(data[:-1])  # and the last batch is torn
+    found = rig.crash().log()
+    assert found.end_offset == 18
+    lost = {4, 5, *range(10, 14), 18, 19}
+    assert readable(found) == {offset: value for offset, value in records.items() if offset not in lost}
+
+
+def test_a_torn_batch_with_a_batch_among_its_records_is_cut_off(rig):
+    log = rig.log()
+    rig.append(log, b"whole")
+    size = log.size_bytes
+    inner = bytearray(batch(b"inner"))
+    inner[7] = 5
+    rig.append(log, bytes(inner), b"." * 100)
+    rig.facts = PartitionFacts(is_alone=True)
+    os.truncate(files(rig, ".log")[0], log.size_bytes - 10)
+    found = rig.crash().log()
+    assert found.end_offset == 1
+    assert len(found.segments) == 1
+    assert [len(path.read_bytes()) for path in found.directory.glob("*.damaged")] == [log.size_bytes - 10 - size]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("bit", [*range(1, 31)])
+def test_a_flipped_bit_in_a_base_offset_is_noticed_and_moves_no_record(rig, bit, alone, caplog):
+    log, positions = one_segment(rig)
+    records = readable(log)
+    rig.facts = PartitionFacts(is_alone=alone)
+    flip(files(rig, ".log")[0], positions[3] + 7 - bit // 8, bit % 8)
+    found = rig.crash().log()
+    assert found.end_offset == (log.end_offset if alone else 6)
+    assert readable(found).items() <= records.items()
+    assert f"{0:020d}.log" in caplog.text
+
+
+@pytest.mark.parametrize("bit", [1, 4, 20])
+def test_a_last_batch_that_leaves_a_gap_in_a_log_that_is_not_compacted_is_named(rig, bit, caplog):
+    _, positions = one_segment(rig)
+    rig.facts = PartitionFacts(is_alone=True, is_contiguous=True)
+    flip(files(rig, ".log")[0], positions[9] + 7 - bit // 8, bit % 8)
+    moved = 18 ^ 1 << bit
+    crashed = rig.crash()
+    for again in (crashed, crashed.crash(), stop_and(crashed, lambda: None)):
+        found = again.log()
+        if moved < 18:  # it goes back: cut off, and kept
+            assert found.end_offset == 18
+            assert list(found.directory.glob("*.damaged"))
+            assert f"{0:020d}.log" in caplog.text
+            return
+        assert read_code(found, 18) == Code.CORRUPT_MESSAGE
+    assert caplog.text.count(f"offsets 18 to {moved - 1} are lost or damaged") == 3, "every start says so"
+
+
+def test_a_leader_epoch_that_differs_from_those_around_it_is_named(rig, caplog):
+    _, positions = one_segment(rig)
+    rig.facts = PartitionFacts(is_alone=True)
+    flip(files(rig, ".log")[0], positions[3] + 12 + 2, 0)
+    found = rig.crash().log()
+    assert found.epochs.rows == [(0, 0)]
+    assert read_code(found, 6) == Code.CORRUPT_MESSAGE
+    assert len(readable(found)) == 18
+    assert "leader epoch 256" in caplog.text
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_a_last_segment_of_another_partition_is_named_after_a_crash(rig, compacted, caplog):
+    log, other = rig.log(), rig.log("u")
+    for n in range(5):
+        rig.append(log, b"value %d" % n)
+    for n in range(8):
+        rig.append(other, b"before %d" % n)
+    other.roll()
+    rig.append(other, b"other")
+    rig.append(other, b"more")
+    log.roll()
+    rig.append(log, b"last")
+    rig.facts = PartitionFacts(is_alone=True, is_contiguous=not compacted)
+    path = rig.root / "t-0" / f"{5:020d}.log"
+    shutil.copyfile(rig.root / "u-0" / f"{8:020d}.log", path)
+    assert f"t-0/{path.name}" not in caplog.text
+    rig.crash()
+    assert f"t-0/{path.name}" in caplog.text
+
+
+def test_gaps_that_compaction_left_in_a_replica_are_no_damage(rig, caplog):
+    leader, follower = rig.log("leader"), rig.log()
+    for n in range(20):
+        rig.append(leader, b"value %d" % n)
+    for each in [*leader.batches()][::3]:
+        follower.append(each.view, origin=Origin.REPLICATION)
+    records = readable(follower)
+    rig.facts = PartitionFacts(is_alone=True)
+    found = rig.crash().log()
+    assert readable(found) == records
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 # --- indexes, snapshots, epochs, checkpoints ---
@@ -466,9 +615,9 @@ def test_a_flipped_digit_in_a_checkpoint_hides_no_record(rig, name, clean, caplo
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_missing_folder_is_named_and_offsets_are_given_out_once(rig, alone, caplog, monkeypatch):
+def test_a_missing_folder_is_named_and_offsets_are_given_out_once(rig, alone, caplog):
     log = fill(rig)
-    monkeypatch.setattr(LogManager, "is_alone", alone)
+    rig.facts = PartitionFacts(is_alone=alone)
     again = stop_and(rig, lambda: shutil.rmtree(rig.root / "t-0"))
     found = again.log(**SMALL)
     assert f"{rig.root / 't-0'} is missing: its records up to offset {log.end_offset} are lost" in caplog.text

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.broker.log.decompression import release
 from headrace.errors import MalformedError, WireError
 from headrace.wire import _reference as reference
 from headrace.wire.kernel import kernel
@@ -99,3 +104,31 @@ def test_a_timestamp_is_found_in_a_payload():
     assert kernel.find_timestamp(payload, 5, 10, 0) is None
     with pytest.raises(MalformedError):
         kernel.find_timestamp(payload[:-3], 5, 10, 0)
+
+
+@pytest.mark.parametrize("how", ["scan", "decode"])
+def test_a_batch_of_many_records_lets_other_threads_run(how):
+    count = 1_000_000
+    (one,) = read_batches(batch((b"k", b"v")))
+    payload = bytes(one.payload()) * count
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        records: list[Any] = []
+        if how == "scan":
+            records = kernel.scan_records(payload, count)
+        else:
+            records = kernel.decode_records(payload, count, 0, 0, -1)
+        ended.set()
+        release(records)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    begun.wait(20)
+    turns = 0
+    while not ended.is_set():
+        turns += 1
+        time.sleep(0.001)
+    worker.join(60)
+    assert turns >= 8

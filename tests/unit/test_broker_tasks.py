@@ -254,11 +254,16 @@ def test_heartbeats_go_on_after_what_they_did_not_expect(caplog):
         async def verified() -> None:
             pass
 
-        peer = FakePeer(BrokerRegistrationResponse(broker_epoch=3), BrokerHeartbeatResponse(is_fenced=False))
+        peer = FakePeer(
+            BrokerRegistrationResponse(broker_epoch=3),  # not kept by the listener that fails: registers again
+            BrokerRegistrationResponse(broker_epoch=4),
+            BrokerHeartbeatResponse(is_fenced=False),
+        )
         membership = Membership(cast(Peer, peer), 60_000, lambda: 0, verified, registered)
         membership.start(Card(2, "cluster", None, {}), -1)
         await membership.lives(5_000)
-        assert isinstance(peer.asked[0], BrokerRegistrationRequest)
+        assert [type(request) for request in peer.asked[:2]] == [BrokerRegistrationRequest] * 2
+        assert membership.epoch == 4
         assert tasks.failures() == {"heartbeats": 1}
         await membership.close()
 

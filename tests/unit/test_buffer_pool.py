@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -111,8 +112,59 @@ def test_a_timeout_tells_what_is_used_and_who_waits():
     assert isinstance(caught.value, TimedOutError)
     for part in ("0.0 of 0.00390625 MiB", "1024 bytes wanted", "1 threads waiting", "broker 1", "raise buffer.memory"):
         assert part in str(caught.value)
+    assert "1024 bytes wanted, 10 free, " in str(caught.value)
     assert (exhausted, len(waited), pool.waiting_threads) == ([1], 1, 0)
     assert pool.available_bytes == 10  # a failure takes nothing with it
+
+
+@pytest.mark.behaviour("P22")
+def test_a_timeout_tells_how_much_is_used_and_how_many_wait():
+    mib = 1024 * 1024
+    pool = BufferPool(32 * mib, BATCH, FakeClock())
+    pool.allocate(24 * mib, 0)
+    waiters = [Waiter(pool, 16 * mib, [], name) for name in ("first", "second")]
+    with pytest.raises(BufferExhaustedError, match=rf"24\.0 of 32 MiB for 0 s, .* {8 * mib} free, 3 threads waiting"):
+        pool.allocate(16 * mib, 0)
+    pool.close()
+    for waiter in waiters:
+        waiter.join()
+
+
+@pytest.mark.behaviour("P22")
+def test_a_buffer_of_another_size_is_not_used_again_and_its_memory_is():
+    pool = make_pool()
+    odd = pool.allocate(BATCH + 1, 0)
+    pool.release(odd, BATCH + 1)
+    assert pool.available_bytes == TOTAL
+    assert len(pool.allocate(BATCH, 0)) == BATCH
+    spare = pool.allocate(BATCH, 0)
+    pool.release(spare, BATCH)
+    assert len(pool.allocate(3 * BATCH, 0)) == 3 * BATCH  # made of memory that a spare buffer held
+
+
+@pytest.mark.behaviour("P22")
+def test_a_thread_that_is_woken_out_of_turn_waits_on():
+    pool = make_pool()
+    held = [pool.allocate(BATCH, 0) for _ in range(4)]
+    done: list[str] = []
+    large = Waiter(pool, 3 * BATCH, done, "large")
+    small = Waiter(pool, BATCH, done, "small")
+    turn = pool._waiters[1]
+
+    def has_looked(woken: OneShotEvent) -> bool:
+        return turn.woken is not woken or bool(done)
+
+    pool.release(held.pop(), BATCH)  # enough for the small one
+    for _ in range(2):  # when it has begun to wait for the second time, it has looked once
+        woken = turn.woken
+        woken.set()
+        eventually("another look", partial(has_looked, woken))
+    assert (done, pool.waiting_threads) == ([], 2)
+    for buffer in held:
+        pool.release(buffer, BATCH)
+    large.join()
+    small.join()
+    assert done[0] == "large"
 
 
 @pytest.mark.behaviour("P22")

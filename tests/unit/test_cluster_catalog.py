@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,44 @@ def test_data_are_trusted_after_a_clean_stop_or_in_the_same_boot(
     assert trust.previous_epoch(tmp_path) == -1  # a system that does not say
     (tmp_path / trust.FILE_NAME).write_text("{torn")
     assert trust.previous_epoch(tmp_path) == -1
+
+
+def test_a_start_killed_after_a_clean_stop_and_a_boot_leaves_the_data_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot_id = tmp_path / "boot_id"
+    monkeypatch.setattr(trust, "BOOT_ID", boot_id)
+    boot_id.write_text("monday\n")
+    trust.keep_epoch(tmp_path, 7)
+    (tmp_path / CLEAN_STOP).touch()
+    boot_id.write_text("tuesday\n")
+    assert trust.previous_epoch(tmp_path) == 7
+    (tmp_path / CLEAN_STOP).unlink()  # as the opening of the logs does; then it is killed
+    assert trust.previous_epoch(tmp_path) == 7
+    boot_id.write_text("wednesday\n")
+    assert trust.previous_epoch(tmp_path) == -1
+
+
+@pytest.mark.parametrize(
+    ("unfenced_epoch", "previous_epoch", "trusted"),
+    [(5, 5, True), (5, 6, True), (5, 9, True), (5, 4, False), (5, -1, False), (5, 10, False), (0, -1, False)],
+    ids=["not kept", "kept, never unfenced", "the last", "older", "lost", "of another catalog", "new"],
+)
+def test_a_broker_is_trusted_with_the_data_of_its_last_unfenced_epoch_or_a_later_one(
+    tmp_path: Path, unfenced_epoch: int, previous_epoch: int, trusted: bool
+) -> None:
+    catalog = Catalog(tmp_path / "journal")
+    catalog.record(Brokers.change(replace(row(2, 9, fenced=True), unfenced_epoch=unfenced_epoch), 1))
+    recorded = Catalog(tmp_path / "journal").brokers.by_id[2]
+    assert recorded.trusts(previous_epoch) is trusted
+
+
+def test_a_broker_of_which_an_earlier_version_has_recorded_is_trusted_with_its_last_epoch_only() -> None:
+    event = Brokers.change(row(2, 9, fenced=True), 1)
+    del event["unfenced_epoch"]
+    brokers = Brokers()
+    brokers.apply(event)
+    assert [epoch for epoch in (8, 9) if brokers.by_id[2].trusts(epoch)] == [9]
 
 
 @pytest.mark.behaviour("B17")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakes import DISCONNECT, SILENCE, After
-from headrace.errors import BrokerError, FatalTransactionError, HeadraceError, TimedOutError
+from headrace.errors import BrokerError, FatalError, HeadraceError, TimedOutError
 from headrace.producer.sequences import ProducerIdAndEpoch
 from headrace.producer.transaction_state import State
 from headrace.wire.api.init_producer_id import InitProducerIdResponse
@@ -105,9 +105,9 @@ def test_an_id_that_cannot_be_had_at_all_is_fatal():
     rig = Rig(idempotent=True)
     rig.client.script(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=42))
     error = rig.error_of(rig.send())
-    assert isinstance(error, FatalTransactionError)
+    assert isinstance(error, FatalError)
     assert "INVALID_REQUEST" in str(error)
-    with pytest.raises(FatalTransactionError):
+    with pytest.raises(FatalError):
         rig.send()
 
 

@@ -1,6 +1,7 @@
 """The import contracts of pyproject.toml hold, and would notice if they did not."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,48 @@ def test_a_module_without_a_place_in_the_layers_is_caught(tmp_path):
     done = lint(root, tmp_path)
     assert done.returncode == 1
     assert "stray" in done.stdout, done.stdout + done.stderr
+
+
+IMPURE = re.compile(
+    r"\b(?:clock_gettime|gettimeofday|pthread\w*|sendmsg|recv\w*|select|poll)\b"
+    r"|\b(?:time|socket|pthread|threads|unistd)\.h\b|\blibc\.time\b"
+    r"|\b(?:from|import|cimport)\s+(?:asyncio|selectors|socket|ssl|threading|time)\b"
+)
+IMPORT = re.compile(r"^\s*(?:from|cimport|import)\s+(headrace\.[\w.]+)", re.MULTILINE)
+
+
+def compiled_sources(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.suffix in (".pyx", ".pxi", ".pxd", ".h")]
+
+
+def test_compiled_wire_code_has_no_socket_thread_or_clock():
+    sources = compiled_sources(SOURCES / "headrace" / "wire")
+    assert len(sources) >= 5
+    for path in sources:
+        assert not IMPURE.search(path.read_text()), path.name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'cdef extern from "time.h" nogil:',
+        "    clock_gettime(CLOCK_REALTIME, &now)",
+        "import threading",
+        "from time import monotonic",
+        "from libc.time cimport time",
+    ],
+)
+def test_the_purity_check_sees_clocks_and_threads(line):
+    assert IMPURE.search(line)
+
+
+def test_compiled_modules_import_lower_layers_only():
+    allowed = {
+        "wire": {"errors", "wire"},
+        "client": {"errors", "wire", "client"},
+        "producer": {"errors", "wire", "client", "producer"},
+    }
+    for path in compiled_sources(SOURCES / "headrace"):
+        layer = path.relative_to(SOURCES / "headrace").parts[0]
+        imported = {name.split(".")[1] for name in IMPORT.findall(path.read_text())}
+        assert imported <= allowed[layer], path.name

@@ -200,6 +200,16 @@ def test_a_fatal_error_reaches_everybody_who_waits_and_nobody_later(metadata):
     assert not metadata.wait_for_update(0, 1)
 
 
+def test_a_fatal_error_that_nobody_waited_for_is_not_raised_to_who_waits_later(metadata):
+    """It may be hours old, about a broker that has the right password by now."""
+    wish = metadata.request_update()
+    metadata.fail(AuthenticationError("wrong password"), fatal=True)
+    assert not metadata.wait_for_update(0, 1)
+    with pytest.raises(AuthenticationError):
+        metadata.wait_for_wish(wish, 0)  # by one that polls in between, in the same thread
+    assert not metadata.wait_for_wish(metadata.request_update(), 0)
+
+
 def test_listeners_hear_of_every_update(clock):
     heard: list[Cluster] = []
     metadata = Metadata(clock, on_update=heard.append)

@@ -8,7 +8,7 @@ import pytest
 from headrace import (
     AbortableError,
     ClosedError,
-    FatalTransactionError,
+    FatalError,
     GroupMetadata,
     HeadraceError,
     IllegalStateError,
@@ -157,14 +157,14 @@ def test_a_fenced_producer_can_do_no_more():
     producer.begin_transaction()
     future = producer.send("t", b"1")
     producer.fence()
-    assert isinstance(future.exception(0), FatalTransactionError)
+    assert isinstance(future.exception(0), FatalError)
     for call in (
         lambda: producer.send("t", b"v"),
         producer.commit_transaction,
         producer.abort_transaction,
         producer.begin_transaction,
     ):
-        with pytest.raises(FatalTransactionError, match="PRODUCER_FENCED"):
+        with pytest.raises(FatalError, match="PRODUCER_FENCED"):
             call()
     assert producer.history == []
 

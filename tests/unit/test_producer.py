@@ -82,7 +82,7 @@ def test_construction_does_not_wait_for_a_broker_and_the_first_send_says_who_is_
     started = time.monotonic()
     with Producer(bootstrap_servers=NOWHERE, max_block_ms=300) as producer:
         assert time.monotonic() - started < 2
-        with pytest.raises(TimedOutError, match=r"topic 't' is not known after 3\d\d ms .*127\.0\.0\.1:1"):
+        with pytest.raises(TimedOutError, match=r"topic 't' is not in the metadata after 3\d\d ms .*127\.0\.0\.1:1"):
             producer.send("t", b"v").result(0)
 
 
@@ -255,7 +255,7 @@ def test_client_ids_are_made_up_and_stand_in_every_log_line(broker, caplog):
         "a metrics reporter failed",
         "could not be closed",
         "a delivery callback for t-0 failed",
-        "a delivery callback for topic t failed",
+        "delivery callback for topic t failed",
         "connected to node",
         "the live view",
     ):
@@ -430,7 +430,7 @@ def test_refused_rows_fail_their_delivery_and_those_before_them_are_sent(broker)
         with pytest.raises(RecordTooLargeError, match="with its headers"):
             delivery.result(SECONDS)
         producer.flush(SECONDS)
-        assert producer._pool.available_bytes == producer._pool.total_bytes
+        assert producer._engine.pool.available_bytes == producer._engine.pool.total_bytes
     assert broker.values("t") == [b"v0"]
 
 
@@ -463,19 +463,69 @@ def test_a_callback_that_fails_for_a_refused_record_is_logged_and_ctrl_c_in_it_i
         producer.send("t", b"v").result(SECONDS)
 
 
+@pytest.mark.behaviour("P29")
+def test_a_producer_has_one_thread_that_sends_and_calls_back(broker):
+    before = set(threading.enumerate())
+    called: list[threading.Thread] = []
+    with make(broker) as producer:
+        for topic in ("t", "u"):
+            for _ in range(3):
+                producer.send(topic, b"v", on_delivery=lambda *_: called.append(threading.current_thread())).result(
+                    SECONDS
+                )
+        ours = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("headrace-")}
+        producer.flush(SECONDS)
+    assert len(ours) == 1
+    assert len(called) == 6
+    assert set(called) == ours
+
+
+@pytest.mark.behaviour("P29")
+def test_a_send_is_not_kept_waiting_by_an_idle_io_thread(broker):
+    """It sleeps for a minute if nobody wakes it."""
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        started = time.monotonic()
+        for number in range(20):
+            producer.send("t", b"%d" % number).result(SECONDS)
+        assert time.monotonic() - started < SECONDS
+
+
+@pytest.mark.behaviour("P50")
+def test_errors_of_callbacks_and_interceptors_are_counted_in_metrics(broker):
+    class Failing(ProducerInterceptor):
+        def on_send(self, record):
+            raise ValueError("mine")
+
+    def failing(metadata, error):
+        raise ValueError("mine")
+
+    def counted(producer):
+        values = {name.name: value for name, value in producer.metrics().items() if name.group == "producer-metrics"}
+        return values["callback-error-total"], values["interceptor-error-total"]
+
+    with make(broker, max_request_size=1000, interceptor_classes=Failing()) as producer:
+        producer.send("t", b"v").result(SECONDS)
+        assert counted(producer) == (0, 1)
+        producer.send("t", b"v", on_delivery=failing)
+        producer.send("t", b"x" * 2000, on_delivery=failing)  # refused: its callback runs at once
+        producer.flush(SECONDS)
+        eventually("both callbacks", lambda: counted(producer) == (2, 3))
+
+
 @pytest.mark.behaviour("P08")
 def test_the_wait_for_metadata_leaves_less_time_to_wait_for_memory(broker, monkeypatch):
     with make(broker, max_block_ms=10_000, retry_backoff_ms=20, retry_backoff_max_ms=20) as producer:
         broker.knows_topics.clear()
         threading.Timer(0.3, broker.knows_topics.set).start()
         allowed = []
-        allocate = producer._pool.allocate
+        allocate = producer._engine.pool.allocate
 
         def noting(size, max_block_ms, claim):
             allowed.append(max_block_ms)
             return allocate(size, max_block_ms, claim)
 
-        monkeypatch.setattr(producer._pool, "allocate", noting)
+        monkeypatch.setattr(producer._engine.pool, "allocate", noting)
         producer.send("t", b"v").result(SECONDS)
         (left_ms,) = allowed
         assert left_ms <= 10_000 - 300
@@ -524,7 +574,7 @@ def test_wrong_arguments_are_told_before_anything_happens(broker):
             producer.send_arrow("t", pa.table({"value": [b"v"], "partition": [-2]}))
         with pytest.raises(TypeError, match="column value is int64; expected binary or string"):
             producer.send_arrow("t", pa.table({"value": [1]}))
-        assert producer.settings.buffer_memory == producer._pool.available_bytes
+        assert producer.settings.buffer_memory == producer._engine.pool.available_bytes
     assert broker.values("t") == []
 
 
@@ -607,7 +657,7 @@ producer.close()
     done = run_script(code, broker.address)
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("child:")] == 2 * [
-        "child: this producer was made before fork(): its I/O thread is in the parent. Make a new one in the child"
+        "child: this producer was created before fork(): its I/O thread is in the parent. Create one in the child"
     ]
     assert "child sent t" in lines
     assert "parent: t" in lines
@@ -644,7 +694,7 @@ def test_a_thread_that_waits_for_memory_is_released_by_close(broker):
 
     thread = threading.Thread(target=fill)
     thread.start()
-    eventually("a thread that waits", lambda: producer._pool.waiting_threads)
+    eventually("a thread that waits", lambda: producer._engine.pool.waiting_threads)
     assert producer.metrics()
     producer.close(timeout=0.1)
     thread.join(SECONDS)

@@ -20,6 +20,7 @@ from headrace import (
     ProducerInterceptor,
     Serializer,
 )
+from headrace.producer.records import PreparedRecord
 from small_broker import SmallBroker
 from waiting import eventually
 
@@ -143,7 +144,7 @@ def test_errors_of_delivery_callbacks_are_counted(broker: SmallBroker) -> None:
         for _ in range(5):
             producer.send("t", b"v", on_delivery=fails)
         producer.flush(SECONDS)
-    (error,) = producer._recent.errors()
+    (error,) = producer._engine.recent.errors()
     assert (error.where, error.text, error.count) == ("delivery callback of t-0", "SystemExit(3)", 5)
 
 
@@ -158,28 +159,28 @@ class Deadly(logging.Filter):
 
 
 @pytest.fixture
-def kill_io_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Producer], None]]:
+def kill_io_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Producer | AsyncProducer], None]]:
     logger, deadly = logging.getLogger("headrace.producer"), Deadly()
 
-    def kill(producer: Producer) -> None:
+    def kill(producer: Producer | AsyncProducer) -> None:
         def fail(*_: object) -> None:
             raise RuntimeError("broken")
 
         logger.addFilter(deadly)
-        monkeypatch.setattr(producer._sender, "run_once", fail)
-        producer._sender.wakeup()
+        monkeypatch.setattr(producer._engine.sender, "run_once", fail)
+        producer._engine.sender.wakeup()
 
     yield kill
     logger.removeFilter(deadly)
 
 
-def is_dead(producer: Producer) -> bool:
-    return producer._thread is not None and not producer._thread.is_alive()
+def is_dead(producer: Producer | AsyncProducer) -> bool:
+    return producer._engine.thread is not None and not producer._engine.thread.is_alive()
 
 
 @pytest.mark.behaviour("P51")
 def test_a_dead_io_thread_fails_every_call_and_every_future(
-    broker: SmallBroker, kill_io_thread: Callable[[Producer], None]
+    broker: SmallBroker, kill_io_thread: Callable[[Producer | AsyncProducer], None]
 ) -> None:
     heard: list[Exception | None] = []
     producer = make(broker)
@@ -214,7 +215,7 @@ def test_a_dead_io_thread_fails_every_call_and_every_future(
 
 @pytest.mark.behaviour("P51")
 def test_a_dying_io_thread_releases_all_who_wait(
-    broker: SmallBroker, kill_io_thread: Callable[[Producer], None]
+    broker: SmallBroker, kill_io_thread: Callable[[Producer | AsyncProducer], None]
 ) -> None:
     producer = make(broker, **{"buffer.memory": 16384, "max.block.ms": 60_000})
     producer.send("t", b"1").result(SECONDS)
@@ -238,7 +239,7 @@ def test_a_dying_io_thread_releases_all_who_wait(
         waiting(lambda: producer.flush()),
         waiting(lambda: future.result()),
     ]
-    eventually("a thread that waits for memory", lambda: producer._pool.waiting_threads)
+    eventually("a thread that waits for memory", lambda: producer._engine.pool.waiting_threads)
     broker.knows_topics.clear()
     threads.append(waiting(lambda: producer.partitions_for("unknown")))
     kill_io_thread(producer)
@@ -253,7 +254,9 @@ def test_a_dying_io_thread_releases_all_who_wait(
 
 
 @pytest.mark.behaviour("P51")
-def test_a_dead_io_thread_fails_calls_of_transactions(kill_io_thread: Callable[[Producer], None]) -> None:
+def test_a_dead_io_thread_fails_calls_of_transactions(
+    kill_io_thread: Callable[[Producer | AsyncProducer], None],
+) -> None:
     producer = Producer(bootstrap_servers="127.0.0.1:1", transactional_id="t", max_block_ms=60_000)
     errors: list[BaseException] = []
 
@@ -265,7 +268,9 @@ def test_a_dead_io_thread_fails_calls_of_transactions(kill_io_thread: Callable[[
 
     thread = threading.Thread(target=init, daemon=True)
     thread.start()
-    eventually("a pending init", lambda: producer._transactions is not None and producer._transactions._result)
+    eventually(
+        "a pending init", lambda: producer._engine.transactions is not None and producer._engine.transactions._result
+    )
     kill_io_thread(producer)
     thread.join(SECONDS)
     assert not thread.is_alive()
@@ -278,7 +283,7 @@ def test_a_dead_io_thread_fails_calls_of_transactions(kill_io_thread: Callable[[
 
 @pytest.mark.behaviour("P51")
 def test_a_dead_io_thread_fails_what_is_awaited(
-    broker: SmallBroker, kill_io_thread: Callable[[Producer], None]
+    broker: SmallBroker, kill_io_thread: Callable[[Producer | AsyncProducer], None]
 ) -> None:
     async def main() -> None:
         short = {"request.timeout.ms": 3000, "delivery.timeout.ms": 4000, "linger.ms": 0}
@@ -286,7 +291,7 @@ def test_a_dead_io_thread_fails_what_is_awaited(
         await producer.send_and_wait("t", b"1")
         broker.answers.clear()
         future = await producer.send("t", b"2")
-        kill_io_thread(producer._producer)
+        kill_io_thread(producer)
         with pytest.raises(IoThreadError):
             await asyncio.wait_for(future, SECONDS)
         for call in (lambda: producer.send("t", b"3"), producer.flush, lambda: producer.partitions_for("t")):
@@ -310,24 +315,24 @@ def test_a_record_sent_while_the_producer_closes_is_answered_or_refused(
     producer = make(broker)
     producer.send("t", b"1").result(SECONDS)
     is_closing, may_go_on = threading.Event(), threading.Event()
-    close = producer._accumulator.close
+    close = producer._engine.accumulator.close
 
     def held(*arguments: Any) -> None:
         is_closing.set()
         assert may_go_on.wait(SECONDS)
         close(*arguments)
 
-    monkeypatch.setattr(producer._accumulator, "close", held)
+    monkeypatch.setattr(producer._engine.accumulator, "close", held)
     closing = threading.Thread(target=producer.close, daemon=True)
     closing.start()
     assert is_closing.wait(SECONDS)
-    thread = producer._thread
+    thread = producer._engine.thread
     assert thread is not None
     thread.join(0.2)  # where nothing keeps it from ending, it ends now
     # As a thread does that passed the check for a closed producer just before.
-    cluster = producer._metadata.cluster
-    future = producer._accumulator.append(
-        producer._accumulator.topics["t"], cluster, 0, None, None, b"2", [], None, 1e18
+    cluster = producer._engine.metadata.cluster
+    future = producer._engine.accumulator.append(
+        producer._engine.accumulator.topics["t"], cluster, PreparedRecord(0, None, None, b"2", [], None), None, 1e18
     )
     may_go_on.set()
     closing.join(SECONDS)

@@ -238,6 +238,60 @@ def test_what_cannot_be_is_refused_with_the_reason(options, message):
         resolve(BOOTSTRAP, **options)
 
 
+# The lowest values in Kafka's own declarations.
+LOWEST = {
+    "batch.size": 0,
+    "buffer.memory": 0,
+    "delivery.timeout.ms": 0,
+    "linger.ms": 0,
+    "max.block.ms": 0,
+    "max.in.flight.requests.per.connection": 1,
+    "max.request.size": 0,
+    "metadata.max.age.ms": 0,
+    "metadata.max.idle.ms": 5000,
+    "metrics.num.samples": 1,
+    "metrics.sample.window.ms": 0,
+    "receive.buffer.bytes": -1,
+    "reconnect.backoff.max.ms": 0,
+    "reconnect.backoff.ms": 0,
+    "request.timeout.ms": 0,
+    "retries": 0,
+    "retry.backoff.max.ms": 0,
+    "retry.backoff.ms": 0,
+    "send.buffer.bytes": -1,
+}
+
+
+@pytest.mark.behaviour("P02")
+@pytest.mark.parametrize("name", LOWEST)
+def test_a_number_below_the_lowest_is_refused_with_name_value_and_range(name):
+    option, lowest = PRODUCER_OPTIONS[name], LOWEST[name]
+    assert option.parse(lowest) == lowest
+    with pytest.raises(ConfigError, match=re.escape(f"{name} is {lowest - 1}; it may be {lowest} ")):
+        option.parse(lowest - 1)
+
+
+WRONG = {
+    "bool": ("perhaps", "true or false"),
+    "short": ("1.5", "a whole number"),
+    "int": ("many", "a whole number"),
+    "long": ("1e3", "a whole number"),
+    "double": ("nan", "a number"),
+    "str": (1.5, "a text"),
+    "list": (7, "a list, or a text with commas between the items"),
+    "class": (7, "an object, a class, or the path of a class"),
+}
+
+
+@pytest.mark.behaviour("P02")
+def test_a_value_of_another_type_is_refused_for_every_option():
+    for option in PRODUCER_OPTIONS.values():
+        if option.kind in WRONG:
+            value, allowed = WRONG[option.kind]
+            with pytest.raises(ConfigError, match=re.escape(f"{option.name} is {value!r}; it may be {allowed}")):
+                option.parse(value)
+
+
 def test_bootstrap_servers_are_required():
     with pytest.raises(ConfigError, match=r"bootstrap\.servers is empty: name at least one broker"):
         resolve()

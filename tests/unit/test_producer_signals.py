@@ -1,126 +1,24 @@
 """Ctrl-C, and signal handlers that send, at every point of a call at which Python would run them.
 
-Python runs a signal handler on the main thread when a function begins, after a call, and when a loop goes round. A
-trace function visits each of these points of our code in turn, one a trial: there it raises KeyboardInterrupt, or calls
-`send` as a handler would. After each trial the producer has to work, with no lock held and no memory lost.
+At each of these points (see interruption.py) a trial raises KeyboardInterrupt, or calls `send` as a handler would.
+After it the producer has to work, with no lock held and no memory lost.
 """
 
 from __future__ import annotations
 
-import dis
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-import headrace
 from headrace import IllegalStateError, Producer, ProducerInterceptor
+from interruption import ctrl_c, sweep, sweep_twice
 from small_broker import SmallBroker
 
 SECONDS = 10
-POINTS_MAX = 3000
-PACKAGE = str(Path(headrace.__file__).parent)
-# Where locks are taken, and state is changed that others see.
-OURS = tuple(
-    f"{PACKAGE}/{part}" for part in ("producer/", "client/", "wire/_reference/lane", "wire/_reference/records")
-)
 BATCH_BYTES = 16_384
-
-
-class Instruction(NamedTuple):
-    opcode: str
-    handler: int | None
-    """Where an exception of it is caught."""
-
-
-@cache
-def instructions(code: CodeType) -> dict[int, Instruction]:
-    code_info = dis.Bytecode(code)
-    ranges = code_info.exception_entries  # type: ignore[attr-defined]
-    found = {}
-    for one in code_info:
-        handlers = [entry.target for entry in ranges if entry.start <= one.offset < entry.end]
-        found[one.offset] = Instruction(one.opname, handlers[-1] if handlers else None)
-    return found
-
-
-def is_interruptible(last: Instruction | None, following: Instruction) -> bool:
-    """Does Python run signal handlers between these two? To be raised here, it has to be caught as if in the first."""
-    if last is None or last.opcode == "RESUME":
-        return True
-    return last.opcode.startswith(("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")) and last.handler == following.handler
-
-
-class Interruption:
-    """Runs a call, and `action` at its `number`-th point."""
-
-    def __init__(self, number: int, action: Callable[[], None]) -> None:
-        self.happened = False
-        self.where = ""
-        self._left = number
-        self._action = action
-        self._last: dict[FrameType, Instruction] = {}
-
-    def run(self, call: Callable[[], object]) -> None:
-        sys.settrace(self._begin)
-        try:
-            call()
-        finally:
-            sys.settrace(None)
-            self._last.clear()
-
-    def _begin(self, frame: FrameType, event: str, argument: object) -> Any:
-        if self.happened or not frame.f_code.co_filename.startswith(OURS):
-            return None
-        frame.f_trace_opcodes = True
-        frame.f_trace_lines = False
-        return self._trace
-
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event != "opcode" or self.happened:
-            return self._trace
-        last, following = self._last.get(frame), instructions(frame.f_code)[frame.f_lasti]
-        self._last[frame] = following
-        if is_interruptible(last, following):
-            self._left -= 1
-            if self._left == 0:
-                self.happened = True
-                self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}, before {following.opcode}"
-                self._action()
-        return self._trace
-
-
-def ctrl_c() -> None:
-    raise KeyboardInterrupt
-
-
-def sweep(
-    prepare: Callable[[int], Callable[[], object]],
-    action: Callable[[], None],
-    check: Callable[[int], None],
-    step: int = 1,
-) -> int:
-    """Interrupt what `prepare` gives at its first point, its second (or `step`), and so on; returns how many it has."""
-    for number in range(1, POINTS_MAX, step):
-        call = prepare(number)
-        interruption = Interruption(number, action)
-        try:
-            interruption.run(call)
-        except KeyboardInterrupt:
-            assert interruption.happened
-        try:
-            check(number)
-        except BaseException as error:
-            raise AssertionError(f"interrupted at point {number}, {interruption.where}: {error!r}") from error
-        if not interruption.happened:
-            return number - 1
-    raise AssertionError(f"more than {POINTS_MAX} points")
 
 
 @pytest.fixture
@@ -152,7 +50,9 @@ class Checks:
         assert not other.is_alive(), f"a lock is held after point {number}"
         assert not self.errors, f"after point {number}"
         producer.flush(SECONDS)
-        assert producer._pool.available_bytes == producer._pool.total_bytes, f"memory is lost at point {number}"
+        assert producer._engine.pool.available_bytes == producer._engine.pool.total_bytes, (
+            f"memory is lost at point {number}"
+        )
         assert self.broker.values("check")[-2:] in (
             [b"here %d" % number, b"there %d" % number],
             [b"there %d" % number, b"here %d" % number],
@@ -178,6 +78,16 @@ def test_ctrl_c_in_a_send_that_opens_a_batch_leaves_no_lock_held(broker: SmallBr
         points = sweep(lambda number: lambda: producer.send("t", b"%d" % number), ctrl_c, check)
     assert points > 30
     each_once(broker, "t")
+
+
+@pytest.mark.behaviour("P51")
+def test_a_second_ctrl_c_in_the_clean_up_of_a_send_leaves_no_lock_held(broker: SmallBroker) -> None:
+    with make(broker) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        trials = sweep_twice(
+            lambda number: lambda: producer.send("t", b"%d" % number), Checks(broker, producer), 1, range(1, 200)
+        )
+    assert trials > 30
 
 
 @pytest.mark.behaviour("P51")
@@ -297,12 +207,12 @@ def test_a_call_refused_in_a_signal_handler_changes_nothing(broker: SmallBroker,
     """As if the handler had interrupted a `send` that opens a batch."""
     with make(broker) as producer:
         producer.send("t", b"0").result(SECONDS)
-        flushes = producer._accumulator._flushes
+        flushes = producer._engine.accumulator._flushes
         with (
-            producer._accumulator.topics["t"].lock,
+            producer._engine.accumulator.topics["t"].lock,
             pytest.raises(IllegalStateError, match="called by a signal handler"),
         ):
             getattr(producer, call)()
-        assert producer._accumulator._flushes == flushes
+        assert producer._engine.accumulator._flushes == flushes
         producer.send("t", b"1").result(SECONDS)
     each_once(broker, "t")

@@ -17,6 +17,7 @@ from headrace.errors import (
     TimedOutError,
     UnsupportedVersionError,
 )
+from headrace.producer.records import PreparedRecord
 from headrace.wire.api.produce import ProduceResponse
 from rig import METADATA, PRODUCE, Rig
 from waiting import eventually
@@ -412,6 +413,43 @@ def test_the_loop_survives_an_exception_of_one_turn(monkeypatch, caplog):
     assert "a turn of the I/O thread failed" in caplog.text
 
 
+@pytest.mark.behaviour("P29")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_the_loop_survives_what_is_no_ordinary_exception(monkeypatch, error):
+    rig = Rig()
+    future = rig.send()
+    original, calls = rig.accumulator.ready, []
+
+    def ready(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise error
+        return original(*args)
+
+    monkeypatch.setattr(rig.accumulator, "ready", ready)
+    thread = rig.start()
+    assert future.result(SECONDS_MAX).offset == 0
+    rig.sender.initiate_close()
+    thread.join(SECONDS_MAX)
+    assert not thread.is_alive()
+
+
+@pytest.mark.behaviour("P29")
+def test_send_wakes_the_io_thread_for_new_and_for_full_batches_only(monkeypatch):
+    rig = Rig()
+    woken: list[int] = []
+    monkeypatch.setattr(rig.accumulator, "_wake", lambda: woken.append(1))
+    rig.send(b"opens a batch", 0)
+    assert len(woken) == 1
+    rig.send(b"goes into it", 0)
+    assert len(woken) == 1
+    rig.accumulator.topics["t"].appender.open_batches[0].close()  # it is full
+    rig.send(b"opens another", 0)
+    assert len(woken) == 2
+    rig.send(b"x", 1)
+    assert len(woken) == 3
+
+
 def test_an_observer_that_raises_leaves_nobody_waiting(caplog):
     class Bad:
         def __getattr__(self, name: str) -> Any:
@@ -487,11 +525,7 @@ def test_closing_wakes_threads_that_wait_for_memory():
             rig.accumulator.append(
                 rig.accumulator.topic("t", 2),
                 rig.metadata.cluster,
-                1,
-                None,
-                None,
-                b"v",
-                (),
+                PreparedRecord(1, None, None, b"v", (), None),
                 None,
                 rig.clock.now_ms + 1e9,
             )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from error_facts import CODES, REFRESHED, RETRIED
-from headrace.errors import ERROR_CODES, AbortableError, BrokerError, FatalTransactionError
+from headrace.errors import ERROR_CODES, AbortableError, BrokerError, FatalError
 from headrace.producer.transaction_state import State
 from headrace.wire.records import read_batches
 from rig import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, METADATA, PRODUCE, Rig
@@ -64,7 +64,7 @@ def test_an_idempotent_producer(code):
     assert refreshes(rig) == (code in REFRESHED)
     if code in FATAL:
         assert (happened, rig.state()) == ("failed", State.FATAL_ERROR)
-        with pytest.raises(FatalTransactionError):
+        with pytest.raises(FatalError):
             rig.send(b"never")
         return
     assert rig.state() is State.READY
@@ -103,9 +103,9 @@ def test_a_transactional_producer(code):
     happened = outcome(rig, code)
     if code in FATAL:
         assert (happened, rig.state()) == ("failed", State.FATAL_ERROR)
-        with pytest.raises(FatalTransactionError):
+        with pytest.raises(FatalError):
             rig.commit()
-        with pytest.raises(FatalTransactionError):
+        with pytest.raises(FatalError):
             rig.abort()
         return
     if code in RETRIED or code == DUPLICATE:

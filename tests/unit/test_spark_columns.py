@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +33,6 @@ from headrace.spark.columns import ColumnPlan, Limits, check_schema
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.sink_errors import BadRowError, PlanError
 from headrace.spark.sink_options import SinkOptions
-from headrace.spark.task_writer import fingerprint_of
 from headrace.wire.columns import HEADERS_TYPE
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -178,16 +179,15 @@ def test_bad_rows_become_dead_letters():
 def fingerprint(batches: list[dict[str, list[object]]], attempt: int) -> Fingerprint:
     given = options(on__bad__row="dead-letter", dead__letter__topic="dead")
     plan = ColumnPlan(given, Limits(2000, {"x": 3, "y": 3}), f"batch 3, task 1 (attempt {attempt})", unasked)
-    found = Fingerprint()
     for columns in batches:
-        for sending in plan.prepare(pa.RecordBatch.from_pydict(columns)):
-            found += fingerprint_of(sending)
-    return found
+        for _ in plan.prepare(pa.RecordBatch.from_pydict(columns)):
+            pass
+    return plan.fingerprint
 
 
 @pytest.mark.behaviour("S12")
 def test_a_fingerprint_is_the_same_whatever_the_attempt_and_the_order_of_rows():
-    """Dead letters count as well, without their headers: those name attempt and row."""
+    """Rows that become dead letters count as well, as they came from Spark."""
     values: list[object] = ["one", "two", "v" * 5000, "no topic"]
     topics: list[object] = ["x", "y", "x", None]
     first = fingerprint([{"value": values, "topic": topics}], attempt=0)
@@ -202,7 +202,36 @@ def test_a_fingerprint_is_the_same_whatever_the_attempt_and_the_order_of_rows():
     assert fingerprint([{"value": values, "topic": ["y", "x", "x", None]}], attempt=0) != first
 
 
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize(
+    ("values", "other"),
+    [
+        (pa.array([1, 2, None]), pa.array([1, 2, 3])),
+        (pa.array([True, None, False]), pa.array([True, True, False])),
+        (pa.array([{"a": 1, "b": [1.5]}, {"a": 2, "b": []}]), pa.array([{"a": 1, "b": [1.5]}, {"a": 2, "b": [0.5]}])),
+        (pa.array([Decimal("1.50")]), pa.array([Decimal("1.51")])),
+        (pa.array([datetime(2026, 1, 2, tzinfo=UTC)]), pa.array([datetime(2026, 1, 3, tzinfo=UTC)])),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_a_fingerprint_knows_rows_of_any_type_that_a_serializer_takes(values, other):
+    def of(values: pa.Array) -> Fingerprint:
+        given = with_plugin("value.serializer", Silent())
+        plan = ColumnPlan(given, Limits(2000, {"t": 3}), "batch 3, task 1", unasked)
+        assert [*plan.prepare(pa.RecordBatch.from_pydict({"value": values}))]
+        return plan.fingerprint
+
+    assert of(values) == of(values.take(pa.array(range(len(values) - 1, -1, -1))))
+    assert of(values) != of(other)
+    assert of(values).rows == len(values)
+
+
 # -- plug-ins -----------------------------------------------------------------------------------
+
+
+class Silent(Serializer):
+    def serialize(self, topic, value, headers):
+        return b""
 
 
 class Doubling(Serializer):

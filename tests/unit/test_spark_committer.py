@@ -225,8 +225,7 @@ class Driver:
             FakeRedo(world),
             self.failpoints,  # type: ignore[arg-type]
             lambda: NOW,
-            driver=DriverProcess("host-of-" + run, 4711, 1_700_000_000_000),
-            **options,
+            **{"driver": DriverProcess("host-of-" + run, 4711, 1_700_000_000_000), **options},
         )
 
     def tasks(self, number: int, mode: str) -> Batch:
@@ -651,12 +650,27 @@ def test_the_older_of_two_applications_is_fenced_whatever_process_serves_it(mode
             late.committer.commit(batch)
     assert str(caught.value) == (
         "sink.id 'sink' is held by another driver: run run-2 (host host-of-run-2, process 4711, started "
-        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this driver wrote for batch 2 is not seen. If "
+        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this run wrote for batch 2 is not seen. If "
         "that driver runs this query, restarted, let this one end; if both are meant to run, give each a sink.id of "
         "its own"
     )
     newer.process(2, mode)
     assert_all_seen_once(world, 3)
+
+
+def test_a_run_that_another_query_of_its_driver_has_fenced_is_told_so():
+    world = World()
+    driver = DriverProcess("host", 4711, 1_700_000_000_000)
+    older, newer = Driver(world, "run-1", driver=driver), Driver(world, "run-2", driver=driver)
+    older.process(0, "inline")
+    newer.process(1, "inline")
+    with pytest.raises(FencedError) as caught:
+        older.process(2, "inline")
+    assert str(caught.value) == (
+        "sink.id 'sink' is held by another query of this driver, or by a later start of this query: run run-2 (host "
+        "host, process 4711, started 2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this run wrote "
+        "for batch 2 is not seen. If two queries of the driver have this sink.id, give each a sink.id of its own"
+    )
 
 
 def test_a_run_whose_transactions_were_aborted_by_the_next_one_is_told_who_did_it():
@@ -705,9 +719,34 @@ def test_a_process_that_keeps_losing_the_lock_gives_up():
 
     driver.committer._ledger = Robbed(world)
     driver.committer._ledger.read()
-    with pytest.raises(FencedError, match="opened by other processes 5 times during the commit of batch 1"):
+    with pytest.raises(
+        FencedError, match=r"fenced 6 times during the commit of batch 1, although this run still holds it\."
+    ):
         driver.process(1, "inline")
     assert world.visible == expected(1)
+
+
+@pytest.mark.parametrize(("mode", "is_lost"), [("inline", False), ("inline", True), ("parallel", True)])
+def test_a_fenced_write_of_a_sink_of_its_own_is_repeated_where_the_log_tells(mode, is_lost, monkeypatch):
+    """Inline rows leave no decision there: then it is in doubt, and nobody else is blamed for it."""
+    world = World()
+    real, writes = FakeLedger.write, iter(range(100))
+
+    def lose_first(self: FakeLedger, *arguments: Any, **options: Any) -> None:
+        if next(writes) or not is_lost:
+            real(self, *arguments, **options)
+        else:
+            raise FencedError("its transaction timed out")
+
+    monkeypatch.setattr(FakeLedger, "write", lose_first)
+    driver = Driver(world, "run", is_alone=True)
+    batch = replace(driver.tasks(0, mode), is_forgotten=True)
+    if is_lost and mode == "inline":
+        with pytest.raises(InDoubtError, match="its transaction timed out"):
+            driver.committer.commit(batch)
+        return
+    driver.committer.commit(batch)
+    assert_all_seen_once(world, 1)
 
 
 @pytest.mark.parametrize("place", ["redo.begin", "redo.done"])
@@ -729,7 +768,7 @@ def test_a_redo_of_a_driver_that_was_fenced_meanwhile_is_left_to_the_other():
     world.expire()
     first = Driver(world, "run-2", "redo.begin")
     first.failpoints.instead = lambda: Driver(world, "run-3").process(0, "parallel")
-    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and finished by that driver"):
+    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and finished by that run"):
         first.process(0, "parallel")
     assert_all_seen_once(world, 1)
 
@@ -774,6 +813,48 @@ def test_a_write_that_leaves_no_decision_is_not_repeated_when_the_lock_is_lost(m
     assert_all_seen_once(world, 1)
 
 
+STREAM = "Start the query again: it reads first what was decided, and finishes it"
+REPEATABLE = "Run the write again with the same rows and write.id: it reads first what was decided"
+SHARED_SINK = (
+    "The next write to sink.id 'sink' finishes what was decided. Compare the topic with the rows before you run"
+)
+OWN_SINK = "no answer. Compare the topic with the rows before you run this write again: it has no write.id"
+
+
+@pytest.mark.parametrize(
+    ("query", "is_forgotten", "is_alone", "remedy"),
+    [
+        (QUERY, False, False, STREAM),
+        ("write:id", False, False, REPEATABLE),
+        ("write:run", True, False, SHARED_SINK),
+        ("write:run", True, True, OWN_SINK),
+    ],
+    ids=["stream", "write.id", "sink.id alone", "neither"],
+)
+def test_the_remedy_for_a_batch_in_doubt_does_not_deliver_it_twice(query, is_forgotten, is_alone, remedy):
+    world = World(lose_answer=True)
+    driver = Driver(world, "run", is_alone=is_alone)
+    batch = replace(driver.tasks(0, "inline"), query=query, is_forgotten=is_forgotten)
+    with pytest.raises(InDoubtError) as caught:
+        driver.committer.commit(batch)
+    assert remedy in str(caught.value)
+    assert ("again with" in str(caught.value) or "the query again" in str(caught.value)) == (not is_forgotten)
+
+
+def test_a_close_that_fails_hides_no_error_and_leaves_nothing_open(monkeypatch, caplog):
+    def fail(self: FakeLedger) -> None:
+        raise OSError("socket is gone")
+
+    monkeypatch.setattr(FakeLedger, "close", fail)
+    closed: list[str] = []
+    driver = Driver(World(lose_answer=True), "run", on_close=lambda: closed.append("client"))
+    with pytest.raises(InDoubtError, match="no answer"):
+        driver.process(0, "inline")
+    driver.committer.close()
+    assert closed == ["client"]
+    assert "sink sink: closing its producer failed" in caplog.text
+
+
 # -- batches that come again ---------------------------------------------------------------------
 
 
@@ -799,11 +880,13 @@ def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
     assert str(caught.value) == (
         "batch 0 of query query (sink.id 'sink') comes again with other rows: now 4 rows with hash 000000000000004d; "
         "batch 0 had 4 rows with hash 00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, "
-        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. The checkpoint is older than what was "
-        "delivered: it was restored from a backup, or is a copy of one that another query has gone on with. Nothing "
-        "of this batch is seen. Go on with the checkpoint that has batch 0; or set a new sink.id to deliver the rows "
-        "of this checkpoint all the same, those of the batches since then once more; or, if the query computes other "
-        "rows when a batch is run again, see the option replay.check"
+        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. Nothing of this batch is seen. Possible causes, "
+        "the most likely first: (1) the query computes other rows when a batch is run again (rand(), uuid(), a table "
+        "that has changed), or was changed; (2) source records are gone since then (failOnDataLoss=false, retention, "
+        "compaction); (3) the checkpoint was restored from a backup, or copied. For (1) and (2), start the query with "
+        "replay.check=rows if the number of rows is the same, else with replay.check=none: the rows that were decided "
+        "stand, those that come now are not delivered. For (3), go on with the checkpoint that has batch 0, or set a "
+        "new sink.id, which delivers the rows of this checkpoint, some of them once more"
     )
     assert_all_seen_once(world, 1)
 
@@ -942,7 +1025,8 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused():
         "write.id 'daily' was used before for other rows: now 4 rows with hash 000000000000004d; then 4 rows with hash "
         "00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, started 2023-11-14 22:13:20 UTC) at "
         "1970-01-01 00:16:40 UTC. Nothing of this write is seen. Use a new write.id for new rows; to repeat a write, "
-        "give it the rows that it had"
+        "give it the rows that it had. If it computes other rows each time (rand(), uuid()), set replay.check=rows or "
+        "replay.check=none: then the rows of the first write stand"
     )
     assert_all_seen_once(world, 1)
 
@@ -1021,21 +1105,22 @@ def test_a_query_that_began_later_leaves_the_records_before_it_to_the_next():
     assert_delivered_once(world, 10)
 
 
-@pytest.mark.parametrize("end", [4, 9])  # all rows are skipped in the one case
+@pytest.mark.parametrize("end", [4, 9])  # all rows are skipped in the first case
 def test_a_batch_planned_before_another_query_has_decided_is_planned_again(end):
     world = World()
     older, newer = CopyingQuery(world, "older"), CopyingQuery(world, "newer")
     older.process(Driver(world, "run-1"), 4)
     driver = Driver(world, "run-2")
     stale = newer.plan(driver, end)
-    older.process(Driver(world, "run-1b"), 6)
-    other = world.write_in_transaction("run-1b", 7, ["of the other query"])
+    active = Driver(world, "run-1b")
+    older.process(active, 6)
     with pytest.raises(NotDecidedError, match=r"another query of sink.id 'sink' has delivered rows since the batch"):
         driver.committer.commit(stale)
     driver.committer.abort(stale)
-    assert world.open == [other.identity], "the other query still holds the sink"
-    assert world.holders.is_held_by("run-1b")
-    newer.process(driver, 9)
+    # An older query that stays active must not keep the newer one from ever being planned in time.
+    with pytest.raises(FencedError, match=r"held by another driver: run run-2"):
+        older.process(active, 8)
+    newer.process(Driver(world, "run-3"), 9)
     assert_delivered_once(world, 9)
 
 
@@ -1050,6 +1135,72 @@ def test_equal_rows_from_other_source_offsets_are_no_replay(check):
     again = query.plan(driver, 14)
     with pytest.raises(RepeatedBatchError, match=r"batch 0 of query query .* comes again with other rows"):
         driver.committer.commit(replace(again, fingerprint=world.decisions["query"].fingerprint))
+    assert_delivered_once(world, 4)
+
+
+@pytest.mark.behaviour("S12")
+def test_a_replay_with_fewer_rows_of_the_same_source_records_is_skipped_with_a_warning(caplog):
+    """Retention or compaction has taken records that were delivered."""
+    world = World()
+    query = CopyingQuery(world, "query")
+    query.process(Driver(world, "run-1"), 4)
+    query.process(Driver(world, "run-1"), 10)
+    for first, count in ((7, 3), (10, 0)):
+        query.position, query.batch = first, 1
+        query.process(Driver(world, f"run-{first}"), 10)
+        assert f"its {count} rows are not written again, because they come from source records of the 6" in caplog.text
+    query.process(Driver(world, "run-3"), 12)
+    assert_delivered_once(world, 12)
+
+
+@pytest.mark.behaviour("S12")
+@pytest.mark.parametrize("first", [3, 5])
+def test_a_replay_with_rows_of_earlier_or_more_source_records_is_refused(first):
+    world = World()
+    query = CopyingQuery(world, "query")
+    query.process(Driver(world, "run-1"), 4)
+    query.process(Driver(world, "run-1"), 8)
+    query.position, query.batch = first, 1
+    with pytest.raises(RepeatedBatchError, match=r"source records are gone"):
+        query.process(Driver(world, "run-2"), 7 if first == 3 else 9)  # no more rows than were decided
+    assert_delivered_once(world, 8)
+
+
+@pytest.mark.behaviour("S12")
+def test_a_replay_with_more_rows_of_the_same_source_records_is_refused():
+    """A filter was relaxed before the restart: some of the rows were never delivered."""
+    world = World()
+    query, driver = CopyingQuery(world, "query"), Driver(world, "run-1")
+    query.process(driver, 4)
+    query.batch, query.position = 0, 0
+    more = Batch("query", 0, inline=[("topic", columns([str(n) for n in range(5)]))], fingerprint=Fingerprint(5, 1))
+    with pytest.raises(RepeatedBatchError, match=r"now 5 rows .* batch 0 had 4 rows"):
+        Driver(world, "run-2").committer.commit(replace(more, origin=query.plan(driver, 4).origin))
+    assert sorted(map(int, world.visible)) == list(range(4))
+
+
+def test_a_replay_is_recognised_by_its_rows_if_it_was_decided_without_source_offsets():
+    """The option was set between the crash and the restart."""
+    world = World()
+    query, driver = CopyingQuery(world, "query"), Driver(world, "run-1")
+    query.process(driver, 4)
+    query.position, query.batch = 4, 1
+    driver.committer.commit(replace(query.plan(driver, 8), origin=None))
+    query.process(Driver(world, "run-2"), 8)
+    assert_delivered_once(world, 8)
+
+
+@pytest.mark.parametrize("topic_ids", [("a", None), (None, "a")])
+def test_a_replay_is_recognised_by_its_rows_if_topic_ids_have_come_or_gone(topic_ids):
+    """The source, or the broker, was replaced between the crash and the restart."""
+    world = World()
+    query = CopyingQuery(world, "query")
+    query.process(Driver(world, "run-1"), 4, topic_id=topic_ids[0])
+    query.position, query.batch = 0, 0
+    query.process(Driver(world, "run-2"), 4, topic_id=topic_ids[1])
+    query.position, query.batch = 1, 0
+    with pytest.raises(RepeatedBatchError):  # without a topic id, source offsets prove nothing
+        query.process(Driver(world, "run-3"), 4, topic_id=topic_ids[1])
     assert_delivered_once(world, 4)
 
 
@@ -1079,7 +1230,7 @@ def test_skipped_rows_are_told_with_their_number_and_who_delivered_them(caplog):
     assert told == [("WARNING", text.format(0)), ("INFO", text.format(1)), ("INFO", text.format(2))]
     # A batch of skipped rows only needs no decision; the next one says what was skipped in it.
     assert world.decisions["newer"].batch == 2
-    assert world.decisions["newer"].base.to_json() == {"id:a": {"0": [[0, 5]]}}
+    assert world.decisions["newer"].base.to_json() == {"id:a:t": {"0": [[0, 5]]}}
 
 
 def test_rows_skipped_without_a_topic_id_are_warned_of_every_time(caplog):
@@ -1103,6 +1254,33 @@ def test_what_was_covered_is_kept_by_batches_without_source_offsets():
     assert world.decisions["older"].offsets == covered
 
 
+@pytest.mark.parametrize(("topic_id", "is_named"), [(None, True), ("a", False)], ids=["by name", "by id"])
+def test_a_recreated_source_topic_is_named_as_a_cause_where_topics_go_by_name(topic_id, is_named):
+    """Its offsets begin at 0 again. With an id it would be another topic: then that is not the cause."""
+    world = World()
+    query, driver = CopyingQuery(world, "copy"), Driver(world, "run-1")
+    query.process(driver, 4, topic_id=topic_id)
+    query.position = 0
+    with pytest.raises(SinkError, match="has a row from offset 0") as caught:
+        driver.committer.commit(query.plan(driver, 2, topic_id=topic_id))
+    assert (
+        "the topic may have been deleted and created again: then set a new sink.id" in str(caught.value)
+    ) == is_named
+
+
+def test_source_offsets_that_begin_with_a_later_batch_are_warned_of(caplog):
+    world = World()
+    query, driver = CopyingQuery(world, "older"), Driver(world, "run-1")
+    driver.committer.commit(replace(query.plan(driver, 4), origin=None))
+    query.position, query.batch = 4, 1
+    for end in (8, 10):
+        query.process(driver, end)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("sink sink: batch 1 of query older is the first one decided with source.offsets.")
+    CopyingQuery(world, "newer", position=2).process(Driver(world, "run-2"), 10)
+    assert sorted(map(int, world.visible)) == [0, 1, 2, 2, 3, 3, *range(4, 10)]
+
+
 def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():
     """As those of a join that has held them back, or of a topic that is read twice."""
     world = World()
@@ -1111,7 +1289,7 @@ def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():
     query.position = 3
     late = query.plan(driver, 8)
     with pytest.raises(
-        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic id:a, and earlier .* 3"
+        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic 't' with id a, and earlier .* 3"
     ):
         driver.committer.commit(late)
     driver.committer.abort(late)

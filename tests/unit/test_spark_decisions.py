@@ -40,11 +40,13 @@ def test_a_decision_survives_the_log():
 
 
 def test_source_offsets_survive_the_log_and_cost_nothing_where_there_are_none():
-    covered = Coverage({SourcePartition("id:0-1", 3): ((5, 9), (20, 20)), SourcePartition("by-name", 0): ((0, 0),)})
-    made = replace(decision(), offsets=covered.hull(), base=covered)
+    covered = Coverage(
+        {SourcePartition.of("t", "0-1", 3): ((5, 9), (20, 20)), SourcePartition("by-name", 0): ((0, 0),)}
+    )
+    made = replace(decision(), offsets=covered.hull(), base=covered, batch_offsets=covered.hull())
     assert Decision.decode(made.encode()) == made
-    assert json.loads(made.encode())["base"] == {"by-name": {"0": [[0, 0]]}, "id:0-1": {"3": [[5, 9], [20, 20]]}}
-    assert json.loads(decision().encode()).keys().isdisjoint({"offsets", "base"})
+    assert json.loads(made.encode())["base"] == {"by-name": {"0": [[0, 0]]}, "id:0-1:t": {"3": [[5, 9], [20, 20]]}}
+    assert json.loads(decision().encode()).keys().isdisjoint({"offsets", "base", "batch_offsets"})
 
 
 def test_a_large_decision_is_compressed():

@@ -25,7 +25,7 @@ from headrace.spark.origins import (
 )
 from headrace.spark.sink_errors import PlanError, SinkError
 
-A0, A1 = SourcePartition("id:a", 0), SourcePartition("id:a", 1)
+A0, A1 = SourcePartition.of("t", "a", 0), SourcePartition.of("t", "a", 1)
 DEFAULT = OriginColumns()
 
 pairs = st.tuples(st.integers(0, 60), st.integers(0, 15)).map(lambda one: (one[0], one[0] + one[1]))
@@ -100,7 +100,7 @@ def test_topics_and_partitions_are_told_apart_and_a_recreated_topic_is_another()
     base = of((0, 9)) | Coverage({SourcePartition("t", 1): ((0, 9),)})
     chosen = OriginFilter(DEFAULT, base, "batch 0, task 0")
     batch = rows(
-        [1, 1, 1, 1, 10],
+        [1, 1, 1, 10, 10],
         ids=["a", "recreated", None, "a", "a"],
         partitions=[0, 0, 1, 1, 0],
     )
@@ -108,8 +108,8 @@ def test_topics_and_partitions_are_told_apart_and_a_recreated_topic_is_another()
     assert (chosen.report.skipped, chosen.report.unproven) == (2, 1)
     assert chosen.report.covered.intervals == {
         A0: ((1, 10),),
-        A1: ((1, 1),),
-        SourcePartition("id:recreated", 0): ((1, 1),),
+        A1: ((10, 10),),
+        SourcePartition.of("t", "recreated", 0): ((1, 1),),
         SourcePartition("t", 1): ((1, 1),),
     }
 
@@ -120,6 +120,31 @@ def test_without_ids_a_topic_goes_by_its_name():
     chosen = OriginFilter(columns, NOTHING, "batch 0, task 0")
     chosen.apply(rows([4, 7]))
     assert chosen.report.covered.intervals == {SourcePartition("t", 0): ((4, 7),)}
+
+
+@pytest.mark.behaviour("S13")
+@pytest.mark.parametrize(
+    ("delivered_id", "row_id", "remedy"),
+    [("a", None, "Keep the column __topic_id"), (None, "a", "Name the columns without the topic id")],
+)
+def test_rows_are_refused_if_only_they_or_only_the_decisions_have_a_topic_id(delivered_id, row_id, remedy):
+    delivered = SourcePartition.of("t", delivered_id, 0)
+    base = of((5, 9), partition=delivered) | of((0, 9), partition=SourcePartition.of("another topic", delivered_id, 0))
+    unknown = OriginFilter(DEFAULT, base, "batch 3, task 1")
+    assert unknown.apply(rows([3, 4, 10], [row_id] * 3)).num_rows == 3
+    assert unknown.apply(rows([5], [row_id], partitions=1)).num_rows == 1
+    message = (
+        rf"batch 3, task 1: 2 rows come from {SourcePartition.of('t', row_id, 0)}, and .* of {delivered}\. .*{remedy}"
+    )
+    with pytest.raises(SinkError, match=message):
+        unknown.apply(rows([4, 5, 9], [row_id] * 3))
+
+
+def test_rows_are_skipped_though_offsets_of_the_same_name_were_delivered_without_an_id():
+    """What is proven by id needs no other proof."""
+    base = of((0, 9)) | of((0, 9), partition=SourcePartition.of("t", None, 0))
+    assert OriginFilter(DEFAULT, base, "batch 3, task 1").apply(rows([4, 5], "a")).num_rows == 0
+    assert OriginFilter(DEFAULT, base, "batch 3, task 1").apply(rows([4, 5])).num_rows == 0
 
 
 def test_a_row_without_an_origin_is_refused():

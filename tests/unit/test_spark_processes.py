@@ -64,6 +64,23 @@ def test_a_session_that_is_given_up_is_not_closed_for_its_owner():
     assert rig.get("sink") is not session
 
 
+class BrokenSession(Session):
+    def close(self) -> None:
+        super().close()
+        raise OSError("socket is gone")
+
+
+def test_a_session_that_cannot_be_closed_does_not_get_in_the_way_of_others(caplog):
+    rig = Rig(count_max=3, idle_seconds_max=60)
+    broken = [rig.kept.get("broker:9092", f"sink-{n}", "run", BrokenSession) for n in range(2)]
+    idle = rig.get("sink-2")
+    rig.now = 61.0
+    session = rig.get("sink-0", "next run")
+    assert [old.is_closed for old in (*broken, idle, session)] == [True, True, True, False]
+    assert rig.get("sink-0", "next run") is session
+    assert caplog.text.count("closing what run run of sink-") == caplog.text.count("socket is gone") / 2 == 2
+
+
 @pytest.fixture
 def fresh_worker(monkeypatch):
     monkeypatch.setattr(worker, "_worker", None)

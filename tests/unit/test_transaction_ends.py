@@ -12,11 +12,12 @@ from fakes import DISCONNECT, SILENCE, After
 from headrace.errors import (
     AbortableError,
     ClosedError,
-    FatalTransactionError,
+    FatalError,
     HeadraceError,
     IllegalStateError,
     TimedOutError,
 )
+from headrace.producer.records import PreparedRecord
 from headrace.producer.sequences import ProducerIdAndEpoch
 from headrace.producer.transaction_state import State
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
@@ -231,7 +232,9 @@ def test_a_record_that_comes_too_late_for_its_transaction_is_refused():
     rig.commit()
     queues = rig.accumulator.topic("t", 2)
     with pytest.raises(IllegalStateError, match="send"):
-        rig.accumulator.append(queues, rig.metadata.cluster, 0, None, None, b"v", (), None, rig.clock.now_ms)
+        rig.accumulator.append(
+            queues, rig.metadata.cluster, PreparedRecord(0, None, None, b"v", (), None), None, rig.clock.now_ms
+        )
     assert not rig.accumulator.has_incomplete()
 
 
@@ -296,7 +299,7 @@ def test_unresolved_numbers_are_fatal_where_there_is_no_new_epoch():
     expire_on_the_wire(rig)
     rig.turn()
     assert rig.manager.has_fatal_error
-    with pytest.raises(FatalTransactionError, match="whether they were stored is not known"):
+    with pytest.raises(FatalError, match="whether they were stored is not known"):
         rig.abort()
 
 
@@ -409,7 +412,7 @@ def test_who_waits_for_a_request_in_flight_hears_of_a_fatal_error(reply):
     result = rig.manager.begin_send_offsets({("t", 0): 5}, GROUP)
     rig.turn(2)
     rig.manager.fail_fatally(HeadraceError("something else"))
-    with pytest.raises(FatalTransactionError, match="something else"):
+    with pytest.raises(FatalError, match="something else"):
         rig.finish(result)
 
 

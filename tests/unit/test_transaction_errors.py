@@ -9,7 +9,7 @@ import pytest
 
 from error_facts import CODES, RETRIED
 from fakes import DISCONNECT
-from headrace.errors import ERROR_CODES, AbortableError, BrokerError, FatalTransactionError, HeadraceError
+from headrace.errors import ERROR_CODES, AbortableError, BrokerError, FatalError, HeadraceError
 from headrace.producer.transaction_state import State
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
 from headrace.wire.api.end_txn import EndTxnResponse
@@ -156,9 +156,9 @@ def test_every_code_of_every_request(name, code):
     told = ERROR_CODES[90 if code in FENCED else code].name
     assert told in str(caught.value)
     if expected == "fatal":
-        assert isinstance(caught.value, FatalTransactionError)
+        assert isinstance(caught.value, FatalError)
         assert rig.manager.has_fatal_error
-        with pytest.raises(FatalTransactionError):
+        with pytest.raises(FatalError):
             rig.manager.begin_abort()
     elif expected == "refused":
         assert isinstance(caught.value, AbortableError if code == ABORTABLE else BrokerError)
@@ -187,7 +187,7 @@ def test_every_code_of_finding_the_coordinator_of_the_transaction(code):
         assert rig.state() is State.UNINITIALIZED
         init(rig)
     else:
-        with pytest.raises(FatalTransactionError):
+        with pytest.raises(FatalError):
             init(rig)
 
 
@@ -205,7 +205,7 @@ def test_every_code_of_finding_the_coordinator_of_a_group(code):
         rig.abort()
         assert rig.state() is State.READY
     else:
-        with pytest.raises(FatalTransactionError):
+        with pytest.raises(FatalError):
             send_offsets(rig)
 
 
@@ -227,7 +227,7 @@ def test_a_broker_that_cannot_take_the_request_is_fatal(name):
     if case.begin:
         rig.init()
     rig.client.versions[case.key] = (90, 91)
-    with pytest.raises(FatalTransactionError):
+    with pytest.raises(FatalError):
         case.act(rig)
 
 
@@ -238,7 +238,7 @@ def test_without_a_new_epoch_to_be_had_a_forgotten_producer_is_fatal(name):
     rig.client.versions[INIT_PRODUCER_ID] = (0, 2)
     rig.init()
     rig.client.script(case.key, case.reply(UNKNOWN_PRODUCER))
-    with pytest.raises(FatalTransactionError):
+    with pytest.raises(FatalError):
         case.act(rig)
 
 
@@ -261,7 +261,7 @@ def test_an_abort_that_cannot_be_is_fatal_where_there_is_no_new_epoch(code):
     rig.init()
     rig.run_until(rig.send().done)
     rig.client.script(END_TXN, EndTxnResponse(error_code=code))
-    with pytest.raises(FatalTransactionError):
+    with pytest.raises(FatalError):
         rig.abort()
 
 

@@ -7,7 +7,7 @@ import pytest
 from headrace.errors import (
     AbortableError,
     BrokerError,
-    FatalTransactionError,
+    FatalError,
     HeadraceError,
     IllegalStateError,
 )
@@ -73,7 +73,7 @@ def test_every_call_in_every_state(call, state):
     if state is State.ABORTABLE_ERROR:
         expected = AbortableError
     elif state is State.FATAL_ERROR:
-        expected = FatalTransactionError
+        expected = FatalError
     with pytest.raises(expected) as caught:
         action(rig)
     if expected is IllegalStateError:
@@ -128,5 +128,5 @@ def test_an_answer_that_makes_no_sense_is_fatal_and_leaves_nobody_waiting(monkey
     monkeypatch.setattr(rig.manager, "take_producer_id", fail)
     with pytest.raises(ValueError, match="nonsense"):
         rig.run_until(lambda: result.is_done)
-    with pytest.raises(FatalTransactionError, match="makes no sense"):
+    with pytest.raises(FatalError, match="makes no sense"):
         result.wait(0)

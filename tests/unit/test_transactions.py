@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes import DISCONNECT, SILENCE, After
-from headrace.errors import BrokerError, ClosedError, FatalTransactionError, IllegalStateError
+from headrace.errors import BrokerError, ClosedError, FatalError, IllegalStateError
 from headrace.producer.pending import PendingResult
 from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH, ProducerIdAndEpoch
 from headrace.producer.transaction_requests import (
@@ -246,7 +246,7 @@ def test_each_group_has_its_coordinator():
 def test_group_metadata_needs_a_broker_that_can_take_it():
     rig = rig_in_transaction()
     rig.client.versions[TXN_OFFSET_COMMIT] = (0, 2)
-    with pytest.raises(FatalTransactionError):
+    with pytest.raises(FatalError):
         rig.finish(rig.manager.begin_send_offsets({("in", 0): 5}, GROUP))
     rig = rig_in_transaction()
     rig.client.versions[TXN_OFFSET_COMMIT] = (0, 2)

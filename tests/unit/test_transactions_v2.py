@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import AbortableError, FatalTransactionError
+from headrace.errors import AbortableError, FatalError
 from headrace.producer.sequences import ProducerIdAndEpoch
 from headrace.producer.transaction_state import State
 from headrace.wire.api.end_txn import EndTxnResponse
@@ -59,12 +59,12 @@ def test_every_end_brings_a_new_epoch_and_numbers_start_again():
             rig.manager.begin_transaction()
         rig.send(b"%d" % n)
         (rig.commit if n % 2 else rig.abort)() if n != 2 else rig.commit()
-        assert rig.manager.producer == ProducerIdAndEpoch(PRODUCER_ID, n + 1)
+        assert rig.manager.producer == ProducerIdAndEpoch(PRODUCER_ID, n)  # the broker has not heard of the first
     headers = []
     for sent in rig.client.of(PRODUCE):
         (batch,) = read_batches(bytes(sent.message.topic_data[0].partition_data[0].records))
         headers.append((batch.header.producer_epoch, batch.header.base_sequence))
-    assert headers == [(1, 0), (2, 0), (3, 0)]  # what was aborted at once was never sent
+    assert headers == [(0, 0), (1, 0), (2, 0)]  # what was aborted at once was never sent
     assert not rig.client.of(INIT_PRODUCER_ID)
 
 
@@ -218,7 +218,7 @@ def test_offsets_are_not_committed_by_an_old_group_coordinator_in_v2():
     """It would not add the group to the transaction, and the offsets would never be seen."""
     rig = rig_in_transaction()
     rig.client.versions[TXN_OFFSET_COMMIT] = (0, 4)
-    with pytest.raises(FatalTransactionError):
+    with pytest.raises(FatalError):
         rig.finish(rig.manager.begin_send_offsets({("in", 0): 5}, GROUP))
 
 

@@ -76,7 +76,7 @@ def test_report_has_queued_batches_by_partition(broker, view):
     broker.answers.clear()
     with make(broker, view.url, linger_ms=5, batch_size=1000, max_in_flight_requests_per_connection=1) as producer:
         producer.send("orders", bytes(900))
-        eventually("a request in flight", lambda: producer._client.total_in_flight())
+        eventually("a request in flight", lambda: producer._engine.network.total_in_flight())
         producer.send("orders", bytes(400))
         reported = view.until("a queued batch", lambda report: report["batches"]["oldest"])
         broker.answers.set()

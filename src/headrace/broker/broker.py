@@ -27,8 +27,10 @@ from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.handlers import Handler, handler
 from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.log import LogConfig, LogManager
+from headrace.broker.log.checkpoints import OffsetCheckpoint
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.manager import partition_folders
+from headrace.broker.log.recovery import PartitionFacts
 from headrace.broker.quotas import QuotaManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.security.acl_authorizer import authorizer_of
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from headrace.config import Config
 
 JOURNAL_NAME = "catalog.journal"
+TRANSACTION_LOSS = "transaction-loss-checkpoint"
 CHECKING_THREADS = 2
 """Large batches that are opened at the same time: each may take twice message.max.decompressed.bytes of memory."""
 FOLDERS_SHOWN_MAX = 5
@@ -110,8 +113,7 @@ class Broker:
         self._started.callback(self.catalog.close)
         self.configurations = Configurations(config, self.catalog, self.node_id)
         previous_epoch = self._previous_epoch(controller)
-        self.logs.is_alone = controller is None and not self.catalog.brokers.by_id
-        self.logs.load()
+        self.logs.load(self._facts_of)
         has_lost_records = self.logs.lost_tails or any(map(self._has_replica, self.logs.missing))
         if has_lost_records or self.logs.strays or self._has_logs_of_other_topics():
             previous_epoch = -1  # what was committed is not all here: the controller must not count on us
@@ -126,11 +128,10 @@ class Broker:
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_admin, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
-        lost = {*self.logs.lost_tails, *self.logs.missing}
-        self.transactions.distrusted = {index for topic, index in lost if topic == TRANSACTION_STATE}
         self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)
         self.replicas.marker_listener = self.groups.complete_transaction
         await self._enter_cluster(controller, previous_epoch)
+        self._note_lost_transactions()
         self.transactions.ids.seen(self.logs.last_producer_id)
         self.replicas.start()
         self.logs.start()
@@ -155,6 +156,24 @@ class Broker:
             await self.cluster.joined()
             self.transactions.ids.ask_ahead()
 
+    def _note_lost_transactions(self) -> None:
+        """Remember which partitions of the transaction log have lost records, also over the next starts.
+
+        Each transactional id in them gets another producer id when it is initialized next, however late that is: with
+        the one that it has, an epoch could be given out twice.
+        """
+        checkpoint = OffsetCheckpoint(
+            self.logs.root / TRANSACTION_LOSS,
+            "if a transaction log has lost records, transactional ids may get an epoch that they have had",
+        )
+        bounds = checkpoint.read()
+        first_unused_id = max(self.catalog.identity.next_producer_id, self.logs.last_producer_id + 1)
+        lost = {*self.logs.lost_tails, *self.logs.missing}
+        if found := {(topic, index): first_unused_id for topic, index in lost if topic == TRANSACTION_STATE}:
+            bounds |= found
+            checkpoint.prepare(bounds)()
+        self.transactions.lost_before = {index: producer_id for (_, index), producer_id in bounds.items()}
+
     def _has_logs_of_other_topics(self) -> bool:
         """Whether a log has another topic id than the topic of its name."""
         topics = self.catalog.topics.by_name
@@ -168,6 +187,15 @@ class Broker:
         name, index = key
         topic = self.catalog.topics.by_name.get(name)
         return topic is not None and index < len(topic.partitions) and self.node_id in topic.partitions[index].replicas
+
+    def _facts_of(self, name: str, index: int) -> PartitionFacts:
+        """Return what the recovery of a log has to know of its partition."""
+        is_alone = self.config.optional(str, "headrace.controller") is None and not self.catalog.brokers.by_id
+        topic = self.catalog.topics.by_name.get(name)
+        if topic is None or index >= len(topic.partitions):
+            return PartitionFacts(is_alone)
+        is_alone |= topic.partitions[index].replicas == (self.node_id,)
+        return PartitionFacts(is_alone, is_contiguous=not self.log_config(name).compact)
 
     def _previous_epoch(self, controller: str | None) -> int:
         """Of the last run of a broker that is in a cluster; -1: there was none, or its data cannot be trusted."""
@@ -197,7 +225,7 @@ class Broker:
                     "this is its folder)"
                 )
             row = self.catalog.brokers.by_id.get(self.node_id)
-            self._be_controller(trusted=row is None or previous_epoch == row.epoch)
+            self._be_controller(trusted=row is None or row.trusts(previous_epoch))
 
     def found_cluster(self) -> None:
         """Another broker wants to join this one, which was alone: be the controller of both."""

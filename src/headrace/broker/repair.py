@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,9 @@ from headrace.broker.catalog.configs import TOPIC, Configs
 from headrace.broker.catalog.journal import Event, Line, end_path, noted_end, parse, set_aside, write_snapshot
 from headrace.broker.catalog.topics import INTERNAL, PartitionPlace, Topic, Topics
 from headrace.broker.cluster import trust
+from headrace.broker.disk import sync_path
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, read_metadata, write_metadata
-from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA, sync_path
+from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA
 from headrace.broker.log.manager import lock_folder, partition_folders
 from headrace.errors import ConfigError, IllegalStateError
 
@@ -61,7 +63,8 @@ class RepairPlan:
             sync_path(self.folder)
         for folder, topic_id in self.topic_ids.items():
             metadata = folder / METADATA
-            set_aside(metadata, "before-repair", metadata.read_bytes())
+            if metadata.exists():
+                set_aside(metadata, "before-repair", metadata.read_bytes())
             write_metadata(metadata, topic_id)
         return kept
 
@@ -91,6 +94,8 @@ class _Planning:
     def __init__(self, folder: Path) -> None:
         self._plan = RepairPlan(folder)
         self._catalog = Sections()
+        self._is_without_journal = False
+        self._new_ids: set[bytes] = set()  # of topics whose own are lost
 
     def plan(self, sources: Sequence[Path], accepted: Sequence[str]) -> RepairPlan:
         plan = self._plan
@@ -103,6 +108,12 @@ class _Planning:
                 "nothing is lost"
             )
         changed = self._look_at_folders(set(accepted)) or changed
+        if self._is_without_journal and not sources and changed:
+            plan.lost.append(
+                "what only the journal had: users and passwords (SCRAM), ACLs, quotas, options of topics and brokers, "
+                "topics without a folder, and the cluster id. Set them again before clients come back: without ACLs "
+                "and users other clients may be let in, or none"
+            )
         if changed:
             self._catalog.apply(self._catalog.identity.skip_producer_ids())  # some may have been given out meanwhile
             plan.events = list(self._catalog.snapshot())
@@ -115,8 +126,9 @@ class _Planning:
         """Take over what is left of the journal; whether anything is wrong with it."""
         plan = self._plan
         path = plan.folder / JOURNAL_NAME
-        if not path.exists():
-            plan.problems.append(f"there is no {path}")
+        if not path.exists() or not path.stat().st_size:
+            plan.problems.append(f"{path} is empty" if path.exists() else f"there is no {path}")
+            self._is_without_journal = True
             return False
         lines = parse(path.read_bytes())
         is_wrong = any(line.problem for line in lines) or bool(lines and lines[-1].parts_missing)
@@ -173,10 +185,15 @@ class _Planning:
         """Find records that belong to no topic; whether topics were added for them."""
         plan, topics = self._plan, self._catalog.topics
         unknown: dict[tuple[str, bytes], dict[int, Path]] = {}
+        unnamed: dict[tuple[str, int], Path] = {}  # folders with records that do not say of which topic
         for (name, index), folder in partition_folders(plan.folder).items() if plan.folder.is_dir() else ():
             topic_id = read_metadata(folder / METADATA)
             topic = topics.by_name.get(name)
-            if topic_id == NO_TOPIC_ID or (topic is not None and topic_id == topic.id):
+            if topic is not None and topic_id == topic.id:
+                continue
+            if topic_id == NO_TOPIC_ID and (topic is None or folder.name not in accepted):
+                if _has_records(folder):
+                    unnamed[name, index] = folder
                 continue
             if topic is not None and folder.name in accepted:
                 accepted.discard(folder.name)
@@ -192,6 +209,7 @@ class _Planning:
                     f"{folder / METADATA} {shown}, {expected}: the folder is kept and not used. If the records are of "
                     f"this topic: --accept {folder.name}"
                 )
+        self._name_folders(unnamed, unknown, accepted)
         if accepted:
             raise ConfigError(
                 f"--accept {', '.join(sorted(accepted))}: there is no such folder, it is in use, or its topic is not "
@@ -199,14 +217,56 @@ class _Planning:
             )
         return self._adopt(unknown)
 
+    def _name_folders(
+        self,
+        unnamed: dict[tuple[str, int], Path],
+        unknown: dict[tuple[str, bytes], dict[int, Path]],
+        accepted: set[str],
+    ) -> None:
+        """Find the topics of folders without partition.metadata; those that are accepted become of a topic here."""
+        plan = self._plan
+        ids = dict(unknown.keys())  # by name
+        several = {name for name, topic_id in unknown if ids[name] != topic_id}  # topics of one name
+        for (name, index), folder in unnamed.items():
+            fact = f"there is no {folder / METADATA}"
+            if folder.name in accepted and not self._is_of_cluster and name not in several:
+                accepted.discard(folder.name)
+                if name not in ids:
+                    ids[name] = uuid.uuid4().bytes
+                    self._new_ids.add(ids[name])
+                topic_id = plan.topic_ids[folder] = ids[name]
+                unknown.setdefault((name, topic_id), {})[index] = folder
+                plan.actions.append(
+                    f"write {folder / METADATA}: the records are of topic {name}, {self._shown_id(topic_id)}"
+                )
+            elif name in self._catalog.topics.by_name or name in ids:
+                plan.problems.append(
+                    f"{fact}: the broker takes the records for those of topic {name}. --accept {folder.name} writes it"
+                )
+            else:
+                plan.problems.append(
+                    f"{fact}, and no topic {name} is in the catalog: the folder is kept and not used. "
+                    + (
+                        "Another broker of the cluster may know the topic: --from FOLDER_OF_ANOTHER_BROKER"
+                        if self._is_of_cluster
+                        else f"To add the topic, with these records: --accept {folder.name}"
+                    )
+                )
+
+    def _shown_id(self, topic_id: bytes) -> str:
+        return "with a new id" if topic_id in self._new_ids else f"id {topic_id.hex()}"
+
+    @property
+    def _is_of_cluster(self) -> bool:
+        return bool(self._catalog.brokers.by_id) or (self._plan.folder / trust.FILE_NAME).exists()
+
     def _adopt(self, unknown: dict[tuple[str, bytes], dict[int, Path]]) -> bool:
         """Let topics be known again of which there are folders: a broker that is alone has all of their partitions."""
         plan = self._plan
         changed = False
         for (name, topic_id), folders in unknown.items():
             shown = ", ".join(str(folder) for folder in folders.values())
-            is_of_cluster = bool(self._catalog.brokers.by_id) or (plan.folder / trust.FILE_NAME).exists()
-            if is_of_cluster or topic_id in self._catalog.topics.by_id:
+            if self._is_of_cluster or topic_id in self._catalog.topics.by_id:
                 plan.problems.append(
                     f"{shown}: stray, of a topic {name} that the catalog does not know; it is kept. Another broker of "
                     "the cluster may know it: --from FOLDER_OF_ANOTHER_BROKER"
@@ -224,8 +284,8 @@ class _Planning:
             plan.problems.append(f"{shown}: the catalog has lost topic {name}")
             shown_configs = ", ".join(f"{option}={value}" for option, value in sorted(configs.items()))
             plan.actions.append(
-                f"add topic {name}, id {topic_id.hex()}, with {len(places)} partitions and {shown_configs}; what else "
-                "was set on it is lost"
+                f"add topic {name}, {self._shown_id(topic_id)}, with {len(places)} partitions and {shown_configs}; "
+                "what else was set on it is lost"
             )
             plan.offset += 1
             changed = True

@@ -21,6 +21,7 @@ from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, Topic
 from headrace.broker.clock import Clock
 from headrace.broker.delayed import Deletion, Replication, not_enough
+from headrace.broker.log.files import METADATA
 from headrace.broker.partition import UNKNOWN_OFFSET, Partition, Rules
 from headrace.broker.purgatory import Purgatory
 from headrace.errors import BrokerError, Code
@@ -157,7 +158,7 @@ class ReplicaManager:
             else:
                 theirs, ours = existing.topic_id.hex(), topic.id.hex()
                 self._logs.set_aside(
-                    *key, f"its topic id is {theirs}, the topic {topic.name} of the catalog has {ours}"
+                    *key, f"its topic id is {theirs} ({METADATA}), the topic {topic.name} of the catalog has {ours}"
                 )
         stray = self._logs.strays.get(key)
         if stray is None or stray.topic_id == topic.id:

@@ -113,6 +113,7 @@ class Service:
             "task_failures": failures(),
             "damaged": self._broker.logs.damages(),
             "catalog": self._catalog_state(),
+            "leaderless": [asdict(each) | {"text": str(each)} for each in self._broker.catalog.topics.leaderless()],
             "strays": [
                 {"folder": str(stray.folder), "reason": stray.reason} for stray in self._broker.logs.strays.values()
             ],

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from headrace import __version__
-from headrace.broker.control import ControlServer, Operation, Ready, remove_run_file, write_run_file
+from headrace.broker.control import (
+    ControlServer,
+    Operation,
+    Ready,
+    call,
+    read_run_file,
+    remove_run_file,
+    write_run_file,
+)
 from headrace.broker.embedded_cluster import ClusterBroker, EmbeddedCluster
 from headrace.errors import ConfigError, HeadraceError, IllegalStateError
 
@@ -136,7 +144,8 @@ class Supervisor:
         rows = await asyncio.gather(*(asyncio.to_thread(_asked, member) for member in self._members))
         processes = [_process_row(row) for row in rows]
         controller = processes.pop() if self._cluster.has_separate_controller else None
-        first = next((row for row in rows if row["alive"]), {})
+        # The controller, if it is there: it has the lowest number, and decides who leads.
+        first = min((row for row in rows if row["alive"]), key=lambda row: row["node_id"], default={})
         return self._ready.to_json() | {
             "version": __version__,
             "uptime_ms": int((time.monotonic() - self._started) * 1000),
@@ -146,6 +155,7 @@ class Supervisor:
             "damaged": [f"broker {row['node_id']}: {text}" for row in rows for text in row.get("damaged", ())],
             "brokers": processes,
             "controller": controller,
+            "leaderless": first.get("leaderless", []),
             "strays": [stray for row in rows for stray in row.get("strays", [])],
         }
 
@@ -156,7 +166,7 @@ def _process_row(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked(broker: ClusterBroker) -> dict[str, Any]:
-    """What a broker says of itself, or that it says nothing."""
+    """What a broker says of itself, or that it says nothing; also if it was started again with --join."""
     row: dict[str, Any] = {
         "node_id": broker.node_id,
         "alive": False,
@@ -165,6 +175,10 @@ def _asked(broker: ClusterBroker) -> dict[str, Any]:
         "data_dir": str(broker.data_dir),
     }
     try:
-        return {**row, **broker.status(), "alive": True}
+        if broker.is_alive:
+            return {**row, **broker.status(), "alive": True}
+        if (facts := read_run_file(broker.data_dir)) is not None:
+            return {**row, **call(facts["control"], "status"), "alive": True}
     except HeadraceError:
-        return row
+        pass
+    return row

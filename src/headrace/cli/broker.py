@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.broker_cluster import joining, run_cluster
+from headrace.cli.broker_cluster import joining, journals_of_cluster, run_cluster
 from headrace.cli.broker_faults import faults
 from headrace.cli.output import EXIT_FAILED, CommandError, command_errors, debug_option, emit, format_option
 from headrace.cli.running import call, data_dir_option, default_data_dir, is_alive
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 STOP_SECONDS_MAX = 40.0  # a little more than a broker gives itself
+LEADERLESS_SHOWN_MAX = 20
 _POLL_SECONDS = 0.02
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
@@ -123,6 +124,12 @@ def start(
     config = resolve(("file", given), ("argument", arguments))
     _warn_if_open(config)
     folder = data_folder(config)
+    if there := [node_id for node_id in journals_of_cluster(folder) if node_id]:
+        names = ", ".join(f"broker-{each}" for each in there)
+        raise click.UsageError(
+            f"{folder} holds a cluster of {len(there)} brokers ({names}): start it with --brokers {max(there)}, or "
+            "name another --data-dir for a broker that is alone"
+        )
 
     def announce(ready: Ready) -> None:
         config.warn_of_unused()  # by now all that read options of their own have done so
@@ -181,6 +188,10 @@ def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
             lines.append(f"broker {row['node_id']}: the controller's catalog is refused: {row['catalog_problem']}")
     if facts.get("controller"):
         lines.append(f"controller: {_process_text(facts['controller'])}")
+    leaderless = [str(row["text"]) for row in facts.get("leaderless", ())]
+    lines += leaderless[:LEADERLESS_SHOWN_MAX]
+    if len(leaderless) > LEADERLESS_SHOWN_MAX:
+        lines.append(f"{len(leaderless) - LEADERLESS_SHOWN_MAX} partitions more have no leader: --format json has all")
     lines += [f"stray folder, kept: {stray['folder']}: {stray['reason']}" for stray in facts.get("strays", ())]
     for name, count in facts.get("task_failures", {}).items():
         lines.append(f"background task {name} failed {count} times: see the log, and report it")

@@ -127,6 +127,7 @@ def describe(connection: Connection, names: tuple[str, ...], output_format: str,
     """Show the partitions of a TOPIC, and the options that differ from the defaults.
 
     Offsets are the first one there is and the one that the next record gets; bytes are those on the leader's disk.
+    A partition without a leader, or whose leader does not give its offsets within 5 s, is shown as offline.
     With several topics, JSON has a line for each of them.
 
     \b
@@ -146,7 +147,7 @@ def _described(facts: dict[str, Any]) -> str:
     rows = [
         (
             part["partition"],
-            part["leader"],
+            _leader_text(part),
             ",".join(map(str, part["replicas"])),
             ",".join(map(str, part["isr"])),
             part["start_offset"],
@@ -159,6 +160,11 @@ def _described(facts: dict[str, Any]) -> str:
     lines = [f"{facts['topic']} (id {facts['topic_id']}{kind})", table(heads, rows)]
     lines += [f"{name}={value}" for name, value in facts["configs"].items()]
     return "\n".join(lines)
+
+
+def _leader_text(part: dict[str, Any]) -> str:
+    leader = "none" if part["leader"] is None else str(part["leader"])
+    return f"{leader} (offline)" if part["offline"] else leader
 
 
 @topic.command()

@@ -28,7 +28,8 @@ cdef extern from * nogil:
     ssize_t c_sendmsg "sendmsg"(int fd, const msghdr *message, int flags)
     ssize_t c_recv "recv"(int fd, void *buffer, size_t size, int flags)
 
-DEF GATHER_MAX = 512  # buffers in one call, as in connection.py; the system allows 1024
+cdef enum:
+    GATHER_MAX = 512  # buffers in one call, as in connection.py; the system allows 1024
 
 
 def sendmsg(int fd, parts):

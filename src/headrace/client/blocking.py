@@ -14,6 +14,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, Self, TypeVar
@@ -23,13 +24,14 @@ from headrace.client.addresses import USE_ALL_DNS_IPS, bootstrap_endpoints, pars
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import ConnectionSettings
 from headrace.client.credentials import SaslSettings
-from headrace.client.metadata import NO_LEADER, UNKNOWN_TOPIC_OR_PARTITION, Cluster, Metadata, MetadataUpdater
+from headrace.client.metadata import NO_LEADER, Cluster, Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings, backoff_ms
 from headrace.client.requests import Request, Response
 from headrace.errors import (
     AuthenticationError,
     BrokerError,
     ClosedError,
+    Code,
     ConnectionFailedError,
     HeadraceError,
     TimedOutError,
@@ -200,13 +202,17 @@ class BlockingClient:
         *,
         versions: tuple[int, int] | None = None,
         timeout_ms: float | None = None,
+        partial: bool = False,
     ) -> dict[TopicPartition, T]:
-        """What the leader of each partition answers; a BrokerError names the partition that has none to give."""
-        left = dict.fromkeys(partitions, UNKNOWN_TOPIC_OR_PARTITION)
+        """What the leader of each partition answers; a BrokerError names the partition that has none to give.
+
+        With `partial`, partitions that are offline, or whose leaders do not respond, are left out when the time is up.
+        """
+        left: dict[TopicPartition, int] = dict.fromkeys(partitions, Code.UNKNOWN_TOPIC_OR_PARTITION)
         found: dict[TopicPartition, T] = {}
         deadline = self.deadline(timeout_ms)
         unknown_deadline = min(deadline, self.clock.monotonic_ms() + UNKNOWN_TOPIC_MS_MAX)
-        with self._lock:
+        with self._lock, suppress(TimedOutError) if partial else nullcontext():
             for attempt in self._attempts("the leaders of partitions", deadline):
                 cluster = self.cluster({tp.topic for tp in left}, deadline, fresh=attempt.number > 1)
                 sent: list[Pending] = []
@@ -226,7 +232,7 @@ class BlockingClient:
                         if code == 0:
                             found[tp] = value
                             left.pop(tp, None)
-                        elif code in TRY_AGAIN or code == UNKNOWN_TOPIC_OR_PARTITION:
+                        elif code in TRY_AGAIN or code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                             left[tp] = code
                             attempt.has_answer = True
                         else:
@@ -235,7 +241,7 @@ class BlockingClient:
                     return found
                 if self.clock.monotonic_ms() >= unknown_deadline:
                     self._raise_unknown(left)
-        for tp, code in left.items():
+        for tp, code in left.items() if not partial else ():
             raise BrokerError(f"{tp}: not after {self.settings.timeout_ms:.0f} ms", code=code)
         return found
 
@@ -251,7 +257,7 @@ class BlockingClient:
     def _raise_unknown(self, left: dict[TopicPartition, int]) -> None:
         for tp, code in left.items():
             count = self.metadata.cluster.partition_count(tp.topic)
-            if code == UNKNOWN_TOPIC_OR_PARTITION and (count is None or tp.partition >= count):
+            if code == Code.UNKNOWN_TOPIC_OR_PARTITION and (count is None or tp.partition >= count):
                 has = "there is no such topic" if count is None else f"the topic has {count} partitions"
                 raise BrokerError(f"{tp}: {has}", code=code)
 
@@ -361,7 +367,7 @@ class BlockingClient:
         now = self.clock.monotonic_ms()
         if now >= deadline:
             why = self.network.last_failure
-            raise TimedOutError(f"waited in vain for {what}" + (f"; {why}" if why else ""))
+            raise TimedOutError(f"timed out waiting for {what}" + (f"; {why}" if why else ""))
         self.poll(deadline - now)
 
     def poll(self, wait_ms: float) -> None:

@@ -27,6 +27,7 @@ from headrace.client.prompt_socket import PromptSocket
 from headrace.client.requests import InFlight, Request
 from headrace.errors import (
     AuthenticationError,
+    Code,
     ConnectionFailedError,
     HeadraceError,
     MalformedError,
@@ -49,8 +50,6 @@ CORRELATION_ID_MAX = 0x7FFFFFFF
 REAUTHENTICATE_FROM, REAUTHENTICATE_TO = 0.85, 0.95
 """The part of a session's life after which to authenticate again: by chance, so that clients do not come in step."""
 
-UNSUPPORTED_SASL_MECHANISM = 33
-UNSUPPORTED_VERSION = 35
 NEVER_MS = float("inf")
 
 _WRONG_LISTENER = "is it the port of a Kafka broker, and does security.protocol match its listener?"
@@ -199,7 +198,7 @@ class Connection:
         about = ApiVersionsRequest(client_software_name="headrace", client_software_version=__version__)
         answer = yield about, 3
         assert isinstance(answer, ApiVersionsResponse)
-        if answer.error_code == UNSUPPORTED_VERSION:
+        if answer.error_code == Code.UNSUPPORTED_VERSION:
             answer = yield ApiVersionsRequest(), 0
             assert isinstance(answer, ApiVersionsResponse)
         if answer.error_code:
@@ -222,7 +221,7 @@ class Connection:
             raise mechanism.failure(f"it has no SASL of our kind ({error})") from None
         answer = yield SaslHandshakeRequest(mechanism=mechanism.name), handshake_version
         assert isinstance(answer, SaslHandshakeResponse)
-        if answer.error_code == UNSUPPORTED_SASL_MECHANISM:
+        if answer.error_code == Code.UNSUPPORTED_SASL_MECHANISM:
             raise mechanism.not_offered(answer.mechanisms)
         if answer.error_code:
             raise AuthenticationError(
@@ -271,7 +270,7 @@ class Connection:
         api_key, version, expected = self._step_pending
         self._check_id(frame, expected)
         # A broker that does not know our version says so in version 0, whatever we asked in (KIP-511).
-        if api_key == ApiVersionsRequest.api_key and int.from_bytes(frame[4:6], "big") == UNSUPPORTED_VERSION:
+        if api_key == ApiVersionsRequest.api_key and int.from_bytes(frame[4:6], "big") == Code.UNSUPPORTED_VERSION:
             version = 0
         _, answer = frames.decode_response(api_key, version, frame)
         self._step_pending = None

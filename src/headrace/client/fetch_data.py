@@ -82,8 +82,16 @@ class VisibleBatches:
     from the first offset of its transaction up to the marker that ends it, which is how brokers mean the list.
     """
 
-    def __init__(self, data: Buffer, position: int, aborted: Sequence[AbortedTransaction] | None) -> None:
+    def __init__(
+        self,
+        data: Buffer,
+        position: int,
+        aborted: Sequence[AbortedTransaction] | None,
+        *,
+        control_batches: bool = False,
+    ) -> None:
         self._batches = read_all(data)
+        self._control_batches = control_batches
         self._committed_only = aborted is not None
         self._to_come = deque(sorted((entry.first_offset, entry.producer_id) for entry in aborted or ()))
         self._aborted_ids: set[int] = set()
@@ -97,7 +105,8 @@ class VisibleBatches:
             header = batch.header
             next_offset = header.last_offset + 1
             hidden = self._committed_only and header.producer_id >= 0 and self._is_aborted(batch)
-            if hidden or header.is_control or next_offset <= self.position:
+            hidden = hidden or (header.is_control and not self._control_batches)
+            if hidden or next_offset <= self.position:
                 self.position = max(self.position, next_offset)
                 continue
             return batch

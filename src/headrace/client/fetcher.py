@@ -19,11 +19,12 @@ import pyarrow as pa
 from headrace.client.blocking import TRY_AGAIN, BlockingClient, ClientSettings, Pending, TopicPartition
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.fetch_data import FetchedRecord, PartitionReader, VisibleBatches, Watermarks, located
-from headrace.client.metadata import NO_LEADER, UNKNOWN_TOPIC_OR_PARTITION
+from headrace.client.metadata import NO_LEADER
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, PartitionOffset, by_topic, list_offsets
 from headrace.client.requests import Request
 from headrace.errors import (
     BrokerError,
+    Code,
     ConfigError,
     ConnectionFailedError,
     IllegalStateError,
@@ -37,9 +38,7 @@ from headrace.wire.records import RecordBatch
 
 log = logging.getLogger("headrace.client")
 
-OFFSET_OUT_OF_RANGE = 1
-UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 100, 103
-TOPIC_MAY_COME = frozenset({UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID})
+TOPIC_MAY_COME = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID, Code.INCONSISTENT_TOPIC_ID})
 NEWEST_BY_NAME = 12  # from 13 on topics go by id
 RECREATED_MS_MAX = 2000.0
 """How long a topic may have another id than expected: metadata may be older than the topic that is expected."""
@@ -68,10 +67,14 @@ class Fetcher:
         min_bytes: int = 1,
         max_bytes: int = 50 * 1024 * 1024,
         partition_bytes_max: int = 1024 * 1024,
+        control_batches: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         **options: Any,
     ) -> None:
-        """`options` are those of `ClientSettings`. A client that is passed in is not closed with the fetcher."""
+        """`options` are those of `ClientSettings`. A client that is passed in is not closed with the fetcher.
+
+        `control_batches`: return transaction markers as well. Use `poll_batches` with it, which does not decode them.
+        """
         if out_of_range not in ("error", "earliest", "latest"):
             raise ConfigError(f"out_of_range: expected error, earliest or latest, got {out_of_range!r}")
         self._owns_client = not isinstance(bootstrap_servers, BlockingClient)
@@ -87,6 +90,7 @@ class Fetcher:
         self._min_bytes = min_bytes
         self._max_bytes = max_bytes
         self._partition_bytes_max = partition_bytes_max
+        self._control_batches = control_batches
         self._partitions: dict[TopicPartition, PartitionReader] = {}
         self._topic_ids: Mapping[str, bytes] = {}  # expected ids, by topic
         self._in_flight: dict[int, _Asked] = {}  # by node
@@ -107,7 +111,7 @@ class Fetcher:
         `until` gives offsets at which to stop: see `is_finished`. Without `check` nobody is asked whether the
         partitions are there: polling will tell.
 
-        With `topic_ids`, polling raises a BrokerError (INCONSISTENT_TOPIC_ID) instead of reading a topic that has
+        With `topic_ids`, polling raises a BrokerError (Code.INCONSISTENT_TOPIC_ID) instead of reading a topic that has
         another id, that is one that was deleted and created again.
         """
         self._topic_ids = topic_ids or {}
@@ -293,9 +297,9 @@ class Fetcher:
                 continue
             leader = cluster.leader(*state.name)
             if leader == NO_LEADER:
-                self._failed(state, UNKNOWN_TOPIC_OR_PARTITION, now)
+                self._failed(state, Code.UNKNOWN_TOPIC_OR_PARTITION, now)
             elif self._is_recreated(state.name.topic):
-                self._failed(state, INCONSISTENT_TOPIC_ID, now, RECREATED_MS_MAX)
+                self._failed(state, Code.INCONSISTENT_TOPIC_ID, now, RECREATED_MS_MAX)
             elif leader not in self._in_flight:
                 by_node[leader].append(state)
         for node_id, states in by_node.items():
@@ -378,7 +382,7 @@ class Fetcher:
         self, state: PartitionReader, answer: PartitionData, endpoints: Sequence[NodeEndpoint], now: float
     ) -> None:
         code = answer.error_code
-        if code == OFFSET_OUT_OF_RANGE:
+        if code == Code.OFFSET_OUT_OF_RANGE:
             self._move_into_range(state, answer)
             return
         if code:
@@ -394,7 +398,7 @@ class Fetcher:
         committed_only = self._isolation is Isolation.READ_COMMITTED
         aborted = (answer.aborted_transactions or ()) if committed_only else None
         state.last_start, state.last_bytes = state.position, len(data)
-        state.fetched = fetched = VisibleBatches(data, state.position, aborted)
+        state.fetched = fetched = VisibleBatches(data, state.position, aborted, control_batches=self._control_batches)
         if state.next_batch() is None and fetched.is_empty:
             raise RecordTooLargeError(
                 f"{state.name} at offset {state.position}: the next batch is larger than partition_bytes_max "
@@ -407,7 +411,7 @@ class Fetcher:
             raise BrokerError(
                 f"{state.name} has no offset {state.position}{'; ' + ends if ends else ''}; seek to another, or set "
                 f"out_of_range to earliest or latest",
-                code=OFFSET_OUT_OF_RANGE,
+                code=Code.OFFSET_OUT_OF_RANGE,
             )
         self.seek(state.name, EARLIEST if self._out_of_range == "earliest" else LATEST)
 

@@ -68,8 +68,13 @@ class TurnLock(OwnedLock):
             while not self.acquire(False):
                 time.sleep(TURN_S)
         except BaseException:
-            if self.is_owned():  # the handler has raised just after it was acquired
-                self.release()
+            try:
+                if self.is_owned():  # the handler has raised just after it was acquired
+                    self.release()
+            except BaseException:
+                if self.is_owned():  # and another one just now
+                    self.release()
+                raise
             raise
         return True
 

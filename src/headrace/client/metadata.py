@@ -20,15 +20,11 @@ from headrace.client.clock import Clock
 from headrace.client.locks import OneShotEvent, OwnedLock
 from headrace.client.network import CONNECTING_MS_MAX, NetworkClient, backoff_ms
 from headrace.client.requests import Request, Response
-from headrace.errors import BrokerError, HeadraceError, UnsupportedVersionError, error_name
+from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError, error_name
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
 NO_LEADER = -1
-LEADER_NOT_AVAILABLE = 5
-UNKNOWN_TOPIC_OR_PARTITION = 3
-INVALID_TOPIC = 17
-TOPIC_AUTHORIZATION_FAILED = 29
-FATAL_TOPIC_ERRORS = (INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED)
+FATAL_TOPIC_ERRORS = (Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED)
 METADATA_VERSIONS = (1, 13)
 UNREACHABLE_MS_MAX = 1000.0
 """How long no known broker may be reachable before bootstrap.servers are asked again: two or three attempts each."""
@@ -83,6 +79,16 @@ class Cluster:
         return [p.partition for p in info.partitions if p.leader != NO_LEADER] if info else ()
 
 
+class _Waiter:
+    """A thread that waits for an update. Guarded by the metadata's lock."""
+
+    __slots__ = ("changed", "error")
+
+    def __init__(self) -> None:
+        self.changed = OneShotEvent()  # Replaced before each look.
+        self.error: HeadraceError | None = None
+
+
 class Metadata:
     """The current snapshot and the wish for a newer one. Shared between threads."""
 
@@ -113,9 +119,10 @@ class Metadata:
         self._wishes = 0  # Guarded by lock: counts requests for an update.
         self._granted = 0  # Guarded by lock: how many of them the last answer met.
         self._hurry = False  # Guarded by lock: for a new topic, say, no pause has to be over.
-        self._waiting: dict[object, OneShotEvent] = {}  # Guarded by lock: threads in wait_for_update.
-        self._fatal: HeadraceError | None = None  # Guarded by lock: every waiter gets it.
-        self._closed: HeadraceError | None = None  # Guarded by lock: as _fatal, and for good.
+        self._waiting: dict[_Waiter, None] = {}  # Guarded by lock: threads in _wait_until.
+        self._fatal: HeadraceError | None = None  # Guarded by lock: of the last attempt.
+        self._fatal_wishes = 0  # Guarded by lock: how many wishes there were by then; later ones it does not concern.
+        self._closed: HeadraceError | None = None  # Guarded by lock: what everybody is told who waits or begins to.
         # The polling thread's.
         self._refreshed_ms = -1e18
         self._attempted_ms = -1e18
@@ -163,17 +170,27 @@ class Metadata:
 
     def wait_for_wish(self, wish: int, timeout_ms: float) -> bool:
         """Wait until somebody was asked after the wish was made, and has answered; False if the time is up first."""
-        return self._wait_until(lambda: self._granted >= wish, timeout_ms)
+
+        def is_granted() -> bool:
+            if self._fatal is not None and wish <= self._fatal_wishes:
+                raise self._fatal
+            return self._granted >= wish
+
+        return self._wait_until(is_granted, timeout_ms)
 
     def _wait_until(self, is_there: Callable[[], bool], timeout_ms: float) -> bool:
         deadline = time.monotonic() + timeout_ms / 1000
-        waiter = object()
+        waiter = _Waiter()
         try:
             while True:
                 changed = OneShotEvent()
                 with self.lock:
-                    self._waiting[waiter] = changed
-                    self._raise_error(waiter)
+                    waiter.changed = changed
+                    self._waiting[waiter] = None
+                    if self._closed is not None:
+                        raise self._closed
+                    if waiter.error is not None:
+                        raise waiter.error
                     if is_there():
                         return True
                 left = deadline - time.monotonic()
@@ -183,21 +200,10 @@ class Metadata:
         finally:
             self._waiting.pop(waiter, None)
 
-    def _raise_error(self, waiter: object) -> None:
-        """Raise what all who wait are told. The lock is held."""
-        if self._closed is not None:
-            raise self._closed
-        if self._fatal is not None:
-            error = self._fatal
-            del self._waiting[waiter]
-            if not self._waiting:  # everybody has it
-                self._fatal = None
-            raise error
-
     def _notify(self) -> None:
         """Wake all who wait. The lock is held."""
-        for changed in list(self._waiting.values()):
-            changed.set()
+        for waiter in list(self._waiting):
+            waiter.changed.set()
 
     def close(self, error: HeadraceError) -> None:
         """Nothing will come any more: whoever waits, or begins to, is told."""
@@ -239,12 +245,19 @@ class Metadata:
         self._retry_at_ms = self._attempted_ms + wait
 
     def fail(self, error: HeadraceError | None = None, fatal: bool = False) -> None:
-        """An attempt failed. A fatal error (wrong credentials, say) reaches everybody who waits."""
+        """Note a failed attempt. A fatal error (wrong credentials, say) is raised in every thread that waits now.
+
+        `wait_for_wish` raises it for wishes made before. A thread that begins to wait later is not told of it: it may
+        be about a connection that has recovered, and that thread makes an attempt of its own. (Java keeps the error
+        for the next caller, whoever that is.)
+        """
         self._failures += 1
         self._pause()
         if fatal:
             with self.lock:
-                self._fatal = error
+                self._fatal, self._fatal_wishes = error, self._wishes
+                for waiter in list(self._waiting):
+                    waiter.error = error
                 self._notify()
 
     def update(self, response: MetadataResponse, now: float) -> None:
@@ -256,6 +269,8 @@ class Metadata:
             retry = any(code not in FATAL_TOPIC_ERRORS for code in cluster.errors.values())
             leaderless = any(p.leader == NO_LEADER for t in cluster.topics.values() for p in t.partitions)
             self._fatal = None
+            for waiter in list(self._waiting):
+                waiter.error = None
             self._granted = self._wishes_asked
             if retry or leaderless or new_topics:
                 self._wishes += 1
@@ -275,7 +290,7 @@ class Metadata:
         for topic in response.topics:
             if topic.name is None:
                 continue
-            if topic.error_code and topic.error_code != LEADER_NOT_AVAILABLE:
+            if topic.error_code and topic.error_code != Code.LEADER_NOT_AVAILABLE:
                 errors[topic.name] = topic.error_code
                 continue
             known = self.cluster.topics.get(topic.name)
@@ -295,7 +310,7 @@ class Metadata:
             if [p.partition for p in partitions] == list(range(len(partitions))) and partitions:
                 topics[topic.name] = TopicInfo(topic.name, topic.topic_id, tuple(partitions), topic.is_internal)
             else:
-                errors[topic.name] = topic.error_code or LEADER_NOT_AVAILABLE
+                errors[topic.name] = topic.error_code or Code.LEADER_NOT_AVAILABLE
         # Brokers may answer for some topics only: what is tracked and was known stays known.
         for name, info in self.cluster.topics.items():
             if name not in topics and name not in errors and name in self._topics:

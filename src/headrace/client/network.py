@@ -115,7 +115,7 @@ class NetworkClient:
         self.on_auth_failure: Callable[[AuthenticationError], None] | None = None
         self.on_failure: Callable[[int], None] | None = None  # told of every node whose connection failed or was lost
         self.last_failure: HeadraceError | None = None
-        """Why the last connection failed; None once one has been made. For messages to those who wait in vain."""
+        """Why the last connection failed; None once one has been made. For the messages of time-outs."""
 
     # -- nodes ---------------------------------------------------------------------------------
 

@@ -40,10 +40,13 @@ def list_offsets(
     wanted: Mapping[TopicPartition, int],
     isolation: Isolation = Isolation.READ_UNCOMMITTED,
     timeout_ms: float | None = None,
+    *,
+    partial: bool = False,
 ) -> dict[TopicPartition, PartitionOffset]:
     """The offsets at times in milliseconds, or at LATEST, EARLIEST, MAX_TIMESTAMP.
 
-    Under READ_COMMITTED the latest is the last stable offset: where the first open transaction begins.
+    Under READ_COMMITTED the latest is the last stable offset: where the first open transaction begins. With `partial`,
+    partitions that are offline when the time is up are left out.
     """
 
     def build(partitions: list[TopicPartition]) -> ListOffsetsRequest:
@@ -61,7 +64,7 @@ def list_offsets(
 
     low = max((_VERSION_OF.get(time, 1) for time in wanted.values()), default=1)
     low = max(low, 2) if isolation is Isolation.READ_COMMITTED else low
-    return client.ask_leaders(wanted, build, _read, versions=(low, 9), timeout_ms=timeout_ms)
+    return client.ask_leaders(wanted, build, _read, versions=(low, 9), timeout_ms=timeout_ms, partial=partial)
 
 
 def _read(response: Any) -> Iterator[tuple[TopicPartition, int, PartitionOffset]]:

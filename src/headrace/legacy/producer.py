@@ -63,7 +63,7 @@ class Producer:
             batch_messages, age_ms_max = self._settings.batch_messages, self._settings.queue_age_ms_max
             self._thread = SendThread(name, self._queue, handler, batch_messages, age_ms_max, clock)
             self._thread.start()
-        process.opened(self)
+        process.register(self)
 
     def _make_handler(self, clock: WaitingClock, connect: Connect, chance: random.Random) -> DefaultEventHandler:
         config, load = self.config, self._plugins.load
@@ -125,7 +125,7 @@ class Producer:
             if self._why_closed:
                 return
             self._why_closed = _CLOSED
-            process.closed(self)
+            process.unregister(self)
             if self._thread is None or self._queue is None:
                 self._handler.close()
             else:
@@ -146,12 +146,12 @@ class Producer:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _warn_of_undelivered(self) -> None:
+    def warn_of_undelivered(self) -> None:
         """For `process`, at the end of it."""
         if self._queue is not None and len(self._queue):
             log.warning("the process ends with %d messages queued: close() sends them", len(self._queue))
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         self._why_closed = _FORKED
 
 

@@ -1,6 +1,6 @@
 """Where records wait: for each partition a deque of batches, the last one open.
 
-    application threads: Lane.append (compiled), or `append` here where a batch has to be opened first
+    application threads: TopicAppender.append (compiled), or `append` here where a batch has to be opened first
     the I/O thread: ready → drain → (request) → complete, reenqueue, or fail
 
 A record goes into the open batch of its partition. Where there is none, or no room, `append` closes the old batch,
@@ -13,26 +13,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.locks import OwnedLock
 from headrace.client.metadata import NO_LEADER, Cluster
 from headrace.client.network import backoff_ms
 from headrace.errors import ClosedError, HeadraceError, RecordTooLargeError
+from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.batch import Delivery, ProducerBatch
 from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.queues import PartitionQueue, TopicQueues
+from headrace.producer.records import PreparedRecord
 from headrace.producer.sticky import StickyChoice
 from headrace.wire.compression import NONE
 from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header
 from headrace.wire.records import record_bytes_max
-
-if TYPE_CHECKING:
-    from headrace.wire._reference import Lane, RecordFuture
-else:
-    Lane = kernel.Lane
 
 ROOM_SHARE_OF_POOL = 8  # the largest batch takes no more than this part of buffer.memory
 SPARE_BYTES_MAX = 8 * 1024 * 1024
@@ -82,7 +78,7 @@ class Accumulator:
         self.sticky = sticky
         self._on_open = on_open  # told of every partition that gets a batch
         self.topics: dict[str, TopicQueues] = {}
-        self.lanes: dict[str, Lane] = {}  # what send() looks into first
+        self.appenders: dict[str, TopicAppender] = {}  # what send() looks into first
         self.topics_lock = OwnedLock()
         # Queues that may hold batches, the one first that was served least recently; adding is atomic, any thread.
         self._active: dict[PartitionQueue, None] = {}
@@ -102,44 +98,37 @@ class Accumulator:
             with self.topics_lock:
                 queues = self.topics.get(name)
                 if queues is None:
-                    queues = TopicQueues(name, partition_count, self._make_lane)
+                    queues = TopicQueues(name, partition_count, self._make_appender)
                 elif len(queues.queues) < partition_count:
                     queues.grow(partition_count)
                 # No call in between: a signal handler that raises comes before both or after both.
-                self.lanes[name] = queues.lane
+                self.appenders[name] = queues.appender
                 self.topics[name] = queues
         return queues
 
-    def _make_lane(self, topic: TopicQueues, partition_count: int) -> Lane:
-        # The compiled lane reads the system's clock by itself.
+    def _make_appender(self, topic: TopicQueues, partition_count: int) -> TopicAppender:
+        # The compiled appender reads the system's clock by itself.
         own_clock = self._clock is SYSTEM_CLOCK and KERNEL_NAME == "compiled"
-        return Lane(
+        return TopicAppender(
             topic.name,
             partition_count,
-            self._settings.max_request_bytes - HEADER_BYTES,
-            self._settings.hashes_keys,
-            topic.lock,
-            None if own_clock else self._clock.time_ms,  # type: ignore[arg-type]
+            record_bytes_max=self._settings.max_request_bytes - HEADER_BYTES,
+            hashes_keys=self._settings.hashes_keys,
+            lock=topic.lock,
+            now_ms=None if own_clock else self._clock.time_ms,  # type: ignore[arg-type]
         )
 
     def append(
         self,
         topic: TopicQueues,
         cluster: Cluster,
-        partition: int | None,
-        timestamp: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[Header],
+        prepared: PreparedRecord,
         on_delivery: Delivery | None,
         deadline_ms: float,
-        choose_again: Callable[[int], int] | None = None,
     ) -> RecordFuture:
-        """Append a record whose batch has to be opened first, perhaps. Blocks for memory until the deadline.
-
-        `choose_again(previous)` lets a partitioner pick another partition before a new batch is opened.
-        """
-        key = key if key is None or type(key) is bytes else bytes(key)  # as lanes want them
+        """Append a record, opening a batch if necessary; blocks for memory until the deadline."""
+        partition, timestamp_ms, key, value, headers, choose_again = prepared
+        key = key if key is None or type(key) is bytes else bytes(key)  # the appender accepts nothing else
         value = value if value is None or type(value) is bytes else bytes(value)
         size = self._checked_size(key, value, headers)
         keyless = partition is None and not (self._settings.hashes_keys and key is not None)
@@ -147,70 +136,60 @@ class Accumulator:
         for _ in range(APPEND_ATTEMPTS_MAX):
             with topic.lock:
                 self._check_open()
-                if keyless and topic.lane.sticky < 0:
+                if keyless and topic.appender.sticky_partition < 0:
                     self.sticky.move_on(topic, cluster)
-                future = topic.lane.append_locked(key, value, partition, timestamp, headers, on_delivery)
+                future = topic.appender.try_append_locked(key, value, partition, timestamp_ms, headers, on_delivery)
                 if future is None:
-                    place = partition if partition is not None else self._place(topic, key)
-                    closed = topic.close_open(place) or closed
+                    chosen = partition if partition is not None else self._partition_of(topic, key)
+                    closed = topic.close_open(chosen) or closed
                     if keyless and topic.sticky_bytes >= self._settings.batch_bytes:
                         self.sticky.move_on(topic, cluster)
                         continue
             if future is not None:
                 if closed:
-                    self._wake()  # never with the lock in hand: it may give up the GIL
+                    self._wake()  # not under the lock: it may release the GIL
                 return future
             if choose_again is not None and partition is not None:
                 partition, choose_again = choose_again(partition), None
                 continue
-            future = self._append_to_new(topic, place, timestamp, key, value, headers, on_delivery, size, deadline_ms)
+            record = PreparedRecord(chosen, timestamp_ms, key, value, headers, None)
+            future = self._append_to_new(topic, record, on_delivery, size, deadline_ms)
             if future is not None:
                 return future
-        raise AssertionError("an append lost every race")
+        raise AssertionError(f"append lost {APPEND_ATTEMPTS_MAX} races for a batch; please report this")
 
     def _append_to_new(
-        self,
-        topic: TopicQueues,
-        place: int,
-        timestamp: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[Header],
-        on_delivery: Delivery | None,
-        size: int,
-        deadline_ms: float,
+        self, topic: TopicQueues, record: PreparedRecord, on_delivery: Delivery | None, size: int, deadline_ms: float
     ) -> RecordFuture | None:
+        """Open a batch for the record and append it there. None: another thread's batch is full already."""
+        partition = record.partition
+        assert partition is not None
         room = self.room_bytes(topic, size)
         if self.pool.available_bytes < room:
-            self._wake()  # what is buffered has to go out for memory to come back
+            self._wake()  # sending what is buffered is what frees memory
         claim = Claim()
         try:
             buffer = self.pool.allocate(room, max(0.0, deadline_ms - self._clock.monotonic_ms()), claim)
             with topic.lock:
                 self._check_open()
-                opened = topic.lane.open_batches[place]
-                try:
-                    if opened is None or opened.closed:
-                        batch = ProducerBatch(topic.name, place, buffer, room, self._clock.monotonic_ms())
-                        self._enqueue(topic, batch, claim)
-                    # At `place`, wherever the sticky partition is by now: a batch that was opened must not stay empty.
-                    return topic.lane.append_locked(key, value, place, timestamp, headers, on_delivery)
-                except BaseException:
-                    self._discard_empty(topic, place)
-                    raise
+                open_batch = topic.appender.open_batches[partition]
+                if open_batch is None or open_batch.closed:
+                    batch = ProducerBatch(topic.name, partition, buffer, room, self._clock.monotonic_ms())
+                    self._enqueue(topic, batch, claim)
+                # To this partition, whatever the sticky one is by now. If this raises (the record cannot be encoded, or
+                # Ctrl-C), the batch stays open for the next record, or is empty when it is drained.
+                return topic.appender.try_append_locked(
+                    record.key, record.value, partition, record.timestamp_ms, record.headers, on_delivery
+                )
         finally:
-            if claim.size:
-                self.pool.give_back(claim)
-            else:
-                self._wake()
-
-    def _discard_empty(self, topic: TopicQueues, place: int) -> None:
-        """A batch was opened for a record that turned out not to fit the format. topic.lock is held."""
-        batch = topic.lane.open_batches[place]
-        if batch is not None and batch.record_count == 0:
-            topic.lane.open_batches[place] = None
-            topic.queues[place].batches.remove(batch)
-            self.finish(batch)
+            try:
+                if claim.size:
+                    self.pool.give_back(claim)
+                else:
+                    self._wake()
+            finally:
+                if claim.size:  # a second signal, during the clean-up after the first
+                    self.pool.give_back(claim)
 
     def _enqueue(self, topic: TopicQueues, batch: ProducerBatch, claim: Claim | None = None) -> None:
         """A new batch at the end of its queue. topic.lock is held. With a claim on its memory, it is an open one."""
@@ -222,7 +201,7 @@ class Accumulator:
             queue = topic.queues[batch.partition]
             # No call from here on: a signal handler that raises comes before all of this or after it.
             if claim is not None:
-                topic.lane.open_batches[batch.partition] = batch
+                topic.appender.open_batches[batch.partition] = batch
                 claim.size = 0
             queue.batches += (batch,)
             self._active[queue] = None
@@ -230,10 +209,10 @@ class Accumulator:
             self._incomplete.pop(batch, None)
             raise
 
-    def _place(self, topic: TopicQueues, key: bytes | None) -> int:
+    def _partition_of(self, topic: TopicQueues, key: bytes | None) -> int:
         if key is not None and self._settings.hashes_keys:
             return int((kernel.murmur2(key) & 0x7FFFFFFF) % len(topic.queues))
-        return topic.lane.sticky
+        return topic.appender.sticky_partition
 
     def room_bytes(self, topic: TopicQueues, record_bytes: int) -> int:
         """How much of the pool the next batch takes, for a first record of so many bytes."""
@@ -372,6 +351,9 @@ class Accumulator:
                 if not batch.closed:
                     queue.topic.close_open(queue.partition)
                     batch.close()
+            if not batch.record_count:
+                self._discard_empty(batch)
+                continue
             if assign is not None and not batch.has_sequence:
                 assign(batch)
             try:
@@ -453,8 +435,17 @@ class Accumulator:
                     if not batch.closed:
                         queue.topic.close_open(queue.partition)
                         batch.close()
-                    found.append(batch)
+                    if batch.record_count:
+                        found.append(batch)
+                    else:
+                        self._discard_empty(batch)
         return found
+
+    def _discard_empty(self, batch: ProducerBatch) -> None:
+        """End a batch that was opened for a record which then was not appended."""
+        batch.complete(-1, -1)
+        self.finish(batch)
+        self._wake()  # a commit may wait for it, and no response will come that could go on with that
 
     def next_expiry_ms(self, now: float) -> float:
         """How long until the oldest waiting batch expires."""

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from headrace.client.locks import OneShotEvent
-from headrace.errors import BrokerError, HeadraceError, TimedOutError, UnsupportedVersionError
+from headrace.errors import BrokerError, Code, HeadraceError, TimedOutError, UnsupportedVersionError
+from headrace.producer._send import RecordFuture, run_callbacks
 from headrace.producer.records import NULL_SIZE, UNKNOWN_PARTITION, RecordMetadata
 from headrace.wire import legacy
 from headrace.wire import records as wire_records
@@ -31,13 +32,12 @@ from headrace.wire.layout import (
 )
 
 if TYPE_CHECKING:
-    from headrace.wire._reference import OpenBatch, RecordFuture
+    from headrace.wire._reference import OpenBatch
 else:
-    OpenBatch, RecordFuture = kernel.OpenBatch, kernel.RecordFuture
+    OpenBatch = kernel.OpenBatch
 
 Delivery = Callable[[RecordMetadata | None, Exception | None], object]
 
-INVALID_RECORD = 87
 
 # Guards the step from "not done" to "done" against threads that add a callback. One for all: it is held for a moment,
 # once for each batch. Re-entrant, for a signal handler may add a callback, too.
@@ -169,7 +169,7 @@ class ProducerBatch(OpenBatch):
         if not self._finish(base_offset, append_time, None, {}):
             return False
         if self.callbacks:
-            self.callback_errors = kernel.run_callbacks(
+            self.callback_errors = run_callbacks(
                 self.callbacks,
                 RecordMetadata,
                 self.topic,
@@ -277,8 +277,8 @@ class ProducerBatch(OpenBatch):
         own = self._record_errors.get(future.index - self.first_index)
         if own is not None:
             # Of several culprits it is not known which of them the code of the batch speaks of.
-            of_batch = self.error.code if isinstance(self.error, BrokerError) else INVALID_RECORD
-            return BrokerError(own, code=of_batch if len(self._record_errors) == 1 else INVALID_RECORD)
+            of_batch = self.error.code if isinstance(self.error, BrokerError) else Code.INVALID_RECORD
+            return BrokerError(own, code=of_batch if len(self._record_errors) == 1 else Code.INVALID_RECORD)
         return HeadraceError(f"not stored, because another record of its batch was refused: {self.error}")
 
     def add_done_callback(self, future: RecordFuture, callback: Callable[[RecordFuture], object]) -> None:

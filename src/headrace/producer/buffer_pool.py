@@ -156,7 +156,7 @@ class BufferPool:
         because = self._why_full()
         return (
             f"buffer full: {used / MIB:.1f} of {self.total_bytes / MIB:g} MiB for {max_block_ms / 1000:g} s, "
-            f"{size} bytes wanted, {len(self._waiters)} threads waiting"
+            f"{size} bytes wanted, {self.available_bytes} free, {len(self._waiters)} threads waiting"
             + (f"; {because}" if because else "")
             + "; raise buffer.memory or max.block.ms, or send more slowly"
         )

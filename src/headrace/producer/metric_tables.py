@@ -80,6 +80,8 @@ PRODUCER_ROWS: Final[tuple[Row, ...]] = (
         Samples.lifetime_total,
         "connections authenticated whose peer never does so again, in all",
     ),
+    # Kafka's producer has no metrics of errors in the application's own code; these two are headrace's.
+    ("callback-error", "callback-error-total", Samples.lifetime_total, "delivery callbacks that raised, in all"),
     *_meter("buffer-exhausted", "buffer-exhausted", "records dropped for want of buffer memory"),
     ("bufferpool-wait", "bufferpool-wait-ratio", Samples.time_share, "share of time that senders wait for memory"),
     _total_ns("bufferpool-wait", "that senders waited for memory"),
@@ -114,5 +116,6 @@ GAUGES: Final[dict[str, str]] = {
     "requests-in-flight": "requests that are not answered yet",
     "metadata-age": "seconds since the metadata came",
     "connection-count": "connections that are open",
+    "interceptor-error-total": "calls of interceptors that raised, in all",
 }
 """What is looked up when it is asked for; NaN until somebody has registered a function."""

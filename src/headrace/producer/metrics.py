@@ -107,6 +107,7 @@ class ProducerMetrics:
         made += self._about(float(clock.time_ms()))
         self._metrics.update((metric.name, metric) for metric in made)
         self.gauge("connection-count", lambda: self._connections)
+        self.gauge("interceptor-error-total", lambda: 0)  # until the producer says where they are counted
         self._tell(lambda reporter: reporter.init(made))
 
     # -- asked for -----------------------------------------------------------------------------
@@ -250,6 +251,10 @@ class ProducerMetrics:
         self._producer["io"].record(io_ns, now)
 
     # -- application threads -------------------------------------------------------------------
+
+    def callback_failed(self) -> None:
+        """A delivery callback has raised. Any thread."""
+        self._record_locked("callback-error", 1)
 
     def buffer_exhausted(self) -> None:
         """A record found no memory in time. Any thread."""

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -26,36 +26,29 @@ from headrace.errors import (
     API_ERRORS,
     AbortableError,
     ClosedError,
-    FatalTransactionError,
+    FatalError,
     IllegalStateError,
     RecordTooLargeError,
     TimedOutError,
 )
+from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.batch import Delivery, ProducerBatch, refused_future
 from headrace.producer.interceptors import Ending
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.partitioners import partition_for_key
 from headrace.producer.plugins import PluginLoader, is_for_application
-from headrace.producer.producer import Headers
-from headrace.producer.records import ProducerRecord
+from headrace.producer.producer import Headers, TransactionScope
+from headrace.producer.records import PreparedRecord, ProducerRecord
 from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
-from headrace.producer.steps import Prepared, Steps
-from headrace.producer.transaction_scope import TransactionScope
+from headrace.producer.steps import Steps
 from headrace.producer.transaction_state import State, is_legal
-from headrace.producer.transactions import GroupMetadata
-from headrace.wire.kernel import kernel
+from headrace.producer.transactions import GroupMetadata, Offsets
 from headrace.wire.layout import HEADER_BYTES, Header
 from headrace.wire.records import record_bytes_max
 
-if TYPE_CHECKING:
-    from headrace.wire._reference import Lane, RecordFuture
-else:
-    Lane = kernel.Lane
-
 _BROKER = 1
 _ENDPOINT = Endpoint("mock", 9092)
-Offsets = Mapping[tuple[str, int], int | tuple[int, str]]
 
 
 class SentRecord(NamedTuple):
@@ -113,7 +106,7 @@ class MockProducer(TransactionScope):
         self._lock = threading.RLock()
         # Guarded by _lock.
         self._pending: deque[ProducerBatch] = deque()
-        self._lanes: dict[str, Lane] = {}
+        self._appenders: dict[str, TopicAppender] = {}
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._turn = 0
         self._uncommitted_offsets: dict[str, dict[tuple[str, int], int | tuple[int, str]]] = {}
@@ -164,7 +157,7 @@ class MockProducer(TransactionScope):
         return future
 
     def _append(
-        self, record: ProducerRecord, prepared: Prepared, on_delivery: Delivery | None, cluster: Cluster
+        self, record: ProducerRecord, prepared: PreparedRecord, on_delivery: Delivery | None, cluster: Cluster
     ) -> RecordFuture:
         size = HEADER_BYTES + record_bytes_max(prepared.key, prepared.value, prepared.headers)
         limit = self.settings.max_request_size
@@ -173,17 +166,24 @@ class MockProducer(TransactionScope):
         count = cluster.partition_count(record.topic) or 1
         with self._lock:
             partition = self._partition(prepared, count)
-            lane = self._lanes.get(record.topic)
-            if lane is None:
-                lane = Lane(record.topic, count, limit, True, self._lock, self._clock.time_ms)
-                self._lanes[record.topic] = lane
+            appender = self._appenders.get(record.topic)
+            if appender is None:
+                appender = TopicAppender(
+                    record.topic,
+                    count,
+                    record_bytes_max=limit,
+                    hashes_keys=True,
+                    lock=self._lock,
+                    now_ms=self._clock.time_ms,
+                )
+                self._appenders[record.topic] = appender
             # A batch of its own for every record: each can be completed by itself.
             batch = ProducerBatch(record.topic, partition, bytearray(size), 0, self._clock.monotonic_ms())
-            lane.open_batches[partition] = batch
-            future = lane.append(
+            appender.open_batches[partition] = batch
+            future = appender.try_append(
                 prepared.key, prepared.value, partition, prepared.timestamp_ms, prepared.headers, on_delivery
             )
-            lane.open_batches[partition] = None
+            appender.open_batches[partition] = None
             batch.close()
             assert future is not None
             if isinstance(on_delivery, Ending):
@@ -203,7 +203,7 @@ class MockProducer(TransactionScope):
             )
         return future
 
-    def _partition(self, prepared: Prepared, count: int) -> int:
+    def _partition(self, prepared: PreparedRecord, count: int) -> int:
         if prepared.partition is not None:
             return prepared.partition
         if prepared.key is not None and not self.settings.partitioner_ignore_keys:
@@ -282,7 +282,7 @@ class MockProducer(TransactionScope):
         """Another producer has taken over the transactional.id: this one can do no more."""
         with self._lock:
             self._state = State.FATAL_ERROR
-            self._error = FatalTransactionError("PRODUCER_FENCED (90): another instance has the transactional.id now")
+            self._error = FatalError("PRODUCER_FENCED (90): another instance has the transactional.id now")
             self.uncommitted.clear()
             self._uncommitted_offsets.clear()
         self._fail_pending(self._error)

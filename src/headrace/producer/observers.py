@@ -46,6 +46,7 @@ class MetricsObserver:
         self._metrics.batch_split()
 
     def callback_failed(self, batch: ProducerBatch, error: BaseException) -> None:
+        self._metrics.callback_failed()
         self._recent.failed(f"delivery callback of {batch.topic}-{batch.partition}", error)
 
     # -- network -------------------------------------------------------------------------------

@@ -14,7 +14,10 @@ class PendingResult:
         self._event = OneShotEvent()
         self._error: Exception | None = None  # Written before _event is set.
         self.acknowledged = False
-        """True once a caller has seen the outcome. Until then the operation is not over for the application."""
+        """True once a caller has seen the outcome. Until then the operation is not over for the application.
+
+        A signal handler that raises (Ctrl-C) just before keeps it False: the same call made again tells the outcome.
+        """
 
     @property
     def is_done(self) -> bool:
@@ -29,10 +32,16 @@ class PendingResult:
             self._event.set()
 
     def wait(self, timeout_ms: float) -> None:
+        """Wait for the outcome and acknowledge it."""
+        self.wait_unacknowledged(timeout_ms)
+        self.acknowledged = True
+
+    def wait_unacknowledged(self, timeout_ms: float) -> None:
+        """As `wait`, for a caller that sets `acknowledged` itself, as the last thing before it returns."""
         if not self._event.wait(timeout_ms / 1000):
             raise TimedOutError(
                 f"{self.operation} did not end within {timeout_ms / 1000:g} s (max.block.ms); call it again to wait on"
             )
-        self.acknowledged = True
         if self._error is not None:
+            self.acknowledged = True
             raise self._error

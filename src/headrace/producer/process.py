@@ -1,4 +1,4 @@
-"""What the end of the process, and fork(), mean for producers that are open."""
+"""Open producers at the end of the process and after fork()."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ import weakref
 from typing import Protocol
 
 
-class OpenProducer(Protocol):
-    """What is asked of a producer here."""
+class ProcessListener(Protocol):
+    """Implemented by the engine of each kind of producer."""
 
-    def _warn_of_undelivered(self) -> None: ...
-    def _after_fork_in_child(self) -> None: ...
+    def warn_of_undelivered(self) -> None:
+        """Called at exit, if the producer was not closed."""
+
+    def after_fork_in_child(self) -> None:
+        """Called in the child of a fork(): the I/O thread is in the parent only."""
 
 
-_open: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
+_open: weakref.WeakSet[ProcessListener] = weakref.WeakSet()
 
-opened = _open.add
-closed = _open.discard
+register = _open.add
+unregister = _open.discard
 
 
 @atexit.register
 def _at_exit() -> None:
-    """A process that ends with records still queued loses them."""
     for producer in list(_open):
-        producer._warn_of_undelivered()
+        producer.warn_of_undelivered()
 
 
 def _after_fork_in_child() -> None:
     for producer in list(_open):
-        producer._after_fork_in_child()
-    _open.clear()  # what is undelivered is the parent's to deliver
+        producer.after_fork_in_child()
+    _open.clear()  # undelivered records are the parent's to deliver
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

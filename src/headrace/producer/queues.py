@@ -1,4 +1,4 @@
-"""A topic in the accumulator: its lane, where records are appended, and a deque of batches for each partition."""
+"""A topic in the accumulator: its appender, where records are appended, and a deque of batches for each partition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.producer.compression_ratio import CompressionRatio
 from headrace.producer.partitioners import Odds
 
 if TYPE_CHECKING:
-    from headrace.wire._reference import Lane
+    from headrace.producer._send import TopicAppender
 
 
 class PartitionQueue:
@@ -29,14 +29,16 @@ class PartitionQueue:
 
 
 class TopicQueues:
-    """A topic: its lane for appending, its queues for sending."""
+    """A topic: its appender for appending, its queues for sending."""
 
-    def __init__(self, name: str, partition_count: int, make_lane: Callable[[TopicQueues, int], Lane]) -> None:
+    def __init__(
+        self, name: str, partition_count: int, make_appender: Callable[[TopicQueues, int], TopicAppender]
+    ) -> None:
         self.name = name
         self.lock = TurnLock()
         self.queues = [PartitionQueue(self, partition) for partition in range(partition_count)]
-        self._make_lane = make_lane
-        self.lane = make_lane(self, partition_count)
+        self._make_appender = make_appender
+        self.appender = make_appender(self, partition_count)
         # Guarded by lock: how likely each partition is to be next, for which cluster, until when.
         self.odds: Odds | None = None
         self.odds_of: Cluster | None = None
@@ -45,24 +47,24 @@ class TopicQueues:
         self.sticky_bytes = 0  # Guarded by lock: what went to the sticky partition since it was chosen.
 
     def grow(self, partition_count: int) -> None:
-        """More partitions: a new lane that goes on with the open batches of the old one."""
+        """More partitions: a new appender that goes on with the open batches of the old one."""
         with self.lock:
-            old = self.lane
+            old = self.appender
             added = [PartitionQueue(self, p) for p in range(len(self.queues), partition_count)]
-            lane = self._make_lane(self, partition_count)
-            lane.open_batches[: len(old.open_batches)] = old.open_batches
-            lane.sticky = old.sticky
+            appender = self._make_appender(self, partition_count)
+            appender.open_batches[: len(old.open_batches)] = old.open_batches
+            appender.sticky_partition = old.sticky_partition
             # No call in between: a signal handler that raises comes before both or after both.
-            self.lane = lane
+            self.appender = appender
             self.queues += added
 
     def close_open(self, partition: int) -> bool:
         """The open batch takes no more; False if there is none. The lock is held."""
-        batch = self.lane.open_batches[partition]
+        batch = self.appender.open_batches[partition]
         if batch is None:
             return False
         batch.close()
-        self.lane.open_batches[partition] = None
-        if partition == self.lane.sticky:
+        self.appender.open_batches[partition] = None
+        if partition == self.appender.sticky_partition:
             self.sticky_bytes += batch.size
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,3 +78,16 @@ class RecordMetadata(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}@{'?' if self.offset is None else self.offset}"
+
+
+class PreparedRecord(NamedTuple):
+    """A record with serialized key and value, ready to be appended."""
+
+    partition: int | None
+    """None: by key, or sticky."""
+    timestamp_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    choose_again: Callable[[int], int] | None
+    """Asks the partitioner again when the partition it chose needs a new batch; takes that partition."""

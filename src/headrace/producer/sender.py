@@ -26,6 +26,7 @@ from headrace.errors import (
     AuthenticationError,
     BrokerError,
     ClosedError,
+    Code,
     ConnectionFailedError,
     HeadraceError,
     IoThreadError,
@@ -42,9 +43,7 @@ from headrace.wire.api.produce import NodeEndpoint, PartitionProduceResponse, Pr
 _CLOSED = "the producer was closed before the record was acknowledged"
 IDLE_MS = 60_000.0
 NODE_WAIT_MS = 50.0  # how long to wait, at most, before looking again whether a coordinator can be reached
-MESSAGE_TOO_LARGE = 10
 RETRY_SEND_ERROR_PAUSE_S = 0.1
-DUPLICATE_SEQUENCE = 46
 # Errors that say: what you know of the topic, or of who leads, is stale.
 STALE_METADATA = frozenset({3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103})
 STALE_LEADER = frozenset({6, 74})  # those that may come with the new leader (KIP-951)
@@ -410,10 +409,11 @@ class Sender:
         if code == 0:
             self._complete(batch, answer.base_offset, answer.log_append_time_ms)
             return
-        if code == MESSAGE_TOO_LARGE and batch.record_count > 1 and not batch.is_done:
+        if code == Code.MESSAGE_TOO_LARGE and batch.record_count > 1 and not batch.is_done:
             self._split(batch, now)
             return
-        if self._transactions.was_stored(batch, code) if self._transactions is not None else code == DUPLICATE_SEQUENCE:
+        is_duplicate = code == Code.DUPLICATE_SEQUENCE_NUMBER
+        if is_duplicate if self._transactions is None else self._transactions.was_stored(batch, code):
             # An earlier attempt was stored; of old duplicates the broker no longer knows the offset.
             self._complete(batch, answer.base_offset, answer.log_append_time_ms)
             return

@@ -13,14 +13,12 @@ from __future__ import annotations
 from bisect import insort
 from typing import NamedTuple
 
-from headrace.errors import BrokerError
+from headrace.errors import BrokerError, Code
 from headrace.producer.batch import ProducerBatch
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
 SEQUENCE_MASK = 0x7FFFFFFF
 HALF_WAY = 0x40000000  # what is nearer than this lies ahead, what is farther lies behind, around the end
-OUT_OF_ORDER_SEQUENCE = 45
-UNKNOWN_PRODUCER_ID = 59
 TopicPartition = tuple[str, int]
 
 
@@ -198,9 +196,9 @@ class SequenceTable:
     ) -> bool:
         """Which errors of a numbered batch can be got over."""
         sequences = self.of(batch, producer)
-        if code == OUT_OF_ORDER_SEQUENCE:
+        if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
             return self._can_retry_out_of_order(batch, sequences)
-        if code == UNKNOWN_PRODUCER_ID:
+        if code == Code.UNKNOWN_PRODUCER_ID:
             return self._can_retry_unknown_producer(batch, sequences, log_start_offset)
         return retriable
 
@@ -234,9 +232,9 @@ class SequenceTable:
         """A batch failed for good. `adjust`: it is known not to be stored."""
         sequences = self.of(batch, producer)
         code = error.code if isinstance(error, BrokerError) else 0
-        if code == OUT_OF_ORDER_SEQUENCE and not self._transactional:
+        if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and not self._transactional:
             self.want_start_over((batch.topic, batch.partition))
-        elif code == UNKNOWN_PRODUCER_ID:
+        elif code == Code.UNKNOWN_PRODUCER_ID:
             self.forget(batch)
         elif adjust and self._transactional:
             sequences.close_gap(batch)

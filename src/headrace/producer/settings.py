@@ -16,15 +16,19 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.client import addresses
+from headrace.client import addresses, tls
 from headrace.client.addresses import Endpoint
+from headrace.client.connection import ConnectionSettings
 from headrace.client.credentials import SaslSettings
+from headrace.client.network import NetworkSettings
 from headrace.client.tls import TlsSettings
 from headrace.config import INT_MAX, Config, Layer, read_properties
 from headrace.errors import ConfigError
+from headrace.producer.accumulator import AccumulatorSettings
 from headrace.producer.options import PRODUCER_OPTIONS, PROFILES
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.security import sasl_settings, tls_settings
+from headrace.producer.sender import SenderSettings
 from headrace.wire.compression import CODEC_IDS, DEFAULT_LEVELS, GZIP, LZ4, ZSTD
 
 IDEMPOTENT_IN_FLIGHT_MAX = 5
@@ -298,4 +302,52 @@ class ProducerSettings:
             metric_reporters=tuple(r for r in config.of(tuple, "metric.reporters") if r != _JMX_REPORTER),
             metrics_num_samples=config.of(int, "metrics.num.samples"),
             metrics_sample_window_ms=config.of(int, "metrics.sample.window.ms"),
+        )
+
+    def accumulator(self) -> AccumulatorSettings:
+        """Return the settings of the accumulator."""
+        return AccumulatorSettings(
+            batch_bytes=self.batch_size,
+            linger_ms=self.linger_ms,
+            max_request_bytes=self.max_request_size,
+            retry_backoff_ms=self.retry_backoff_ms,
+            retry_backoff_max_ms=self.retry_backoff_max_ms,
+            delivery_timeout_ms=self.delivery_timeout_ms,
+            codec=self.codec,
+            level=self.compression_level,
+            hashes_keys=not self.partitioner_ignore_keys,
+        )
+
+    def connection(self) -> ConnectionSettings:
+        """Return the settings of a connection."""
+        return ConnectionSettings(
+            client_id=self.client_id,
+            request_timeout_ms=self.request_timeout_ms,
+            connect_timeout_ms=self.connect_timeout_ms,
+            connect_timeout_max_ms=self.connect_timeout_max_ms,
+            send_buffer_bytes=self.send_buffer_bytes,
+            receive_buffer_bytes=self.receive_buffer_bytes,
+            tls_context=None if self.tls is None else tls.context(self.tls),
+            mechanism_factory=None if self.sasl is None else self.sasl.mechanism,
+        )
+
+    def network(self) -> NetworkSettings:
+        """Return the settings of the network client."""
+        return NetworkSettings(
+            max_in_flight=self.max_in_flight,
+            reconnect_backoff_ms=self.reconnect_backoff_ms,
+            reconnect_backoff_max_ms=self.reconnect_backoff_max_ms,
+            connections_max_idle_ms=self.connections_max_idle_ms,
+        )
+
+    def sender(self) -> SenderSettings:
+        """Return the settings of the sender."""
+        return SenderSettings(
+            acks=self.acks,
+            retries=self.retries,
+            request_timeout_ms=self.request_timeout_ms,
+            delivery_timeout_ms=self.delivery_timeout_ms,
+            retry_backoff_ms=self.retry_backoff_ms,
+            retry_backoff_max_ms=self.retry_backoff_max_ms,
+            keeps_order_by_muting=self.max_in_flight == 1 and not self.enable_idempotence,
         )

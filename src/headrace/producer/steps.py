@@ -1,6 +1,6 @@
 """The steps of `send` that are the user's own code: interceptors, serializers, partitioner.
 
-    record → intercept → (metadata) → prepare: serialise, partition → Prepared
+    record → intercept → (metadata) → prepare: serialise, partition → PreparedRecord
 
 They run in the thread that sends. What they raise reaches whoever sent, and the interceptors.
 """
@@ -8,31 +8,18 @@ They run in the thread that sends. What they raise reaches whoever sent, and the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster
 from headrace.producer import interceptors, partitioners, serializers
 from headrace.producer.batch import Delivery
 from headrace.producer.plugins import PluginLoader
-from headrace.producer.records import ProducerRecord, checked_headers
+from headrace.producer.records import PreparedRecord, ProducerRecord, checked_headers
 from headrace.producer.settings import ProducerSettings
 from headrace.wire.layout import Header
 
 if TYPE_CHECKING:
     from headrace.telemetry.models import SendSteps
-
-
-class Prepared(NamedTuple):
-    """A record in bytes."""
-
-    partition: int | None
-    """None: by key, or sticky, as the accumulator finds it."""
-    timestamp_ms: int | None
-    key: bytes | None
-    value: bytes | None
-    headers: list[Header]
-    choose_again: Callable[[int], int] | None
-    """Asks the partitioner once more, when the partition it chose needs a new batch."""
 
 
 class Steps:
@@ -60,16 +47,21 @@ class Steps:
         both = (self._key_serializer, self._value_serializer)
         return self.only_serialize and all(type(one) is serializers.BytesSerializer for one in both)
 
+    @property
+    def interceptor_errors(self) -> int:
+        """How many calls of interceptors have raised."""
+        return self._interceptors.errors
+
     def describe(self) -> SendSteps:
         """Return the class names of the user code that `send` runs."""
-        from headrace.telemetry.models import SendSteps  # only for producers that report: it slows the start down
+        from headrace.telemetry.models import SendSteps  # as in SendEngine._snapshot_source
 
         return SendSteps(
             key_serializer=type(self._key_serializer).__name__,
             value_serializer=type(self._value_serializer).__name__,
             partitioner=None if self._partitioner is None else partitioners.name_of(self._partitioner),
             interceptors=tuple(self._interceptors.names()),
-            interceptor_errors=self._interceptors.errors,
+            interceptor_errors=self.interceptor_errors,
         )
 
     def intercept(self, record: ProducerRecord, on_delivery: Delivery | None) -> tuple[ProducerRecord, Delivery | None]:
@@ -79,7 +71,7 @@ class Steps:
         record = self._interceptors.on_send(record)
         return record, interceptors.Ending(self._interceptors, record, on_delivery)
 
-    def prepare(self, record: ProducerRecord, on_delivery: Delivery | None, cluster: Cluster) -> Prepared:
+    def prepare(self, record: ProducerRecord, on_delivery: Delivery | None, cluster: Cluster) -> PreparedRecord:
         """Serialise, and partition if that is not built in."""
         headers = list(checked_headers(record.headers))
         key, value = self.serialize(record.topic, record.key, record.value, headers)
@@ -89,7 +81,7 @@ class Steps:
             partition = choose_again(None)
             if isinstance(on_delivery, interceptors.Ending):
                 on_delivery.partition = partition
-        return Prepared(partition, record.timestamp_ms, key, value, headers, choose_again)
+        return PreparedRecord(partition, record.timestamp_ms, key, value, headers, choose_again)
 
     def serialize(
         self, topic: str, key: object, value: object, headers: list[Header]

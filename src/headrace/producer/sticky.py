@@ -1,7 +1,7 @@
 """Which partition a topic's records without a key go to next (KIP-794).
 
     the I/O thread: node_was_ready → how long each node has taken nothing
-    application threads, when the sticky partition has had its share: move_on → odds → topic.lane.sticky
+    application threads, when the sticky partition has had its share: move_on → odds → topic.appender.sticky_partition
 
 Queues that are short are chosen more often. A partition is left out while its leader has had batches waiting for
 longer than partitioner.availability.timeout.ms without being able to take any.
@@ -58,7 +58,7 @@ class StickyChoice:
 
     def move_on(self, topic: TopicQueues, cluster: Cluster) -> None:
         """Choose the partition for the next records without a key. topic.lock is held."""
-        topic.lane.sticky = self._sticky.next_partition(self._odds(topic, cluster), self._chance)
+        topic.appender.sticky_partition = self._sticky.next_partition(self._odds(topic, cluster), self._chance)
         topic.sticky_bytes = 0
 
     def _odds(self, topic: TopicQueues, cluster: Cluster) -> Odds:

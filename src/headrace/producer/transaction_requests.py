@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.client.addresses import Endpoint
 from headrace.client.requests import Response
-from headrace.errors import ERROR_CODES, BrokerError, ConnectionFailedError, HeadraceError
+from headrace.errors import ERROR_CODES, BrokerError, Code, ConnectionFailedError, HeadraceError
 from headrace.producer.sequences import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest
 from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
@@ -34,16 +34,7 @@ if TYPE_CHECKING:
     from headrace.producer.pending import PendingResult
     from headrace.producer.transactions import GroupMetadata, TransactionManager
 
-REQUEST_TIMED_OUT, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR = 7, 15, 16
-COORDINATOR_MOVED = frozenset({COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR})
-ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID = 22, 25, 82  # the group has moved on without us
-TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED = 29, 30
-CLUSTER_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 31, 53
-INVALID_PRODUCER_EPOCH, PRODUCER_FENCED = 47, 90
-INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING = 48, 49
-CONCURRENT_TRANSACTIONS = 51
-UNKNOWN_PRODUCER_ID = 59
-TRANSACTION_ABORTABLE = 120
+COORDINATOR_MOVED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
 CONCURRENT_RETRY_MS = 20.0  # the previous transaction is just being ended: that takes a moment, not a backoff
 
 FIND_COORDINATOR_PRIORITY, INIT_PRIORITY, ADD_PRIORITY, END_PRIORITY, BUMP_PRIORITY = range(5)
@@ -59,7 +50,7 @@ class TransactionRequest:
     api_key: ClassVar[int]
     versions: ClassVar[tuple[int, int]]
     priority: int
-    abortable: ClassVar[frozenset[int]] = frozenset({TRANSACTION_ABORTABLE})
+    abortable: ClassVar[frozenset[int]] = frozenset({Code.TRANSACTION_ABORTABLE})
     """Errors after which the transaction can be aborted; what is neither that nor retriable is fatal."""
 
     def __init__(self, manager: TransactionManager, result: PendingResult | None) -> None:
@@ -131,8 +122,11 @@ class TransactionRequest:
             self.retry()
         elif is_retriable(code):
             self.retry(self.pause_ms(code))
-        elif code in (INVALID_PRODUCER_EPOCH, PRODUCER_FENCED):  # old coordinators say the former for the latter
-            self.fail_fatally(BrokerError(what, code=PRODUCER_FENCED))
+        elif code in (
+            Code.INVALID_PRODUCER_EPOCH,
+            Code.PRODUCER_FENCED,
+        ):  # KIP-588: old coordinators return the first
+            self.fail_fatally(BrokerError(what, code=Code.PRODUCER_FENCED))
         elif code in self.abortable:
             self.fail_abortable(BrokerError(what, code=code))
         else:
@@ -145,7 +139,7 @@ class TransactionRequest:
 
     def fail_abortable(self, error: BrokerError) -> None:
         manager = self.manager
-        if error.code == UNKNOWN_PRODUCER_ID:
+        if error.code == Code.UNKNOWN_PRODUCER_ID:
             # The coordinator has forgotten us: a new epoch mends that after the abort (KIP-360).
             if not manager.can_bump_epoch:
                 self.fail_fatally(error)
@@ -171,7 +165,7 @@ class FindCoordinator(TransactionRequest):
     api_key = FindCoordinatorRequest.api_key
     versions = (1, 6)
     priority = FIND_COORDINATOR_PRIORITY
-    abortable = frozenset({GROUP_AUTHORIZATION_FAILED, TRANSACTION_ABORTABLE})
+    abortable = frozenset({Code.GROUP_AUTHORIZATION_FAILED, Code.TRANSACTION_ABORTABLE})
 
     def __init__(
         self, manager: TransactionManager, wanted: tuple[str, str], on_found: Callable[[int, Endpoint], None]
@@ -230,7 +224,7 @@ class InitProducerId(TransactionRequest):
 
     def on_answer(self, answer: Any) -> None:
         what = "getting a producer id"
-        if answer.error_code in (TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED):
+        if answer.error_code in (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED):
             error = BrokerError(what, code=answer.error_code)
             self.manager.refuse_producer_id(error)
             self.give_up(error)
@@ -245,13 +239,13 @@ class AddPartitions(TransactionRequest):
     api_key = AddPartitionsToTxnRequest.api_key
     versions = (0, 3)  # v4 and up is for brokers
     priority = ADD_PRIORITY
-    abortable = frozenset({UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE})
+    abortable = frozenset({Code.UNKNOWN_PRODUCER_ID, Code.TRANSACTION_ABORTABLE})
     decides_for_all: ClassVar[frozenset[int]] = abortable | {
-        INVALID_PRODUCER_EPOCH,
-        INVALID_TXN_STATE,
-        INVALID_PRODUCER_ID_MAPPING,
-        TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        PRODUCER_FENCED,
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.INVALID_TXN_STATE,
+        Code.INVALID_PRODUCER_ID_MAPPING,
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        Code.PRODUCER_FENCED,
     }
 
     def __init__(self, manager: TransactionManager, partitions: frozenset[TopicPartition]) -> None:
@@ -287,12 +281,12 @@ class AddPartitions(TransactionRequest):
         self.manager.partitions_refused(self.partitions)
         # Those that were not attempted only because of another one say nothing about the reason.
         codes = set(refused.values())
-        code = TOPIC_AUTHORIZATION_FAILED if TOPIC_AUTHORIZATION_FAILED in codes else max(codes)
+        code = Code.TOPIC_AUTHORIZATION_FAILED if Code.TOPIC_AUTHORIZATION_FAILED in codes else max(codes)
         self.fail_abortable(BrokerError(f"adding {', '.join(sorted(refused))} to the transaction", code=code))
 
     def pause_ms(self, code: int) -> float | None:
         # Only for the first partitions: then it is the transaction before that is still being ended.
-        if code == CONCURRENT_TRANSACTIONS and not self.manager.partitions:
+        if code == Code.CONCURRENT_TRANSACTIONS and not self.manager.partitions:
             return min(CONCURRENT_RETRY_MS, self._backoff_ms(1))
         return None
 
@@ -303,7 +297,7 @@ class AddOffsets(TransactionRequest):
     api_key = AddOffsetsToTxnRequest.api_key
     versions = (0, 4)
     priority = ADD_PRIORITY
-    abortable = frozenset({GROUP_AUTHORIZATION_FAILED, UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE})
+    abortable = frozenset({Code.GROUP_AUTHORIZATION_FAILED, Code.UNKNOWN_PRODUCER_ID, Code.TRANSACTION_ABORTABLE})
 
     def __init__(
         self,
@@ -337,11 +331,11 @@ class CommitOffsets(TransactionRequest):
     priority = ADD_PRIORITY
     abortable = frozenset(
         {
-            ILLEGAL_GENERATION,
-            UNKNOWN_MEMBER_ID,
-            FENCED_INSTANCE_ID,
-            GROUP_AUTHORIZATION_FAILED,
-            TRANSACTION_ABORTABLE,
+            Code.ILLEGAL_GENERATION,
+            Code.UNKNOWN_MEMBER_ID,
+            Code.FENCED_INSTANCE_ID,
+            Code.GROUP_AUTHORIZATION_FAILED,
+            Code.TRANSACTION_ABORTABLE,
         }
     )
 
@@ -397,7 +391,7 @@ class CommitOffsets(TransactionRequest):
                 place, code = (topic.name, partition.partition_index), partition.error_code
                 if code == 0:
                     self._offsets.pop(place, None)
-                elif code in COORDINATOR_MOVED or code == REQUEST_TIMED_OUT:
+                elif code in COORDINATOR_MOVED or code == Code.REQUEST_TIMED_OUT:
                     self.find_again()
                 elif not is_retriable(code):
                     self.check(code, f"committing {place[0]}-{place[1]} for group {self.group.group_id!r}")
@@ -411,7 +405,7 @@ class CommitOffsets(TransactionRequest):
 class EndTransaction(TransactionRequest):
     api_key = EndTxnRequest.api_key
     priority = END_PRIORITY
-    abortable = frozenset({UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE})
+    abortable = frozenset({Code.UNKNOWN_PRODUCER_ID, Code.TRANSACTION_ABORTABLE})
 
     def __init__(self, manager: TransactionManager, committed: bool, result: PendingResult) -> None:
         super().__init__(manager, result)

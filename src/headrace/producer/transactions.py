@@ -9,27 +9,29 @@ Nothing else holds this state. What is asked of the coordinator, and what its an
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.client.locks import OwnedLock
 from headrace.errors import (
     AbortableError,
     BrokerError,
-    FatalTransactionError,
+    Code,
+    FatalError,
     HeadraceError,
     IllegalStateError,
+    InvalidProducerEpochError,
+    ProducerFencedError,
     UnsupportedVersionError,
 )
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.pending import PendingResult
 from headrace.producer.sequences import (
     NO_PRODUCER_ID_AND_EPOCH,
-    OUT_OF_ORDER_SEQUENCE,
     ProducerIdAndEpoch,
     SequenceTable,
     TopicPartition,
@@ -49,7 +51,6 @@ EPOCH_MAX = 0x7FFF
 # A batch that fails with one of these ends the producer: cluster and transactional id authorisation, a producer id that
 # is not ours, fenced.
 FATAL_CODES = frozenset({31, 49, 53, 90})
-DUPLICATE_SEQUENCE = 46
 TRANSACTION_V2 = 2
 Coordinator = tuple[str, str]  # kind and key: ("transaction", transactional id) or ("group", group id)
 
@@ -62,6 +63,10 @@ class GroupMetadata:
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
+
+
+Offsets = Mapping[tuple[str, int], int | tuple[int, str]]
+"""(topic, partition) → the next offset to read, or that and a note."""
 
 
 class TransactionManager:
@@ -169,39 +174,43 @@ class TransactionManager:
         with self.lock:
             if self.state is State.FATAL_ERROR:
                 return
-            self._go(State.FATAL_ERROR, _as(FatalTransactionError, error))
+            self._go(State.FATAL_ERROR, _as(FatalError, error))
             self._drop_requests(self.last_error or error)
 
     def _drop_requests(self, error: Exception) -> None:
         """Nothing that was asked for before goes out after an error; finding a coordinator does no harm."""
-        pending, self._pending = self._pending, []
-        for entry in pending:
+        kept = []
+        for entry in self._pending:
             if isinstance(entry[2], FindCoordinator) and self.state is not State.FATAL_ERROR:
-                self._pending.append(entry)
+                kept.append(entry)
             else:
                 entry[2].give_up(error)
-        heapq.heapify(self._pending)
+        heapq.heapify(kept)
+        self._pending = kept  # last: what a signal handler that raises leaves in the queue, `next_request` gives up
         if self._result is not None:
             self._result.fail(error)
 
     def check_error(self) -> None:
-        """Raise what has gone wrong before."""
-        if self.has_error and self.last_error is not None:
-            raise type(self.last_error)(*self.last_error.args) from self.last_error
+        """Raise the error that put the producer into an error state.
+
+        As in Kafka's producer, a fenced one gets its own class again; any other error becomes the cause.
+        """
+        error = self.last_error
+        if not self.has_error or error is None:
+            return
+        if isinstance(error, ProducerFencedError | InvalidProducerEpochError | IllegalStateError):
+            raise copy.copy(error) from error
+        category = AbortableError if self.has_abortable_error else FatalError
+        raise category(str(error)) from error
 
     # -- application threads -------------------------------------------------------------------
 
     def begin_init(self) -> PendingResult:
-        def start() -> PendingResult:
-            self.check_error()
-            if self.state is not State.UNINITIALIZED:  # the table allows more, for a new epoch after the end
-                raise IllegalStateError(f"init_transactions() while the producer is {self.state}")
-            self._go(State.INITIALIZING)
-            result = PendingResult("init_transactions")
-            self.enqueue(InitProducerId(self, NO_PRODUCER_ID_AND_EPOCH, result))
-            return result
-
-        return self._start("init_transactions", start)
+        return self._start(
+            "init_transactions",
+            State.INITIALIZING,
+            lambda result: InitProducerId(self, NO_PRODUCER_ID_AND_EPOCH, result),
+        )
 
     def begin_transaction(self) -> None:
         """Local only: the coordinator learns of it with the first partition."""
@@ -211,45 +220,58 @@ class TransactionManager:
             self._go(State.IN_TRANSACTION, by_application="begin_transaction")
 
     def begin_commit(self) -> PendingResult:
-        def start() -> PendingResult:
-            self.check_error()
-            self._go(State.COMMITTING, by_application="commit_transaction")
-            return self._begin_end(committed=True)
-
-        return self._start("commit_transaction", start)
+        return self._start(
+            "commit_transaction", State.COMMITTING, lambda result: EndTransaction(self, committed=True, result=result)
+        )
 
     def begin_abort(self) -> PendingResult:
-        return self._start("abort_transaction", self._begin_abort)
+        return self._start("abort_transaction", State.ABORTING, self._make_abort)
 
     def abort_for_close(self) -> None:
         """Nobody will end this transaction any more, whatever was being waited for."""
         with self.lock:
-            self._result = self._begin_abort()
+            self._queue_operation("abort_transaction", State.ABORTING, self._make_abort)
 
-    def _begin_abort(self) -> PendingResult:
-        if not self.has_abortable_error:
-            self.check_error()
-        self._go(State.ABORTING, by_application="abort_transaction")
-        self._new_partitions.clear()
-        return self._begin_end(committed=False)
+    def _make_abort(self, result: PendingResult) -> EndTransaction:
+        return EndTransaction(self, committed=False, result=result)
 
-    def _begin_end(self, committed: bool) -> PendingResult:
-        result = PendingResult("commit_transaction" if committed else "abort_transaction")
-        self._flush_new_partitions()
-        self.enqueue(EndTransaction(self, committed, result))
-        return result
-
-    def _start(self, operation: str, start: Callable[[], PendingResult]) -> PendingResult:
+    def _start(
+        self, operation: str, target: State, make_request: Callable[[PendingResult], TransactionRequest]
+    ) -> PendingResult:
         """Start an operation, or join the same one if its caller gave up waiting before."""
         with self.lock:
             self._check_transactional(operation)
-            pending = self._result
-            if pending is not None and not pending.acknowledged and pending.operation == operation:
-                return pending
-            self._check_no_other(operation)
-            result = self._result = start()
+            result = self._result
+            if result is None or result.acknowledged or result.operation != operation:
+                self._check_no_other(operation)
+                result = self._queue_operation(operation, target, make_request)
         self._wake()
         return result
+
+    def _queue_operation(
+        self, operation: str, target: State, make_request: Callable[[PendingResult], TransactionRequest]
+    ) -> PendingResult:
+        """Queue the request of an operation and change the state. The lock is held."""
+        if not (target is State.ABORTING and self.has_abortable_error):
+            self.check_error()
+        # Only a new epoch after the end of a transaction goes from another state to INITIALIZING.
+        is_second_init = target is State.INITIALIZING and self.state is not State.UNINITIALIZED
+        if is_second_init or not is_legal(self.state, target):
+            raise IllegalStateError(f"{operation}() while the producer is {self.state}")
+        result = PendingResult(operation)
+        pending = self._pending_with(make_request(result))
+        new_partitions = set() if target is State.ABORTING else self._new_partitions
+        # No call from here on: a signal handler that raises comes before all of this or after it. Before, nothing has
+        # happened; after, the same call joins this one.
+        self._pending = pending
+        self._new_partitions = new_partitions
+        self.state, self.last_error = target, None
+        self._result = result
+        return result
+
+    def _pending_with(self, request: TransactionRequest) -> list[tuple[int, int, TransactionRequest]]:
+        """Return the queue with one more request: a sorted list is a heap."""
+        return sorted([*self._pending, (request.priority, next(self._order), request)])
 
     def begin_forget(self, transactional_id: str) -> PendingResult:
         """Start anew under this id. What is open stays so at the broker: somebody else will end it.
@@ -264,18 +286,18 @@ class TransactionManager:
         self._wake()
         return result
 
-    def begin_send_offsets(self, offsets: Mapping[TopicPartition, Any], group: GroupMetadata) -> PendingResult:
+    def begin_send_offsets(self, offsets: Offsets, group: GroupMetadata) -> PendingResult:
         with self.lock:
             self._check_no_other("send_offsets_to_transaction")
             self.check_error()
             if self.state is not State.IN_TRANSACTION:
                 raise IllegalStateError(f"send_offsets_to_transaction() while the producer is {self.state}")
             result = PendingResult("send_offsets_to_transaction")
-            if self.v2_enabled:
-                self.transaction_started = True
-                self.enqueue(CommitOffsets(self, dict(offsets), group, result))
-            else:
-                self.enqueue(AddOffsets(self, dict(offsets), group, result))
+            make_request = CommitOffsets if self.v2_enabled else AddOffsets
+            pending = self._pending_with(make_request(self, dict(offsets), group, result))
+            # No call from here on, see _queue_operation.
+            self._pending = pending
+            self.transaction_started = self.transaction_started or self.v2_enabled
         self._wake()
         return result
 
@@ -318,9 +340,7 @@ class TransactionManager:
             if not self.is_transactional or key in self.partitions or key in self._pending_partitions:
                 return
             if self.v2_enabled:
-                # KIP-890: the broker adds it with the first batch.
-                self.partitions.add(key)
-                self.transaction_started = True
+                self.partitions.add(key)  # KIP-890: the broker adds it with the first batch, see `assign`
             else:
                 self._new_partitions.add(key)
 
@@ -349,7 +369,7 @@ class TransactionManager:
     def enqueue(self, request: TransactionRequest) -> None:
         with self.lock:
             if self.has_fatal_error:
-                request.give_up(self.last_error or FatalTransactionError("the producer failed"))
+                request.give_up(self.last_error or FatalError("the producer failed"))
                 return
             heapq.heappush(self._pending, (request.priority, next(self._order), request))
 
@@ -488,6 +508,11 @@ class TransactionManager:
     def assign(self, batch: ProducerBatch) -> None:
         """Give a batch its place in the order."""
         self._sequences.assign(batch, self.producer)
+        if self.v2_enabled:
+            # Only now: a send that a signal handler interrupts may open a batch and take it back, and the coordinator
+            # refuses to commit a transaction that it has not heard of (KAFKA-18401).
+            with self.lock:
+                self.transaction_started = True
 
     def adopt_parts(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """A batch was split: its parts take its place among those in flight."""
@@ -542,9 +567,9 @@ class TransactionManager:
 
     def was_stored(self, batch: ProducerBatch, code: int) -> bool:
         """Does an error only say that the broker has had this batch long ago?"""
-        if code == DUPLICATE_SEQUENCE:
+        if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             return True
-        return code == OUT_OF_ORDER_SEQUENCE and self._sequences.of(batch, self.producer).was_stored(batch)
+        return code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and self._sequences.of(batch, self.producer).was_stored(batch)
 
     def can_retry(self, batch: ProducerBatch, code: int, retriable: bool, log_start_offset: int = -1) -> bool:
         """May a batch that came back with this error be sent again? `retriable`: what the table of codes says."""
@@ -583,7 +608,7 @@ class TransactionManager:
 
 
 def _as(cls: type[HeadraceError], error: Exception) -> Exception:
-    """The error as one that says what to do; the original is its cause."""
+    """Return `error` if it is in the category `cls`; else an error of that category with `error` as its cause."""
     if isinstance(error, cls):
         return error
     wrapped = cls(str(error))

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.spark.decisions import Fingerprint
 from headrace.spark.sink_errors import BadRowError, PlanError
 from headrace.spark.sink_options import DEAD_LETTER, SinkOptions
-from headrace.wire.columns import HEADERS_TYPE
+from headrace.wire.columns import HEADERS_TYPE, hash_rows
 from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ class Sending(NamedTuple):
 
     topic: str
     columns: pa.RecordBatch
-    are_dead_letters: bool = False
 
 
 class BadRows(NamedTuple):
@@ -123,6 +123,7 @@ class ColumnPlan:
 
             self._plugins = PluginColumns(options)
         self.bad_count = 0
+        self.fingerprint = Fingerprint()
 
     def prepare(self, batch: pa.RecordBatch) -> Iterator[Sending]:
         """What is to be sent, topic by topic, rows in order; dead letters last."""
@@ -135,7 +136,7 @@ class ColumnPlan:
         for letters in dead:
             assert self._options.dead_letter_topic is not None
             self.bad_count += letters.num_rows
-            yield Sending(self._options.dead_letter_topic, letters, are_dead_letters=True)
+            yield Sending(self._options.dead_letter_topic, letters)
 
     def close(self) -> None:
         if self._plugins is not None:
@@ -147,6 +148,7 @@ class ColumnPlan:
         """Topic, its rows, and which rows of the batch they are (None: all of them)."""
         topics = columns.pop("topic", None)
         if self._options.topic is not None:
+            self._add_to_fingerprint(self._options.topic, columns)
             yield self._options.topic, columns, None
             return
         assert topics is not None
@@ -155,11 +157,24 @@ class ColumnPlan:
             numbers = pc.indices_nonzero(mask).cast(pa.int64())
             whole = len(numbers) == len(topics)
             part = columns if whole else {role: column.take(numbers) for role, column in columns.items()}
+            self._add_to_fingerprint(topic or "", part)
             if topic:
                 yield topic, part, None if whole else numbers
             else:
                 what = "its topic is null" if topic is None else "its topic is empty"
                 self._refuse(BadRows(numbers, f"{what}, and the option 'topic' is not set", None), part, None, dead)
+
+    def _add_to_fingerprint(self, topic: str, columns: dict[str, pa.Array]) -> None:
+        """Count rows as they come from Spark.
+
+        What is sent may differ when the batch is replayed, though the rows are the same: a plug-in adds the time or
+        encrypts, or the reason is fixed for which rows were dead letters.
+        """
+        if not self._options.is_exactly_once:
+            return
+        key, value = (_to_bytes(columns[role]) if role in columns else None for role in ("key", "value"))
+        assert value is not None
+        self.fingerprint += Fingerprint(len(value), hash_rows(topic, value, key=key, headers=columns.get("headers")))
 
     def _ready(
         self, topic: str, columns: dict[str, pa.Array], numbers: pa.Array | None, dead: list[pa.RecordBatch]
@@ -244,6 +259,16 @@ def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> dict[str, pa.Array]
     if topics is not None and not pa.types.is_string(topics.type):
         found["topic"] = topics.cast(pa.string())
     return found
+
+
+def _to_bytes(column: pa.Array) -> pa.Array:
+    """The column itself, if it is binary or text; else each value as text, for a hash."""
+    kind = column.type
+    if kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string(), pa.null()):
+        return column
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return column.cast(pa.string())
+    return pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())
 
 
 def _too_large(columns: dict[str, pa.Array], bytes_max: int) -> tuple[pa.Array, str] | None:

@@ -6,7 +6,7 @@ and imports what it needs when it is needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 class HeadraceDataSource(DataSource):
     """`format("headrace")`: Kafka topics, with the options and columns of Spark's own Kafka source and sink."""
+
+    _is_unpickled = False
+    """To plan a batch Spark makes a data source; to commit one it sends that of the query to another process."""
 
     @classmethod
     def name(cls) -> str:
@@ -50,4 +53,8 @@ class HeadraceDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         from headrace.spark.sink import StreamWriter
 
-        return StreamWriter(self.options, schema, overwrite)
+        return StreamWriter(self.options, schema, overwrite, is_planning=not self._is_unpickled)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._is_unpickled = True

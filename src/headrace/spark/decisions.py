@@ -6,7 +6,7 @@
 A decision is a record like any other, written in the transaction of `sink.id` that also holds the inline rows of the
 batch. So the moment that transaction is committed is the moment the batch is decided: there is no other one.
 
-    DecisionLog.read    the decisions of one sink, as of now: everything that was begun before is waited for
+    DecisionLog.read    the decisions of one sink, as of now: an open transaction of that sink is waited for
     Fingerprint         what the rows of a batch were, so that a batch that comes again is known from another one
 """
 
@@ -31,6 +31,7 @@ from headrace.spark.holders import DriverProcess, Holders, holders_key
 from headrace.spark.origins import NOTHING, Coverage
 from headrace.spark.sink_errors import SinkError
 from headrace.spark.sink_options import DECISION_BYTES_MAX
+from headrace.wire.records import decode_marker
 
 VERSION = 2
 """Since 2 a decision has the fingerprint of its rows and the driver that took it. Keys that are unknown are ignored."""
@@ -39,7 +40,7 @@ PLAIN_BYTES_MAX = 32 * 1024
 """Decisions beyond this are compressed: with many tasks and partitions they are long, and all alike."""
 INFLATED_BYTES_MAX = 256 * 1024 * 1024
 SETTLE_MS_MAX = 90_000
-"""How long an open transaction of another sink may keep this one waiting: theirs are over after a minute at most."""
+"""How long a read waits for an open transaction of its own sink: one that decides is over after a minute at most."""
 SETTLE_POLL_MS = 50
 READ_MS_MAX = 60_000
 POLL_MS = 500
@@ -128,6 +129,8 @@ class Decision:
     """Source offsets that the query has covered, this batch included."""
     base: Coverage = NOTHING
     """Source offsets that were skipped in this batch because other queries of the sink had covered them."""
+    batch_offsets: Coverage = NOTHING
+    """Source offsets of this batch alone. Empty without the option source.offsets."""
 
     @property
     def rows(self) -> int:
@@ -169,6 +172,8 @@ class Decision:
             found["offsets"] = self.offsets.to_json()
         if self.base.intervals:
             found["base"] = self.base.to_json()
+        if self.batch_offsets.intervals:
+            found["batch_offsets"] = self.batch_offsets.to_json()
         text = json.dumps(found, separators=(",", ":")).encode()
         return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text)
 
@@ -195,6 +200,7 @@ class Decision:
                 DriverProcess.from_json(found["driver"]) if "driver" in found else None,
                 Coverage.from_json(found.get("offsets", {})),
                 Coverage.from_json(found.get("base", {})),
+                Coverage.from_json(found.get("batch_offsets", {})),
             )
         except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             raise SinkError(f"this is no decision: {data[:100]!r} ({error!r})") from error
@@ -230,6 +236,10 @@ def _transaction(found: dict[str, Any]) -> TaskTransaction:
     return TaskTransaction(found["id"], int(found["pid"]), int(found["epoch"]), bool(found["v2"]), spans)
 
 
+_Records = dict[bytes, bytes | None]
+"""The last value of each key; None for a tombstone."""
+
+
 @dataclass(slots=True)
 class _SinkState:
     """What the log says of one sink, up to an offset."""
@@ -241,7 +251,7 @@ class _SinkState:
 
 
 class DecisionLog:
-    """Reads the decision topic, and makes it where there is none. Reading again costs what is new in the log."""
+    """Reads the decision topic, and creates it if there is none. Reading again costs what is new in the log."""
 
     def __init__(self, client: BlockingClient, topic: str) -> None:
         self._client = client
@@ -252,10 +262,10 @@ class DecisionLog:
         self._states: dict[str, _SinkState] = {}
 
     def ensure(self) -> None:
-        """Make the topic, unless it is there."""
+        """Create the topic if there is none; raise if it cannot keep decisions."""
         admin = TopicAdmin(self._client)
         try:
-            found = admin.describe_topics([self.topic])[self.topic]
+            topic = admin.describe_topics([self.topic])[self.topic]
         except BrokerError as error:
             if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
@@ -263,18 +273,28 @@ class DecisionLog:
             self._states.clear()
             self._topic_id = None
             return
-        if len(found.partitions) != 1:
+        if len(topic.partitions) != 1:
             raise SinkError(
-                f"decision.topic {self.topic!r} has {len(found.partitions)} partitions, and decisions need their "
+                f"decision.topic {self.topic!r} has {len(topic.partitions)} partitions, and decisions need their "
                 "order: it must have one; name another topic"
             )
-        if found.topic_id != self._topic_id:  # another topic of that name: what was read before is not in it
+        if topic.topic_id != self._topic_id:  # another topic of that name: what was read before is not in it
             self._states.clear()
-            self._topic_id = found.topic_id
+            self._topic_id = topic.topic_id
             self._is_known = False
         if not self._is_known:
             self._check_retention()
             self._is_known = True
+
+    def is_missing(self) -> bool:
+        """Whether there is no such topic."""
+        try:
+            TopicAdmin(self._client).describe_topics([self.topic])
+        except BrokerError as error:
+            if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            return True
+        return False
 
     def _check_retention(self) -> None:
         """Raise if the topic forgets decisions with time, as one does that a broker has created by itself."""
@@ -306,10 +326,13 @@ class DecisionLog:
                 raise
 
     def read(self, sink: str) -> dict[str, Decision]:
-        """The last decision of each query of a sink.
+        """Return the last decision of each query of a sink.
 
-        Whatever was begun before this call is waited for, whoever began it: behind an open transaction a committed
-        decision would not be seen, and the batch be taken for undecided.
+        An open transaction of this sink is waited for: it may hold a decision. Open transactions of other sinks are
+        not. They hold back the last stable offset, and readers of committed records with it. So only what lies below
+        that offset is read like that. Above it, all records are read, and the transaction markers tell which ones
+        count: the next marker of a producer id ends the transaction of its records, because a producer id has one open
+        transaction at a time. No marker is missing there: compaction stops at the last stable offset.
         """
         return dict(self._read(sink).decisions)
 
@@ -318,25 +341,17 @@ class DecisionLog:
         return self._states.get(sink, _SinkState()).holders
 
     def _read(self, sink: str) -> _SinkState:
-        end = self._settled_end()
+        end = self._end(Isolation.READ_UNCOMMITTED)
+        stable_end = min(self._end(Isolation.READ_COMMITTED), end)
         state = self._states.get(sink)
         if state is None or state.offset > end:  # an end before what was read: the topic was made anew
             state = _SinkState()
-        found: dict[bytes, bytes | None] = {}
-        with Fetcher(self._client, isolation="read_committed", max_wait_ms=POLL_MS) as fetcher:
-            fetcher.assign({self._place: state.offset}, until={self._place: end})
-            deadline = self._client.deadline(READ_MS_MAX)
-            while not fetcher.is_finished():
-                for record in fetcher.poll(POLL_MS):
-                    if record.key is not None and _sink_of(record.key) == sink:
-                        found[record.key] = record.value
-                if self._client.clock.monotonic_ms() > deadline:
-                    raise SinkError(
-                        f"the decisions in {self.topic!r} could not be read within {READ_MS_MAX / 1000:g} s: "
-                        f"at offset {fetcher.position(self._place)} of {end}"
-                    )
+        records: _Records = {}
+        if state.offset < stable_end:
+            self._read_committed(sink, state.offset, stable_end, records)
+        end = self._read_unstable(sink, max(state.offset, stable_end), end, records)
         decisions, holders = dict(state.decisions), state.holders
-        for key, value in found.items():
+        for key, value in records.items():
             if key == holders_key(sink):
                 holders = Holders() if value is None else Holders.decode(value)
             elif value is None:
@@ -346,19 +361,62 @@ class DecisionLog:
         self._states[sink] = state = _SinkState(end, decisions, holders)
         return state
 
-    def _settled_end(self) -> int:
-        """The end of the log, once nothing before it is open any more."""
-        end = self._end(Isolation.READ_UNCOMMITTED)
+    def _read_committed(self, sink: str, start: int, end: int, records: _Records) -> None:
+        with Fetcher(self._client, isolation="read_committed", max_wait_ms=POLL_MS) as fetcher:
+            fetcher.assign({self._place: start}, until={self._place: end})
+            deadline = self._client.deadline(READ_MS_MAX)
+            while not fetcher.is_finished():
+                for record in fetcher.poll(POLL_MS):
+                    if record.key is not None and _sink_of(record.key) == sink:
+                        records[record.key] = record.value
+                self._check_read_time(deadline, fetcher, end)
+
+    def _read_unstable(self, sink: str, start: int, end: int, records: _Records) -> int:
+        """Read on from the last stable offset until no transaction of the sink is open; return the offset reached."""
+        pending: dict[int, _Records] = {}  # by producer id: records of the sink whose transaction has no marker yet
         deadline = self._client.deadline(SETTLE_MS_MAX)
-        while (stable := self._end(Isolation.READ_COMMITTED)) < end:
+        while start < end or pending:
+            self._read_transactions(sink, start, end, pending, records)
+            start = end
+            if not pending:
+                break
             if self._client.clock.monotonic_ms() > deadline:
                 raise SinkError(
-                    f"{self.topic!r} has had an open transaction at offset {stable} for {SETTLE_MS_MAX / 1000:g} s: "
-                    "what is decided behind it cannot be seen. Its writer hangs, or transaction.timeout.ms is very "
-                    "long; `kafka-transactions.sh find-hanging` shows it"
+                    f"a transaction of sink.id {sink!r} has been open in {self.topic!r} before offset {end} for "
+                    f"{SETTLE_MS_MAX / 1000:g} s: whether it decides a batch is not known yet. Its driver hangs, or "
+                    "commits at this moment; end that driver, or start the query again later"
                 )
             time.sleep(SETTLE_POLL_MS / 1000)
+            end = self._end(Isolation.READ_UNCOMMITTED)
         return end
+
+    def _read_transactions(
+        self, sink: str, start: int, end: int, pending: dict[int, _Records], records: _Records
+    ) -> None:
+        with Fetcher(self._client, isolation="read_uncommitted", max_wait_ms=POLL_MS, control_batches=True) as fetcher:
+            fetcher.assign({self._place: start}, until={self._place: end})
+            deadline = self._client.deadline(READ_MS_MAX)
+            while not fetcher.is_finished():
+                for batch in fetcher.poll_batches(POLL_MS).get(self._place, ()):
+                    if batch.header.is_control:
+                        marker = next(map(decode_marker, batch.records()), None)
+                        if marker is not None:
+                            ended = pending.pop(batch.header.producer_id, {})
+                            records |= ended if marker.committed else {}
+                        continue
+                    for record in batch.records():
+                        if record.key is not None and _sink_of(record.key) == sink and start <= record.offset < end:
+                            is_open = batch.header.is_transactional
+                            target = pending.setdefault(batch.header.producer_id, {}) if is_open else records
+                            target[record.key] = record.value
+                self._check_read_time(deadline, fetcher, end)
+
+    def _check_read_time(self, deadline: float, fetcher: Fetcher, end: int) -> None:
+        if self._client.clock.monotonic_ms() > deadline:
+            raise SinkError(
+                f"reading the decisions in {self.topic!r} timed out after {READ_MS_MAX / 1000:g} s at offset "
+                f"{fetcher.position(self._place)} of {end}. Are the brokers overloaded? Start the query again"
+            )
 
     def _end(self, isolation: Isolation) -> int:
         return list_offsets(self._client, {self._place: LATEST}, isolation)[self._place].offset

@@ -3,8 +3,8 @@
     decision topic, key [sink, "holders", 1] → the runs that have held the sink, in order, the last one holds it
 
 The transactional id of a sink is only a lock: every process that opens the ledger bumps its epoch, and Spark may serve
-each commit of a run in another process. The right to decide belongs to the run. A run that is not in the history takes
-the sink over by writing itself to its end; a run that is in it, but not last, is fenced for good.
+each commit of a run in another process. Which run may decide is in the holder record. A run that is not in the history
+takes the sink over by writing itself to its end; a run that is in it, but not last, is fenced for good.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from headrace.spark.sink_errors import SinkError
 VERSION = 1
 HOLDERS_MAX = 64
 """Runs that are remembered. A run that is older than all of them would take the sink over once more if it came back."""
+WRITE_RUN_PREFIX = "write-"
+"""Of the run of a batch write: each write is a run of its own. Runs of streams are named by Spark, with a UUID."""
 ANCESTORS_MAX = 32
 _KEY_NAME = "holders"
 
@@ -43,8 +45,8 @@ class DriverProcess:
         return [self.host, self.pid, self.started_ms]
 
     @classmethod
-    def from_json(cls, found: list[Any]) -> DriverProcess:
-        host, pid, started_ms = found
+    def from_json(cls, fields: list[Any]) -> DriverProcess:
+        host, pid, started_ms = fields
         return cls(str(host), int(pid), int(started_ms))
 
 
@@ -55,6 +57,10 @@ class Holder:
     run: str
     process: DriverProcess
     since_ms: int
+
+    @property
+    def is_write(self) -> bool:
+        return self.run.startswith(WRITE_RUN_PREFIX)
 
     def __str__(self) -> str:
         return f"run {self.run} ({self.process}), since {utc_text(self.since_ms)}"
@@ -77,18 +83,33 @@ class Holders:
         """Whether another run has taken the sink over from this one."""
         return not self.is_held_by(run) and any(holder.run == run for holder in self.history)
 
+    def runs_before(self, run: str) -> list[str]:
+        """The runs that held the sink before this one did: all of them if it is new."""
+        runs = [holder.run for holder in self.history]
+        return runs[: runs.index(run)] if run in runs else runs
+
     def followed_by(self, holder: Holder) -> Holders:
-        return Holders((*self.history, holder)[-HOLDERS_MAX:])
+        """Add a run that takes the sink over.
+
+        A batch write replaces earlier ones of its driver. Most of them are over, and foreachBatch would fill the record
+        with them. One that still runs is taken for new when it comes back, and goes on with what the log says.
+        """
+        history = [
+            earlier
+            for earlier in self.history
+            if not (holder.is_write and earlier.is_write and earlier.process == holder.process)
+        ]
+        return Holders((*history, holder)[-HOLDERS_MAX:])
 
     def encode(self) -> bytes:
-        rows = [[one.run, *one.process.to_json(), one.since_ms] for one in self.history]
+        rows = [[holder.run, *holder.process.to_json(), holder.since_ms] for holder in self.history]
         return json.dumps({"v": VERSION, "holders": rows}, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Holders:
         try:
-            found = json.loads(data)
-            version = found["v"]
+            record = json.loads(data)
+            version = record["v"]
             if version != VERSION:
                 raise SinkError(
                     f"unsupported holder record: expected version {VERSION}, got {version}; use the headrace that "
@@ -97,7 +118,7 @@ class Holders:
             return cls(
                 tuple(
                     Holder(str(run), DriverProcess.from_json(process), int(since_ms))
-                    for run, *process, since_ms in found["holders"]
+                    for run, *process, since_ms in record["holders"]
                 )
             )
         except (ValueError, KeyError, TypeError) as error:

@@ -17,33 +17,37 @@ from functools import partial
 import pyarrow as pa
 
 from headrace.client.blocking import BlockingClient
+from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import (
     AbortableError,
     BrokerError,
     Code,
     ConfigError,
-    FatalTransactionError,
+    FatalError,
     HeadraceError,
     TimedOutError,
-    TransactionError,
 )
-from headrace.producer.producer import Producer
+from headrace.producer.engine import SendEngine
+from headrace.producer.records import ProducerRecord
+from headrace.producer.settings import resolve
 from headrace.spark.decisions import Decision, DecisionLog
 from headrace.spark.holders import Holders, holders_key
 from headrace.spark.sink_errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 
 TRANSACTION_MS = 60_000
 """For decisions. A driver that dies in the middle of one holds up readers for no longer than this."""
 REDO_TRANSACTION_MS = TRANSACTION_MS_MAX
 """For writing a whole transaction again, which may take its time."""
 DECISION_SECONDS_MAX = 300.0
-"""How long the answer to a decision is waited for: longer than a broker needs to come back."""
+"""How long to wait for the response to a decision: longer than a broker needs to come back."""
 CLOSE_SECONDS_MAX = 5.0
 CAUSES_MAX = 10
 _REQUEST_SLACK_BYTES = 64 * 1024
 _REFUSED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
-_FENCED = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
+_FENCED = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
+"""The producer's epoch or id is not the current one of its transactional id."""
 
 Rows = Iterable[tuple[str, pa.RecordBatch]]
 """Topic and columns: key, value, headers, partition, timestamp."""
@@ -59,8 +63,10 @@ class Ledger:
     def __init__(self, options: SinkOptions, sink: str, client: BlockingClient) -> None:
         self._options = options
         self._sink = sink
+        self._client = client
         self._log = DecisionLog(client, options.decision_topic)
-        self._producer: Producer | None = None
+        self._producer: SendEngine | None = None
+        self._row_topics: set[str] = set()  # that brokers were asked for
 
     def open(self, transaction_ms: int = TRANSACTION_MS) -> None:
         """Take the lock of this sink from any other process; what that one had under way is over when this returns.
@@ -82,13 +88,14 @@ class Ledger:
         config["transaction.timeout.ms"] = transaction_ms
         size = int(str(config.get("max.request.size", 0)))
         config["max.request.size"] = max(size, DECISION_BYTES_MAX + _REQUEST_SLACK_BYTES)
-        producer = Producer(config)
+        # Brokers would give the decision topic the wrong settings.
+        producer = SendEngine(resolve(config), SYSTEM_CLOCK, creates_topics=False)
         try:
             producer.init_transactions()
         except HeadraceError as error:
             producer.close(0)
             if _has_code(error, _FENCED):  # by another process that opens it at the same time
-                raise self._fenced() from error
+                raise self._fenced(error) from error
             if _has_code(error, {Code.INVALID_TRANSACTION_TIMEOUT}):
                 raise ConfigError(
                     f"the brokers do not allow a transaction of {transaction_ms} ms: their "
@@ -112,7 +119,7 @@ class Ledger:
             ) from error
 
     def read_before_writing(self) -> dict[str, Decision]:
-        """The same as `read`, for a planner: it may come before anybody has opened the ledger for the first time."""
+        """Return the same as `read`, for a planner: it may run before the ledger is opened for the first time."""
         self._ensure_topic()
         return self.read()
 
@@ -122,7 +129,7 @@ class Ledger:
             return self._log.read(self._sink)
         except BrokerError as error:
             if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION and self._producer is None:
-                return {}  # nobody has ever opened a ledger: opening makes the topic
+                return {}  # no ledger was ever opened: opening creates the topic
             raise
 
     @property
@@ -143,19 +150,19 @@ class Ledger:
         on_rows: Callable[[], None] = _nothing,
         on_written: Callable[[], None] = _nothing,
     ) -> None:
-        """Rows and decision in one transaction; `is_erased` stores that there is nothing to remember.
+        """Write rows and decision in one transaction; `is_erased` stores that there is nothing to remember.
 
         NotDecidedError: it is certain that nothing was stored. FencedError, InDoubtError: only the log can tell.
         """
         value = None if is_erased else decision.encode()
-        sends = (partial(_send, topic=topic, columns=columns, batch=decision.batch) for topic, columns in rows)
+        sends = (partial(self._send, topic=topic, columns=columns, batch=decision.batch) for topic, columns in rows)
         self._write_records(decision.key, value, sends, on_rows, on_written)
 
     def _write_records(
         self,
         key: bytes,
         value: bytes | None,
-        sends: Iterable[Callable[[Producer], None]] = (),
+        sends: Iterable[Callable[[SendEngine], None]] = (),
         on_rows: Callable[[], None] = _nothing,
         on_written: Callable[[], None] = _nothing,
     ) -> None:
@@ -167,19 +174,39 @@ class Ledger:
             for send in sends:
                 send(producer)
             on_rows()
-            producer.send(self._options.decision_topic, value, key)
+            producer.send_record(ProducerRecord(self._options.decision_topic, value, key))
             on_written()
         except BaseException as error:
             self._abort(producer)
-            if isinstance(error, FatalTransactionError):
+            if isinstance(error, FatalError):
                 raise self._fatal(error) from error
             if isinstance(error, AbortableError):
                 raise self._not_decided(error) from error
             raise
         self._commit(producer)
 
-    def _commit(self, producer: Producer) -> None:
-        """From the first EndTxn on, nobody but the coordinator knows: ask until it has answered."""
+    def _send(self, producer: SendEngine, topic: str, columns: pa.RecordBatch, batch: int) -> None:
+        try:
+            self._look_up(topic)
+            delivery = producer.send_arrow(topic, columns)
+            if delivery.refusal is not None:
+                raise delivery.refusal
+        except (AbortableError, FatalError):
+            raise
+        except HeadraceError as error:
+            raise NotDecidedError(
+                f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is seen; it can be run again"
+            ) from error
+
+    def _look_up(self, topic: str) -> None:
+        """Let brokers with auto.create.topics.enable create a topic of rows, as they do for the producers of tasks."""
+        if topic not in self._row_topics:
+            message = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True)
+            self._client.ask(message, versions=(4, 12))
+            self._row_topics.add(topic)
+
+    def _commit(self, producer: SendEngine) -> None:
+        """Commit the transaction. Once EndTxn is sent, only the coordinator knows the outcome: retry until it tells."""
         deadline = time.monotonic() + DECISION_SECONDS_MAX
         while True:
             try:
@@ -188,30 +215,51 @@ class Ledger:
             except TimedOutError as error:
                 if time.monotonic() >= deadline:
                     raise InDoubtError(
-                        f"the decision was sent, and there has been no answer for {DECISION_SECONDS_MAX:g} s: {error}. "
-                        "Start the query again: it reads first what was decided"
+                        f"the decision was sent, and there has been no response for {DECISION_SECONDS_MAX:g} s: {error}"
                     ) from error
             except AbortableError as error:
                 self._abort(producer)
                 raise self._not_decided(error) from error
-            except FatalTransactionError as error:
+            except FatalError as error:
                 raise self._fatal(error) from error
 
     def _not_decided(self, error: AbortableError) -> SinkError:
         if _has_code(error, _FENCED):  # a partition may know of the new driver before the coordinator is asked
-            return self._fenced()
-        return NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}")
+            return self._fenced(error)
+        return NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}{self._deleted()}")
 
-    def _fatal(self, error: FatalTransactionError) -> SinkError:
+    def _deleted(self) -> str:
+        """Name the cause of an error if it is that the decision topic is gone."""
+        try:
+            is_missing = self._log.is_missing()
+        except HeadraceError:
+            return ""
+        if not is_missing:
+            return ""
+        return (
+            f". decision.topic {self._log.topic!r} does not exist any more: it was deleted while the query ran. The "
+            "next start creates it, compacted, but what had been decided is forgotten: a batch that Spark runs again "
+            "is delivered again"
+        )
+
+    def _fatal(self, error: FatalError) -> SinkError:
         if _has_code(error, _FENCED):
-            return self._fenced()
+            return self._fenced(error)
         return InDoubtError(f"the decision of sink {self._sink!r} failed, and may be stored all the same: {error}")
 
-    def _fenced(self) -> FencedError:
-        return FencedError(f"another process has opened the ledger of sink.id {self._sink!r} since this one did")
+    def _fenced(self, error: HeadraceError) -> FencedError:
+        """The error codes do not tell who or what fenced the producer; the holder record tells which run goes on."""
+        if _has_code(error, {Code.INVALID_PRODUCER_ID_MAPPING}):
+            cause = "the brokers have forgotten its transactional id (transactional.id.expiration.ms)"
+        else:
+            cause = (
+                "another process has opened the ledger since this one did, or its transaction timed out "
+                "(transaction.timeout.ms)"
+            )
+        return FencedError(f"the producer of sink.id {self._sink!r} is fenced: {cause}: {error}")
 
-    def _abort(self, producer: Producer) -> None:
-        """The error that led here is the one to be told; an open transaction would end by itself in a minute."""
+    def _abort(self, producer: SendEngine) -> None:
+        """Abort the transaction. If that fails, it expires: the error that led here is the one to show."""
         with contextlib.suppress(HeadraceError):
             producer.abort_transaction()
 
@@ -219,19 +267,6 @@ class Ledger:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close(CLOSE_SECONDS_MAX)
-
-
-def _send(producer: Producer, topic: str, columns: pa.RecordBatch, batch: int) -> None:
-    try:
-        delivery = producer.send_arrow(topic, columns)
-        if delivery.refusal is not None:
-            raise delivery.refusal
-    except TransactionError:
-        raise
-    except HeadraceError as error:
-        raise NotDecidedError(
-            f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is seen; it can be run again"
-        ) from error
 
 
 def _has_code(error: BaseException, codes: Iterable[int]) -> bool:

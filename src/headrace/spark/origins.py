@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ID_PREFIX = "id:"
-"""Before a topic id that stands for its topic. No topic can have a name with a colon."""
+"""Before the id of a topic."""
 STATELESS = (
-    "source.offsets needs the one source record of every row, and rows of an aggregation or a join have none: it works "
+    "source.offsets needs the source record of every row, and rows of an aggregation or a join have none: it works "
     "for stateless queries only"
 )
 _TYPES = {"topic": ("string",), "partition": ("int", "bigint"), "offset": ("bigint",), "topic_id": ("string", "void")}
@@ -41,13 +42,32 @@ Interval = tuple[int, int]
 
 
 class SourcePartition(NamedTuple):
-    """A partition that rows come from. `topic` is the id of the topic (see ID_PREFIX), or its name if it has none."""
+    """A partition that rows come from. Make it with `of`."""
 
     topic: str
+    """The name of the topic; with an id, that is before it: `id:ID:NAME`. No name has a colon."""
     partition: int
 
+    @classmethod
+    def of(cls, name: str, topic_id: str | None, partition: int) -> SourcePartition:
+        return cls(name if topic_id is None else f"{ID_PREFIX}{topic_id}:{name}", partition)
+
+    @property
+    def name(self) -> str:
+        return self.topic.rpartition(":")[2]
+
+    @property
+    def topic_id(self) -> str | None:
+        return self.topic.rpartition(":")[0].removeprefix(ID_PREFIX) or None
+
+    def may_be(self, other: SourcePartition) -> bool:
+        """Whether the two have one name, and only one of them has an id: they may be the same partition, or not."""
+        has_one_id = (self.topic_id is None) != (other.topic_id is None)
+        return has_one_id and (self.name, self.partition) == (other.name, other.partition)
+
     def __str__(self) -> str:
-        return f"partition {self.partition} of topic {self.topic}"
+        topic_id = "without an id" if self.topic_id is None else f"with id {self.topic_id}"
+        return f"partition {self.partition} of topic {self.name!r} {topic_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,55 +77,61 @@ class Coverage:
     intervals: Mapping[SourcePartition, tuple[Interval, ...]] = field(default_factory=dict)
 
     def __or__(self, other: Coverage) -> Coverage:
-        """The offsets that one of the two has."""
+        """Return the offsets that are in either of the two."""
         both = self.intervals.keys() | other.intervals.keys()
         return Coverage({key: _merged((*self.intervals.get(key, ()), *other.intervals.get(key, ()))) for key in both})
 
     def hull(self) -> Coverage:
-        """One interval for each partition, from the lowest offset to the highest."""
-        return Coverage({key: ((found[0][0], found[-1][1]),) for key, found in self.intervals.items()})
+        """Return one interval for each partition, from the lowest offset to the highest."""
+        return Coverage({key: ((runs[0][0], runs[-1][1]),) for key, runs in self.intervals.items()})
 
     def within(self, partition: SourcePartition, first: int, last: int) -> list[Interval]:
-        """The intervals of a partition that have offsets between `first` and `last`."""
-        return [one for one in self.intervals.get(partition, ()) if one[0] <= last and first <= one[1]]
+        """Return the intervals of a partition that have offsets between `first` and `last`."""
+        return [(low, high) for low, high in self.intervals.get(partition, ()) if low <= last and first <= high]
 
     def has(self, other: Coverage) -> bool:
-        """Whether all offsets of another one are here."""
+        """Whether all offsets of `other` are in this coverage."""
         return all(
             any(first <= low and high <= last for first, last in self.intervals.get(key, ()))
             for key, intervals in other.intervals.items()
             for low, high in intervals
         )
 
+    def may_have(self, other: Coverage) -> bool:
+        """Whether a partition of `other` may be in this coverage, and a missing topic id leaves it open."""
+        return any(
+            mine.may_be(key) for key in other.intervals.keys() - self.intervals.keys() for mine in self.intervals
+        )
+
     def to_json(self) -> dict[str, dict[str, list[list[int]]]]:
-        found: dict[str, dict[str, list[list[int]]]] = {}
+        topics: dict[str, dict[str, list[list[int]]]] = {}
         for (topic, partition), intervals in sorted(self.intervals.items()):
-            found.setdefault(topic, {})[str(partition)] = [list(one) for one in intervals]
-        return found
+            topics.setdefault(topic, {})[str(partition)] = [[first, last] for first, last in intervals]
+        return topics
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Coverage:
+    def from_json(cls, topics: Mapping[str, Any]) -> Coverage:
         return cls(
             {
                 SourcePartition(topic, int(partition)): _merged((int(first), int(last)) for first, last in intervals)
-                for topic, partitions in found.items()
+                for topic, partitions in topics.items()
                 for partition, intervals in partitions.items()
             }
         )
 
     def digest(self) -> str:
-        """The same for two of the same content."""
+        """Return a short hash of the content."""
         return hashlib.blake2b(json.dumps(self.to_json()).encode(), digest_size=8).hexdigest()
 
 
 def _merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    found: list[Interval] = []
+    disjoint: list[Interval] = []
     for first, last in sorted(intervals):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if disjoint and first <= disjoint[-1][1] + 1:
+            disjoint[-1] = (disjoint[-1][0], max(disjoint[-1][1], last))
         else:
-            found.append((first, last))
-    return tuple(found)
+            disjoint.append((first, last))
+    return tuple(disjoint)
 
 
 NOTHING = Coverage()
@@ -126,28 +152,34 @@ class DeliveredOffsets(Protocol):
 
 
 class KnownOrigins(NamedTuple):
-    """The same, small enough to be pickled for every task."""
+    """The part of a decision that tasks need: it is pickled for each of them."""
 
     batch: int
     offsets: Coverage
     base: Coverage
 
 
+def known_origins(decisions: Mapping[str, DeliveredOffsets]) -> dict[str, KnownOrigins]:
+    return {
+        query: KnownOrigins(decision.batch, decision.offsets, decision.base) for query, decision in decisions.items()
+    }
+
+
 def base_for(decisions: Mapping[str, DeliveredOffsets], query: str, batch: int) -> Coverage:
-    """The offsets to skip in a batch of a query: those that the other queries of the sink have covered.
+    """Return the offsets to skip in a batch of a query: those that the other queries of the sink have covered.
 
     A batch that was decided before is compared with what comes again, so it is filtered as it was then.
     """
     own = decisions.get(query)
     if own is not None and batch <= own.batch:
         return own.base
-    others = [one for name, one in decisions.items() if name != query]
-    parts = [part for one in others for part in (one.offsets, one.base)]
+    others = [decision for name, decision in decisions.items() if name != query]
+    parts = [part for decision in others for part in (decision.offsets, decision.base)]
     return reduce(Coverage.__or__, parts, NOTHING if own is None else own.base)
 
 
 def covered_by(last: DeliveredOffsets | None, batch: Coverage) -> Coverage:
-    """What a query has covered with one more batch. It reads a partition in order: between batches there is no gap."""
+    """Return what a query has covered after a batch. It reads a partition in order: between batches there is no gap."""
     return (batch if last is None else last.offsets | batch).hull()
 
 
@@ -165,7 +197,7 @@ class OriginColumns:
 
     @classmethod
     def parse(cls, text: str) -> OriginColumns | None:
-        """From the option: false, true, or the names of three or four columns."""
+        """Parse the option: false, true, or the names of three or four columns."""
         if text.lower() in ("true", "false"):
             return cls() if text.lower() == "true" else None
         names = [name.strip() for name in text.split(",")]
@@ -182,7 +214,7 @@ class OriginColumns:
 
     def check(self, schema: StructType) -> None:
         """Refuse a DataFrame that lacks the columns, or has them in other types."""
-        kinds = {one.name: one.dataType.simpleString() for one in schema.fields}
+        kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
         for role, name in (("topic", self.topic), ("partition", self.partition), ("offset", self.offset)):
             if name not in kinds:
                 raise PlanError(
@@ -198,14 +230,14 @@ class OriginColumns:
 
 @dataclass(slots=True)
 class OriginReport:
-    """What a task has to say about the source offsets of its rows."""
+    """The source offsets of the rows of a task."""
 
     covered: Coverage = NOTHING
     base_digest: str = NOTHING.digest()
-    """Of the offsets that were skipped."""
+    """`Coverage.digest` of the offsets that the task was told to skip."""
     skipped: int = 0
     unproven: int = 0
-    """Rows skipped of topics without an id. A recreated topic would look the same."""
+    """Skipped rows of topics without an id, which a recreated topic has as well."""
 
     def __add__(self, other: OriginReport) -> OriginReport:
         if self.base_digest != other.base_digest:
@@ -219,53 +251,79 @@ class OriginReport:
 
 
 class OriginFilter:
-    """Skips the rows of a task that were delivered before, and notes what the others cover."""
+    """Skips the rows of a task that were delivered before, and records the offsets of all rows."""
 
     def __init__(self, columns: OriginColumns, base: Coverage, where: str) -> None:
         self._columns = columns
         self._base = base
         self._where = where  # for errors: which batch and which task
+        self._namesakes: defaultdict[tuple[str, int], list[SourcePartition]] = defaultdict(list)
+        for source in base.intervals:
+            self._namesakes[source.name, source.partition].append(source)
         self.report = OriginReport(base_digest=base.digest())
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are to be delivered."""
+        """Return the rows that are to be delivered."""
         if not batch.num_rows:
             return batch
         origins = self._origins(batch)
         groups = origins.group_by(["topic", "id", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
         skipped: pa.Array | None = None
         for group in groups.to_pylist():
-            source = SourcePartition(
-                group["topic"] if group["id"] is None else ID_PREFIX + group["id"], group["partition"]
-            )
+            source = SourcePartition.of(group["topic"], group["id"], group["partition"])
             first, last = group["offset_min"], group["offset_max"]
             self.report.covered |= Coverage({source: ((first, last),)})
+            mask = None
             if intervals := self._base.within(source, first, last):
                 mask = pc.and_(_of_group(origins, group), _inside(origins["offset"], intervals))
                 count = pc.sum(mask).as_py() or 0
                 self.report.skipped += count
                 self.report.unproven += count if group["id"] is None else 0
                 skipped = mask if skipped is None else pc.or_(skipped, mask)
-        # Within a partition a query goes forward, and so do the intervals of its tasks: one for each is enough.
+            for other in self._namesakes.get((source.name, source.partition), ()):
+                if source.may_be(other) and (intervals := self._base.within(other, first, last)):
+                    doubtful = pc.and_(_of_group(origins, group), _inside(origins["offset"], intervals))
+                    self._refuse_doubtful(source, other, doubtful if mask is None else pc.and_not(doubtful, mask))
+        # A query reads a partition in order, and so do its tasks: an interval for each partition is enough.
         self.report.covered = self.report.covered.hull()
         return batch if skipped is None else batch.filter(pc.invert(skipped).combine_chunks())
+
+    def _refuse_doubtful(self, source: SourcePartition, other: SourcePartition, rows: pa.ChunkedArray) -> None:
+        """Refuse rows that were delivered before if two partitions, one of them without a topic id, are the same.
+
+        To deliver them could repeat rows, and to skip them could lose rows of a recreated topic.
+        """
+        count = pc.sum(rows).as_py()
+        if not count:
+            return
+        remedy = (
+            "Keep the column __topic_id of the source up to the sink"
+            if source.topic_id is None
+            else "Name the columns without the topic id (source.offsets=__topic,__partition,__offset): topics then go "
+            "by their names"
+        )
+        raise SinkError(
+            f"{self._where}: {count} rows come from {source}, and queries of this sink.id have delivered the same "
+            f"offsets of {other}. Whether that is the same topic, or it was recreated, is not known. Nothing of the "
+            f"batch is seen. {remedy}; or set a new sink.id, which delivers everything that is read again"
+        )
 
     def _origins(self, batch: pa.RecordBatch) -> pa.Table:
         names, rows = self._columns, batch.num_rows
         has_ids = names.topic_id is not None and names.topic_id in batch.schema.names
-        found = {
+        columns = {
             "topic": batch.column(names.topic),
             "partition": batch.column(names.partition),
             "offset": batch.column(names.offset),
         }
-        for role, column in found.items():
+        for role, column in columns.items():
             if column.null_count:
                 raise SinkError(
                     f"{self._where}: {column.null_count} rows have no source {role} (column "
                     f"{getattr(names, role)!r} is null). {STATELESS}"
                 )
         ids = batch.column(names.topic_id) if has_ids else pa.nulls(rows)
-        return pa.table({**found, "id": ids.cast(pa.string())})
+        return pa.table({**columns, "id": ids.cast(pa.string())})
 
 
 def _of_group(origins: pa.Table, group: Mapping[str, Any]) -> pa.ChunkedArray:

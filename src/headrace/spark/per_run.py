@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
+
+log = logging.getLogger("headrace.spark")
 
 
 class Closable(Protocol):
@@ -38,20 +41,25 @@ class PerRun(Generic[T]):
         """That of this run, made when first asked for; those of older runs of the sink are closed then."""
         key = (where, sink, run)
         now = self._now_seconds()
-        found = self._kept.pop(key, None)
+        value = self._kept.pop(key, None)
         for old in [
             old for old in self._kept if old[:2] == key[:2] or now - self._used_at[old] > self._idle_seconds_max
         ]:
             self._close(old)
         while len(self._kept) >= self._count_max:
             self._close(next(iter(self._kept)))
-        self._kept[key] = found = make() if found is None else found
+        self._kept[key] = value = make() if value is None else value
         self._used_at[key] = now
-        return found
+        return value
 
     def _close(self, key: tuple[str, str, str]) -> None:
+        """Close what is not used any more. A failure is logged: it is not one of the run that is asked for."""
         del self._used_at[key]
-        self._kept.pop(key).close()
+        try:
+            self._kept.pop(key).close()
+        except Exception:
+            _, sink, run = key
+            log.warning("closing what run %s of %s has left in this process failed", run, sink, exc_info=True)
 
     def discard(self, value: T) -> bool:
         """Keep it no longer, and leave closing it to the caller; False if it was not kept."""

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from headrace.client.blocking import TopicPartition
 from headrace.client.fetch_data import located
-from headrace.client.fetcher import OFFSET_OUT_OF_RANGE, TOPIC_MAY_COME, Fetcher
-from headrace.errors import BrokerError, TimedOutError, WireError
+from headrace.client.fetcher import TOPIC_MAY_COME, Fetcher
+from headrace.errors import BrokerError, Code, TimedOutError, WireError
 from headrace.spark import data_loss
 from headrace.spark.fetchers import FETCHERS
 from headrace.spark.planning import OffsetRange, Recreated
@@ -122,7 +122,7 @@ class _RangeFetch:
             try:
                 fetched = fetcher.poll_batches(POLL_MS)
             except BrokerError as error:
-                if error.code != OFFSET_OUT_OF_RANGE and error.code not in TOPIC_MAY_COME:
+                if error.code != Code.OFFSET_OUT_OF_RANGE and error.code not in TOPIC_MAY_COME:
                     raise
                 fetched = {}
                 self._lost(error)

@@ -29,8 +29,9 @@ from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_rep
 from headrace.spark.committer import WRITE_PREFIX, Batch, Committer
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.failpoints import Failpoints
+from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
-from headrace.spark.origins import KnownOrigins
+from headrace.spark.origins import KnownOrigins, known_origins
 from headrace.spark.per_run import PerRun
 from headrace.spark.permissions import check_may_write, refused
 from headrace.spark.redo import Redo
@@ -108,7 +109,7 @@ def _look_up(options: SinkOptions) -> Limits:
 
 
 def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskTimes]:
-    """The plan, and when it was made, for whoever looks at the batch as a whole."""
+    """Return the plan and the time it took."""
     watch, times = Stopwatch(), TaskTimes(planned_ms=SYSTEM_CLOCK.time_ms())
     limits = plan(options, schema)
     times.plan_ms = watch.lap_ms()
@@ -139,8 +140,7 @@ class _OriginReader:
         self._ledger = Ledger(options, sink, self._client)
 
     def read(self) -> dict[str, KnownOrigins]:
-        decisions = self._ledger.read_before_writing()
-        return {query: KnownOrigins(one.batch, one.offsets, one.base) for query, one in decisions.items()}
+        return known_origins(self._ledger.read_before_writing())
 
     def close(self) -> None:
         self._client.close()
@@ -197,10 +197,11 @@ class BatchWriter(DataSourceArrowWriter):
             raise PlanError("a topic cannot be overwritten: use mode('append')")
         self._options = SinkOptions.parse(options, is_stream=False)
         self._limits, self._times = _timed_plan(self._options, schema)
-        self._run = uuid.uuid4().hex
-        write_id = self._options.write_id
-        self._query = f"{WRITE_PREFIX}{write_id or self._run}"
-        self._sink = self._options.sink_id or f"headrace-write-{write_id or self._run}"
+        unique_id = uuid.uuid4().hex
+        self._run = WRITE_RUN_PREFIX + unique_id
+        name = self._options.write_id or unique_id
+        self._query = WRITE_PREFIX + name
+        self._sink = self._options.sink_id or f"headrace-write-{name}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         place = place_of_task(self._sink, self._run, self._query)
@@ -241,14 +242,20 @@ class BatchWriter(DataSourceArrowWriter):
 class _StreamWriter:
     """`df.writeStream.format("headrace").start()`."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+    def __init__(
+        self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
+    ) -> None:
+        """`is_planning`: the writer is pickled for tasks. Else it only commits or aborts what they have written."""
         if overwrite:
             raise PlanError("a topic cannot be overwritten: use outputMode('append')")
         self._options = SinkOptions.parse(options, is_stream=True)
-        self._limits, self._times = _timed_plan(self._options, schema)
-        self._known = _known_origins(self._options)
+        self._limits: Limits | None = None
+        if is_planning:
+            self._limits, self._times = _timed_plan(self._options, schema)
+            self._known = _known_origins(self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        assert self._limits is not None, "this writer was not planned"
         place = place_of_task(self._options.sink_id, None)
         return TaskWriter(self._options, place, self._limits, self._known).write(iterator, self._times)
 
@@ -291,7 +298,9 @@ else:
     class StreamWriter(_StreamWriter):  # type: ignore[no-redef]
         """What Spark 4.0 is told."""
 
-        def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        def __init__(
+            self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
+        ) -> None:
             raise PlanError(
                 "streams into headrace need Spark 4.1 or later; on 4.0 write batches, or use foreachBatch with write.id"
             )

@@ -6,7 +6,7 @@ SinkError
 ├── NotDecidedError    the batch has no decision: nothing of it will ever be seen; run it again
 ├── FencedError        another driver has taken over this sink.id; what it has decided stands
 ├── RepeatedBatchError a batch number or write.id that was decided before comes again with other rows
-├── InDoubtError       whether the batch is decided is not known yet: the next start finds out
+├── InDoubtError       whether the batch is decided, or all of it seen, is not known yet: the next start finds out
 └── LostError          a decided batch that can no longer be carried out: its records are gone from the log
 """
 
@@ -43,7 +43,11 @@ class RepeatedBatchError(SinkError):
 
 
 class InDoubtError(SinkError):
-    """The decision was sent, and its answer never came. Running the batch again is safe: the decision is read first."""
+    """Whether the batch is decided, or all of it seen, is not known.
+
+    Running it again is safe for streams and for writes with write.id: the decision is read first. A write without
+    write.id is not recognised, and would deliver its rows again.
+    """
 
 
 class LostError(SinkError):

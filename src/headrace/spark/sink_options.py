@@ -39,6 +39,7 @@ _OURS = {
     "transactional.id": "set sink.id instead",
     "transaction.two.phase.commit.enable": "leave it unset",
 }
+_FOR_DECISIONS = ("sink.id", "write.id", "replay.check")
 _PLUGINS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
 
 Delivery = Literal["exactly-once", "at-least-once"]
@@ -89,8 +90,9 @@ SINK_OPTIONS = Options(
         "str",
         CHECK_FINGERPRINT,
         "How a batch that was decided before is compared with what comes again under its number, before it is skipped. "
-        "fingerprint: number and content of the rows. rows: their number. none: not at all. For queries that compute "
-        "other rows when a batch is run again; the weaker the check, the more a restored checkpoint may lose.",
+        "fingerprint: number and content of the rows, as they come from Spark. rows: their number. none: not at all. "
+        "For queries that compute other rows when a batch is run again, or whose source records may be gone by then; "
+        "the weaker the check, the more a restored checkpoint may lose. Not with delivery=at-least-once.",
         OneOf(CHECK_FINGERPRINT, CHECK_ROWS, CHECK_NONE),
     ),
     Option(
@@ -189,6 +191,10 @@ class SinkOptions:
             view_name=config.optional(str, "view.name") or None,
             failpoints=config.of(str, "headrace.failpoints"),
         )
+        if options.delivery == AT_LEAST_ONCE:
+            for name in _FOR_DECISIONS:
+                if name in ours:
+                    raise ConfigError(f"{name} is set, but delivery=at-least-once keeps no decisions: drop one of them")
         options._check(is_stream)
         return options
 
@@ -204,10 +210,6 @@ class SinkOptions:
             )
         if self.origins is not None:
             self._check_origins(is_stream)
-        if self.delivery == AT_LEAST_ONCE:
-            for name, value in (("sink.id", self.sink_id), ("write.id", self.write_id)):
-                if value is not None:
-                    raise ConfigError(f"{name} is set, but delivery=at-least-once keeps no decisions: drop one of them")
         if self.on_bad_row == DEAD_LETTER and self.dead_letter_topic is None:
             raise ConfigError(
                 "on.bad.row is dead-letter, but dead.letter.topic is not set: name the topic for bad rows"

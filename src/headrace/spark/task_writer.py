@@ -21,7 +21,7 @@ from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.producer.arrow import ArrowDelivery
-from headrace.producer.producer import Producer
+from headrace.producer.engine import SendEngine
 from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_reporter import TaskTimes
@@ -30,7 +30,6 @@ from headrace.spark.failpoints import Failpoints
 from headrace.spark.origins import KnownOrigins, OriginFilter, OriginReport, base_for
 from headrace.spark.sink_errors import SinkError, not_sent
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
-from headrace.wire.columns import hash_rows
 
 UNANSWERED_MAX = 64
 """Sendings whose answers are not looked at yet."""
@@ -69,21 +68,8 @@ class Report(WriterCommitMessage):
     origin: OriginReport | None = None
     """With the option source.offsets only."""
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
-    """Of all that was sent, dead letters included."""
+    """Of the rows as they came from Spark, without those that were skipped."""
     times: TaskTimes = field(default_factory=TaskTimes)
-
-
-def fingerprint_of(sending: Sending) -> Fingerprint:
-    """What these rows add to the fingerprint of their batch.
-
-    The headers of dead letters do not count: they name the attempt, which is another one when the batch is replayed.
-    """
-    columns = {name: sending.columns.column(name) for name in sending.columns.schema.names}
-    headers = None if sending.are_dead_letters else columns.get("headers")
-    return Fingerprint(
-        sending.columns.num_rows,
-        hash_rows(sending.topic, columns["value"], key=columns.get("key"), headers=headers),
-    )
 
 
 def place_of_task(sink: str | None, batch_run: str | None, batch_query: str = "") -> Place:
@@ -144,6 +130,7 @@ class TaskWriter:
         finally:
             self._plan.close()
         self._report.dead_count = self._plan.bad_count
+        self._report.fingerprint = self._plan.fingerprint
         times.ended_ms = SYSTEM_CLOCK.time_ms()
         return self._report
 
@@ -154,8 +141,6 @@ class TaskWriter:
             if batch.num_rows:
                 for sending in self._plan.prepare(batch):
                     self._report.times.sent_bytes += sending.columns.nbytes
-                    if self._options.is_exactly_once:
-                        self._report.fingerprint += fingerprint_of(sending)
                     yield sending
 
     def _count_partitions(self, topic: str, highest: int | None) -> int:
@@ -257,7 +242,7 @@ def partition_count_above(options: SinkOptions, topic: str, partition: int) -> i
 class _Sender:
     """Sends the rows of one task, and knows where brokers have put them."""
 
-    def __init__(self, producer: Producer, place: Place) -> None:
+    def __init__(self, producer: SendEngine, place: Place) -> None:
         self.producer = producer
         self._place = place
         self._open: list[tuple[str, ArrowDelivery]] = []

@@ -17,8 +17,10 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from headrace.errors import BrokerError, Code, ConfigError, FatalTransactionError, HeadraceError, IllegalStateError
-from headrace.producer.producer import Producer
+from headrace.client.clock import SYSTEM_CLOCK
+from headrace.errors import BrokerError, Code, ConfigError, HeadraceError, IllegalStateError
+from headrace.producer.engine import SendEngine
+from headrace.producer.settings import resolve
 from headrace.producer.transaction_state import State
 from headrace.producer.transactions import TransactionManager
 from headrace.spark.sink_errors import IDS_REFUSED
@@ -36,7 +38,7 @@ RUNS_MAX = 64
 class _Kept:
     """A producer between two tasks."""
 
-    producer: Producer
+    producer: SendEngine
     idle_since: float
 
 
@@ -81,13 +83,13 @@ def transactional_id(sink: str, run: str, batch: int) -> str:
 
 
 @contextlib.contextmanager
-def producer_of(options: SinkOptions) -> Iterator[Producer]:
+def producer_of(options: SinkOptions) -> Iterator[SendEngine]:
     """This worker's producer, for one task at a time. One that failed is not kept."""
     worker = _this()
     key = tuple(sorted((name, str(value)) for name, value in options.producer_config().items()))
     with worker.lock:
         kept = worker.kept.pop(key, None)
-    producer = Producer(options.producer_config()) if kept is None else kept.producer
+    producer = SendEngine(resolve(options.producer_config()), SYSTEM_CLOCK) if kept is None else kept.producer
     try:
         yield producer
     except BaseException:
@@ -103,7 +105,7 @@ def producer_of(options: SinkOptions) -> Iterator[Producer]:
         _close(other.producer)
 
 
-def begin(producer: Producer, identifier: str) -> None:
+def begin(producer: SendEngine, identifier: str) -> None:
     """A new transaction with an epoch of its own, under another id than the last, perhaps."""
     _retarget(producer, identifier)
     try:
@@ -113,19 +115,19 @@ def begin(producer: Producer, identifier: str) -> None:
     producer.begin_transaction()
 
 
-def identity(producer: Producer) -> tuple[int, int, bool]:
-    """Producer id and epoch of the open transaction, and whether it is one of v2 (KIP-890)."""
+def identity(producer: SendEngine) -> tuple[int, int, bool]:
+    """SendEngine id and epoch of the open transaction, and whether it is one of v2 (KIP-890)."""
     manager = _manager(producer)
     with manager.lock:
         return manager.producer.producer_id, manager.producer.epoch, manager.v2_enabled
 
 
-def leave_open(producer: Producer) -> None:
+def leave_open(producer: SendEngine) -> None:
     """The transaction stays open at the broker; the producer has forgotten it, and may be closed or used again."""
     _retarget(producer, _manager(producer).transactional_id or "")
 
 
-def abort(producer: Producer) -> None:
+def abort(producer: SendEngine) -> None:
     """On the way out of a task that failed. What cannot be aborted now expires, or is aborted by the next run."""
     with contextlib.suppress(HeadraceError):
         manager = _manager(producer)
@@ -133,22 +135,20 @@ def abort(producer: Producer) -> None:
             manager.begin_abort().wait(ABORT_MS_MAX)
 
 
-def _manager(producer: Producer) -> TransactionManager:
-    manager = producer._transactions
+def _manager(producer: SendEngine) -> TransactionManager:
+    manager = producer.transactions
     if manager is None or not manager.is_transactional:
         raise IllegalStateError("this producer knows no transactions")
     return manager
 
 
-def _retarget(producer: Producer, identifier: str) -> None:
+def _retarget(producer: SendEngine, identifier: str) -> None:
     """The next transaction is under this id. Thread, connections and metadata of the producer stay."""
-    if producer._accumulator.has_incomplete():
-        raise IllegalStateError("a transaction can only be left when all of it is answered")
-    _manager(producer).begin_forget(identifier).wait(producer.settings.max_block_ms)
+    producer.detach_transaction(identifier)
 
 
-def _explained(error: HeadraceError, producer: Producer) -> HeadraceError:
-    cause: BaseException | None = error.__cause__ if isinstance(error, FatalTransactionError) else error
+def _explained(error: HeadraceError, producer: SendEngine) -> HeadraceError:
+    cause = error if isinstance(error, BrokerError) else error.__cause__
     if isinstance(cause, BrokerError) and cause.code == Code.INVALID_TRANSACTION_TIMEOUT:
         return ConfigError(
             f"kafka.transaction.timeout.ms is {producer.settings.transaction_timeout_ms}, and the brokers' "
@@ -159,7 +159,7 @@ def _explained(error: HeadraceError, producer: Producer) -> HeadraceError:
     return error
 
 
-def _close(producer: Producer) -> None:
+def _close(producer: SendEngine) -> None:
     with contextlib.suppress(HeadraceError):
         producer.close(CLOSE_SECONDS_MAX)
 

@@ -5,7 +5,6 @@
     _kernel_records.pxi    records one by one: an open batch, decoding to objects
     _kernel_batches.pxi    batches one after the other, as they lie in a log
     _kernel_columns.pxi    records in Arrow columns, both ways
-    _kernel_lane.pxi       a topic's open batches: partition, append, future, in one call
     _kernel_old.pxi        messages of magic 0 and 1
 """
 
@@ -43,30 +42,20 @@ cdef extern from "_bytes.h" nogil:
     const uint8_t *hr_get_uvarint(const uint8_t *p, const uint8_t *end, int bits, uint64_t *out)
     const uint8_t *hr_get_varint(const uint8_t *p, const uint8_t *end, int bits, int64_t *out)
     bint hr_is_utf8(const uint8_t *p, int64_t size)
-    int32_t hr_murmur2(const uint8_t *data, int32_t length)
 
 cdef extern from "_row_hash.h" nogil:
     const uint64_t HR_HASH_START
     uint64_t hr_hash_cell(uint64_t hash, const uint8_t *data, int64_t size)
 
-cdef extern from "time.h" nogil:
-    ctypedef int clockid_t
-    cdef struct timespec:
-        long tv_sec
-        long tv_nsec
-    clockid_t CLOCK_REALTIME
-    int clock_gettime(clockid_t clock, timespec *now)
-
 cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t size, const char *errors)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
-    PyObject *PyDict_GetItem(object mapping, object key)
-    object PyType_GenericAlloc(PyTypeObject *cls, Py_ssize_t size)
     object PyLong_FromLong(long v)
     object PyLong_FromLongLong(long long v)
 
-DEF HEADER_BYTES = 61
-DEF GIL_KEPT_BYTES = 1048576  # to give it up and get it back costs more than a checksum of this much
+cdef enum:
+    HEADER_BYTES = 61
+    GIL_KEPT_BYTES = 1048576  # releasing and taking the GIL again costs more than a checksum of this size
 
 hr_crc_init()
 
@@ -106,19 +95,8 @@ def murmur2(data):
     return hr_murmur2(view.data, <int32_t>view.size)
 
 
-cdef inline object _named_tuple(object cls, Py_ssize_t size):
-    """An empty instance of a tuple class; the caller fills every place."""
-    return PyType_GenericAlloc(<PyTypeObject *>cls, size)
-
-
-cdef inline void _place(object target, Py_ssize_t index, object value):
-    Py_INCREF(value)
-    PyTuple_SET_ITEM(target, index, value)
-
-
 include "_kernel_messages.pxi"
 include "_kernel_records.pxi"
 include "_kernel_batches.pxi"
 include "_kernel_columns.pxi"
-include "_kernel_lane.pxi"
 include "_kernel_old.pxi"

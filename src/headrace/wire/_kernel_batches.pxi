@@ -1,6 +1,7 @@
 # Batches one after the other, as they lie in a log.
 
-DEF BATCH_BYTES_MIN = 49  # what the length of an empty batch says
+cdef enum:
+    BATCH_BYTES_MIN = 49  # what the length of an empty batch says
 
 
 def cut_batches(data, int64_t offset, int64_t end_offset, int64_t bytes_max):
@@ -89,20 +90,20 @@ cdef const char *_batch_problem(const uint8_t *p, Py_ssize_t left, int64_t offse
 
 
 cdef object _batch_header(const uint8_t *p):
-    header = _named_tuple(BatchHeader, 13)
-    _place(header, 0, PyLong_FromLongLong(<int64_t>hr_get64(p)))
-    _place(header, 1, PyLong_FromLong(<int32_t>hr_get32(p + 8)))
-    _place(header, 2, PyLong_FromLong(<int32_t>hr_get32(p + 12)))
-    _place(header, 3, PyLong_FromLong(<int>p[16]))
-    _place(header, 4, PyLong_FromLongLong(hr_get32(p + 17)))
-    _place(header, 5, PyLong_FromLong(<int>(<uint16_t>hr_get16(p + 21) ^ 0x8000) - 0x8000))
-    _place(header, 6, PyLong_FromLong(<int32_t>hr_get32(p + 23)))
-    _place(header, 7, PyLong_FromLongLong(<int64_t>hr_get64(p + 27)))
-    _place(header, 8, PyLong_FromLongLong(<int64_t>hr_get64(p + 35)))
-    _place(header, 9, PyLong_FromLongLong(<int64_t>hr_get64(p + 43)))
-    _place(header, 10, PyLong_FromLong(<int>(<uint16_t>hr_get16(p + 51) ^ 0x8000) - 0x8000))
-    _place(header, 11, PyLong_FromLong(<int32_t>hr_get32(p + 53)))
-    _place(header, 12, PyLong_FromLong(<int32_t>hr_get32(p + 57)))
+    header = named_tuple(BatchHeader, 13)
+    set_item(header, 0, PyLong_FromLongLong(<int64_t>hr_get64(p)))
+    set_item(header, 1, PyLong_FromLong(<int32_t>hr_get32(p + 8)))
+    set_item(header, 2, PyLong_FromLong(<int32_t>hr_get32(p + 12)))
+    set_item(header, 3, PyLong_FromLong(<int>p[16]))
+    set_item(header, 4, PyLong_FromLongLong(hr_get32(p + 17)))
+    set_item(header, 5, PyLong_FromLong(<int>(<uint16_t>hr_get16(p + 21) ^ 0x8000) - 0x8000))
+    set_item(header, 6, PyLong_FromLong(<int32_t>hr_get32(p + 23)))
+    set_item(header, 7, PyLong_FromLongLong(<int64_t>hr_get64(p + 27)))
+    set_item(header, 8, PyLong_FromLongLong(<int64_t>hr_get64(p + 35)))
+    set_item(header, 9, PyLong_FromLongLong(<int64_t>hr_get64(p + 43)))
+    set_item(header, 10, PyLong_FromLong(<int>(<uint16_t>hr_get16(p + 51) ^ 0x8000) - 0x8000))
+    set_item(header, 11, PyLong_FromLong(<int32_t>hr_get32(p + 53)))
+    set_item(header, 12, PyLong_FromLong(<int32_t>hr_get32(p + 57)))
     return header
 
 
@@ -121,6 +122,7 @@ def scan_records(payload, int32_t record_count):
     cdef list found = []
     cdef int32_t index
     for index in range(record_count):
+        _take_turns(index)
         start = at
         expected = _parse_record(&at, end, &r)
         if expected is not NULL:

@@ -1,8 +1,9 @@
 # Records in Arrow columns. Nothing here makes a Python object for a row.
 
-DEF RECORD_OVERHEAD_BYTES_MAX = 36
-DEF RECORD_BYTES_MIN = 7
-DEF COLUMN_BYTES_MAX = 0x7FFFFFFF  # offsets are int32
+cdef enum:
+    RECORD_OVERHEAD_BYTES_MAX = 36
+    RECORD_BYTES_MIN = 7
+    COLUMN_BYTES_MAX = 0x7FFFFFFF  # offsets are int32
 
 
 cdef class _BytesColumn:
@@ -229,12 +230,12 @@ cdef class _ColumnEncoder:
         buffer = self.buffers[partition]
         PyByteArray_Resize(buffer, o.at - o.start)
         self.buffers[partition] = None
-        batch = _named_tuple(EncodedBatch, 5)
-        _place(batch, 0, partition)
-        _place(batch, 1, buffer)
-        _place(batch, 2, o.record_count)
-        _place(batch, 3, o.base_timestamp)
-        _place(batch, 4, o.max_timestamp)
+        batch = named_tuple(EncodedBatch, 5)
+        set_item(batch, 0, partition)
+        set_item(batch, 1, buffer)
+        set_item(batch, 2, o.record_count)
+        set_item(batch, 3, o.base_timestamp)
+        set_item(batch, 4, o.max_timestamp)
         self.batches.append(batch)
         o.start = NULL
         return 0

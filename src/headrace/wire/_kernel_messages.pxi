@@ -1,21 +1,23 @@
 # Messages by their plan: each struct of a plan becomes a flat array of operations.
 
-DEF BOOLEAN = 0
-DEF INT8 = 1
-DEF INT16 = 2
-DEF UINT16 = 3
-DEF INT32 = 4
-DEF UINT32 = 5
-DEF INT64 = 6
-DEF FLOAT64 = 7
-DEF UUID = 8
-DEF STRING = 9
-DEF BYTES = 10
-DEF RECORDS = 11
-DEF STRUCT = 12
-DEF ARRAY = 13
+cdef enum:
+    BOOLEAN = 0
+    INT8 = 1
+    INT16 = 2
+    UINT16 = 3
+    INT32 = 4
+    UINT32 = 5
+    INT64 = 6
+    FLOAT64 = 7
+    UUID = 8
+    STRING = 9
+    BYTES = 10
+    RECORDS = 11
+    STRUCT = 12
+    ARRAY = 13
 
-DEF STRING_BYTES_MAX = 0x7FFF
+cdef enum:
+    STRING_BYTES_MAX = 0x7FFF
 
 cdef extern from "Python.h":
     object PyNumber_Index(object o)
@@ -169,12 +171,12 @@ cdef class _StructCodec:
     # -- decoding ------------------------------------------------------------------------------
 
     cdef object decode(self, Cursor *c):
-        cdef object result = _named_tuple(self.cls, self.size)
+        cdef object result = named_tuple(self.cls, self.size)
         cdef int place
         for place in range(self.lacking_count):
-            _place(result, self.lacking[place], self.defaults[self.lacking[place]])
+            set_item(result, self.lacking[place], self.defaults[self.lacking[place]])
         for place in range(self.op_count):
-            _place(result, self.ops[place].index, self.decode_field(&self.ops[place], c))
+            set_item(result, self.ops[place].index, self.decode_field(&self.ops[place], c))
         if self.flexible:
             # The usual case, no tags at all, costs one comparison.
             if c.at < c.end and c.at[0] == 0:
@@ -222,17 +224,17 @@ cdef class _StructCodec:
         if op.element_kind == STRUCT:
             element = <_StructCodec>op.element
             for place in range(length):
-                _place(result, place, element.decode(c))
+                set_item(result, place, element.decode(c))
         elif op.element_kind < STRING:
             for place in range(length):
-                _place(result, place, self.decode_fixed(op, op.element_kind, c))
+                set_item(result, place, self.decode_fixed(op, op.element_kind, c))
         else:
             for place in range(length):
                 item = c.at
                 size = self.decode_length(op, op.element_kind != STRING, c)
                 if size < 0:
                     raise MalformedError(f"{self.path(op)}: an item is null", offset=item - c.start)
-                _place(result, place, self.decode_sized(op, op.element_kind, size, c))
+                set_item(result, place, self.decode_sized(op, op.element_kind, size, c))
         return result
 
     cdef inline int need(self, Op *op, Cursor *c, Py_ssize_t size) except -1:
@@ -512,7 +514,7 @@ cdef class _StructCodec:
 cdef inline int _replace(object target, Py_ssize_t index, object value) except -1:
     """Fill a place again: what was there is a default that others keep alive, or an earlier value."""
     cdef PyObject *old = <PyObject *>(<tuple>target)[index]
-    _place(target, index, value)
+    set_item(target, index, value)
     Py_DECREF(<object>old)
     return 0
 

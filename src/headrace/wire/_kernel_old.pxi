@@ -1,8 +1,9 @@
 # Messages of magic 0 and 1.
 
-DEF OLD_PREFIX_BYTES = 12  # offset and size: what the size does not count
-DEF OLD_MAGIC_OFFSET = 16  # offset, size, crc
-DEF OLD_SIZE_MIN = 14  # an empty message of magic 0; as much as magic 1 has before the key
+cdef enum:
+    OLD_PREFIX_BYTES = 12  # offset and size: what the size does not count
+    OLD_MAGIC_OFFSET = 16  # offset, size, crc
+    OLD_SIZE_MIN = 14  # an empty message of magic 0; as much as magic 1 has before the key
 
 
 cdef class _Pieces:
@@ -14,12 +15,16 @@ cdef class _Pieces:
 
     def __cinit__(self, values):
         cdef Py_ssize_t place
-        self.kept = [value if value is None or type(value) is bytes else bytes(value) for value in values]
+        self.kept = []
+        for place, value in enumerate(values):
+            _take_turns(place)
+            self.kept.append(value if value is None or type(value) is bytes else bytes(value))
         self.pieces = <Piece *>PyMem_Malloc(sizeof(Piece) * (len(self.kept) + 1))
         if self.pieces is NULL:
             raise MemoryError()
         self.total_bytes = 0
         for place, value in enumerate(self.kept):
+            _take_turns(place)
             if value is None:
                 self.pieces[place].data = NULL
                 self.pieces[place].size = -1
@@ -55,7 +60,9 @@ def encode_messages(offsets, timestamps, keys, values, int magic, int attributes
     cdef uint8_t *p
     cdef Py_ssize_t place = 0
     cdef int64_t offset, timestamp
+    cdef uint32_t checksum
     for offset, timestamp in zip(offsets, timestamps):
+        _take_turns(place)
         p = entry + OLD_MAGIC_OFFSET
         p[0] = magic
         p[1] = attributes
@@ -65,7 +72,12 @@ def encode_messages(offsets, timestamps, keys, values, int magic, int attributes
         p = _put_old_piece(p, &value_pieces.pieces[place])
         hr_put64(entry, <uint64_t>offset)
         hr_put32(entry + 8, <uint32_t>(p - entry - OLD_PREFIX_BYTES))
-        hr_put32(entry + 12, hr_crc32(entry + OLD_MAGIC_OFFSET, p - entry - OLD_MAGIC_OFFSET))
+        if p - entry >= GIL_KEPT_BYTES:
+            with nogil:
+                checksum = hr_crc32(entry + OLD_MAGIC_OFFSET, p - entry - OLD_MAGIC_OFFSET)
+        else:
+            checksum = hr_crc32(entry + OLD_MAGIC_OFFSET, p - entry - OLD_MAGIC_OFFSET)
+        hr_put32(entry + 12, checksum)
         entry = p
         place += 1
     return result
@@ -100,6 +112,7 @@ def decode_messages(data, bint partial_tail):
     cdef int magic
     cdef list found = []
     while entry < end:
+        _take_turns(len(found))
         size = <int32_t>hr_get32(entry + 8) if end - entry >= OLD_PREFIX_BYTES else OLD_SIZE_MIN
         if size >= OLD_SIZE_MIN and size > end - entry - OLD_PREFIX_BYTES and partial_tail:
             break
@@ -110,17 +123,17 @@ def decode_messages(data, bint partial_tail):
         magic = at[0]
         if magic > 1 or hr_crc32(at, entry_end - at) != hr_get32(entry + 12):
             return _decode_messages_slowly(data, partial_tail)
-        message = _named_tuple(OldMessage, 7)
-        _place(message, 0, entry - view.data)
-        _place(message, 1, <int64_t>hr_get64(entry))
-        _place(message, 2, magic)
-        _place(message, 3, <signed char>at[1])
-        _place(message, 4, <int64_t>hr_get64(at + 2) if magic else -1)
+        message = named_tuple(OldMessage, 7)
+        set_item(message, 0, entry - view.data)
+        set_item(message, 1, <int64_t>hr_get64(entry))
+        set_item(message, 2, magic)
+        set_item(message, 3, <signed char>at[1])
+        set_item(message, 4, <int64_t>hr_get64(at + 2) if magic else -1)
         at += 10 if magic else 2
         key = _old_piece(&at, entry_end, &fits)
-        _place(message, 5, key)
+        set_item(message, 5, key)
         value = _old_piece(&at, entry_end, &fits)
-        _place(message, 6, value)
+        set_item(message, 6, value)
         if not fits or at != entry_end:
             return _decode_messages_slowly(data, partial_tail)
         found.append(message)

@@ -1,23 +1,10 @@
 # Records one by one.
 
-cdef struct Piece:
-    const uint8_t *data
-    Py_ssize_t size  # -1: null
-
-
 cdef class OpenBatch:
     """A batch under construction in a buffer of the caller's: the records, and room for the header before them.
 
     The buffer must not be resized or used elsewhere until the batch is sent.
     """
-
-    cdef readonly object buffer
-    cdef uint8_t *data
-    cdef Py_ssize_t used, room
-    cdef int64_t first_timestamp, highest_timestamp
-    cdef int32_t records
-    cdef readonly bint closed
-    cdef public list callbacks  # future, callback, future, callback: flat, so that there is nothing for the collector
 
     def __init__(self, bytearray buffer not None):
         self.room = len(buffer)
@@ -256,6 +243,14 @@ cdef object _piece_bytes(Piece *piece):
     return None if piece.size < 0 else PyBytes_FromStringAndSize(<const char *>piece.data, piece.size)
 
 
+cdef inline int _take_turns(Py_ssize_t index) except -1:
+    """Let other threads have the GIL now and then: a batch may have millions of records."""
+    if index & 4095 == 4095:
+        with nogil:
+            pass
+    return 0
+
+
 def decode_records(payload, int32_t record_count, int64_t base_offset, int64_t base_timestamp, int64_t append_time):
     """The records in the decompressed payload of a batch. An `append_time` other than -1 overrides theirs."""
     cdef _View view = _View(payload)
@@ -266,15 +261,16 @@ def decode_records(payload, int32_t record_count, int64_t base_offset, int64_t b
     cdef list records = []
     cdef int32_t index
     for index in range(record_count):
+        _take_turns(index)
         expected = _parse_record(&at, end, &r)
         if expected is not NULL:
             raise _malformed(expected, at, view)
-        record = _named_tuple(Record, 5)
-        _place(record, 0, base_offset + r.offset_delta)
-        _place(record, 1, append_time if append_time >= 0 else base_timestamp + r.timestamp_delta)
-        _place(record, 2, _piece_bytes(&r.key))
-        _place(record, 3, _piece_bytes(&r.value))
-        _place(record, 4, _decode_headers(&r, view))
+        record = named_tuple(Record, 5)
+        set_item(record, 0, base_offset + r.offset_delta)
+        set_item(record, 1, append_time if append_time >= 0 else base_timestamp + r.timestamp_delta)
+        set_item(record, 2, _piece_bytes(&r.key))
+        set_item(record, 3, _piece_bytes(&r.value))
+        set_item(record, 4, _decode_headers(&r, view))
         records.append(record)
     if at != end:
         raise MalformedError(f"expected {record_count} records, {end - at} bytes are left", offset=at - view.data)
@@ -306,7 +302,7 @@ cdef object _decode_headers(Parsed *r, _View view):
         p = _parse_piece(p, r.end, &piece)
         if p is NULL:
             raise _malformed(b"the value of a header", at, view)
-        _place(headers, place, (key, _piece_bytes(&piece)))
+        set_item(headers, place, (key, _piece_bytes(&piece)))
     if p != r.end:
         raise _malformed(b"the end of the record", p, view)
     return headers

@@ -24,6 +24,17 @@ class Registration:
     rack: str | None
     fenced: bool  # it is not heard of: it leads nothing, and is in no in-sync set
     stopping: bool  # it wants to stop: its leaderships are given away
+    unfenced_epoch: int = 0  # the last epoch in which it was not fenced; 0: it never was
+
+    def trusts(self, previous_epoch: int) -> bool:
+        """Return whether a broker that comes back with the data of `previous_epoch` has what it is counted on for.
+
+        A fenced broker leads nothing and is in no in-sync set, so nothing is acknowledged because of it. What the
+        controller counts on it for (in-sync sets, eligible leader replicas) is what it had when it was unfenced last.
+        Data of that epoch or of a later one of its own are therefore enough. A later one may be recorded here but not
+        on its disk: it was killed, or the response was lost, between the registration and the first heartbeat.
+        """
+        return max(1, self.unfenced_epoch) <= previous_epoch <= self.epoch
 
 
 class Brokers:
@@ -49,6 +60,7 @@ class Brokers:
             "rack": row.rack,
             "fenced": row.fenced,
             "stopping": row.stopping,
+            "unfenced_epoch": row.unfenced_epoch,
         }
 
     @staticmethod
@@ -80,6 +92,7 @@ class Brokers:
             event["rack"],
             event["fenced"],
             event["stopping"],
+            event["unfenced_epoch" if "unfenced_epoch" in event else "epoch"],  # earlier versions do not say
         )
 
     def snapshot(self) -> Iterator[Event]:

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from headrace.broker.disk import private, sync_path, unused
 from headrace.errors import IllegalStateError
 
 log = logging.getLogger("headrace.broker")
@@ -214,7 +215,7 @@ class Journal:
     def _sync_folder(self) -> None:
         """Force the file's name to disk: what is appended to a file without one would be lost with it."""
         try:
-            _sync(self._path.parent)
+            sync_path(self._path.parent)
         except OSError as error:
             self._fail(f"its folder cannot be forced to disk ({error})")
             raise
@@ -272,7 +273,7 @@ def write_snapshot(path: Path, events: Sequence[Event], offset: int) -> int:
     fresh = path.with_suffix(".new")
     parts: list[list[Event]] = [[event] for event in events] or [[]]
     fresh.unlink(missing_ok=True)
-    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:  # it has keys of users
+    with open(fresh, "wb", opener=private) as file:  # it has keys of users
         for part, of_part in enumerate(parts, 1):
             header = {"kind": _SNAPSHOT, "offset": offset, "part": part, "parts": len(parts)}
             file.write(_format([header, *of_part]))
@@ -301,19 +302,12 @@ def noted_end(journal: Path) -> int:
 
 def set_aside(path: Path, why: str, data: bytes) -> Path:
     """Keep bytes of a journal in a file of their own beside it."""
-    number = 1
-    while True:
-        kept = path.with_name(f"{path.name}.{why}-{number}")
-        try:
-            fd = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            number += 1
-            continue
-        with open(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        return kept
+    kept = unused(lambda number: path.with_name(f"{path.name}.{why}-{number + 1}"))
+    with open(kept, "xb", opener=private) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return kept
 
 
 def _format(events: Sequence[Event]) -> bytes:
@@ -329,10 +323,3 @@ def _parse(line: bytes) -> list[Event] | None:
         return None
     events: list[Event] = json.loads(body)
     return events
-
-
-def _sync(folder: Path) -> None:
-    # Imported late: the log's package imports the catalog's.
-    from headrace.broker.log.files import sync_path
-
-    sync_path(folder)

@@ -17,6 +17,7 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 INTERNAL = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
+NO_LEADER = -1
 DELETED_KEPT_MAX = 1_000
 """Topics that were deleted last: brokers that were away meanwhile may remove their replicas, and no others."""
 
@@ -56,6 +57,34 @@ class Topic:
     @property
     def is_internal(self) -> bool:
         return self.name in INTERNAL
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderless:
+    """A partition that nobody leads: it can be neither read nor written."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    candidates: tuple[int, ...]  # brokers that are known to have all that was acknowledged
+    last_leaders: tuple[int, ...]  # if there is no such broker
+
+    def __str__(self) -> str:
+        fact = f"{self.topic}-{self.partition} has no leader"
+        if self.candidates:
+            return f"{fact}: it gets one when broker {_either(self.candidates)} is back, with the data that it had"
+        first = _either(self.last_leaders or self.replicas[:1])
+        return (
+            f"{fact}: every broker that had all acknowledged records has come back without some of its data. Stop "
+            f"broker {first} and restore its data folder, if you have it. To go on without the records that are lost: "
+            f"headrace topic config {self.topic} --set unclean.leader.election.enable=true, and then --delete "
+            f"unclean.leader.election.enable. Broker {first} leads then, or another replica if that one is stopped: "
+            "stop it first if it has lost more than the others"
+        )
+
+
+def _either(node_ids: Sequence[int]) -> str:
+    return " or ".join(map(str, node_ids))
 
 
 def _everybody(node_id: int) -> bool:
@@ -133,6 +162,15 @@ class Topics:
             self.by_id[topic_id].partitions += [_place_from_json(row) for row in event["partitions"]]
         else:
             self.by_id[topic_id].partitions[event["index"]] = _place_from_json(event["place"])
+
+    def leaderless(self) -> list[Leaderless]:
+        """Return the partitions that nobody leads."""
+        return [
+            Leaderless(topic.name, index, place.replicas, place.isr or place.elr, place.last_known_elr)
+            for topic in self.by_name.values()
+            for index, place in enumerate(topic.partitions)
+            if place.leader == NO_LEADER
+        ]
 
     def _forget(self, topic_id: bytes) -> None:
         topic = self.by_id.pop(topic_id)

@@ -23,7 +23,7 @@ from headrace.broker.clock import Timer
 from headrace.broker.cluster import trust
 from headrace.broker.cluster.catalog_feed import CatalogFeed
 from headrace.broker.cluster.cluster import NO_EPOCH, Cluster, advertised
-from headrace.broker.cluster.elections import Election, back, move
+from headrace.broker.cluster.elections import NOBODY, Election, back, move
 from headrace.broker.cluster.forwarding import FORWARDED
 from headrace.broker.cluster.partition_changes import PartitionChanges
 from headrace.broker.cluster.sessions import Sessions
@@ -43,6 +43,7 @@ SPREAD_MS_MAX = 500
 """How long the answer to a change waits for the brokers that live to hear of it."""
 HANDOVER_MS_MAX = 2_000
 """How long the controller waits, before it stops, for others to hear that they lead."""
+LEADERLESS_SHOWN_MAX = 5
 REBALANCED_MAX = 1_000
 """Leaderships that are given back at a time."""
 
@@ -73,10 +74,11 @@ class Controller(Cluster):
         """Be the controller, of a cluster that begins or of one that was there: before partitions are taken over."""
         before = self._catalog.brokers.by_id.get(self.node_id)
         if before is not None and not trusted:
-            self._record(self.changes.distrusting(self.node_id))
+            self._distrust(self.node_id)
         if self._broker.has_partitions:
             self._register_itself(before)
         self._record(self.changes.tidied())
+        self._report_leaderless()
         for node_id, other in self._catalog.brokers.by_id.items():
             if node_id != self.node_id and not other.fenced:
                 self.sessions.touch(node_id, None)  # it will be heard of soon if it lives
@@ -92,12 +94,14 @@ class Controller(Cluster):
             self.broker_epoch,
             addresses,
             self._broker.rack,
-            fenced=False,
+            fenced=True,
             stopping=False,
+            unfenced_epoch=0 if before is None else before.unfenced_epoch,
         )
+        self._record([self._row(row)])
+        trust.keep_epoch(self._folder, self.broker_epoch)  # like others: unfenced only when the epoch is on its disk
         again = self.changes.restarted(self.node_id) if before is not None else []
-        self._record([self._row(row), *again, *self.changes.returned(self.node_id)])
-        trust.keep_epoch(self._folder, self.broker_epoch)
+        self._record([self._row(_unfenced(row)), *again, *self.changes.returned(self.node_id)])
 
     async def joined(self) -> None:
         self._broker.server.disconnected_listener = self.sessions.disconnected
@@ -134,12 +138,20 @@ class Controller(Cluster):
         if before is not None:
             if not before.fenced:
                 self._fence(node_id, "it was restarted")
-            if message.previous_broker_epoch != before.epoch:
-                log.warning("broker %d may have lost data when it stopped: it is in sync with nothing now", node_id)
-                self._record(self.changes.distrusting(node_id))
+            if not before.trusts(message.previous_broker_epoch):
+                self._distrust(node_id)
         epoch = self._catalog.brokers.last_epoch + 1
         addresses = {one.name: (one.host, one.port) for one in message.listeners}
-        row = Registration(node_id, incarnation, epoch, addresses, message.rack, fenced=True, stopping=False)
+        row = Registration(
+            node_id,
+            incarnation,
+            epoch,
+            addresses,
+            message.rack,
+            fenced=True,
+            stopping=False,
+            unfenced_epoch=0 if before is None else before.unfenced_epoch,
+        )
         self._record([self._row(row)])
         self._registered_at[node_id] = self._catalog.recent.next_number
         self.sessions.touch(node_id, connection)
@@ -156,7 +168,7 @@ class Controller(Cluster):
             return await self._let_go(row)
         if row.fenced and caught_up and not message.want_fence:
             log.info("broker %d lives", node_id)
-            row = replace(row, fenced=False, stopping=False)
+            row = _unfenced(row)
             self._record([self._row(row), *self.changes.returned(node_id)])
         return BrokerHeartbeatResponse(is_caught_up=caught_up, is_fenced=row.fenced)
 
@@ -180,6 +192,29 @@ class Controller(Cluster):
         events = self.changes.without(node_id)
         self._record([*events, self._row(replace(row, fenced=True))])
         self.feed.forget(node_id)
+
+    def _distrust(self, node_id: int) -> None:
+        """Count no longer on a broker that comes back without the data that it had."""
+        events = self.changes.distrusting(node_id)
+        if events:
+            log.warning(
+                "broker %d may have lost data: it is no longer in sync, nor eligible to lead, in %d partitions",
+                node_id,
+                len(events),
+            )
+            self._record(events)
+            self._report_leaderless()
+
+    def _report_leaderless(self) -> None:
+        """Log the partitions that get no leader without somebody's help."""
+        stuck = [each for each in self._catalog.topics.leaderless() if not each.candidates]
+        for each in stuck[:LEADERLESS_SHOWN_MAX]:
+            log.error("%s", each)
+        if len(stuck) > LEADERLESS_SHOWN_MAX:
+            log.error(
+                "%d partitions more have no leader: `headrace broker status` lists them",
+                len(stuck) - LEADERLESS_SHOWN_MAX,
+            )
 
     def unregister(self, node_id: int) -> None:
         """Forget a broker. If it comes back it is a new one, also if it is in the replicas of a partition."""
@@ -288,5 +323,24 @@ class Controller(Cluster):
         return Brokers.change(row, self.node_id)
 
     def _record(self, events: list[Event]) -> None:
-        if events:
-            self._catalog.record(*events)
+        if not events:
+            return
+        by_id = self._catalog.topics.by_id
+        moved = [
+            (by_id[bytes.fromhex(event["id"])], event["index"]) for event in events if event["kind"] == "partition"
+        ]
+        before = [topic.partitions[index] for topic, index in moved]
+        self._catalog.record(*events)
+        for (topic, index), place in zip(moved, before, strict=True):
+            leader = topic.partitions[index].leader
+            if leader not in (NOBODY, place.leader, *place.isr, *place.elr):
+                log.warning(
+                    "%s-%d: broker %d leads it by an unclean election: acknowledged records that it lacks are lost",
+                    topic.name,
+                    index,
+                    leader,
+                )
+
+
+def _unfenced(row: Registration) -> Registration:
+    return replace(row, fenced=False, stopping=False, unfenced_epoch=row.epoch)

@@ -119,8 +119,8 @@ class Following(Cluster):
         await self.peers.close()
 
     def _registered(self, epoch: int) -> None:
+        trust.keep_epoch(self._folder, epoch)  # before the first heartbeat, and so before it is unfenced
         self.broker_epoch = epoch
-        trust.keep_epoch(self._folder, epoch)
         self._link.follow()
 
     @property

@@ -170,9 +170,9 @@ class Membership:
             REGISTRATION_VERSION,
             BrokerRegistrationResponse,
         )
+        self._registered(answer.broker_epoch)  # no heartbeat without: if it fails, this broker registers again
         self.epoch = answer.broker_epoch
         self._refusal = 0
-        self._registered(answer.broker_epoch)
 
     async def _heartbeat(self, *, want_shut_down: bool = False) -> BrokerHeartbeatResponse:
         card = self._card

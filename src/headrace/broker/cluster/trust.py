@@ -33,10 +33,18 @@ class _Run(NamedTuple):
 
 
 def previous_epoch(folder: Path) -> int:
-    """The broker epoch of the last run if its data can be trusted, else -1. To be asked before the logs are opened."""
+    """Return the broker epoch of the last run if its data can be trusted, else -1; before the logs are opened.
+
+    Opening the logs removes the mark of a clean stop. What it proves is noted with this boot's id before, for the case
+    that this run is killed before it has an epoch of its own.
+    """
     run = max(_read(folder / FILE_NAME), _read(folder / COPY_NAME))
-    trusted = (folder / CLEAN_STOP).exists() or (run.boot_id != "" and run.boot_id == _boot_id())
-    return run.epoch if trusted else NO_EPOCH
+    if run.boot_id != "" and run.boot_id == _boot_id():
+        return run.epoch
+    if run.epoch == NO_EPOCH or not (folder / CLEAN_STOP).exists():
+        return NO_EPOCH
+    keep_epoch(folder, run.epoch)
+    return run.epoch
 
 
 def keep_epoch(folder: Path, epoch: int) -> None:

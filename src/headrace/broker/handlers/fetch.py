@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from headrace.broker import fetching
 from headrace.broker.context import Answer, Context
 from headrace.broker.fetching import Limits, Read, Replica, Wanted
-from headrace.broker.log.decompression import OLD_BYTES_MAX
+from headrace.broker.log.decompression import OLD_BYTES_MAX, release
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code, DecompressedSizeError, WireError
 from headrace.wire.api.fetch import (
@@ -38,6 +38,7 @@ from headrace.wire.schema import ZERO_UUID
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.cluster.follower_sessions import FollowerSession, FollowerSessions, Place
+    from headrace.wire.layout import BatchHeader, Record
 
 BATCHES_SINCE = 4  # v0-3 get message sets
 FOLLOWERS_SINCE = 11  # clients of these versions may read from followers
@@ -295,6 +296,7 @@ def _as_message_set(data: Buffer, first_offset: int, magic: int) -> tuple[Buffer
     from headrace.wire import legacy
     from headrace.wire.records import read_batches
 
+    batches: list[tuple[BatchHeader, list[Record]]] = []
     try:
         batches = [
             (batch.header, [record for record in batch.records(OLD_BYTES_MAX) if record.offset >= first_offset])
@@ -306,3 +308,6 @@ def _as_message_set(data: Buffer, first_offset: int, magic: int) -> tuple[Buffer
         return b"", Code.MESSAGE_TOO_LARGE
     except WireError:
         return b"", Code.CORRUPT_MESSAGE
+    finally:
+        for _, records in batches:
+            release(records)

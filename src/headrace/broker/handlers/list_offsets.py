@@ -62,9 +62,25 @@ class _Search:
         self._on_loop = Decompression(broker.decompression_limits, on_loop=True)
 
     async def first(self, log: Log, timestamp_ms: int) -> FoundOffset | None:
-        """The first record of a log with that timestamp or a later one."""
+        """The first record of a log with that timestamp or a later one.
+
+        A damaged range directly before it may have had an earlier one: then that is where a reader has to begin, and
+        gets the error of the range instead of records that come after others it will never see.
+        """
+        found = await self.first_readable(log, timestamp_ms)
+        damage = log.damage_up_to(log.end_offset if found is None else found.offset)
+        if damage is None:
+            return found
+        offset = max(damage.first_offset, log.start_offset)
+        return FoundOffset(offset, timestamp_ms, log.epochs.of(offset))
+
+    async def first_readable(self, log: Log, timestamp_ms: int) -> FoundOffset | None:
+        """The first of the records that are not damaged with that timestamp or a later one."""
         first_offset = log.start_offset
         while (batch := log.batch_for_time(timestamp_ms, first_offset)) is not None:
+            base_offset = batch.header.base_offset
+            if log.damage_up_to(base_offset + 1) is not None:
+                return FoundOffset(base_offset, timestamp_ms, batch.header.leader_epoch)
             found = await self._in_batch(batch, timestamp_ms, first_offset)
             if found is not None:
                 return found
@@ -151,5 +167,7 @@ async def _look_up(search: _Search, partition: Partition, timestamp: int, end: i
         timestamp = log.max_timestamp
         if timestamp == NO_TIMESTAMP:
             return _NOWHERE
-    found = await search.first(log, timestamp)
+        found = await search.first_readable(log, timestamp)
+    else:
+        found = await search.first(log, timestamp)
     return _NOWHERE if found is None or found.offset >= end else found

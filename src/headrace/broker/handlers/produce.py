@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from headrace.broker.catalog.topics import INTERNAL
 from headrace.broker.context import Answer, Context
@@ -86,15 +86,8 @@ class _Part:
         return producer_id, epoch
 
 
-class _Topic(NamedTuple):
-    """A topic of a request, without the records."""
-
-    name: str
-    id: bytes
-    parts: list[_Part]
-
-
-_Split = list[_Topic]
+_Split = list[tuple[str, bytes, list[_Part]]]
+"""The topics of a request, without the records: name, id, partitions."""
 
 
 def handle(broker: Broker, context: Context, message: ProduceRequest) -> Answer:
@@ -103,7 +96,7 @@ def handle(broker: Broker, context: Context, message: ProduceRequest) -> Answer:
     split = _split(broker, context, message)
     transactional: list[_Part] = []
     if context.api_version >= BATCHES_SINCE:
-        transactional = [part for topic in split for part in topic.parts if part.is_transactional]
+        transactional = [part for _, _, parts in split for part in parts if part.is_transactional]
         if transactional and not _may_write_transactions(broker, context, message.transactional_id):
             return failure(context, message, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     unchecked = _check(broker, context.api_version, split)
@@ -134,7 +127,7 @@ def failure(context: Context, message: ProduceRequest, code: int) -> ProduceResp
         parts = [_Part(part.partition_index, None) for part in topic.partition_data]
         for part in parts:
             part.error = BrokerError(code=code)
-        split.append(_Topic(topic.name, topic.topic_id, parts))
+        split.append((topic.name, topic.topic_id, parts))
     answer = _answer(context, message.acks, split)
     assert answer is not None
     return answer
@@ -158,7 +151,7 @@ def _split(broker: Broker, context: Context, message: ProduceRequest) -> _Split:
     split: _Split = []
     for topic in message.topic_data:
         parts = [_Part(part[0], part[1]) for part in topic.partition_data]
-        split.append(_Topic(topic.name, topic.topic_id, parts))
+        split.append((topic.name, topic.topic_id, parts))
         try:
             name = _writable(broker, context, topic)
         except BrokerError as error:
@@ -254,8 +247,8 @@ def _check(broker: Broker, version: int, split: _Split) -> list[_Part]:
     unchecked: list[_Part] = []
     decompression = broker.loop_decompression
     decompression.begin()
-    for topic in split:
-        for part in topic.parts:
+    for _, _, parts in split:
+        for part in parts:
             if part.error is not None:
                 continue
             try:
@@ -303,8 +296,8 @@ async def _check_in_thread(
 
 def _append(broker: Broker, message: ProduceRequest, split: _Split) -> None:
     replicas, acks = broker.replicas, message.acks
-    for topic in split:
-        for part in topic.parts:
+    for _, _, parts in split:
+        for part in parts:
             prepared, part.prepared, part.records = part.prepared, None, b""
             if part.error is not None or part.partition is None:
                 continue
@@ -320,8 +313,8 @@ def _waits(broker: Broker, message: ProduceRequest, split: _Split) -> list[Await
     waits: list[Awaitable[None]] = []
     if message.acks == 0:
         return waits
-    for topic in split:
-        for part in topic.parts:
+    for _, _, parts in split:
+        for part in parts:
             if part.info is None:
                 continue
             assert part.partition is not None
@@ -351,20 +344,20 @@ async def _answer_later(
 
 def _answer(context: Context, acks: int, split: _Split) -> ProduceResponse | None:
     if acks == 0:
-        for topic in split:
-            for part in topic.parts:
+        for name, _, parts in split:
+            for part in parts:
                 if part.error is not None:
-                    raise CloseConnection(f"acks=0 produce failed: {topic.name}-{part.index}: {part.error}")
+                    raise CloseConnection(f"acks=0 produce failed: {name}-{part.index}: {part.error}")
         return None
     return ProduceResponse(
         responses=tuple(
             [
                 TopicProduceResponse(
-                    name=topic.name,
-                    topic_id=topic.id,
-                    partition_responses=tuple([_outcome(part, context.api_version) for part in topic.parts]),
+                    name=name,
+                    topic_id=topic_id,
+                    partition_responses=tuple([_outcome(part, context.api_version) for part in parts]),
                 )
-                for topic in split
+                for name, topic_id, parts in split
             ]
         )
     )

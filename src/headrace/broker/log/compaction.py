@@ -21,9 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.broker.disk import sync_path
 from headrace.broker.log.aborted import write_rows
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.copying import Kept, keep_batch, read_segment
+from headrace.broker.log.decompression import release
 from headrace.broker.log.files import (
     CLEANED,
     INDEX,
@@ -35,7 +37,6 @@ from headrace.broker.log.files import (
     FileCache,
     offset_name,
     replace_file,
-    sync_path,
 )
 from headrace.broker.log.log import Log
 from headrace.broker.log.retention import retire
@@ -172,6 +173,7 @@ def _map_keys(work: Plan) -> tuple[dict[bytes, int], int]:
         for _, _, offset_delta, _, key, _ in keys:
             if key is not None:
                 last_offsets[key] = header.base_offset + offset_delta
+        release(keys)
     return last_offsets, work.end_offset
 
 

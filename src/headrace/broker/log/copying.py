@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from headrace.broker.log.config import LogConfig
+from headrace.broker.log.decompression import release
 from headrace.broker.log.segment import SCAN_BATCHES_MAX, Segment
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import CODEC_MASK, CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP, BatchHeader
@@ -75,14 +76,18 @@ def keep_batch(
     payload = batch.payload()
     rows = kernel.scan_records(payload, header.record_count)
     kept = rows if control else [row for row in rows if _stays(row, header, last_offsets, horizon, now_ms)]
-    if not kept:
-        return _emptied(header) if needed else None
-    fresh_horizon = None
-    if horizon is None and (any(not has_value for *_, has_value in kept) or (control and discarded)):
-        fresh_horizon = now_ms + config.delete_retention_ms
-    if len(kept) == len(rows) and fresh_horizon is None:
-        return Kept(header, batch.view)
-    return _rebuilt(header, memoryview(payload), kept, fresh_horizon)
+    try:
+        if not kept:
+            return _emptied(header) if needed else None
+        fresh_horizon = None
+        if horizon is None and (any(not has_value for *_, has_value in kept) or (control and discarded)):
+            fresh_horizon = now_ms + config.delete_retention_ms
+        if len(kept) == len(rows) and fresh_horizon is None:
+            return Kept(header, batch.view)
+        return _rebuilt(header, memoryview(payload), kept, fresh_horizon)
+    finally:
+        release(rows)
+        release(kept)
 
 
 _Row = tuple[int, int, int, int, bytes | None, bool]

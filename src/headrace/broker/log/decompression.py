@@ -11,7 +11,7 @@ check of many records, so that a thread which opens a large batch does not hold 
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, DecompressedSizeError
@@ -27,6 +27,10 @@ RATIO_FREE_BYTES = 16 * 1024 * 1024
 """Up to this much a batch may expand by any ratio: small batches of like records compress well."""
 OLD_BYTES_MAX = 32 * 1024 * 1024
 """Of a message set, whose messages become objects before they are stored."""
+
+
+RELEASE_RECORDS = 4096
+"""Freed at once: others can have the GIL in between."""
 
 
 class OffLoopError(Exception):
@@ -120,3 +124,9 @@ class Decompression:
         if allowed == max(RATIO_FREE_BYTES, size * limits.ratio_max):
             return f"message.max.compression.ratio is {limits.ratio_max}"
         return f"request.max.decompressed.bytes is {limits.request_bytes_max} for all batches"
+
+
+def release(records: list[Any]) -> None:
+    """Empty a list of what may be millions of records. To free them all at once would hold the GIL for long."""
+    while records:
+        del records[-RELEASE_RECORDS:]

@@ -22,6 +22,7 @@ import resource
 from collections import OrderedDict
 from pathlib import Path
 
+from headrace.broker.disk import sync_path
 from headrace.broker.log.windows import Windows
 
 LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT = ".log", ".index", ".timeindex", ".txnindex", ".snapshot"
@@ -39,27 +40,13 @@ FILES_SHARE = 0.4
 _writes = itertools.count()
 
 
-def private(path: str, flags: int) -> int:
-    """An opener for `open`: the file is for the broker's own user, as logs are."""
-    return os.open(path, flags, 0o600)
-
-
-def unused(path: Path) -> Path:
-    """Return the path, with a number behind it if there is such a file already."""
-    number, found = 0, path
-    while found.exists():
-        number += 1
-        found = path.with_name(f"{path.name}.{number}")
-    return found
-
-
 def offset_name(offset: int, suffix: str) -> str:
     """The name of a file that begins at an offset."""
     return f"{offset:020d}{suffix}"
 
 
-def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write a small file so that there is always the old one or the new one, whole."""
+def replace_file(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:
+    """Write a file so that there is always the old one or the new one, whole."""
     fresh = path.with_name(f"{path.name}.{next(_writes)}{UNFINISHED}")  # of its own: two threads never share one
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -73,15 +60,6 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
     os.replace(fresh, path)
     if sync:
         sync_path(path.parent)
-
-
-def sync_path(path: Path | str) -> None:
-    """Force a file, or the names in a folder, to disk: through a handle of its own, so from any thread."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class File:

@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.broker.disk import sync_path
 from headrace.broker.log.files import (
     INDEX,
     LEADER_EPOCHS,
@@ -19,7 +20,6 @@ from headrace.broker.log.files import (
     TIME_INDEX,
     TRANSACTION_INDEX,
     offset_name,
-    sync_path,
 )
 
 if TYPE_CHECKING:

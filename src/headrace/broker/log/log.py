@@ -413,6 +413,10 @@ class Log:
                 return damage
         return None
 
+    def damage_up_to(self, offset: int) -> Damage | None:
+        """Return the damaged range that an offset is in, or directly behind."""
+        return next((each for each in self.damaged if each.first_offset < offset <= each.end_offset), None)
+
     def _damaged_error(self, damage: Damage) -> BrokerError:
         return BrokerError(
             f"{self.name}: offsets {damage.first_offset} to {damage.end_offset - 1} are damaged: {damage.reason}",

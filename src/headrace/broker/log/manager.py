@@ -35,7 +35,7 @@ from headrace.broker.log.config import LogConfig
 from headrace.broker.log.copying import DamagedSegmentError
 from headrace.broker.log.files import LOG, METADATA, UNFINISHED, FileCache, offset_name, replace_file
 from headrace.broker.log.log import Host, Log
-from headrace.broker.log.recovery import Known, open_log
+from headrace.broker.log.recovery import NO_FACTS, Known, PartitionFacts, open_log
 from headrace.broker.log.retention import delete_old_segments, remove_files
 from headrace.broker.log.segment import Segment
 from headrace.broker.log.verification import (
@@ -84,9 +84,6 @@ class Stray(NamedTuple):
 class LogManager:
     """The logs of one broker. Event loop only."""
 
-    is_alone = False
-    """No other broker may have what is lost here. To be set before `load`."""
-
     def __init__(self, root: Path, clock: Clock, defaults: Mapping[str, Any]) -> None:
         self.root = root
         self._clock = clock
@@ -104,6 +101,7 @@ class LogManager:
         self.lost_tails: list[Partition] = []  # logs that ended below their high watermark when they were opened
         self.missing: dict[Partition, int] = {}  # high watermarks of logs without a folder; until `start`
         self.strays: dict[Partition, Stray] = {}
+        self._facts_of: Callable[[str, int], PartitionFacts] = _no_facts
         self.last_producer_id = -1  # the highest one in the logs when they were opened
         self._host = Host(
             clock,
@@ -156,7 +154,7 @@ class LogManager:
         known = Known()
         if lost := self.missing.pop((topic, index), 0):
             # Without other replicas offsets go on: one that was given out must not be another record's.
-            known = Known(start_offset=lost if self.is_alone else 0)
+            known = Known(start_offset=lost if self._facts_of(topic, index).is_alone else 0)
             log.error("%s is missing: its records up to offset %d are lost here", folder, lost)
         try:
             if (topic, index) in self._deleted:
@@ -231,8 +229,9 @@ class LogManager:
 
     # --- start and stop ---
 
-    def load(self) -> None:
+    def load(self, facts_of: Callable[[str, int], PartitionFacts] | None = None) -> None:
         """Open every log in the root folder. What was not closed cleanly is recovered."""
+        self._facts_of = facts_of or _no_facts
         clean = (self.root / CLEAN_STOP).exists()
         (self.root / CLEAN_STOP).unlink(missing_ok=True)
         points, starts = self._points.read(), self._starts.read()
@@ -250,8 +249,8 @@ class LogManager:
                 points.get(key, 0),
                 starts.get(key, 0),
                 watermarks.get(key, 0),
-                self.is_alone,
                 verify_bytes_max,
+                self._facts_of(*key),
             )
             topic_id = checkpoints.read_metadata(folder / METADATA)
             try:
@@ -533,6 +532,11 @@ class LogManager:
             self._spawn(asyncio.to_thread(_remove, paths))
 
         self._timers[name] = self._clock.call_later(delay_ms, begin)
+
+
+def _no_facts(topic: str, index: int) -> PartitionFacts:
+    """Return what is known of a partition without a catalog."""
+    return NO_FACTS
 
 
 def partition_folders(root: Path) -> dict[Partition, Path]:

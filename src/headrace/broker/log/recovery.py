@@ -3,7 +3,8 @@
     left-overs        .cleaned is thrown away, .swap takes its place, .deleted goes
     after a crash     segments from the recovery point on are read batch by batch; the log ends before the first one
                       that is torn or damaged, and what comes after it is kept in files named .damaged. Without other
-                      replicas only the last segment is cut: of another one the damaged end is a damaged range
+                      replicas it ends there only if no intact batch follows: those that do get a segment of their own,
+                      and what is between is a damaged range
     other segments    are compared with segment-checkpoint: those that are lost, cut or altered stay in the log as
                       damaged ranges (verification.py); a transaction index that was altered is made anew
     producers         from the newest snapshot, and the batches after it
@@ -22,6 +23,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.broker.disk import numbered, private, unused
 from headrace.broker.log.aborted import AbortedIndex
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.epochs import EpochCache
@@ -38,17 +40,23 @@ from headrace.broker.log.files import (
     TRANSACTION_INDEX,
     UNFINISHED,
     offset_name,
-    private,
-    unused,
+    replace_file,
 )
 from headrace.broker.log.log import Contents, Host, Log, report_damage
 from headrace.broker.log.producer_state import ProducerState
 from headrace.broker.log.replaying import replay_aborted, replay_batch, replay_producers
 from headrace.broker.log.segment import RESERVE_FROM_BYTES, SCAN_BATCHES_MAX, Segment
-from headrace.broker.log.segment_checkpoint import SegmentRow, crc_of_file, read_segment_rows
+from headrace.broker.log.segment_checkpoint import (
+    NO_FILE,
+    SegmentRow,
+    crc_of_file,
+    read_segment_rows,
+    write_segment_rows,
+)
 from headrace.broker.log.snapshots import load_newest, snapshot_offsets
-from headrace.broker.log.verification import Damage, SegmentVerifier
+from headrace.broker.log.verification import NO_EPOCH, Damage, SegmentVerifier, find_intact
 from headrace.wire.kernel import kernel
+from headrace.wire.layout import BatchHeader
 
 log = logging.getLogger("headrace.broker.log")
 
@@ -60,6 +68,16 @@ SLOW_SECONDS = 1.0
 """A recovery that takes longer is worth a line in the log."""
 
 
+class PartitionFacts(NamedTuple):
+    """What the catalog says of a partition."""
+
+    is_alone: bool = False  # no other broker may have what is lost here
+    is_contiguous: bool = False  # it is not compacted: in the last segment a batch begins where the one before it ends
+
+
+NO_FACTS = PartitionFacts()
+
+
 class Known(NamedTuple):
     """What the checkpoints of the root folder say of a partition."""
 
@@ -67,8 +85,8 @@ class Known(NamedTuple):
     recovery_point: int = 0
     start_offset: int = 0
     high_watermark: int = 0
-    is_alone: bool = False  # no other broker may have what is lost here
     verify_bytes_max: int = 0  # of segments that would not have to be read
+    facts: PartitionFacts = NO_FACTS
 
 
 NOTHING = Known()
@@ -338,10 +356,11 @@ class _Opening:
         first = self._load_producers(start_offset)
         if first < self._end_offset:
             replay_producers(sure, self._producers, first, self._end_offset, self._now_ms)
-        for place in range(unsure, len(self._segments)):
+        place = unsure
+        while place < len(self._segments):
             if not self._check(place, replay_from=first):
                 self._take_out_after(place)
-                break
+            place += 1
         self._drop_stray_snapshots()
         if self._epochs.rows != known_epochs:
             self._epochs.save()
@@ -370,13 +389,15 @@ class _Opening:
             # Compaction leaves gaps, even between segments.
             self._end_offset = segment.base_offset
         row = segment.row
-        good_bytes, problem = 0, ""
+        good_bytes, problem, epoch = 0, "", NO_EPOCH
         for placed, found in segment.scan(verify=True):
             problem = found
             for position, header in placed:
-                if header.last_offset - segment.base_offset > OFFSETS_PER_SEGMENT_MAX:
-                    problem = f"a batch has offset {header.base_offset}, which no segment of this name can have"
-                    break
+                if header.base_offset != self._end_offset or header.leader_epoch != epoch:
+                    if misplaced := self._misplaced(place, position, header, epoch):
+                        problem = misplaced
+                        break
+                    epoch = header.leader_epoch
                 segment.note(position, header, header.base_offset, self._config.index_interval_bytes)
                 self._epochs.replay(header.leader_epoch, header.base_offset)
                 if header.base_offset >= replay_from:
@@ -387,9 +408,11 @@ class _Opening:
                 break
         if not problem and row is not None and place + 1 < len(self._segments) and self._end_offset < row.records_end:
             problem = f"it ends here, expected offset {row.records_end}"
-        if problem and self._known.is_alone and place + 1 < len(self._segments):
-            self._pass_over(place, good_bytes, problem)
-            return True
+        if problem and self._known.facts.is_alone:
+            self._save_intact(place, good_bytes)
+            if place + 1 < len(self._segments):
+                self._pass_over(place, good_bytes, problem)
+                return True
         if problem:
             self._cut(segment, good_bytes, problem)
         if place + 1 < len(self._segments):
@@ -397,8 +420,68 @@ class _Opening:
             segment.close_with(self._end_offset, aborted_crc)
         return not problem
 
+    def _misplaced(self, place: int, position: int, header: BatchHeader, epoch: int) -> str:
+        """Return why a batch is at a wrong offset or of a wrong leader epoch: no checksum covers these two.
+
+        `epoch` is that of the batch before it.
+        """
+        segment, end_offset = self._segments[place], self._end_offset
+        problem = f"a batch has offset {header.base_offset}, expected {end_offset}"
+        if header.last_offset > self._offset_max(place):
+            return problem
+        following = segment.header_at(position + header.size)
+        is_last = place + 1 == len(self._segments)
+        if header.base_offset > end_offset:
+            if is_last and self._known.facts.is_contiguous:
+                return problem
+            if following is not None and end_offset < following.base_offset <= header.last_offset:
+                return f"{problem}: the next one has {following.base_offset}"
+            if is_last and (position == 0 or following is None):
+                log.warning(
+                    "%s: at byte %d %s: compaction has taken what is between, or this is damaged, or of another log",
+                    segment.file.path,
+                    position,
+                    problem,
+                )
+        if following is not None and header.leader_epoch != epoch == following.leader_epoch:
+            return f"a batch has leader epoch {header.leader_epoch}, those before and after it {epoch}"
+        return ""
+
+    def _offset_max(self, place: int) -> int:
+        """Return the highest offset that a segment may have."""
+        segment, *following = self._segments[place : place + 2]
+        return min([segment.base_offset + OFFSETS_PER_SEGMENT_MAX, *(each.base_offset - 1 for each in following)])
+
+    def _save_intact(self, place: int, good_bytes: int) -> None:
+        """Give the intact batches behind a damaged one a segment of their own: nobody else has them.
+
+        What is between is kept as well. The damaged segment is noted as it was, so that each start misses its end.
+        """
+        segment, end_offset = self._segments[place], self._end_offset
+        if good_bytes == segment.size_bytes:
+            return
+        with (
+            open(segment.file.path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
+            found = find_intact(view, good_bytes, end_offset, self._offset_max(place))
+            if found is None:
+                return
+            position, first_offset = found
+            if position > good_bytes:
+                kept = unused(numbered(self._directory / offset_name(end_offset, f"{LOG}{DAMAGED}")))
+                replace_file(kept, view[good_bytes:position])
+            replace_file(self._directory / offset_name(first_offset, LOG), view[position:])
+            size_bytes = len(view)
+        segment.row = SegmentRow(segment.base_offset, first_offset, size_bytes, 0, 0, NO_FILE, NO_FILE, NO_FILE)
+        self._rows[segment.base_offset] = segment.row
+        write_segment_rows(self._directory, sorted(self._rows.values()))
+        segment.truncate(good_bytes, end_offset)
+        self._segments.insert(place + 1, self._segment(first_offset, segment.created_ms, size_bytes - position))
+
     def _pass_over(self, place: int, good_bytes: int, problem: str) -> None:
-        """Go on behind a closed segment that is damaged: nobody else has what comes after it."""
+        """Go on behind a segment that is damaged: nobody else has what comes after it."""
         segment, end_offset = self._segments[place], self._segments[place + 1].base_offset
         reason = f"{segment.file.path}: at byte {good_bytes}: {problem}"
         self._damaged.append(Damage(self._end_offset, end_offset, reason))
@@ -413,7 +496,7 @@ class _Opening:
 
     def _cut(self, segment: Segment, good_bytes: int, problem: str) -> None:
         """End a segment before a batch that is torn or damaged. What is behind it may be whole: it is kept."""
-        kept = unused(self._directory / offset_name(self._end_offset, f"{LOG}{DAMAGED}"))
+        kept = unused(numbered(self._directory / offset_name(self._end_offset, f"{LOG}{DAMAGED}")))
         with open(segment.file.path, "rb") as source:
             source.seek(good_bytes)
             if is_worth_keeping := good_bytes < segment.size_bytes:
@@ -435,7 +518,7 @@ class _Opening:
     def _take_out_after(self, place: int) -> None:
         """What comes after a damaged batch does not follow from what is before it, but it is kept."""
         for segment in self._segments[place + 1 :]:
-            kept = unused(Path(f"{segment.file.path}{DAMAGED}"))
+            kept = unused(numbered(Path(f"{segment.file.path}{DAMAGED}")))
             log.error("%s: the log ends before it; it is kept as %s", segment.file.path, kept.name)
             segment.close()
             os.replace(segment.file.path, kept)

@@ -311,6 +311,11 @@ class Segment:
             yield position, header
             position += header.size
 
+    def header_at(self, position: int) -> BatchHeader | None:
+        """What is in the place of a header, unchecked; None if the segment ends before it would."""
+        data = os.pread(self.file.fd(), HEADER_BYTES, position)
+        return BatchHeader._make(header_layout.unpack(data)) if len(data) == HEADER_BYTES else None
+
     def batch_bytes(self, position: int, header: BatchHeader) -> bytes:
         """A batch as it lies in the file."""
         data = os.pread(self.file.fd(), header.size, position)

@@ -11,6 +11,8 @@ A damaged range stays in the log: fetches of it get CORRUPT_MESSAGE, and what is
 from __future__ import annotations
 
 import os
+import re
+import struct
 from bisect import bisect_right
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ VERIFY_BYTES_A_SECOND = 32 * 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
 
 NO_EPOCH = -1
+_base_offset = struct.Struct(">q")
 CHECKSUM_PROBLEM = "a checksum is wrong"
 
 
@@ -157,3 +160,45 @@ class SegmentVerifier:
     def _note(self, first_offset: int, end_offset: int, reason: str) -> None:
         if first_offset < end_offset:
             self.damages.append(Damage(first_offset, end_offset, f"{self._path}: {reason}"))
+
+
+def find_intact(view: memoryview, position: int, next_offset: int, offset_max: int) -> tuple[int, int] | None:
+    """Return where batches go on behind damage at `position`, and their first offset; None if it is a torn tail.
+
+    They have offsets above `next_offset`, where the damage begins, up to `offset_max`.
+    """
+
+    def intact(at: int) -> BatchHeader | None:
+        headers, _, _ = kernel.scan_batches(view, at, next_offset + 1, 1, True)
+        return headers[0] if headers and headers[0].last_offset <= offset_max else None
+
+    here = intact(position)
+    if here is not None:  # it leaves a gap: it is at the wrong offset if the next batch is nearer
+        following = intact(position + here.size)
+        if following is not None and following.base_offset <= here.last_offset:
+            return position + here.size, following.base_offset
+        return position, here.base_offset
+    is_torn = False
+    if position + HEADER_BYTES <= len(view):
+        header = BatchHeader._make(header_layout.unpack_from(view, position))
+        if header.size >= HEADER_BYTES and (following := intact(position + header.size)) is not None:
+            return position + header.size, following.base_offset
+        is_torn = header.base_offset == next_offset and position + header.size > len(view)
+    # The length is damaged: look for a base offset and a magic that fit. A torn batch may have others among its
+    # records: they are not taken for batches of the log unless all that follows is whole, up to the end.
+    high_bytes = {_base_offset.pack(offset)[:4] for offset in (next_offset, offset_max)}
+    pattern = re.compile(b"(?s)(?=(?:%b).{12}\x02)" % b"|".join(map(re.escape, high_bytes)))
+    for match in pattern.finditer(view, position + 1):
+        at = match.start()
+        if (found := intact(at)) is not None and not (is_torn and _has_problem(view, at)):
+            return at, found.base_offset
+    return None
+
+
+def _has_problem(view: memoryview, position: int) -> bool:
+    """Whether batches from `position` on are not whole, up to the end."""
+    problem, offset_min = "", 0
+    while position < len(view) and not problem:
+        headers, position, problem = kernel.scan_batches(view, position, offset_min, SCAN_BATCHES_MAX, True)
+        offset_min = headers[-1].last_offset + 1 if headers else offset_min
+    return bool(problem)

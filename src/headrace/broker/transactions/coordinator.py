@@ -71,7 +71,8 @@ class TransactionCoordinator:
         self._expiry = Expiry(self._store, clock, config, self._start_task, self._abort_timed_out)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._elsewhere: TransactionLinks | None = None
-        self.distrusted: set[int] = set()  # partitions whose last records were lost when the broker was down
+        self.lost_before: dict[int, int] = {}
+        """By partition that has lost records: the first producer id that was not given out yet by then."""
 
     # Life.
 
@@ -126,8 +127,8 @@ class TransactionCoordinator:
             last_epoch = NO_PRODUCER_EPOCH if expected is None else current.epoch
             await self._to_the_end(entry, self._fence(partition, entry, VERSION_1, last_epoch))
             raise _concurrent(transactional_id, "the transaction of its former owner is being aborted")
-        if partition.index in self.distrusted and expected is None and not current.is_unborn:
-            # Epochs after the last one that is known may have been used, and be in the logs.
+        if not current.is_unborn and current.producer_id < self.lost_before.get(partition.index, 0):
+            # Epochs of this id after the last one that is known may have been used, and be in the logs.
             target = current.rotated(self.ids.take(), timeout_ms, self._clock.time_ms(), keep_last=False)
         else:
             target = self._initialized(current, timeout_ms, expected)

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import Coordinator, CoordinatorKind, TopicPartition
 from headrace.client.offsets import by_topic
+from headrace.errors import Code
 from headrace.wire.api.consumer_group_describe import Assignment, ConsumerGroupDescribeRequest
 from headrace.wire.api.delete_groups import DeleteGroupsRequest
 from headrace.wire.api.describe_groups import DescribeGroupsRequest
@@ -274,12 +275,9 @@ class GroupAdmin(Admin):
         raise_failures([Failure(f"group {group_id!r}", answer.error_code), *_partition_failures(group_id, answer)])
 
 
-UNSTABLE_OFFSET_COMMIT, COORDINATOR_LOAD_IN_PROGRESS = 88, 14
-
-
 def _retried(code: int) -> int:
     """An offset in an open transaction is waited for, like a coordinator that is still loading."""
-    return COORDINATOR_LOAD_IN_PROGRESS if code == UNSTABLE_OFFSET_COMMIT else code
+    return Code.COORDINATOR_LOAD_IN_PROGRESS if code == Code.UNSTABLE_OFFSET_COMMIT else code
 
 
 def _of_group(group_id: str) -> Coordinator:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind, TopicPartition
-from headrace.client.offsets import EARLIEST, LATEST
+from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset, list_offsets
 from headrace.errors import ConnectionFailedError, HeadraceError, TimedOutError
 from headrace.wire.api.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 
 NO_LEADER = -1
+OFFLINE_MS_MAX = 5_000
+"""A partition whose leader gives no offsets for so long is shown as offline."""
 
 
 def listed(admin: AdminClient, *, internal: bool) -> list[dict[str, Any]]:
@@ -40,9 +43,9 @@ def described(admin: AdminClient, name: str) -> dict[str, Any]:
     topic = admin.describe_topics([name])[name]
     leaders = {TopicPartition(name, info.partition): info.leader for info in topic.partitions}
     led = [tp for tp, leader in leaders.items() if leader != NO_LEADER]  # the others have nobody to ask
-    starts = admin.list_offsets(dict.fromkeys(led, EARLIEST)) if led else {}
-    ends = admin.list_offsets(dict.fromkeys(led, LATEST)) if led else {}
-    sizes = sizes_of(admin, leaders)
+    starts = _offsets_online(admin, led, EARLIEST)
+    ends = _offsets_online(admin, starts, LATEST)
+    sizes = sizes_of(admin, {tp: leaders[tp] for tp in ends})
     return {
         "topic": name,
         "topic_id": str(topic.topic_id),
@@ -57,12 +60,24 @@ def described(admin: AdminClient, name: str) -> dict[str, Any]:
                 "start_offset": starts[tp].offset if tp in starts else None,
                 "end_offset": ends[tp].offset if tp in ends else None,
                 "size_bytes": sizes.get(tp),
+                "offline": tp not in ends,
             }
             for info in topic.partitions
             for tp in (TopicPartition(name, info.partition),)
         ],
         "configs": {entry["name"]: entry["value"] for entry in configs_of(admin, name) if not entry["is_default"]},
     }
+
+
+def _offsets_online(
+    admin: AdminClient, partitions: Iterable[TopicPartition], time_ms: int
+) -> dict[TopicPartition, PartitionOffset]:
+    """Return the offsets of the partitions whose leaders have them; the others are offline."""
+    wanted = dict.fromkeys(partitions, time_ms)
+    if not wanted:
+        return {}
+    timeout_ms = min(OFFLINE_MS_MAX, admin.client.settings.timeout_ms)
+    return list_offsets(admin.client, wanted, timeout_ms=timeout_ms, partial=True)
 
 
 def configs_of(admin: AdminClient, name: str) -> list[dict[str, Any]]:

@@ -370,7 +370,7 @@ class _ProduceForm:
         with form("Record value"):
             self._value = TextArea("Value", rows=6)
         self._tombstone = Checkbox("Null value (tombstone: deletes the key in a compacted topic)")
-        with form("Record headers"):
+        with form("Metadata"):
             self._headers = TextArea("Headers, one NAME=VALUE per line", rows=2)
         self._problem = Problem()
         with ui.element("div").classes("hr-buttons hr-above"):

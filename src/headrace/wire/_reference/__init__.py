@@ -3,18 +3,14 @@
 from headrace.wire._reference.batches import cut_batches, find_timestamp, scan_batches, scan_records
 from headrace.wire._reference.checksums import crc32c, murmur2
 from headrace.wire._reference.columns import ColumnDecoder, encode_columns, hash_rows, largest_row, partition_keys
-from headrace.wire._reference.lane import Lane, RecordFuture, SendPath, run_callbacks
 from headrace.wire._reference.messages import MessageCodec
 from headrace.wire._reference.old_messages import decode_messages, encode_messages
 from headrace.wire._reference.records import OpenBatch, check_records, decode_records, write_header
 
 __all__ = [
     "ColumnDecoder",
-    "Lane",
     "MessageCodec",
     "OpenBatch",
-    "RecordFuture",
-    "SendPath",
     "check_records",
     "crc32c",
     "cut_batches",
@@ -27,7 +23,6 @@ __all__ = [
     "largest_row",
     "murmur2",
     "partition_keys",
-    "run_callbacks",
     "scan_batches",
     "scan_records",
     "write_header",

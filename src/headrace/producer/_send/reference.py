@@ -1,4 +1,4 @@
-"""A topic's open batches, in plain Python. The compiled one needs no lock: it never gives up the GIL half-way."""
+"""The part of `send()` that runs for every record, in plain Python: the definition of what `compiled.pyx` does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.wire.layout import Header
 
 
 class RecordFuture:
-    """The answer for one record, to come. All of it is in the batch; this only knows its place there."""
+    """The pending result of one record. The batch has the result; the future has the record's index in the batch."""
 
     __slots__ = ("batch", "index", "key_size", "timestamp", "value_size")
 
@@ -23,33 +23,34 @@ class RecordFuture:
         self.timestamp = timestamp
 
     def done(self) -> bool:
-        """True once there is a result or an error."""
+        """Return True once there is a result or an error."""
         return bool(self.batch.done_for(self))
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait (seconds) for the metadata of the record, or raise what became of it."""
+        """Wait up to `timeout` seconds for the record's metadata, or raise the error of the send."""
         return self.batch.wait(self, timeout)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Wait for the error; None if there is none."""
+        """Wait up to `timeout` seconds for the error of the send; None if the record was delivered."""
         error: Exception | None = self.batch.wait_error(self, timeout)
         return error
 
     def add_done_callback(self, callback: Callable[[RecordFuture], object]) -> None:
-        """Call `callback(future)` when done, on the I/O thread, or at once."""
+        """Call `callback(future)` when done: on the I/O thread, or at once if it is done already."""
         self.batch.add_done_callback(self, callback)
 
     def __await__(self) -> Any:
         return self.batch.wait_async(self).__await__()
 
 
-class Lane:
-    """A topic's open batches, one for each partition."""
+class TopicAppender:
+    """The open batches of a topic, one for each partition."""
 
     def __init__(
         self,
         topic: str,
         partition_count: int,
+        *,
         record_bytes_max: int,
         hashes_keys: bool,
         lock: AbstractContextManager[Any],
@@ -57,68 +58,70 @@ class Lane:
     ) -> None:
         self.topic = topic
         self.open_batches: list[Any] = [None] * partition_count
-        self.sticky = -1  # the partition of records without a key; -1: not chosen yet
+        self.sticky_partition = -1  # of records without a key; -1: not chosen yet
         self._partition_count = partition_count
         self._record_bytes_max = record_bytes_max
         self._hashes_keys = hashes_keys
         self._lock = lock
         self._now_ms = now_ms
 
-    def append(
+    def try_append(
         self,
         key: bytes | None,
         value: bytes | None,
         partition: int | None,
-        timestamp: int | None,
+        timestamp_ms: int | None,
         headers: Sequence[Header] | None,
-        callback: Callable[..., object] | None,
+        on_delivery: Callable[..., object] | None,
     ) -> RecordFuture | None:
-        """Put a record of bytes into the open batch of its partition.
+        """Append a record to the open batch of its partition and return its future.
 
-        Returns its future, or None where that takes more: another kind of value, a partition that is not known, a
-        batch that is full or not there.
+        Return None where more is needed: a key or value that is not bytes, an unknown partition, no open batch, or
+        no room in it.
         """
         with self._lock:
-            return self.append_locked(key, value, partition, timestamp, headers, callback)
+            return self.try_append_locked(key, value, partition, timestamp_ms, headers, on_delivery)
 
-    def append_locked(
+    def try_append_locked(
         self,
         key: bytes | None,
         value: bytes | None,
         partition: int | None,
-        timestamp: int | None,
+        timestamp_ms: int | None,
         headers: Sequence[Header] | None,
-        callback: Callable[..., object] | None,
+        on_delivery: Callable[..., object] | None,
     ) -> RecordFuture | None:
-        """`append` for a thread that holds the lock."""
+        """`try_append` for a thread that holds the topic's lock."""
         if (value is not None and type(value) is not bytes) or (key is not None and type(key) is not bytes):
             return None
         if partition is None:
-            hashed = key is not None and self._hashes_keys
-            partition = (murmur2(key or b"") & 0x7FFFFFFF) % self._partition_count if hashed else self.sticky
+            is_hashed = key is not None and self._hashes_keys
+            partition = (
+                (murmur2(key or b"") & 0x7FFFFFFF) % self._partition_count if is_hashed else self.sticky_partition
+            )
         if not 0 <= partition < self._partition_count:
             return None
         key_size, value_size = -1 if key is None else len(key), -1 if value is None else len(value)
         batch = self.open_batches[partition]
         if batch is None or key_size + value_size > self._record_bytes_max:
             return None
-        stamp = self._now_ms() if timestamp is None else timestamp
-        if stamp < 0:
+        timestamp = self._now_ms() if timestamp_ms is None else timestamp_ms
+        if timestamp < 0:
             return None
-        index = batch.append(stamp, key, value, headers or ())
+        index = batch.append(timestamp, key, value, headers or ())
         if index < 0:
             return None
-        future = RecordFuture(batch, index, key_size, value_size, stamp)
-        if callback is not None:
-            batch.callbacks += (future, callback)
+        future = RecordFuture(batch, index, key_size, value_size, timestamp)
+        if on_delivery is not None:
+            batch.callbacks += (future, on_delivery)
         return future
 
 
-class SendPath:
-    """The short way of `send`, for a class to inherit: straight into the lane of the topic, if that will do."""
+class FastSend:
+    """A base class with the fast path of `send`: append to the open batch if that is all that is needed."""
 
-    lanes: dict[str, Lane]
-    is_short: bool  # False: every record takes the long way
+    _appenders: dict[str, TopicAppender]
+    _fast_send_enabled: bool  # False: every record goes through `_send`
 
     def send(
         self,
@@ -131,11 +134,11 @@ class SendPath:
         headers: Iterable[Header] | Mapping[str, bytes | None] | None = None,
         on_delivery: Callable[[Any, Exception | None], object] | None = None,
     ) -> RecordFuture:
-        """Queue a record and return its future at once, unless metadata or memory has to be waited for."""
-        if self.is_short and headers is None:
-            lane = self.lanes.get(topic)
-            if lane is not None:
-                future = lane.append(key, value, partition, timestamp_ms, None, on_delivery)
+        """Queue a record and return its future at once. Blocks only for metadata and memory, up to max.block.ms."""
+        if self._fast_send_enabled and headers is None:
+            appender = self._appenders.get(topic)
+            if appender is not None:
+                future = appender.try_append(key, value, partition, timestamp_ms, None, on_delivery)
                 if future is not None:
                     return future
         return self._send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
@@ -162,16 +165,16 @@ def run_callbacks(
     first_index: int,
     append_time: int,
 ) -> list[BaseException]:
-    """Tell each callback the metadata of its future. Returns the errors that callbacks raised.
+    """Call each delivery callback with the metadata of its record. Return the exceptions that callbacks raised.
 
-    `first_index` is that of the first record of the batch, where futures count from an earlier one.
+    `first_index` is the index of the batch's first record: above 0 if the batch was split off another one.
     """
     errors: list[BaseException] = []
     for future, callback in zip(callbacks[::2], callbacks[1::2], strict=True):
         offset = base_offset + future.index - first_index if base_offset >= 0 else None
-        stamp = append_time if append_time >= 0 else future.timestamp
+        timestamp = append_time if append_time >= 0 else future.timestamp
         try:
-            callback(metadata_class(topic, partition, offset, stamp, future.key_size, future.value_size), None)
+            callback(metadata_class(topic, partition, offset, timestamp, future.key_size, future.value_size), None)
         except BaseException as error:  # sys.exit() in a callback must not end the thread that runs it
             errors.append(error)
     return errors
