@@ -93,7 +93,7 @@ def test_unreachable_broker_is_shown(page: Page, broker, live):
         bootstrap_servers="127.0.0.1:1", client_id=client_id, metric_reporters="view", view_url=live.url, max_block_ms=1
     )
     with producer:
-        with pytest.raises(Exception, match="is not known"):
+        with pytest.raises(Exception, match="is not in the metadata"):
             producer.send("orders", b"one").result(0)
         diagram = open_diagram(page, client_id)
         expect(diagram.locator("svg")).to_contain_text("no broker known yet")
