@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -164,3 +166,12 @@ def test_report_endpoint(live):
     assert post(live.url, json.dumps({**PRODUCER, "id": "by-http", "is_closed": True}).encode()) == (204, "")
     assert post(live.url, b"no") == (400, "invalid report: not JSON: Expecting value: line 1 column 1 (char 0)\n")
     assert post(live.url, b" " * (REPORT_BYTES_MAX + 1))[0] == 413
+
+
+def test_sender_killed_during_a_report_leaves_no_traceback(live):
+    address = urlsplit(live.url)
+    head = f"POST /report HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: 100\r\n\r\n"
+    with socket.create_connection((address.hostname, address.port), 10) as connection:
+        connection.sendall(head.encode() + b"{")
+    assert post(live.url, json.dumps({**PRODUCER, "id": "after", "is_closed": True}).encode()) == (204, "")
+    assert "Traceback" not in live.log_text

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response
 
 from headrace.telemetry.codec import ReportError, decode
@@ -268,12 +269,14 @@ def mount(app: FastAPI, view: View) -> None:
     @app.post("/report")
     async def report(request: Request) -> Response:
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > REPORT_BYTES_MAX:
-                return PlainTextResponse(f"report too large: at most {REPORT_BYTES_MAX} bytes\n", 413)
         try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > REPORT_BYTES_MAX:
+                    return PlainTextResponse(f"report too large: at most {REPORT_BYTES_MAX} bytes\n", 413)
             view.reports.add(bytes(body))
+        except ClientDisconnect:  # the sender was killed
+            return Response(status_code=400)
         except StoreFullError as error:
             return PlainTextResponse(f"{error}\n", 503)
         except ReportError as error:
