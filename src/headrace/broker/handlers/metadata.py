@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.broker.authorized_operations import authorized_operations
-from headrace.broker.catalog.topics import INTERNAL, Topic
+from headrace.broker.catalog.topics import INTERNAL, Topic, check_name
 from headrace.broker.context import Answer, Context
 from headrace.broker.nodes import controller_id, nodes, offline
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
@@ -127,6 +127,7 @@ def _find(broker: Broker, context: Context, message: MetadataRequest, wanted: Me
     if found is not None:
         return found
     if not message.allow_auto_topic_creation or not broker.config.of(bool, "auto.create.topics.enable"):
+        check_name(name)
         raise BrokerError(f"there is no topic {name}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
     if name in INTERNAL:
         broker.internal.ensure(name)
