@@ -28,8 +28,8 @@ from headrace.demo.orders import (
 )
 from headrace.demo.outcome import BatchTimes, DemoOutcome, Kill, percentile
 from headrace.spark.commit_log import CommitTimes
+from headrace.spark.pipeline_reporter import sink_options
 from headrace.spark.pipeline_spec import LiveView, SparkSettings
-from headrace.spark.view_progress import sink_options
 from shell import run
 
 COMMIT = CommitTimes(3, rows=25_000, transactions=2, check_ms=1.5, decide_ms=6.0, end_ms=7.25)
@@ -103,7 +103,7 @@ def test_the_stream_reports_to_a_live_view_if_there_is_one(tmp_path):
     assert sink_options(pipeline(*arguments, topic="t", spark=spark).spec) == {}
     done = run("demo", "--view", "nonsense")
     assert done.returncode == 1
-    assert b"view.url is 'nonsense'; it may be the address of a live view" in done.stderr
+    assert b"invalid view.url: expected the URL of a live view" in done.stderr
 
 
 def test_percentiles_are_existing_values():

@@ -27,7 +27,7 @@ from headrace.demo.orders import ROWS_DEFAULT, ROWS_MAX, ROWS_MIN
 from headrace.demo.outcome import DemoOutcome, Kill
 from headrace.demo.report import write_report
 from headrace.producer.options import PRODUCER_OPTIONS
-from headrace.producer.view_link import check_url
+from headrace.telemetry.sender import check_url
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -1,4 +1,4 @@
-"""For everybody: names for screen readers, contrast, the keyboard alone; and no request to anybody else."""
+"""Accessibility: names for screen readers, contrast, keyboard only; and no requests to other hosts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def writer(broker):
         yield topic, name
 
 
-def test_every_page_has_names_contrast_and_order_and_asks_nobody_else(tab, live, admin, broker, writer):
+def test_every_page_is_accessible_and_requests_no_other_host(tab, live, admin, broker, writer):
     page, watch = tab
     topic, name = writer
     admin.alter_group_offsets("checked", {TopicPartition(topic, 0): 0})
     paths = ["/", "/topics", f"/topics/{topic}", "/producers", "/pipelines", "/transactions", f"/transaction?id={name}"]
-    found = {}
+    flaws_by_page = {}
     for path in [*paths, "/groups", "/group?name=checked", "/faults"]:
         page.goto(path)
         expect(page.get_by_role("heading", level=1)).to_be_visible()
@@ -43,16 +43,16 @@ def test_every_page_has_names_contrast_and_order_and_asks_nobody_else(tab, live,
             page.emulate_media(color_scheme=scheme)
             expect(page.locator("body")).to_have_class(re.compile(rf"body--{scheme}"))
             if wrong := flaws(page):
-                found[path, scheme] = wrong
-    assert found == {}
+                flaws_by_page[path, scheme] = wrong
+    assert flaws_by_page == {}
     ours = urlsplit(live.url).netloc
     assert {urlsplit(url).netloc for url in watch.requests} == {ours}
     watch.check()
 
 
-def test_a_transaction_is_aborted_with_the_keyboard_alone(page: Page, admin, writer):
+def test_transaction_is_aborted_with_the_keyboard_only(page: Page, admin, writer):
     topic, name = writer
-    place = TopicPartition(topic, 0)
+    partition = TopicPartition(topic, 0)
     page.goto("/")
     expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     page.keyboard.press("g")
@@ -67,14 +67,14 @@ def test_a_transaction_is_aborted_with_the_keyboard_alone(page: Page, admin, wri
     expect(page.get_by_role("alertdialog").get_by_role("button", name="Cancel")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_role("alertdialog")).to_have_count(0)
-    assert held_back(admin, [place]), "it was aborted without a confirmation"
+    assert held_back(admin, [partition]), "aborted without confirmation"
     tab_to(page, "Abort")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alertdialog").get_by_role("button", name="Cancel")).to_be_focused()
-    tab_to(page, "Abort the transaction")
+    tab_to(page, "Abort transaction")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("No transaction is open").or_(page.get_by_text("Nothing here has")).first).to_be_visible()
-    assert not held_back(admin, [place])
+    expect(page.get_by_text("No open transactions").or_(page.get_by_text("No match for")).first).to_be_visible()
+    assert not held_back(admin, [partition])
 
 
 def tab_to(page, label):
@@ -83,4 +83,4 @@ def tab_to(page, label):
         if page.evaluate("document.activeElement.innerText") == label:
             return
         page.keyboard.press("Tab")
-    raise AssertionError(f"{label!r} cannot be reached with {TABS_MAX} times Tab")
+    raise AssertionError(f"{label!r} is not reached by {TABS_MAX} presses of Tab")

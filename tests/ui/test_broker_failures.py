@@ -1,4 +1,4 @@
-"""A slow, a hanging, a dead and a restarted broker while pages are open: they stay up, say it, and recover."""
+"""Pages stay up, show the failure and recover while a broker is slow, hanging, dead or restarted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SLOW_MS = 100
 
 
 @pytest.fixture
-def behind():
-    """A broker behind a network that can be spoilt, with a group that has read nothing of a topic."""
+def degraded():
+    """A broker degraded a degradable network, with a group at the start of a topic."""
     with EmbeddedBroker(degraded=True) as broker:
         broker.create_topic("orders", 2)
         with AdminClient(broker.bootstrap) as admin:
@@ -28,62 +28,62 @@ def behind():
 
 
 @pytest.fixture
-def view(behind):
-    with LiveView(behind.bootstrap, data_dir=behind.data_dir) as view:
+def view(degraded):
+    with LiveView(degraded.bootstrap, data_dir=degraded.data_dir) as view:
         yield view
 
 
-def test_pages_live_through_a_slow_a_dead_and_a_restarted_broker(browser, behind, view, shot):
+def test_pages_survive_a_slow_a_dead_and_a_restarted_broker(browser, degraded, view, shot):
     with (
-        open_tab(browser, view.url) as (overview, watched),
-        open_tab(browser, view.url) as (group, also_watched),
+        open_tab(browser, view.url) as (overview, overview_watch),
+        open_tab(browser, view.url) as (group, group_watch),
     ):
         overview.goto("/")
         expect(overview.locator('[data-tile="Topics"]')).to_contain_text("1", timeout=MS_MAX)
-        behind.degrader.set(latency_ms=SLOW_MS)
-        _send(behind, 3)
+        degraded.degrader.set(latency_ms=SLOW_MS)
+        _send(degraded, 3)
         group.goto("/group?name=billing")
         lag = group.locator('[data-tile="Lag"]')
         expect(lag).to_contain_text("3 records", timeout=MS_MAX)
-        expect(overview.locator("#hr-trouble")).to_be_hidden()  # slow is not dead
-        behind.degrader.set(latency_ms=0)
+        expect(overview.locator("#hr-failure")).to_be_hidden()  # slow is not dead
+        degraded.degrader.set(latency_ms=0)
 
-        behind.kill()
-        _expect_trouble(overview, behind)
+        degraded.kill()
+        _expect_failure(overview, degraded)
         group.get_by_role("button", name="Preview").click()
-        _expect_trouble(group, behind)
-        expect(lag).to_contain_text("3 records")  # what was known stays
+        _expect_failure(group, degraded)
+        expect(lag).to_contain_text("3 records")  # the last known value
         shot(group, "broker-dead")
-        overview.goto("/faults")  # and pages can be opened all the same
+        overview.goto("/faults")  # pages still open
         expect(overview.get_by_role("alert").filter(has_text="no broker").first).to_be_visible()
         failed = group.get_by_role("alert").filter(has_text="Preview: timed out waiting for")
         expect(failed).to_be_visible(timeout=MS_MAX)
 
-        behind.start()
-        _expect_none(overview)
-        _expect_none(group)
-        _send(behind, 2)
+        degraded.start()
+        _expect_recovery(overview)
+        _expect_recovery(group)
+        _send(degraded, 2)
         expect(lag).to_contain_text("5 records", timeout=MS_MAX)
-        watched.check()
-        also_watched.check()
+        overview_watch.check()
+        group_watch.check()
 
 
 @pytest.mark.slow
-def test_pages_live_through_a_broker_that_hangs(browser, behind, view):
-    with open_tab(browser, view.url) as (page, watched):
+def test_pages_survive_a_hanging_broker(browser, degraded, view):
+    with open_tab(browser, view.url) as (page, overview_watch):
         page.goto("/")
         expect(page.locator('[data-tile="Topics"]')).to_contain_text("1", timeout=MS_MAX)
-        behind.pause()
+        degraded.pause()
         try:
-            _expect_trouble(page, behind)
+            _expect_failure(page, degraded)
             page.get_by_role("link", name="Topics").click()
             expect(page.get_by_role("heading", level=1)).to_have_text("Topics")
             expect(page.get_by_role("link", name="orders")).to_be_visible()
-            _expect_trouble(page, behind)
+            _expect_failure(page, degraded)
         finally:
-            behind.resume()
-        _expect_none(page)
-        watched.check()
+            degraded.resume()
+        _expect_recovery(page)
+        overview_watch.check()
 
 
 def _send(broker, count):
@@ -92,11 +92,11 @@ def _send(broker, count):
             producer.send("orders", b"x", partition=0).result(SECONDS_MAX)
 
 
-def _expect_trouble(page, broker):
-    banner = page.locator("#hr-trouble")
-    expect(banner).to_contain_text(f"The cluster at {broker.bootstrap} does not answer since", timeout=MS_MAX)
-    expect(banner).to_contain_text(re.compile(r"What is shown is of \d\d:\d\d:\d\d UTC"))
+def _expect_failure(page, broker):
+    banner = page.locator("#hr-failure")
+    expect(banner).to_contain_text(f"No response from the cluster at {broker.bootstrap} since", timeout=MS_MAX)
+    expect(banner).to_contain_text(re.compile(r"Showing data from \d\d:\d\d:\d\d UTC"))
 
 
-def _expect_none(page):
-    expect(page.locator("#hr-trouble")).to_be_hidden(timeout=MS_MAX)
+def _expect_recovery(page):
+    expect(page.locator("#hr-failure")).to_be_hidden(timeout=MS_MAX)
