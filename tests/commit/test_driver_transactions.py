@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from headrace.client.admin import AdminClient
-from headrace.client.blocking import TopicPartition
 from headrace.errors import HeadraceError
 from headrace.spark import redo
 from headrace.spark.decisions import Span, TaskTransaction
 from headrace.spark.redo import Outcome
 from headrace.spark.sink_errors import LostError, SinkError
 from headrace.spark.transactions import Ending
+from headrace.types import TopicPartition
 from peers.connection import Connection
 from raw_producer import RawProducer
 from sink_rig import SinkRig

@@ -7,8 +7,8 @@ import datetime
 import pytest
 
 from crashes import committed, open_transactions, settle
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
+from headrace.types import TopicPartition
 from topics import new_topic, unique
 
 MODES = ["inline", "parallel"]

@@ -21,6 +21,7 @@ from headrace import (
     TimedOutError,
 )
 from headrace.producer.buffer_pool import Claim
+from headrace.producer.pipeline import SendPipeline
 from small_broker import SmallBroker
 
 SECONDS = 10
@@ -89,6 +90,19 @@ def test_records_arrive_in_order_and_their_futures_are_awaited(broker):
 
     asyncio.run(main())
     assert broker.values("t")[:1000] == [b"%d" % n for n in range(1000)]
+
+
+def test_plug_ins_are_not_inspected_for_every_record(broker, monkeypatch):
+    inspected: list[object] = []
+
+    async def main():
+        async with make(broker) as producer:
+            await producer.send_and_wait("topic", b"first")
+            monkeypatch.setattr(SendPipeline, "is_noop", property(inspected.append))
+            await (await producer.send("topic", b"second"))
+
+    asyncio.run(main())
+    assert inspected == []
 
 
 def test_callbacks_run_on_the_event_loop(broker):

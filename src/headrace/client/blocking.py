@@ -36,6 +36,7 @@ from headrace.errors import (
     HeadraceError,
     TimedOutError,
 )
+from headrace.types import TopicPartition
 from headrace.wire.api import api_name
 from headrace.wire.api.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from headrace.wire.schema import Message
@@ -65,14 +66,6 @@ TRY_AGAIN = frozenset(
 )
 
 T = TypeVar("T")
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 class Role(Enum):

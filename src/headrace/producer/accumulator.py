@@ -83,13 +83,11 @@ class Accumulator:
         self.topics_lock = OwnedLock()
         # Queues that may have batches, least recently drained first. Adding is atomic: any thread.
         self._active: dict[PartitionQueue, None] = {}
-        self._incomplete: dict[
-            ProducerBatch, None
-        ] = {}  # Without a result. Added by any thread, removed by the I/O thread.
-        self.unsendable: list[
-            tuple[ProducerBatch, Exception]
-        ] = []  # I/O thread only: batches that could not be encoded.
-        self._flushes = 0  # Guarded by topics_lock.
+        # Batches without a result. Added by any thread, removed by the I/O thread.
+        self._incomplete: dict[ProducerBatch, None] = {}
+        # I/O thread only: batches that could not be encoded.
+        self.unsendable: list[tuple[ProducerBatch, Exception]] = []
+        self.flushes: dict[object, None] = {}  # Flushes in progress. Any thread: see `begin_flush`.
         self._closed: HeadraceError | None = None  # Raised by `append`.
         self.spare_buffers: list[bytearray] = []  # For encoding columns. Any thread.
 
@@ -98,7 +96,8 @@ class Accumulator:
     def topic(self, name: str, partition_count: int) -> TopicQueues:
         """Return the queues of a topic, created or grown to its current number of partitions."""
         queues = self.topics.get(name)
-        if queues is None or len(queues.queues) < partition_count:
+        # The last condition: a signal handler raised in an earlier call, after `grow` and before the assignments below.
+        if queues is None or len(queues.queues) < partition_count or self.appenders.get(name) is not queues.appender:
             self.topics_lock.check_not_owned()
             with self.topics_lock:
                 queues = self.topics.get(name)
@@ -276,7 +275,7 @@ class Accumulator:
     def ready(self, cluster: Cluster, now: float) -> Ready:
         """Return the nodes with batches to send: full, lingered, due for a retry, flushed, or blocking memory (P25)."""
         result = Ready()
-        hurry = self._flushes > 0 or self._closed is not None
+        hurry = bool(self.flushes) or self._closed is not None
         exhausted = self.pool.waiting_threads > 0
         still_filling: dict[int, list[PartitionQueue]] = {}
         linger = self._settings.linger_ms
@@ -483,16 +482,15 @@ class Accumulator:
     def incomplete(self) -> list[ProducerBatch]:
         return list(self._incomplete)
 
-    def begin_flush(self) -> list[ProducerBatch]:
-        """Send without lingering until `end_flush`; returns the batches without a result."""
-        with self.topics_lock:
-            self._flushes += 1
+    def begin_flush(self, flush: object) -> list[ProducerBatch]:
+        """Send without lingering while `flush` is in `flushes`; returns the batches without a result.
+
+        The caller removes `flush` itself: in a function that did so, a signal handler could raise before the first
+        line.
+        """
+        self.flushes[flush] = None
         self.close_open_batches()  # later records get a new batch, which this flush does not wait for
         return list(self._incomplete)
-
-    def end_flush(self) -> None:
-        with self.topics_lock:
-            self._flushes -= 1
 
     def close(self, error: HeadraceError | None = None) -> None:
         """Reject new records, with `error` if given, and send the rest without lingering.

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from headrace import __version__
 from headrace.client.clock import SYSTEM_CLOCK, Clock
@@ -25,9 +25,7 @@ from headrace.producer.batch import ProducerBatch
 from headrace.producer.plugins import is_for_application
 from headrace.producer.recent import Recent
 from headrace.producer.sampling import Samples
-
-if TYPE_CHECKING:
-    from headrace.producer.inside import Inside
+from headrace.telemetry.listeners import ProducerListener, SnapshotSource
 
 PRODUCER = "producer-metrics"
 NODE = "producer-node-metrics"
@@ -191,9 +189,6 @@ class MetricsReporter:
     def metric_removal(self, metric: Metric) -> None:
         """Called when a metric is removed."""
 
-    def look_inside(self, inside: Inside) -> None:
-        """The producer is made: for reporters that show more of it than numbers."""
-
     def close(self) -> None:
         """Called once, with the producer's `close`."""
 
@@ -262,9 +257,9 @@ class ProducerMetrics:
         """Return the bytes sent to each broker. Any thread."""
         return {node: samples["request-size"].total for node, samples in list(self._nodes.items())}
 
-    def show_inside(self, inside: Inside) -> None:
-        """Tell the reporters that the producer is made."""
-        self._call_reporters(lambda reporter: reporter.look_inside(inside))
+    def announce(self, create_source: Callable[[], SnapshotSource]) -> None:
+        """Pass a source of snapshots to the reporters that are a ProducerListener."""
+        self._call_reporters(lambda reporter: _announce(reporter, create_source))
 
     def close(self) -> None:
         """Remove the metrics from the reporters. Their owner closes them."""
@@ -470,6 +465,11 @@ class ProducerMetrics:
 
 def _change(metric: Metric) -> Callable[[MetricsReporter], None]:
     return lambda reporter: reporter.metric_change(metric)
+
+
+def _announce(reporter: MetricsReporter, create_source: Callable[[], SnapshotSource]) -> None:
+    if isinstance(reporter, ProducerListener):
+        reporter.producer_created(create_source())
 
 
 def _removal(metric: Metric) -> Callable[[MetricsReporter], None]:

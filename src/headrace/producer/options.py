@@ -167,11 +167,11 @@ _COMMON = (
         "view.url",
         "str",
         "http://127.0.0.1:9080",
-        "The address to which metric.reporters=view reports, as printed by `headrace ui`.",
+        "URL of the live view that metric.reporters=view reports to; printed by `headrace ui`.",
         None,
         "low",
     ),
-    Option("view.token", "password", None, "The token of the live view, if it requires one.", None, "low"),
+    Option("view.token", "password", None, "Token of the live view, if it requires one.", None, "low"),
     Option(
         "enable.metrics.push",
         "bool",

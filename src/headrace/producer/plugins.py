@@ -29,8 +29,8 @@ class PluginKind(Generic[T]):
 
     noun: str
     base: type[T]
-    known: Mapping[str, type[T]] = field(default_factory=dict)
-    """The classes of headrace, by short name and by the name of the equivalent Java class."""
+    known: Mapping[str, type[T] | str] = field(default_factory=dict)
+    """The classes of headrace, or their import paths, by short name and by the name of the equivalent Java class."""
     adapt: Callable[[object], T | None] = lambda _: None
     """Wraps an object that is not a `base` but has the methods; None if it has not."""
 
@@ -109,7 +109,9 @@ class PluginLoader:
 
 
 def _instance(option: str, value: object, kind: PluginKind[T]) -> object:
-    target = kind.known.get(value) or _import(option, value, kind) if isinstance(value, str) else value
+    target = kind.known.get(value, value) if isinstance(value, str) else value
+    if isinstance(target, str):
+        target = _import(option, target, kind)
     if not isinstance(target, type):
         return target
     try:

@@ -10,26 +10,15 @@ A batch is "in flight" here from when it gets its number until its final result,
 from __future__ import annotations
 
 from bisect import insort
-from typing import NamedTuple
 
 from headrace.errors import BrokerError, Code
 from headrace.producer.batch import ProducerBatch
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
 SEQUENCE_MASK = 0x7FFFFFFF
 HALF_WAY = 0x40000000  # A distance below this is ahead, above it behind (across the wrap).
 TopicPartition = tuple[str, int]
-
-
-class ProducerIdAndEpoch(NamedTuple):
-    producer_id: int
-    epoch: int
-
-    @property
-    def is_valid(self) -> bool:
-        return self.producer_id != NO_PRODUCER_ID
-
-
 NO_PRODUCER_ID_AND_EPOCH = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 

@@ -19,7 +19,8 @@ from headrace.client.concurrency import OneShotEvent
 from headrace.client.connection import Response
 from headrace.errors import ERROR_CODES, BrokerError, Code, ConnectionFailedError, HeadraceError, TimedOutError
 from headrace.producer.records import GroupMetadata
-from headrace.producer.sequences import ProducerIdAndEpoch, TopicPartition
+from headrace.producer.sequences import TopicPartition
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from headrace.wire.api.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,

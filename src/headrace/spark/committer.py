@@ -34,6 +34,7 @@ from headrace.spark.redo import Outcome
 from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, RepeatedBatchError, SinkError
 from headrace.spark.sink_options import CHECK_FINGERPRINT, CHECK_NONE, SEPARATOR
 from headrace.spark.transactions import Ending, OpenState
+from headrace.telemetry.listeners import NULL_COMMIT_LISTENER, CommitListener, CommitPhase
 
 log = logging.getLogger("headrace.spark")
 
@@ -133,6 +134,7 @@ class Committer:
         self._transactions = transactions
         self._redo = redo
         self._reach = failpoints.reach
+        self._listener: CommitListener = NULL_COMMIT_LISTENER  # of the commit or abort in progress
         self._now_ms = now_ms
         self._on_close = on_close
         self._replay_check = replay_check
@@ -149,8 +151,9 @@ class Committer:
 
     # -- what Spark calls ------------------------------------------------------------------------
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: Batch, listener: CommitListener = NULL_COMMIT_LISTENER) -> None:
         """After this the batch is seen, whole and once; the error that it raises says what to do otherwise."""
+        self._listener = listener
         try:
             self._commit(batch)
         except InDoubtError as error:
@@ -175,11 +178,13 @@ class Committer:
             "repeatable"
         )
 
-    def abort(self, batch: Batch) -> None:
+    def abort(self, batch: Batch, listener: CommitListener = NULL_COMMIT_LISTENER) -> None:
         """End what the tasks of a failed batch have written: commit it if it was decided all the same, else abort it.
 
         If the log cannot be read, nothing is done.
         """
+        self._listener = listener
+        self._listener.phase_started(CommitPhase.ABORT)
         self._reach("abort.begin")
         self._forget()
         try:
@@ -213,6 +218,7 @@ class Committer:
 
     def _begin(self, batch: Batch) -> None:
         """Take the lock, and read. A run that is new to the sink takes it over, unless its first batch is refused."""
+        self._listener.phase_started(CommitPhase.BEGIN)
         self._reach("begin.fence")
         with self._locked():
             self._ledger.open()
@@ -231,6 +237,7 @@ class Committer:
         if not self._is_clean:
             self._abort_leftovers(batch)
             self._is_clean = True
+        self._listener.phase_started(CommitPhase.CHECK)
         self._reach("begin.done")
 
     def _check_holder(self, leave: Callable[[], str]) -> None:
@@ -473,6 +480,7 @@ class Committer:
         return batch.rows == last.rows
 
     def _skip_replay(self, batch: Batch, last: Decision) -> None:
+        self._listener.phase_started(CommitPhase.REPLAY)
         self._reach("replay.abort")
         self._abort_undecided(batch, last)
         is_proven = None not in (batch.fingerprint, last.fingerprint) and batch.fingerprint == last.fingerprint
@@ -548,6 +556,7 @@ class Committer:
             base=base,
             batch_offsets=NOTHING if batch.origin is None else batch.origin.covered.hull(),
         )
+        self._listener.phase_started(CommitPhase.DECIDE)
         self._reach("decide.begin")
         # Of a sink that others may open, the log has to tell what became of a write that is refused.
         is_erased = batch.is_forgotten and decision.is_finished and self._is_alone
@@ -567,6 +576,7 @@ class Committer:
             raise _SupersededError from error
         self._last_decided = batch.number
         self._remember(decision)
+        self._listener.phase_started(CommitPhase.END)
         self._reach("decide.done")
         return decision
 
@@ -609,6 +619,7 @@ class Committer:
                 decision = self._write_again(decision, task)
                 if decision.is_finished:
                     return
+        self._listener.phase_started(CommitPhase.FINISH)
         self._reach("end.done")
         decision = decision.finished()
         with self._locked():
@@ -624,6 +635,7 @@ class Committer:
 
         So they are written once, however often this is begun.
         """
+        self._listener.phase_started(CommitPhase.REDO)
         self._reach("redo.begin")
         log.warning(
             "sink %s: %r of batch %d was decided and had expired: its %d records are written again",
@@ -653,6 +665,8 @@ class Committer:
                 on_written=lambda: self._reach("redo.written"),
             )
         self._remember(decision)
+        self._listener.transaction_redone()
+        self._listener.phase_started(CommitPhase.END)
         self._reach("redo.done")
         return decision
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import ConfigError
 from headrace.spark.pipeline_file import parse_pipeline, read_pipeline
+from headrace.spark.pipeline_reporter import reporting, sink_options
 from headrace.spark.pipeline_spec import (
     AVAILABLE_NOW,
     FORMAT,
@@ -37,7 +38,6 @@ from headrace.spark.progress import (
     running_tasks,
 )
 from headrace.spark.spark_errors import SparkError, explain
-from headrace.spark.view_progress import shown, sink_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -140,7 +140,7 @@ class Pipeline:
     ) -> Totals:
         """Run it to its end, or until `stop` is set: a stream then finishes the batch at hand, a batch is given up."""
         spark, reporter, stop = spark or self.session(), reporter or Silence(), stop or threading.Event()
-        with shown(self.spec, reporter) as reporter:
+        with reporting(self.spec, reporter) as reporter:
             self.check(spark)
             if stop.is_set():
                 reporter.finished(totals := Totals(stopped="stopped"))

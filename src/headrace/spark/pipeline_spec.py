@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headrace.config import NotEmpty, OneOf, Option, Options
 from headrace.errors import ConfigError
-from headrace.producer.view_link import check_url
+from headrace.telemetry.sender import check_url
 
 AVAILABLE_NOW, INTERVAL, ONCE, BATCH = "availableNow", "interval", "once", "batch"
 TriggerMode = Literal["availableNow", "interval", "once", "batch"]
@@ -64,8 +64,8 @@ TABLES: dict[str, Options] = {
     ),
     "spark": Options(Option("master", "str", "local[*]", "Anything that Spark takes for a master.", NotEmpty())),
     "view": Options(
-        Option("url", "str", None, "A live view to be told of the run: the address that `headrace ui` prints."),
-        Option("token", "password", None, "The token of that view, if it asks for one."),
+        Option("url", "str", None, "URL of a live view (printed by `headrace ui`) that the run reports to."),
+        Option("token", "password", None, "Token of the live view, if it requires one."),
     ),
 }
 OPEN_TABLES: dict[str, str] = {"source": "options", "sink": "options", "spark": "config"}

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from headrace.client.blocking import TopicPartition
+from headrace.types import TopicPartition
 
 Offsets = dict[TopicPartition, int]
 TopicIds = Mapping[str, str]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetch_data import located
 from headrace.client.fetcher import TOPIC_MAY_COME, Fetcher
 from headrace.errors import BrokerError, Code, TimedOutError, WireError
@@ -26,6 +25,7 @@ from headrace.spark import data_loss
 from headrace.spark.fetchers import FETCHERS
 from headrace.spark.planning import OffsetRange, Recreated
 from headrace.spark.read_ahead import ReadAhead
+from headrace.types import TopicPartition
 from headrace.wire.columns import HEADERS_TYPE, ArrowDecoder
 from headrace.wire.records import RecordBatch
 

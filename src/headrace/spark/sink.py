@@ -25,16 +25,7 @@ from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.spark.columns import Limits, check_schema
 from headrace.spark.commit_log import Stopwatch, show_log
-from headrace.spark.commit_watch import (
-    ABORTED,
-    COMMITTED,
-    WRITTEN,
-    TaskTimes,
-    WatchedPlaces,
-    forget,
-    watch_of,
-    watched,
-)
+from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported
 from headrace.spark.committer import WRITE_PREFIX, Batch, Committer
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.failpoints import Failpoints
@@ -48,6 +39,8 @@ from headrace.spark.sink_errors import PlanError, SinkError
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.spark.task_writer import Place, Report, TaskWriter, merged, place_of_task
 from headrace.spark.transactions import Transactions
+from headrace.telemetry.listeners import CommitListener
+from headrace.telemetry.models import BatchOutcome
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -132,7 +125,7 @@ def _committer(options: SinkOptions, sink: str, run: str, *, is_alone: bool = Fa
         Ledger(options, sink, client),
         Transactions(client),
         Redo(client),
-        WatchedPlaces(options.failpoints),
+        Failpoints(options.failpoints),
         on_close=client.close,
         replay_check=options.replay_check,
         is_alone=is_alone,
@@ -165,8 +158,10 @@ def _known_origins(options: SinkOptions) -> dict[str, KnownOrigins] | None:
     return reader.read()
 
 
-def _outcome(options: SinkOptions, is_commit: bool) -> str:
-    return ABORTED if not is_commit else COMMITTED if options.is_exactly_once else WRITTEN
+def _outcome(options: SinkOptions, is_commit: bool) -> BatchOutcome:
+    if not is_commit:
+        return BatchOutcome.ABORTED
+    return BatchOutcome.COMMITTED if options.is_exactly_once else BatchOutcome.WRITTEN
 
 
 def _reports(messages: list[WriterCommitMessage | None]) -> list[Report]:
@@ -220,15 +215,15 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _finish(self, messages: list[WriterCommitMessage | None], *, is_commit: bool) -> None:
         reports = _reports(messages)
-        watch = watch_of(self._options, self._sink, self._query, self._run)
+        reporter = commit_reporter(self._options, self._sink, self._query, self._run)
         try:
-            with watched(watch, 0, reports, _outcome(self._options, is_commit)):
+            with reported(reporter, 0, reports, _outcome(self._options, is_commit)) as listener:
                 if self._options.is_exactly_once:
-                    self._end(reports, is_commit=is_commit)
+                    self._end(reports, listener, is_commit=is_commit)
         finally:
-            forget(watch)
+            close_reporter(reporter)
 
-    def _end(self, reports: list[Report], *, is_commit: bool) -> None:
+    def _end(self, reports: list[Report], listener: CommitListener, *, is_commit: bool) -> None:
         is_forgotten = self._options.write_id is None
         batch = Batch(self._query, 0, fingerprint=Fingerprint())
         if reports:
@@ -237,9 +232,9 @@ class BatchWriter(DataSourceArrowWriter):
         committer = _committer(self._options, self._sink, self._run, is_alone=is_alone)
         try:
             if is_commit:
-                committer.commit(batch)
+                committer.commit(batch, listener)
             else:
-                committer.abort(batch)
+                committer.abort(batch, listener)
         finally:
             committer.close()
 
@@ -274,14 +269,14 @@ class _StreamWriter:
         if not reports:
             return
         place = reports[0].place
-        watch = watch_of(self._options, place.sink, place.query, place.run)
-        with watched(watch, number, reports, _outcome(self._options, is_commit)):
+        reporter = commit_reporter(self._options, place.sink, place.query, place.run)
+        with reported(reporter, number, reports, _outcome(self._options, is_commit)) as listener:
             if self._options.is_exactly_once:
                 batch, committer = _batch(reports, number), self._session(place)
                 if is_commit:
-                    committer.commit(batch)
+                    committer.commit(batch, listener)
                 else:
-                    committer.abort(batch)
+                    committer.abort(batch, listener)
 
     def _session(self, place: Place) -> Committer:
         """The committer of this run in this process. A new run of the same sink begins anew."""

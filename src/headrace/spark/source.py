@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from headrace.client.blocking import TopicPartition
 from headrace.errors import ConfigError
 from headrace.spark import data_loss
 from headrace.spark.lookup import Lookup, require
 from headrace.spark.offset_specs import OffsetSpec
 from headrace.spark.planning import OffsetRange, Offsets, split
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
+from headrace.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa

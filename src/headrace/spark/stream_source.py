@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from headrace.client.blocking import TopicPartition
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark import data_loss
 from headrace.spark.lookup import Lookup, require
@@ -30,6 +29,7 @@ from headrace.spark.stream_api import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from headrace.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -116,7 +116,7 @@ def begin(producer: SendEngine, identifier: str) -> None:
 
 
 def identity(producer: SendEngine) -> tuple[int, int, bool]:
-    """SendEngine id and epoch of the open transaction, and whether it is one of v2 (KIP-890)."""
+    """Producer id and epoch of the open transaction, and whether it is one of v2 (KIP-890)."""
     manager = _manager(producer)
     with manager.lock:
         return manager.producer.producer_id, manager.producer.epoch, manager.v2_enabled

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
-from headrace.client.blocking import Coordinator, CoordinatorKind, TopicPartition
+from headrace.client.blocking import Coordinator, CoordinatorKind
 from headrace.client.offsets import by_topic
+from headrace.types import TopicPartition
 from headrace.wire.api.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
