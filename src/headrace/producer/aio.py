@@ -171,7 +171,7 @@ class AsyncProducer:
 
     async def init_transactions(self) -> None:
         """Get a producer id, fence older instances of this transactional.id and wait until theirs are over."""
-        await in_thread(self._engine.init_transactions)
+        (await in_thread(self._engine.init_transactions)).acknowledged = True
 
     async def begin_transaction(self) -> None:
         """From here on, what is sent belongs together. Does not wait."""
@@ -183,11 +183,11 @@ class AsyncProducer:
 
     async def commit_transaction(self) -> None:
         """Send all that was queued and commit it. Once begun, it goes on when its caller is cancelled."""
-        await in_thread(self._engine.commit_transaction)
+        (await in_thread(self._engine.commit_transaction)).acknowledged = True
 
     async def abort_transaction(self) -> None:
         """Drop what was not sent and abort the rest."""
-        await in_thread(self._engine.abort_transaction)
+        (await in_thread(self._engine.abort_transaction)).acknowledged = True
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
