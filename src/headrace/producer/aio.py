@@ -170,7 +170,7 @@ class AsyncProducer:
 
     async def init_transactions(self) -> None:
         """Get a producer id, fence older producers with this transactional.id, and wait for their transactions."""
-        await in_thread(self._engine.init_transactions)
+        (await in_thread(self._engine.init_transactions)).acknowledged = True
 
     async def begin_transaction(self) -> None:
         """Begin a transaction. Local: the broker learns of it with the first record."""
@@ -182,11 +182,11 @@ class AsyncProducer:
 
     async def commit_transaction(self) -> None:
         """Send all queued records and commit. Continues if the caller is cancelled."""
-        await in_thread(self._engine.commit_transaction)
+        (await in_thread(self._engine.commit_transaction)).acknowledged = True
 
     async def abort_transaction(self) -> None:
         """Drop records that were not sent, and abort the transaction."""
-        await in_thread(self._engine.abort_transaction)
+        (await in_thread(self._engine.abort_transaction)).acknowledged = True
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:

@@ -47,6 +47,7 @@ from headrace.producer.recent import Recent
 from headrace.producer.records import GroupMetadata, Offsets, PreparedRecord, ProducerRecord
 from headrace.producer.sender import Sender
 from headrace.producer.settings import PrefixedLogger, ProducerSettings
+from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transactions import TransactionManager
 from headrace.telemetry.listeners import SnapshotSource
 from headrace.wire.records import record_bytes_max
@@ -374,12 +375,16 @@ class SendEngine:
 
     # -- transactions --------------------------------------------------------------------------
 
-    def init_transactions(self) -> None:
-        """Get a producer id, fence older producers with this transactional.id, and wait for their transactions."""
+    def init_transactions(self) -> PendingResult:
+        """Get a producer id, fence older producers with this transactional.id, and wait for their transactions.
+
+        The caller of this, of `commit_transaction` and of `abort_transaction` sets `acknowledged` on the result as its
+        last step. If Ctrl-C interrupts it before, the same call can be repeated to learn the outcome.
+        """
         with self._transactional("init_transactions", "init") as manager:
             result = manager.begin_init()
             result.wait_unacknowledged(self.settings.max_block_ms)
-        result.acknowledged = True
+        return result
 
     def begin_transaction(self) -> None:
         """Begin a transaction, locally."""
@@ -392,28 +397,28 @@ class SendEngine:
             if offsets:
                 manager.begin_send_offsets(offsets, group_metadata).wait(self.settings.max_block_ms)
 
-    def commit_transaction(self) -> None:
+    def commit_transaction(self) -> PendingResult:
         """Send all queued records and commit."""
         with self._transactional("commit_transaction", "commit") as manager:
             result = manager.begin_commit()
             # Only after begin_commit, when no thread can open a batch: queued records are sent without lingering.
             self.accumulator.close_open_batches()
             result.wait_unacknowledged(self.settings.max_block_ms)
-        result.acknowledged = True
+        return result
 
-    def abort_transaction(self) -> None:
+    def abort_transaction(self) -> PendingResult:
         """Drop records that were not sent, and abort."""
         with self._transactional("abort_transaction", "abort") as manager:
             result = manager.begin_abort()
             self.accumulator.close_open_batches()
             result.wait_unacknowledged(self.settings.max_block_ms)
-        result.acknowledged = True
+        return result
 
     def abort_after_error(self) -> None:
         """Abort if possible. The caller raises the error that led here."""
         if self.transactions is not None and not self.transactions.has_fatal_error:
             try:
-                self.abort_transaction()
+                self.abort_transaction().acknowledged = True
             except HeadraceError as error:
                 self.log.warning("could not abort the transaction: %s", error)
 

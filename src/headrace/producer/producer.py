@@ -159,7 +159,7 @@ class Producer(FastSend, TransactionScope):
 
     def init_transactions(self) -> None:
         """Get a producer id, fence older producers with this transactional.id, and wait for their transactions."""
-        self._engine.init_transactions()
+        self._engine.init_transactions().acknowledged = True
 
     def begin_transaction(self) -> None:
         """Begin a transaction. Local: the broker learns of it with the first record."""
@@ -171,11 +171,11 @@ class Producer(FastSend, TransactionScope):
 
     def commit_transaction(self) -> None:
         """Send all queued records and commit; raises the first error of any record."""
-        self._engine.commit_transaction()
+        self._engine.commit_transaction().acknowledged = True
 
     def abort_transaction(self) -> None:
         """Drop records that were not sent, and abort the transaction."""
-        self._engine.abort_transaction()
+        self._engine.abort_transaction().acknowledged = True
 
     def _abort_after_error(self) -> None:
         self._engine.abort_after_error()

@@ -102,7 +102,7 @@ class Ledger:
         # Brokers would give the decision topic the wrong settings.
         producer = SendEngine(resolve(config), SYSTEM_CLOCK, creates_topics=False)
         try:
-            producer.init_transactions()
+            producer.init_transactions().acknowledged = True
         except HeadraceError as error:
             producer.close(0)
             if _has_code(error, _FENCED):  # by another process that opens it at the same time
@@ -225,7 +225,7 @@ class Ledger:
         deadline = time.monotonic() + DECISION_SECONDS_MAX
         while True:
             try:
-                producer.commit_transaction()
+                producer.commit_transaction().acknowledged = True
                 return
             except TimedOutError as error:
                 if time.monotonic() >= deadline:
@@ -276,7 +276,7 @@ class Ledger:
     def _abort(self, producer: SendEngine) -> None:
         """Abort the transaction. If that fails, it expires: the error that led here is the one to show."""
         with contextlib.suppress(HeadraceError):
-            producer.abort_transaction()
+            producer.abort_transaction().acknowledged = True
 
     def close(self) -> None:
         producer, self._producer = self._producer, None

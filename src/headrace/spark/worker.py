@@ -109,7 +109,7 @@ def begin(producer: SendEngine, identifier: str) -> None:
     """A new transaction with an epoch of its own, under another id than the last, perhaps."""
     _retarget(producer, identifier)
     try:
-        producer.init_transactions()
+        producer.init_transactions().acknowledged = True
     except HeadraceError as error:
         raise _explained(error, producer) from error
     producer.begin_transaction()
