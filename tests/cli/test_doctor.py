@@ -56,7 +56,7 @@ def test_what_is_missing_is_told_with_what_to_do(monkeypatch, tmp_path):
 
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("headrace.spark.java._wheel_home", lambda: None)
+    monkeypatch.setattr("headrace.spark.local_session._wheel_home", lambda: None)
     java = doctor_machine.check_java(is_needed=True)
     assert java.failed
     assert f"JAVA_HOME names {tmp_path}/bin/java, which is no program" in java.found

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.spark.committer import Batch
 from headrace.spark.decisions import TaskTransaction
+from headrace.spark.errors import FencedError, NotDecidedError
 from headrace.spark.holders import WRITE_RUN_PREFIX
-from headrace.spark.sink_errors import FencedError, NotDecidedError
 from sink_rig import QUERY, SinkRig, Steps, hours_from_now
 from waiting import eventually
 

@@ -10,11 +10,10 @@ import pytest
 from headrace.client.admin import AdminClient
 from headrace.client.blocking import TopicPartition
 from headrace.errors import HeadraceError
-from headrace.spark import redo
+from headrace.spark import transactions
 from headrace.spark.decisions import Span, TaskTransaction
-from headrace.spark.redo import Outcome
-from headrace.spark.sink_errors import LostError, SinkError
-from headrace.spark.transactions import Ending
+from headrace.spark.errors import LostError, SinkError
+from headrace.spark.transactions import Ending, Outcome
 from peers.connection import Connection
 from raw_producer import RawProducer
 from sink_rig import SinkRig
@@ -163,7 +162,7 @@ def test_the_outcome_of_an_expired_transaction_is_aborted(rig):
 
 
 def test_the_outcome_of_an_open_transaction_is_not_told(rig, monkeypatch):
-    monkeypatch.setattr(redo, "SETTLE_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(transactions, "SETTLE_SECONDS_MAX", 0.1)
     transaction = rig.transaction(["a1"])
     with pytest.raises(SinkError, match=rf"{rig.topic}-0 has had an open transaction"):
         rig.redo.outcome(rig.decision(0, transaction), transaction)
@@ -229,7 +228,7 @@ def test_rows_are_lost_if_their_sequences_show_a_gap(rig, sequence, count):
 
 @pytest.mark.parametrize("what", ["records", "topic", "recreated topic"])
 def test_deleted_records_are_lost_and_named(rig, broker, monkeypatch, what):
-    monkeypatch.setattr(redo, "SETTLE_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(transactions, "SETTLE_SECONDS_MAX", 1.0)
     transaction = rig.transaction(["a1", "a2"])
     fence(rig, transaction)
     if what == "records":

@@ -14,8 +14,8 @@ from headrace.errors import ConfigError
 from headrace.producer.producer import Producer
 from headrace.spark import decisions, ledger
 from headrace.spark.decisions import Decision, DecisionLog
+from headrace.spark.errors import FencedError, InDoubtError, NotDecidedError, SinkError
 from headrace.spark.failpoints import FailpointError
-from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, SinkError
 from sink_rig import QUERY, SinkRig
 from topics import unique
 from waiting import eventually

@@ -14,7 +14,7 @@ from headrace.producer.interceptors import ProducerInterceptor
 from headrace.producer.records import ProducerRecord
 from headrace.producer.serializers import Serializer
 from headrace.spark.datasource import HeadraceDataSource
-from headrace.spark.sink_errors import FencedError, NotDecidedError, RepeatedBatchError, SinkError
+from headrace.spark.errors import FencedError, NotDecidedError, RepeatedBatchError, SinkError
 from topics import unique
 
 _numbers = itertools.count()

@@ -10,7 +10,7 @@ import pytest
 from crashes import open_transactions
 from headrace.producer.sequences import SequenceTable
 from headrace.spark.decisions import Span
-from headrace.spark.sink_errors import BadRowError, SinkError
+from headrace.spark.errors import BadRowError, SinkError
 from headrace.spark.task_writer import merged
 from headrace.spark.transactions import Ending
 from sink_rig import PARTITIONS, SinkRig

@@ -7,7 +7,7 @@ import pytest
 from headrace import Producer
 from headrace.errors import ConfigError
 from headrace.spark import audit
-from headrace.spark.spark_errors import SparkError
+from headrace.spark.errors import SparkError
 from topics import new_topic
 
 ORDER = "CAST(CAST(value AS STRING) AS BIGINT)"

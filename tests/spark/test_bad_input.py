@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from crashes import StreamInSession, committed, open_transactions
 from headrace.broker import EmbeddedBroker
-from headrace.spark.spark_errors import explain
+from headrace.spark.errors import explain
 from peers.embedded import OwnBroker
 from topics import new_topic, unique
 from waiting import eventually

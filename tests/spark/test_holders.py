@@ -21,12 +21,11 @@ from headrace.producer.producer import Producer
 from headrace.spark import decisions
 from headrace.spark.committer import Batch, Committer
 from headrace.spark.decisions import Decision, DecisionLog, Fingerprint
+from headrace.spark.errors import FencedError
 from headrace.spark.holders import DriverProcess, Holder, Holders
 from headrace.spark.ledger import Ledger
-from headrace.spark.redo import Redo
-from headrace.spark.sink_errors import FencedError
 from headrace.spark.sink_options import SinkOptions
-from headrace.spark.transactions import Transactions
+from headrace.spark.transactions import Redo, Transactions
 from topics import new_topic, unique
 
 QUERY = "query"

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from crashes import audit, committed, markers, open_transactions
-from headrace.spark.spark_errors import explain
+from headrace.spark.errors import explain
 from peers import librdkafka
 from source_rig import records, recreate_topic
 from spark_driver import SparkDriver

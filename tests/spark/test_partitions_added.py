@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from crashes import committed
-from headrace.spark.spark_errors import explain
+from headrace.spark.errors import explain
 from source_rig import grow_topic
 from topics import new_topic
 from waiting import eventually

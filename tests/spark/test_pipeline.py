@@ -16,8 +16,8 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.spark import Pipeline
 from headrace.spark.auditing import audit, read_topic
+from headrace.spark.errors import SparkError
 from headrace.spark.progress import Silence
-from headrace.spark.spark_errors import SparkError
 from topics import new_topic, unique
 from waiting import eventually
 

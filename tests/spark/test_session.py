@@ -12,8 +12,8 @@ import pytest
 
 import headrace
 from headrace.spark import session
+from headrace.spark.errors import SparkError
 from headrace.spark.local_session import check_workers
-from headrace.spark.spark_errors import SparkError
 
 PROCESS_SECONDS_MAX = 120
 CODE = """

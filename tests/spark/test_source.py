@@ -19,11 +19,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from headrace.client.admin import AdminClient
 from headrace.client.admin.configs import ConfigResource, ResourceKind
 from headrace.errors import BrokerError, ConfigError, TimedOutError
-from headrace.spark import fetchers, reading
-from headrace.spark.data_loss import DataLossError
-from headrace.spark.fetchers import FETCHERS, KeptFetcher
-from headrace.spark.planning import OffsetRange
-from headrace.spark.reading import read_range
+from headrace.spark import reading
+from headrace.spark.planning import DataLossError, OffsetRange
+from headrace.spark.reading import FETCHERS, KeptFetcher, read_range
 from headrace.spark.source import BatchReader, RangePartition
 from headrace.spark.source_options import Mode, parse, schema, schema_of
 from headrace.wire.layout import Record
@@ -382,7 +380,7 @@ def test_tasks_of_a_worker_share_a_fetcher_one_after_the_other(either, monkeypat
         made.append(KeptFetcher(options))
         return made[-1]
 
-    monkeypatch.setattr(fetchers, "KeptFetcher", make)
+    monkeypatch.setattr(reading, "KeptFetcher", make)
     assert len(read_all(batch_reader(either, topic))) == 40
     assert len(made) == 1
     FETCHERS.close_idle()

@@ -13,11 +13,10 @@ pytest.importorskip("pyspark")
 from headrace.client.admin import AdminClient
 from headrace.client.blocking import TopicPartition
 from headrace.errors import BrokerError
-from headrace.spark.data_loss import DataLossError
-from headrace.spark.fetchers import FETCHERS
 from headrace.spark.lookup import Lookup
-from headrace.spark.planning import offsets_behind
-from headrace.spark.stream_api import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from headrace.spark.planning import DataLossError, offsets_behind
+from headrace.spark.reading import FETCHERS
+from headrace.spark.source import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from peers import librdkafka
 from source_rig import (
     delete_before,

@@ -6,7 +6,7 @@ import pytest
 
 from crashes import StreamInSession, committed, markers
 from headrace.spark import Pipeline
-from headrace.spark.spark_errors import SparkError
+from headrace.spark.errors import SparkError
 from listening_view import ListeningView
 from small_pipeline import add_files, small_pipeline
 from topics import new_topic, unique

@@ -22,10 +22,9 @@ from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.failpoints import FAILPOINTS, Failpoints
 from headrace.spark.ledger import Ledger
 from headrace.spark.origins import known_origins
-from headrace.spark.redo import Redo
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.task_writer import Place, Report, TaskWriter, merged
-from headrace.spark.transactions import Transactions
+from headrace.spark.transactions import Redo, Transactions
 from topics import unique
 
 QUERY = "query"

@@ -20,7 +20,7 @@ from headrace.demo.orders import BATCHES_MAX, BATCHES_MIN, FILES_PER_BATCH, batc
 from headrace.demo.outcome import BatchTimes, Kill, Outcome, percentile
 from headrace.demo.processes import descendants, find, of_ps
 from headrace.demo.report import listed, page
-from headrace.spark.commit_log import CommitTimes
+from headrace.spark.commit_times import CommitTimes
 from headrace.spark.pipeline_spec import LiveView, SparkSettings
 from headrace.spark.view_progress import sink_options
 from shell import run

@@ -10,9 +10,8 @@ import pytest
 from headrace.cli import audit as audit_command
 from headrace.errors import ConfigError
 from headrace.spark import audit
-from headrace.spark.audit_report import AuditReport, Example, Record
-from headrace.spark.auditing import PREFIX_BYTES_MAX, _text, reading_options
-from headrace.spark.spark_errors import SparkError
+from headrace.spark.auditing import PREFIX_BYTES_MAX, AuditReport, Example, Record, _text, reading_options
+from headrace.spark.errors import SparkError
 from typed import typed
 
 NO_FRAME: Any = None

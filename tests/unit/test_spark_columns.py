@@ -31,7 +31,7 @@ from headrace.producer.records import ProducerRecord
 from headrace.producer.serializers import Serializer
 from headrace.spark.columns import ColumnPlan, Limits, check_schema
 from headrace.spark.decisions import Fingerprint
-from headrace.spark.sink_errors import BadRowError, PlanError
+from headrace.spark.errors import BadRowError, PlanError
 from headrace.spark.sink_options import SinkOptions
 from headrace.wire.columns import HEADERS_TYPE
 

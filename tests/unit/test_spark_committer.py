@@ -17,12 +17,7 @@ pytest.importorskip("pyspark")
 from headrace.errors import TimedOutError
 from headrace.spark.committer import Batch, Committer
 from headrace.spark.decisions import Decision, Fingerprint, Span, TaskTransaction
-from headrace.spark.failpoints import FAILPOINTS
-from headrace.spark.holders import DriverProcess, Holders
-from headrace.spark.ledger import TRANSACTION_MS
-from headrace.spark.origins import KnownOrigins, OriginColumns, OriginFilter, base_for
-from headrace.spark.redo import Outcome
-from headrace.spark.sink_errors import (
+from headrace.spark.errors import (
     FencedError,
     InDoubtError,
     LostError,
@@ -30,7 +25,11 @@ from headrace.spark.sink_errors import (
     RepeatedBatchError,
     SinkError,
 )
-from headrace.spark.transactions import Ending, OpenState
+from headrace.spark.failpoints import FAILPOINTS
+from headrace.spark.holders import DriverProcess, Holders
+from headrace.spark.ledger import TRANSACTION_MS
+from headrace.spark.origins import KnownOrigins, OriginColumns, OriginFilter, base_for
+from headrace.spark.transactions import Ending, OpenState, Outcome
 
 SINK, QUERY = "sink", "query"
 ON_THE_DRIVER = [name for name in FAILPOINTS if not name.startswith("task.")]

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.spark.decisions import HASH_MODULUS, PLAIN_BYTES_MAX, Decision, Fingerprint, Span, TaskTransaction
+from headrace.spark.errors import SinkError
 from headrace.spark.holders import HOLDERS_MAX, DriverProcess, Holder, Holders, holders_key, this_driver
 from headrace.spark.origins import Coverage, SourcePartition
-from headrace.spark.sink_errors import SinkError
 
 
 def transaction(number: int, partitions: int = 2) -> TaskTransaction:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from headrace.errors import ConfigError
+from headrace.spark.errors import PlanError, SinkError
 from headrace.spark.origins import (
     NOTHING,
     Coverage,
@@ -23,7 +24,6 @@ from headrace.spark.origins import (
     base_for,
     covered_by,
 )
-from headrace.spark.sink_errors import PlanError, SinkError
 
 A0, A1 = SourcePartition.of("t", "a", 0), SourcePartition.of("t", "a", 1)
 DEFAULT = OriginColumns()

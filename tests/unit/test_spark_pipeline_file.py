@@ -9,9 +9,8 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.spark.pipeline import Pipeline
-from headrace.spark.pipeline_file import FILE_BYTES_MAX, parse_pipeline, read_pipeline
+from headrace.spark.pipeline_file import FILE_BYTES_MAX, TomlLines, parse_pipeline, read_pipeline
 from headrace.spark.pipeline_spec import TABLES, Named, PipelineSpec, Sink, Source, Step, Trigger, masked, problems_of
-from headrace.spark.toml_lines import TomlLines
 
 PROJECT = Path(__file__).parents[2]
 GOOD = """\

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.spark import worker
-from headrace.spark.per_run import PerRun
+from headrace.spark.worker import PerRun
 
 
 class Session:

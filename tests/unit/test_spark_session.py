@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import headrace.spark
-from headrace.spark import java, local_session
-from headrace.spark.java import Java, find_java, launcher
-from headrace.spark.spark_errors import MESSAGE_CHARS_MAX, SparkError, explain
+from headrace.spark import local_session
+from headrace.spark.errors import MESSAGE_CHARS_MAX, SparkError, explain
+from headrace.spark.local_session import Java, find_java, launcher
 
 
 def runtime(folder: Path, version: str | None = "17.0.1", modules: str = "java.base jdk.incubator.vector") -> Path:
@@ -28,7 +28,7 @@ def runtime(folder: Path, version: str | None = "17.0.1", modules: str = "java.b
 
 @pytest.fixture(autouse=True)
 def no_wheel(monkeypatch):
-    monkeypatch.setattr(java, "_wheel_home", lambda: None)
+    monkeypatch.setattr(local_session, "_wheel_home", lambda: None)
 
 
 def test_java_home_comes_before_the_path(tmp_path):
@@ -46,7 +46,7 @@ def test_one_that_is_too_old_or_broken_is_passed_over(tmp_path):
 
 def test_the_wheel_comes_last(tmp_path, monkeypatch):
     wheel = runtime(tmp_path / "wheel", "25.0.2", "java.base java.sql")
-    monkeypatch.setattr(java, "_wheel_home", lambda: wheel)
+    monkeypatch.setattr(local_session, "_wheel_home", lambda: wheel)
     found = find_java({})
     assert (found.home, found.has_vector_module) == (wheel, False)
     assert find_java({"JAVA_HOME": str(runtime(tmp_path / "own"))}).home == tmp_path / "own"

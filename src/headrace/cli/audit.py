@@ -14,7 +14,7 @@ from headrace.cli.spark_options import master_option, spark_session
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.spark.audit_report import AuditReport, Example
+    from headrace.spark.auditing import AuditReport, Example
     from headrace.spark.pipeline import Pipeline
     from headrace.spark.pipeline_spec import PipelineSpec
 

@@ -114,7 +114,7 @@ def check_pyspark() -> Finding:
 
 
 def check_java(*, is_needed: bool) -> Finding:
-    from headrace.spark.java import find_java
+    from headrace.spark.local_session import find_java
 
     try:
         java = find_java()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.demo.processes import Process, descendants, find, spark_workers
-from headrace.spark.commit_log import LEVEL, CommitTimes
+from headrace.spark.commit_times import LEVEL, CommitTimes
 from headrace.spark.local_session import package_root
 
 KILL_SECONDS_MAX = 10.0

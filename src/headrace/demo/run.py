@@ -27,8 +27,8 @@ from headrace.demo.processes import descendants
 from headrace.demo.stage import DemoError, Stage, StoppedError, Teller
 from headrace.demo.visible import ASK_MS_MAX, VisibleRows
 from headrace.errors import HeadraceError
-from headrace.spark.commit_log import LOG_FORMAT
-from headrace.spark.java import find_java
+from headrace.spark.commit_times import LOG_FORMAT
+from headrace.spark.local_session import find_java
 
 END_SECONDS_MAX = 600.0
 LAST_ROW_SECONDS_MAX = 30.0

@@ -16,14 +16,13 @@ are both sides read a second time, for the examples.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
-from headrace.spark.audit_report import AuditReport, Example, Record
 from headrace.spark.consumer_options import CONSUMER_OPTIONS, PREFIX
+from headrace.spark.errors import SparkError, explain
 from headrace.spark.pipeline_spec import FORMAT
-from headrace.spark.spark_errors import SparkError, explain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -345,3 +344,54 @@ def _text(data: bytes | bytearray | None) -> str | None:
             except UnicodeDecodeError:
                 continue
     return cut.decode(errors="backslashreplace")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where in a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A row that is not as it should be."""
+
+    key: str | None
+    value: str | None
+    """The beginning of it, as text; bytes that are none as \\xNN."""
+    records: tuple[Record, ...] = ()
+    order: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        found = {**asdict(self), "records": [asdict(record) for record in self.records]}
+        return {name: value for name, value in found.items() if value not in (None, [])}
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What an audit has found. It is true if source and topic are equal."""
+
+    source_rows: int
+    topic_rows: int
+    matched: int
+    lost: int
+    duplicated: int
+    unexpected: int
+    out_of_order: int | None = None
+    """None if no order was asked for."""
+    examples: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
+
+    @property
+    def is_equal(self) -> bool:
+        return not (self.lost or self.duplicated or self.unexpected or self.out_of_order)
+
+    def __bool__(self) -> bool:
+        return self.is_equal
+
+    def to_json(self) -> dict[str, Any]:
+        found = {name: value for name, value in asdict(self).items() if name != "examples" and value is not None}
+        shown = {kind: [example.to_json() for example in examples] for kind, examples in self.examples.items()}
+        return {"equal": self.is_equal, **found, "examples": shown}

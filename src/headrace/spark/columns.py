@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.spark.decisions import Fingerprint
-from headrace.spark.sink_errors import BadRowError, PlanError
+from headrace.spark.errors import BadRowError, PlanError
 from headrace.spark.sink_options import DEAD_LETTER, SinkOptions
 from headrace.wire.columns import HEADERS_TYPE, hash_rows
 from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX

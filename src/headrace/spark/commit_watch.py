@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.producer import view_link
-from headrace.spark.commit_log import rounded
+from headrace.spark.commit_times import rounded
 from headrace.spark.failpoints import Failpoints
-from headrace.spark.per_run import PerRun
 from headrace.spark.sink_options import SinkOptions
+from headrace.spark.worker import PerRun
 
 if TYPE_CHECKING:
     from headrace.spark.task_writer import Report

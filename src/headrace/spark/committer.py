@@ -24,16 +24,15 @@ import pyarrow as pa
 
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import HeadraceError
-from headrace.spark.commit_log import CommitTimes, Stopwatch
+from headrace.spark.commit_times import CommitTimes, Stopwatch
 from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
+from headrace.spark.errors import FencedError, InDoubtError, NotDecidedError, RepeatedBatchError, SinkError
 from headrace.spark.failpoints import NO_FAILPOINTS, Failpoints
 from headrace.spark.holders import DriverProcess, Holder, Holders, this_driver, utc_text
 from headrace.spark.ledger import REDO_TRANSACTION_MS, TRANSACTION_MS, Rows
 from headrace.spark.origins import ID_PREFIX, NOTHING, STATELESS, Coverage, OriginReport, base_for, covered_by
-from headrace.spark.redo import Outcome
-from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, RepeatedBatchError, SinkError
 from headrace.spark.sink_options import CHECK_FINGERPRINT, CHECK_NONE, SEPARATOR
-from headrace.spark.transactions import Ending, OpenState
+from headrace.spark.transactions import Ending, OpenState, Outcome
 
 log = logging.getLogger("headrace.spark")
 

@@ -41,7 +41,7 @@ class HeadraceDataSource(DataSource):
         return BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        from headrace.spark.stream_source import StreamReader
+        from headrace.spark.source import StreamReader
 
         return StreamReader(self.options, schema)
 

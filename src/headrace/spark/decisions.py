@@ -27,9 +27,9 @@ from headrace.client.blocking import BlockingClient, TopicPartition
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code
+from headrace.spark.errors import SinkError
 from headrace.spark.holders import DriverProcess, Holders, holders_key
 from headrace.spark.origins import NOTHING, Coverage
-from headrace.spark.sink_errors import SinkError
 from headrace.spark.sink_options import DECISION_BYTES_MAX
 from headrace.wire.records import decode_marker
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.client.clock import SYSTEM_CLOCK
-from headrace.spark.sink_errors import SinkError
+from headrace.spark.errors import SinkError
 
 VERSION = 1
 HOLDERS_MAX = 64

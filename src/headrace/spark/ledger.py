@@ -31,8 +31,8 @@ from headrace.producer.engine import SendEngine
 from headrace.producer.records import ProducerRecord
 from headrace.producer.settings import resolve
 from headrace.spark.decisions import Decision, DecisionLog
+from headrace.spark.errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.holders import Holders, holders_key
-from headrace.spark.sink_errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ConfigError
-from headrace.spark.sink_errors import PlanError, SinkError
+from headrace.spark.errors import PlanError, SinkError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

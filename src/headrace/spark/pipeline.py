@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import ConfigError
+from headrace.spark.errors import SparkError, explain
 from headrace.spark.pipeline_file import parse_pipeline, read_pipeline
 from headrace.spark.pipeline_spec import (
     AVAILABLE_NOW,
@@ -36,7 +37,6 @@ from headrace.spark.progress import (
     Totals,
     running_tasks,
 )
-from headrace.spark.spark_errors import SparkError, explain
 from headrace.spark.view_progress import shown, sink_options
 
 if TYPE_CHECKING:

@@ -8,12 +8,14 @@ offsets ↔ JSON, as Spark keeps them in the checkpoint
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.client.blocking import TopicPartition
+from headrace.errors import HeadraceError
 
 Offsets = dict[TopicPartition, int]
 TopicIds = Mapping[str, str]
@@ -193,3 +195,26 @@ def offsets_behind(end: Mapping[str, Any], latest: Mapping[str, Any]) -> Behind 
     reached = Position.of_json(end).offsets
     behind = [max(0, offset - reached.get(tp, 0)) for tp, offset in Position.of_json(latest).offsets.items()]
     return Behind(min(behind), max(behind), sum(behind) / len(behind)) if behind else None
+
+
+log = logging.getLogger("headrace")
+
+
+class DataLossError(HeadraceError):
+    """Rows have gone before they were read, or a topic is not the one it was."""
+
+
+def report_data_loss(what: str, *, fail: bool, instead: str = "go on with what is there") -> None:
+    """Fail, or warn and do something else `instead`. `what` names topic, partition and offsets."""
+    if fail:
+        raise DataLossError(
+            f"{what}. Rows may be missing: find out whether that matters; to {instead}, set failOnDataLoss to false"
+        )
+    log.warning("%s; failOnDataLoss is false, so the query will %s", what, instead)
+
+
+def report_recreated(topics: Iterable[Recreated], *, fail: bool) -> None:
+    """Fail, or warn that the new topic is read from its beginning."""
+    for topic in topics:
+        what = f"{topic}. The offsets of the checkpoint belong to the topic that was deleted"
+        report_data_loss(what, fail=fail, instead="read the new topic from its earliest offset")

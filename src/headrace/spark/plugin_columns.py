@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.producer import interceptors, partitioners, serializers
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.records import ProducerRecord, checked_headers
-from headrace.spark.sink_errors import SinkError
+from headrace.spark.errors import SinkError
 from headrace.spark.sink_options import SinkOptions
 from headrace.wire.columns import HEADERS_TYPE
 

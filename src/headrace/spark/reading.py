@@ -9,23 +9,27 @@ have come: markers, aborted transactions and compaction leave gaps.
 
 from __future__ import annotations
 
+import os
+import queue
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.client.blocking import TopicPartition
+from headrace.client.blocking import BlockingClient, TopicPartition
 from headrace.client.fetch_data import located
 from headrace.client.fetcher import TOPIC_MAY_COME, Fetcher
 from headrace.errors import BrokerError, Code, TimedOutError, WireError
-from headrace.spark import data_loss
-from headrace.spark.fetchers import FETCHERS
-from headrace.spark.planning import OffsetRange, Recreated
-from headrace.spark.read_ahead import ReadAhead
+from headrace.spark import consumer_options
+from headrace.spark.planning import OffsetRange, Recreated, report_data_loss
+from headrace.spark.source_options import SourceOptions
 from headrace.wire.columns import HEADERS_TYPE, ArrowDecoder
 from headrace.wire.records import RecordBatch
 
@@ -142,14 +146,14 @@ class _RangeFetch:
         position, resume, fail = fetcher.position(name), whole.end, self._options.fail_on_data_loss
         if topic := self._recreated():
             what = f"{topic}, after {whole} was planned for the deleted topic"
-            data_loss.report(what, fail=fail, instead="leave the rows of the deleted topic out")
+            report_data_loss(what, fail=fail, instead="leave the rows of the deleted topic out")
         elif error.code in TOPIC_MAY_COME:  # it was waited for, and has not come
-            data_loss.report(f"{name} is gone; offsets {position} up to {whole.end} were to be read", fail=fail)
+            report_data_loss(f"{name} is gone; offsets {position} up to {whole.end} were to be read", fail=fail)
         else:
             (earliest,) = fetcher.beginning_offsets([name]).values()
             (latest,) = fetcher.end_offsets([name]).values()
             what = f"{name} has offsets from {earliest} up to {latest}; {position} up to {whole.end} were to be read"
-            data_loss.report(what, fail=fail)
+            report_data_loss(what, fail=fail)
             if position < earliest:
                 resume = min(earliest, whole.end)
         self.first_offset = resume
@@ -215,3 +219,138 @@ def _null_where_empty(headers: pa.ListArray) -> pa.ListArray:
     if pc.all(some).as_py():
         return headers
     return pa.ListArray.from_arrays(headers.offsets, headers.values, type=HEADERS_TYPE, mask=pc.invert(some))
+
+
+AHEAD_MAX = 2
+"""Items that wait. With batches of 16 MiB: one being built, two waiting, one being written."""
+TURN_SECONDS = 0.1
+STOP_SECONDS_MAX = 30.0
+
+T = TypeVar("T")
+
+
+class _End:
+    """After the last item; with what went wrong, if something did."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class ReadAhead(Generic[T]):
+    """Use it in a `with`: leaving it stops the thread, and closes the source if that is a generator."""
+
+    def __init__(self, source: Iterator[T]) -> None:
+        self._source = source
+        self._items: queue.Queue[T | _End] = queue.Queue(AHEAD_MAX)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-read-ahead", daemon=True)
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            for item in self._source:
+                if not self._put(item):
+                    break
+        except BaseException as raised:  # whatever it is, the consumer raises it
+            error = raised
+        finally:
+            close = getattr(self._source, "close", None)
+            if close is not None:
+                close()
+        self._put(_End(error))
+
+    def _put(self, item: T | _End) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._items.put(item, timeout=TURN_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            item = self._items.get()
+            if isinstance(item, _End):
+                if item.error is not None:
+                    raise item.error
+                return
+            yield item
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join(STOP_SECONDS_MAX)
+
+
+IDLE_SECONDS_MAX = 60.0
+KEPT_MAX = 4
+"""Of idle fetchers in a process; one that comes back beyond that is closed."""
+
+_Key = tuple[object, ...]
+
+
+class KeptFetcher:
+    """A fetcher with the client it owns."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        config = consumer_options.resolve(options.kafka)
+        self.client = BlockingClient(consumer_options.client_settings(config, options.client_id))
+        self.fetcher = Fetcher(self.client, **consumer_options.fetcher_arguments(config))
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class Fetchers:
+    """Fetchers that are idle, by the options they were made from. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[_Key, list[KeptFetcher]] = {}  # Guarded by _lock.
+        self._timer: threading.Timer | None = None  # Guarded by _lock.
+
+    @contextmanager
+    def taken(self, options: SourceOptions) -> Iterator[Fetcher]:
+        """A fetcher for one user. After an error it is closed: who knows what state it is in."""
+        # A child of a fork must not use the sockets of its parent.
+        key = (os.getpid(), options.client_id, *sorted(options.kafka.items()))
+        with self._lock:
+            idle = self._idle.get(key)
+            kept = idle.pop() if idle else None
+        kept = kept or KeptFetcher(options)
+        try:
+            yield kept.fetcher
+        except BaseException:
+            kept.close()
+            raise
+        kept.fetcher.assign({}, check=False)
+        self._keep(key, kept)
+
+    def _keep(self, key: _Key, kept: KeptFetcher) -> None:
+        with self._lock:
+            if sum(map(len, self._idle.values())) < KEPT_MAX:
+                self._idle.setdefault(key, []).append(kept)
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = threading.Timer(IDLE_SECONDS_MAX, self.close_idle)
+                self._timer.daemon = True
+                self._timer.start()
+                return
+        kept.close()
+
+    def close_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, {}
+            self._timer = None
+        for kept in (kept for group in idle.values() for kept in group):
+            kept.close()
+
+
+FETCHERS = Fetchers()
+"""Those of this process."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -22,9 +22,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
-from headrace.errors import BrokerError, Code, HeadraceError
+from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
 from headrace.spark.columns import Limits, check_schema
-from headrace.spark.commit_log import Stopwatch, show_log
+from headrace.spark.commit_times import Stopwatch, show_log
 from headrace.spark.commit_watch import (
     ABORTED,
     COMMITTED,
@@ -37,17 +37,16 @@ from headrace.spark.commit_watch import (
 )
 from headrace.spark.committer import WRITE_PREFIX, Batch, Committer
 from headrace.spark.decisions import Fingerprint
+from headrace.spark.errors import PlanError, SinkError
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.origins import KnownOrigins, known_origins
-from headrace.spark.per_run import PerRun
-from headrace.spark.permissions import check_may_write, refused
-from headrace.spark.redo import Redo
-from headrace.spark.sink_errors import PlanError, SinkError
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.spark.task_writer import Place, Report, TaskWriter, merged, place_of_task
-from headrace.spark.transactions import Transactions
+from headrace.spark.transactions import Redo, Transactions
+from headrace.spark.worker import PerRun
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -309,3 +308,34 @@ else:
             raise PlanError(
                 "streams into headrace need Spark 4.1 or later; on 4.0 write batches, or use foreachBatch with write.id"
             )
+
+
+WRITE_BIT = 1 << 4
+"""Kafka's number of the operation Write is 4."""
+UNKNOWN = -(1 << 31)
+"""What a broker says that does not tell."""
+
+
+def refused(topics: Iterable[str]) -> PlanError:
+    """What is said to whoever has no right to a topic, or to one of these."""
+    return PlanError(
+        f"this client may not write to topic {' or '.join(map(repr, topics))}: allow it the operation Write there "
+        "(kafka-acls.sh --add --allow-principal … --operation Write --operation Describe --topic …)"
+    )
+
+
+def check_may_write(client: BlockingClient, topics: Iterable[str]) -> None:
+    """An error if it is known that records to one of these topics would be refused."""
+    message = MetadataRequest(
+        topics=[MetadataRequestTopic(name=name) for name in topics],
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=True,
+    )
+    try:
+        answer = client.ask(message, versions=(8, 12))
+    except UnsupportedVersionError:
+        return  # brokers before 2.3 do not tell: they will refuse the records
+    for topic in answer.topics:
+        allowed = topic.topic_authorized_operations
+        if allowed != UNKNOWN and not allowed & WRITE_BIT:
+            raise refused([topic.name])

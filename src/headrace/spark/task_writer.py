@@ -26,9 +26,9 @@ from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_watch import TaskTimes
 from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
+from headrace.spark.errors import SinkError, not_sent
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.origins import KnownOrigins, OriginFilter, OriginReport, base_for
-from headrace.spark.sink_errors import SinkError, not_sent
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 
 UNANSWERED_MAX = 64
