@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.spark.committer import Batch
+from headrace.spark.commit_types import Batch
 from headrace.spark.decisions import TaskTransaction
 from headrace.spark.errors import FencedError, NotDecidedError
 from headrace.spark.holders import WRITE_RUN_PREFIX
@@ -145,7 +145,7 @@ WRITES = 5
 
 
 def write_batch(rig: SinkRig, run: str) -> Batch:
-    return replace(inline(rig, 0), query=f"write:{run}", is_forgotten=True)
+    return replace(inline(rig, 0), query=f"write:{run}", erase_decision=True)
 
 
 def test_batch_writes_of_one_driver_leave_one_entry_in_the_holder_record(rig):

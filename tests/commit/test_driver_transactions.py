@@ -13,7 +13,7 @@ from headrace.errors import HeadraceError
 from headrace.spark import transactions
 from headrace.spark.decisions import Span, TaskTransaction
 from headrace.spark.errors import LostError, SinkError
-from headrace.spark.transactions import Ending, Outcome
+from headrace.spark.transactions import EndTxnResult, Outcome
 from peers.connection import Connection
 from raw_producer import RawProducer
 from sink_rig import SinkRig
@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 EXPIRY_MS = "1000"
 
 
-def end(rig: SinkRig, *transactions: TaskTransaction, committed: bool = True) -> list[Ending]:
+def end(rig: SinkRig, *transactions: TaskTransaction, committed: bool = True) -> list[EndTxnResult]:
     endings = rig.transactions.end(transactions, committed=committed)
     return [endings[one.id] for one in transactions]
 
@@ -40,29 +40,29 @@ def fence(rig: SinkRig, transaction: TaskTransaction) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_transactions_are_committed_from_another_connection(rig, count):
     transactions = [rig.transaction([f"a{number}"]) for number in range(count)]
-    assert end(rig, *transactions) == [Ending.DONE] * count
+    assert end(rig, *transactions) == [EndTxnResult.DONE] * count
     assert sorted(rig.rows()) == [f"a{number}" for number in range(count)]
 
 
 def test_aborted_transactions_are_never_seen(rig):
     transactions = [rig.transaction([name]) for name in ("a1", "a2")]
-    assert end(rig, *transactions, committed=False) == [Ending.DONE] * 2
+    assert end(rig, *transactions, committed=False) == [EndTxnResult.DONE] * 2
     assert rig.rows() == []
 
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_an_end_may_be_repeated_and_the_other_one_is_refused(rig, committed):
     transaction = rig.transaction(["a1"])
-    assert end(rig, transaction, committed=committed) == [Ending.DONE]
-    assert end(rig, transaction, committed=committed) == [Ending.DONE]
-    assert end(rig, transaction, committed=not committed) == [Ending.REFUSED]
+    assert end(rig, transaction, committed=committed) == [EndTxnResult.DONE]
+    assert end(rig, transaction, committed=committed) == [EndTxnResult.DONE]
+    assert end(rig, transaction, committed=not committed) == [EndTxnResult.REFUSED]
     assert rig.rows() == (["a1"] if committed else [])
 
 
 def test_an_end_is_refused_when_the_id_has_a_newer_epoch(rig):
     transaction = rig.transaction(["a1"])
     fence(rig, transaction)
-    assert end(rig, transaction) == [Ending.REFUSED]
+    assert end(rig, transaction) == [EndTxnResult.REFUSED]
     assert rig.rows() == []
 
 
@@ -78,7 +78,7 @@ def test_the_first_of_several_is_ended_before_the_rest(rig):
 def test_an_end_whose_response_is_lost_is_repeated(rig, broker, count, when):
     transactions = [rig.transaction([f"a{number}"]) for number in range(count)]
     with broker.faults.inject(api="EndTxn", close=True, when=when, count=2) as fault:
-        assert end(rig, *transactions) == [Ending.DONE] * count
+        assert end(rig, *transactions) == [EndTxnResult.DONE] * count
         assert fault.hits == 2
     assert sorted(rig.rows()) == [f"a{number}" for number in range(count)]
 
@@ -157,7 +157,7 @@ def test_the_outcome_of_a_committed_transaction_is_visible(rig):
 def test_the_outcome_of_an_expired_transaction_is_aborted(rig):
     transaction = rig.transaction(["a1"], kafka__transaction__timeout__ms=EXPIRY_MS)
     eventually("the expiry", lambda: not rig.transactions.open_ids(transaction.id))
-    assert end(rig, transaction) == [Ending.REFUSED]
+    assert end(rig, transaction) == [EndTxnResult.REFUSED]
     assert rig.redo.outcome(rig.decision(0, transaction), transaction) is Outcome.ABORTED
 
 

@@ -62,7 +62,7 @@ def test_an_erased_decision_is_not_read(rig):
     own = rig.ledger()
     own.open()
     own.write(rig.decision())
-    own.write(rig.decision().finished(), is_erased=True)
+    own.write(rig.decision().finished(), as_tombstone=True)
     assert own.read() == {}
 
 
@@ -211,7 +211,7 @@ def test_a_hung_transaction_of_another_sink_does_not_delay_a_read(rig, monkeypat
         own.write(rig.decision(8), on_written=fail)
     send_openly(rig, unique("own"), rig.decision(9).key, rig.decision(9).encode()).abort_transaction()
     own.write(rig.decision(9, query="erased"))
-    own.write(rig.decision(9, query="erased"), is_erased=True)
+    own.write(rig.decision(9, query="erased"), as_tombstone=True)
     own.write(rig.decision(1, query="other"))
     expected = {QUERY: rig.decision(7), "other": rig.decision(1, query="other")}
     assert known.read() == rig.ledger().read() == expected

@@ -12,12 +12,12 @@ from headrace.producer.sequences import SequenceTable
 from headrace.spark.decisions import Span
 from headrace.spark.errors import BadRowError, SinkError
 from headrace.spark.task_writer import merged
-from headrace.spark.transactions import Ending
+from headrace.spark.transactions import EndTxnResult
 from sink_rig import PARTITIONS, SinkRig
 from topics import unique
 
 
-def end(rig: SinkRig, report, *, committed: bool = True) -> Ending:
+def end(rig: SinkRig, report, *, committed: bool = True) -> EndTxnResult:
     (ending,) = rig.transactions.end([report.transaction], committed=committed).values()
     return ending
 
@@ -47,15 +47,15 @@ def test_a_task_leaves_its_transaction_open_under_the_identity_that_it_reports(r
     assert open_transactions(rig.broker.bootstrap, rig.topic)
     state = rig.transactions.describe([report.transaction.id])[report.transaction.id]
     assert state.is_of(report.transaction)
-    assert end(rig, report) is Ending.DONE
+    assert end(rig, report) is EndTxnResult.DONE
     assert rig.rows() == ["a1", "a2"]
 
 
 def test_tasks_of_one_batch_have_transactions_of_their_own(rig):
     reports = [rig.task([name]) for name in ("a1", "a2")]
     assert len({report.transaction.id for report in reports}) == 2
-    assert end(rig, reports[0]) is Ending.DONE
-    assert end(rig, reports[1], committed=False) is Ending.DONE
+    assert end(rig, reports[0]) is EndTxnResult.DONE
+    assert end(rig, reports[1], committed=False) is EndTxnResult.DONE
     assert rig.rows() == ["a1"]
 
 
@@ -65,7 +65,7 @@ def test_the_next_batch_uses_an_id_again_with_another_epoch(rig):
     second = rig.task(["a2"], batch=1)
     assert first.transaction.id == second.transaction.id
     assert first.transaction.identity != second.transaction.identity
-    assert end(rig, second) is Ending.DONE
+    assert end(rig, second) is EndTxnResult.DONE
     assert rig.rows() == ["a1", "a2"]
 
 

@@ -64,7 +64,7 @@ def assert_nothing_is_seen(broker, topic):
         (["CAST(id AS STRING) value", "'x' AS partition"], {}, "column 'partition' is string; it may be int"),
         (TEXTS, {"topic": "there-is-no-such-topic"}, "create the topic first"),
         (TEXTS, {"sink.id": "no ~ please"}, "sink.id is 'no ~ please'; it may be"),
-        (TEXTS, {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "700"}, "Does the broker run"),
+        (TEXTS, {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "700"}, "Check that the broker runs"),
     ],
 )
 def test_a_stream_is_told_what_is_wrong_before_anything_is_written(
@@ -140,8 +140,8 @@ def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
     driver = f"host {socket.gethostname()}, process {spark._jvm.java.lang.ProcessHandle.current().pid()}, started "
     assert f"sink.id '{sink}' is held by another query of this driver, or by a later start of this query: run " in said
     assert driver in said
-    assert "What this run wrote for batch 0 is not seen." in said
-    assert "give each a sink.id of its own" in said
+    assert "The rows that this run wrote for batch 0 are not visible." in said
+    assert "give each its own sink.id" in said
     one.process()
     for stream in (one, two):
         assert str(stream.audit()) == "clean"
@@ -180,8 +180,8 @@ def test_a_topic_that_may_not_be_written(spark, guarded):
     topic = new_topic(guarded, "forbidden")
     deny(guarded, ResourceType.TOPIC, topic)
     said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic)
-    assert f"may not write to topic '{topic}'" in said
-    assert "allow it the operation Write" in said
+    assert f"not authorized to write to topic '{topic}'" in said
+    assert "allow the operation Write" in said
     assert_nothing_is_seen(guarded, topic)
 
 
@@ -199,8 +199,8 @@ def test_a_decision_topic_that_may_not_be_made(spark, guarded):
     topic, decisions = new_topic(guarded, "open"), unique("forbidden-name")
     deny(guarded, ResourceType.TOPIC, decisions, AclOperation.ALL)
     said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic, decision__topic=decisions)
-    assert f"may not use its decision topic '{decisions}'" in said
-    assert "allow Create, or make the topic" in said
+    assert f"not authorized to use decision.topic '{decisions}'" in said
+    assert "allow Create, or create the topic" in said
     assert_nothing_is_seen(guarded, topic)
 
 

@@ -19,7 +19,8 @@ from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST
 from headrace.producer.producer import Producer
 from headrace.spark import decisions
-from headrace.spark.committer import Batch, Committer
+from headrace.spark.commit_types import Batch
+from headrace.spark.committer import Committer
 from headrace.spark.decisions import Decision, DecisionLog, Fingerprint
 from headrace.spark.errors import FencedError
 from headrace.spark.holders import DriverProcess, Holder, Holders
@@ -153,10 +154,10 @@ def test_reading_again_costs_what_is_new_and_finds_what_a_new_reader_finds(sink,
     holders = Holders().followed_by(Holder("run", DriverProcess("host", 1, 2), 3))
     steps: list[Callable[[], None]] = [
         lambda: ledger.write(decided),
-        lambda: ledger.hold(holders),
+        lambda: ledger.write_holders(holders),
         lambda: ledger.write(replace(decided, query="another")),
         lambda: ledger.write(replace(decided, batch=1)),
-        lambda: ledger.write(replace(decided, query="another"), is_erased=True),
+        lambda: ledger.write(replace(decided, query="another"), as_tombstone=True),
     ]
     starts: list[int] = []
     real_assign = Fetcher.assign

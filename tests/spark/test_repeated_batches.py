@@ -11,7 +11,7 @@ from topics import new_topic, unique
 
 DECIDED_BY = (
     r"decided by run [0-9a-f-]{36} \(host \S+, process \d+, started \S+ \S+ UTC\) at \S+ \S+ UTC\. Nothing of this "
-    r"batch is seen\. Possible causes, the most likely first: "
+    r"batch is visible\. Possible causes, the most likely first: "
 )
 FINGERPRINT = r"{} rows with hash [0-9a-f]{{16}}"
 
@@ -52,8 +52,8 @@ def test_a_checkpoint_from_an_older_backup_stops_the_query(stream):
         stream,
         rf"batch 1 of query [0-9a-f-]{{36}} \(sink\.id 'headrace-[0-9a-f-]{{36}}'\) comes after batch 2: now "
         rf"{FINGERPRINT.format(41)}; batch 2 had {FINGERPRINT.format(42)}, {DECIDED_BY}\(1\) the checkpoint was "
-        r"restored from a backup; .* go on with the checkpoint that has batch 2, or set a new sink\.id, which delivers "
-        r"the rows of this checkpoint, some of them once more",
+        r"restored from a backup; .* continue with the checkpoint that has batch 2, or set a new sink\.id, which "
+        r"delivers the rows of this checkpoint, some of them a second time",
     )
     stream.process(sink__id=unique("restored"))
     stream.rows += stream.rows[40:]
@@ -96,7 +96,7 @@ def test_a_copied_checkpoint_goes_on_and_the_first_one_is_refused_after_that(str
         stream.process(checkpoint="green")
     stream.add_file(50)
     rows, stream.rows = stream.rows, stream.rows[:-50]
-    assert_refused(stream, r"batch 1 of query .* comes after batch 2: .*it is a copy, and another query has gone on")
+    assert_refused(stream, r"batch 1 of query .* comes after batch 2: .*it is a copy, and another query has continued")
     stream.rows = rows
     stream.process(checkpoint="green")
     assert str(stream.audit()) == "clean"

@@ -28,7 +28,7 @@ def smoke(version, broker, folder):
 @pytest.mark.behaviour("S01")
 def test_the_oldest_spark_writes_and_reads_batches_and_says_what_streams_need(headrace_broker, tmp_path):
     found = smoke(OLDEST, headrace_broker, tmp_path)
-    assert "streams into headrace need Spark 4.1 or later" in found["stream error"]
+    assert "writing streams needs Spark 4.1 or later" in found["stream error"]
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ class Cell:
                 ledger.open()
                 ledger.read()
                 if not ledger.holders.is_held_by(self._spark_run):
-                    ledger.hold(ledger.holders.followed_by(Holder(self._spark_run, this_driver(), 0)))
+                    ledger.write_holders(ledger.holders.followed_by(Holder(self._spark_run, this_driver(), 0)))
             finally:
                 ledger.close()
 

@@ -127,7 +127,7 @@ def test_an_outcome_in_numbers():
 
 def test_what_a_commit_logs_can_be_read_again(caplog):
     with caplog.at_level(logging.INFO, "headrace.spark"):
-        COMMIT.tell("sink-1")
+        COMMIT.log("sink-1")
     assert CommitTimes.of_line(f"2026-01-01 INFO {caplog.messages[0]}") == COMMIT
     assert COMMIT.total_ms == 14.75
     cut = caplog.messages[0][:-10]
@@ -136,7 +136,7 @@ def test_what_a_commit_logs_can_be_read_again(caplog):
 
 def test_nothing_is_logged_unless_somebody_wants_it(caplog):
     with caplog.at_level(logging.WARNING, "headrace.spark"):
-        COMMIT.tell("sink-1")
+        COMMIT.log("sink-1")
     assert not caplog.messages
 
 

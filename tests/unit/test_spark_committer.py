@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.errors import TimedOutError
-from headrace.spark.committer import Batch, Committer
+from headrace.spark.commit_types import Batch
+from headrace.spark.committer import Committer
 from headrace.spark.decisions import Decision, Fingerprint, Span, TaskTransaction
 from headrace.spark.errors import (
     FencedError,
@@ -29,7 +30,7 @@ from headrace.spark.failpoints import FAILPOINTS
 from headrace.spark.holders import DriverProcess, Holders
 from headrace.spark.ledger import TRANSACTION_MS
 from headrace.spark.origins import KnownOrigins, OriginColumns, OriginFilter, base_for
-from headrace.spark.transactions import Ending, OpenState, Outcome
+from headrace.spark.transactions import EndTxnResult, OpenState, Outcome
 
 SINK, QUERY = "sink", "query"
 ON_THE_DRIVER = [name for name in FAILPOINTS if not name.startswith("task.")]
@@ -93,16 +94,16 @@ class World:
     def expire(self) -> None:
         self.states = {key: "aborted" if state == "open" else state for key, state in self.states.items()}
 
-    def end(self, identity: tuple[str, int, int], committed: bool) -> Ending:
+    def end(self, identity: tuple[str, int, int], committed: bool) -> EndTxnResult:
         wanted, state = "committed" if committed else "aborted", self.states[identity]
         if state == wanted:
-            return Ending.DONE
+            return EndTxnResult.DONE
         if state != "open":
-            return Ending.REFUSED
+            return EndTxnResult.REFUSED
         self.states[identity] = wanted
         if committed:
             self.visible += self.rows[identity]
-        return Ending.DONE
+        return EndTxnResult.DONE
 
     @property
     def open(self) -> list[tuple[str, int, int]]:
@@ -127,7 +128,7 @@ class FakeLedger:
         self.holders = self.world.holders
         return dict(self.world.decisions)
 
-    def hold(self, holders: Holders) -> None:
+    def write_holders(self, holders: Holders) -> None:
         if self.token is not self.world.owner:
             raise FencedError("fenced")
         self.holders = self.world.holders = holders
@@ -137,7 +138,7 @@ class FakeLedger:
         decision: Decision,
         rows: Any = (),
         *,
-        is_erased: bool = False,
+        as_tombstone: bool = False,
         on_rows: Any = lambda: None,
         on_written: Any = lambda: None,
     ) -> None:
@@ -151,7 +152,7 @@ class FakeLedger:
         if decision.query not in self.world.decisions or decision.batch > self.world.decisions[decision.query].batch:
             self.world.decided_within_ms.append(self.transaction_ms)
         self.world.decisions[decision.query] = decision
-        if is_erased:
+        if as_tombstone:
             del self.world.decisions[decision.query]
         if self.world.lose_answer:
             self.world.lose_answer = False
@@ -165,7 +166,7 @@ class FakeTransactions:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def end(self, transactions: Any, *, committed: bool, between: Any = lambda: None) -> dict[str, Ending]:
+    def end(self, transactions: Any, *, committed: bool, between: Any = lambda: None) -> dict[str, EndTxnResult]:
         found = {}
         for number, one in enumerate(transactions):
             found[one.id] = self.world.end(one.identity, committed)
@@ -221,8 +222,8 @@ class Driver:
             FakeLedger(world),
             FakeTransactions(world),
             FakeRedo(world),
-            self.failpoints,  # type: ignore[arg-type]
-            lambda: NOW,
+            failpoints=self.failpoints,  # type: ignore[arg-type]
+            now_ms=lambda: NOW,
             **{"driver": DriverProcess("host-of-" + run, 4711, 1_700_000_000_000), **options},
         )
 
@@ -546,7 +547,7 @@ def test_an_empty_batch_needs_no_decision():
 def test_a_write_that_nobody_will_repeat_leaves_no_decision_behind(mode):
     world = World()
     driver = Driver(world, "run")
-    driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
+    driver.committer.commit(replace(driver.tasks(0, mode), erase_decision=True))
     assert sorted(world.visible) == expected(1)
     assert world.decisions == {}
 
@@ -648,9 +649,9 @@ def test_the_older_of_two_applications_is_fenced_whatever_process_serves_it(mode
             late.committer.commit(batch)
     assert str(caught.value) == (
         "sink.id 'sink' is held by another driver: run run-2 (host host-of-run-2, process 4711, started "
-        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this run wrote for batch 2 is not seen. If "
-        "that driver runs this query, restarted, let this one end; if both are meant to run, give each a sink.id of "
-        "its own"
+        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. The rows that this run wrote for batch 2 are not "
+        "visible. If that driver runs this query after a restart, stop this one; if both are meant to run, give each "
+        "its own sink.id"
     )
     newer.process(2, mode)
     assert_all_seen_once(world, 3)
@@ -666,8 +667,9 @@ def test_a_run_that_another_query_of_its_driver_has_fenced_is_told_so():
         older.process(2, "inline")
     assert str(caught.value) == (
         "sink.id 'sink' is held by another query of this driver, or by a later start of this query: run run-2 (host "
-        "host, process 4711, started 2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this run wrote "
-        "for batch 2 is not seen. If two queries of the driver have this sink.id, give each a sink.id of its own"
+        "host, process 4711, started 2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. The rows that "
+        "this run wrote for batch 2 are not visible. If two queries of the driver have this sink.id, give each its own "
+        "sink.id"
     )
 
 
@@ -737,8 +739,8 @@ def test_a_fenced_write_of_a_sink_of_its_own_is_repeated_where_the_log_tells(mod
             raise FencedError("its transaction timed out")
 
     monkeypatch.setattr(FakeLedger, "write", lose_first)
-    driver = Driver(world, "run", is_alone=True)
-    batch = replace(driver.tasks(0, mode), is_forgotten=True)
+    driver = Driver(world, "run", is_single_use=True)
+    batch = replace(driver.tasks(0, mode), erase_decision=True)
     if is_lost and mode == "inline":
         with pytest.raises(InDoubtError, match="its transaction timed out"):
             driver.committer.commit(batch)
@@ -766,7 +768,7 @@ def test_a_redo_of_a_driver_that_was_fenced_meanwhile_is_left_to_the_other():
     world.expire()
     first = Driver(world, "run-2", "redo.begin")
     first.failpoints.instead = lambda: Driver(world, "run-3").process(0, "parallel")
-    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and finished by that run"):
+    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and that run finishes it"):
         first.process(0, "parallel")
     assert_all_seen_once(world, 1)
 
@@ -784,8 +786,8 @@ def test_a_redo_whose_decision_is_gone_from_the_log_stops():
 
 def test_a_sink_of_its_own_has_no_holder():
     world = World()
-    driver = Driver(world, "run", is_alone=True)
-    driver.committer.commit(replace(driver.tasks(0, "mixed"), is_forgotten=True))
+    driver = Driver(world, "run", is_single_use=True)
+    driver.committer.commit(replace(driver.tasks(0, "mixed"), erase_decision=True))
     assert world.holders == Holders()
     assert sorted(world.visible) == expected(1)
 
@@ -807,20 +809,20 @@ def test_a_write_that_leaves_no_decision_is_not_repeated_when_the_lock_is_lost(m
 
     monkeypatch.setattr(FakeLedger, "write", lose_lock)
     driver = Driver(world, "run")
-    driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
+    driver.committer.commit(replace(driver.tasks(0, mode), erase_decision=True))
     assert_all_seen_once(world, 1)
 
 
-STREAM = "Start the query again: it reads first what was decided, and finishes it"
-REPEATABLE = "Run the write again with the same rows and write.id: it reads first what was decided"
+STREAM = "Start the query again: it reads the decisions first, and finishes the batch if it is decided"
+REPEATABLE = "Run the write again with the same rows and write.id: it reads the decisions first"
 SHARED_SINK = (
-    "The next write to sink.id 'sink' finishes what was decided. Compare the topic with the rows before you run"
+    "The next write to sink.id 'sink' finishes a decided batch. Compare the topic with the rows before you run"
 )
 OWN_SINK = "no answer. Compare the topic with the rows before you run this write again: it has no write.id"
 
 
 @pytest.mark.parametrize(
-    ("query", "is_forgotten", "is_alone", "remedy"),
+    ("query", "erase_decision", "is_single_use", "remedy"),
     [
         (QUERY, False, False, STREAM),
         ("write:id", False, False, REPEATABLE),
@@ -829,14 +831,14 @@ OWN_SINK = "no answer. Compare the topic with the rows before you run this write
     ],
     ids=["stream", "write.id", "sink.id alone", "neither"],
 )
-def test_the_remedy_for_a_batch_in_doubt_does_not_deliver_it_twice(query, is_forgotten, is_alone, remedy):
+def test_the_remedy_for_a_batch_in_doubt_does_not_deliver_it_twice(query, erase_decision, is_single_use, remedy):
     world = World(lose_answer=True)
-    driver = Driver(world, "run", is_alone=is_alone)
-    batch = replace(driver.tasks(0, "inline"), query=query, is_forgotten=is_forgotten)
+    driver = Driver(world, "run", is_single_use=is_single_use)
+    batch = replace(driver.tasks(0, "inline"), query=query, erase_decision=erase_decision)
     with pytest.raises(InDoubtError) as caught:
         driver.committer.commit(batch)
     assert remedy in str(caught.value)
-    assert ("again with" in str(caught.value) or "the query again" in str(caught.value)) == (not is_forgotten)
+    assert ("again with" in str(caught.value) or "the query again" in str(caught.value)) == (not erase_decision)
 
 
 def test_a_close_that_fails_hides_no_error_and_leaves_nothing_open(monkeypatch, caplog):
@@ -878,13 +880,13 @@ def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
     assert str(caught.value) == (
         "batch 0 of query query (sink.id 'sink') comes again with other rows: now 4 rows with hash 000000000000004d; "
         "batch 0 had 4 rows with hash 00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, "
-        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. Nothing of this batch is seen. Possible causes, "
-        "the most likely first: (1) the query computes other rows when a batch is run again (rand(), uuid(), a table "
-        "that has changed), or was changed; (2) source records are gone since then (failOnDataLoss=false, retention, "
-        "compaction); (3) the checkpoint was restored from a backup, or copied. For (1) and (2), start the query with "
-        "replay.check=rows if the number of rows is the same, else with replay.check=none: the rows that were decided "
-        "stand, those that come now are not delivered. For (3), go on with the checkpoint that has batch 0, or set a "
-        "new sink.id, which delivers the rows of this checkpoint, some of them once more"
+        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. Nothing of this batch is visible. Possible "
+        "causes, the most likely first: (1) the query computes other rows when a batch is run again (rand(), uuid(), a "
+        "table that has changed), or was changed; (2) source records are gone since then (failOnDataLoss=false, "
+        "retention, compaction); (3) the checkpoint was restored from a backup, or copied. For (1) and (2), start the "
+        "query with replay.check=rows if the number of rows is the same, else with replay.check=none: the decided rows "
+        "stand, the rows of this replay are not delivered. For (3), continue with the checkpoint that has batch 0, or "
+        "set a new sink.id, which delivers the rows of this checkpoint, some of them a second time"
     )
     assert_all_seen_once(world, 1)
 
@@ -983,7 +985,7 @@ def test_a_replay_with_other_rows_is_skipped_with_a_warning_where_the_option_all
     driver = Driver(world, "run-2", replay_check=check)
     with caplog.at_level(logging.WARNING, "headrace.spark"):
         driver.committer.commit(other_rows(world, "run-2", 0, "parallel"))
-    assert f"(replay.check={check}: that they are the same rows is not known)" in caplog.text
+    assert f"(replay.check={check}: whether they are the same rows is not known)" in caplog.text
     assert_all_seen_once(world, 1)
 
 
@@ -1006,7 +1008,7 @@ def test_a_decision_of_version_1_is_compared_by_its_number_of_rows(rows, caplog)
     batch = Batch(QUERY, 0, inline=[("topic", columns(["x"] * rows))], fingerprint=Fingerprint(rows, 5))
     with pytest.raises(RepeatedBatchError) if rows != 4 else contextlib.nullcontext():
         Driver(world, "run-2").committer.commit(batch)
-    assert ("that they are the same rows is not known" in caplog.text) == (rows == 4)
+    assert ("whether they are the same rows is not known" in caplog.text) == (rows == 4)
     assert_all_seen_once(world, 1)
 
 
@@ -1022,9 +1024,9 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused():
     assert str(caught.value) == (
         "write.id 'daily' was used before for other rows: now 4 rows with hash 000000000000004d; then 4 rows with hash "
         "00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, started 2023-11-14 22:13:20 UTC) at "
-        "1970-01-01 00:16:40 UTC. Nothing of this write is seen. Use a new write.id for new rows; to repeat a write, "
-        "give it the rows that it had. If it computes other rows each time (rand(), uuid()), set replay.check=rows or "
-        "replay.check=none: then the rows of the first write stand"
+        "1970-01-01 00:16:40 UTC. Nothing of this write is visible. Use a new write.id for new rows; to repeat a "
+        "write, give it the rows that it had. If it computes other rows each time (rand(), uuid()), set "
+        "replay.check=rows or replay.check=none: then the rows of the first write stand"
     )
     assert_all_seen_once(world, 1)
 
@@ -1287,7 +1289,7 @@ def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():
     query.position = 3
     late = query.plan(driver, 8)
     with pytest.raises(
-        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic 't' with id a, and earlier .* 3"
+        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic 't' with id a, but earlier .* 3"
     ):
         driver.committer.commit(late)
     driver.committer.abort(late)

@@ -1,9 +1,9 @@
-"""The times of a commit, as a line of the log: where the time of a batch has gone.
+"""The times of a commit, phase by phase, as a line of the log.
 
-    Committer → CommitTimes → "sink …: batch 7 is committed {…}" → whoever reads the log → CommitTimes.of_line
+    Committer → CommitTimes → "sink …: batch 7 is committed {…}" → CommitTimes.of_line, for programs that read the log
 
-Spark's Python workers set up no logging of their own. HEADRACE_LOG=INFO in the driver's environment shows ours on the
-standard error of the process that commits, which Spark passes on to its own.
+Spark's Python workers do not set up logging. HEADRACE_LOG=INFO in the driver's environment writes headrace's log to the
+standard error of the process that commits, which Spark passes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-log = logging.getLogger("headrace.spark")
+_log = logging.getLogger("headrace.spark")
 
 LEVEL = "HEADRACE_LOG"
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
@@ -25,20 +25,20 @@ _MARK = " is committed {"
 
 @dataclass(slots=True)
 class CommitTimes:
-    """One commit of a batch, phase by phase."""
+    """The times of one commit of a batch."""
 
     batch: int
     rows: int = 0
     transactions: int = 0
     had_retries: bool = False
     begin_ms: float = 0.0
-    """Taking the lock and reading what is decided: the first batch of a run in a process, and after other processes."""
+    """Taking the sink lock and reading the decisions, if the process has just started or has lost the lock."""
     check_ms: float = 0.0
     decide_ms: float = 0.0
     end_ms: float = 0.0
-    """Committing the transactions of the tasks, and noting that it is done."""
+    """Committing the transactions of the tasks, and marking the decision as finished."""
     clean_ms: float = 0.0
-    """Aborting what tasks that failed have left open."""
+    """Aborting leftover transactions of failed tasks."""
 
     @property
     def total_ms(self) -> float:
@@ -46,47 +46,46 @@ class CommitTimes:
 
     @classmethod
     def of_line(cls, line: str) -> Self | None:
-        """The times in a line of the log; None if it has none."""
+        """Parse a line of the log; None if it has no times."""
         _, mark, text = line.partition(_MARK)
         if not mark:
             return None
         try:
-            found = json.loads("{" + text)
-            return cls(**{one.name: found[one.name] for one in fields(cls)})
+            values = json.loads("{" + text)
+            return cls(**{field.name: values[field.name] for field in fields(cls)})
         except (ValueError, KeyError, TypeError):
-            return None  # a line that was cut, as the last one of a killed process may be
+            return None  # a truncated line, as the last one of a killed process may be
 
-    def tell(self, sink: str) -> None:
-        """Log it."""
-        if log.isEnabledFor(logging.INFO):
+    def log(self, sink: str) -> None:
+        if _log.isEnabledFor(logging.INFO):
             text = json.dumps(rounded(asdict(self)))
-            log.info("sink %s: batch %d%s%s", sink, self.batch, _MARK[:-1], text)
+            _log.info("sink %s: batch %d%s%s", sink, self.batch, _MARK[:-1], text)
 
 
 class Stopwatch:
-    """Times one thing after the other."""
+    """Measures the time of one phase after the other."""
 
     def __init__(self) -> None:
         self._since_s = time.perf_counter()
 
     def lap_ms(self) -> float:
-        """Since the last time it was asked."""
+        """Return the time since the last call."""
         now_s = time.perf_counter()
         since_s, self._since_s = self._since_s, now_s
         return (now_s - since_s) * 1000
 
 
 def show_log() -> None:
-    """Let this process show our log, if the environment asks for it and nobody has seen to it yet."""
+    """Log to standard error if HEADRACE_LOG is set and no handler is installed."""
     level = os.environ.get(LEVEL, "").upper()
-    ours = logging.getLogger("headrace")
-    if level in logging.getLevelNamesMapping() and not ours.handlers:
+    root = logging.getLogger("headrace")
+    if level in logging.getLevelNamesMapping() and not root.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(LOG_FORMAT))
-        ours.addHandler(handler)
-        ours.setLevel(level)
+        root.addHandler(handler)
+        root.setLevel(level)
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Times to a hundredth of a millisecond."""
+    """Round times to a hundredth of a millisecond."""
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}

@@ -90,7 +90,7 @@ class WatchedBatch:
             rows=sum(report.row_count for report in reports),
             dead=sum(report.dead_count for report in reports),
             bytes=sum(report.times.sent_bytes for report in reports),
-            is_retried=any(report.place.attempt > 0 for report in reports),
+            is_retried=any(report.task.attempt > 0 for report in reports),
             began_ms=now_ms,
         )
         if reports:

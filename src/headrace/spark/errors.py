@@ -1,13 +1,15 @@
-"""What can go wrong in the sink, as errors that say what to do now.
+"""Errors of the sink, and Spark's errors in one line.
 
 SinkError
-├── PlanError          wrong columns, an unknown topic, no broker: known before anything is written
+├── PlanError          wrong columns, unknown topic, no broker: raised before anything is written
 ├── BadRowError        a row that can never be sent
-├── NotDecidedError    the batch has no decision: nothing of it will ever be seen; run it again
-├── FencedError        another driver has taken over this sink.id; what it has decided stands
-├── RepeatedBatchError a batch number or write.id that was decided before comes again with other rows
-├── InDoubtError       whether the batch is decided, or all of it seen, is not known yet: the next start finds out
-└── LostError          a decided batch that can no longer be carried out: its records are gone from the log
+├── NotDecidedError    the batch is not decided: nothing of it is visible; run it again
+├── FencedError        another run has taken this sink.id over; its decisions stand
+├── RepeatedBatchError a batch number or write.id was decided before for other rows
+├── InDoubtError       whether the batch is decided, or all of it visible, is not known: the next start finds out
+└── LostError          a decided batch that cannot be finished: its records are gone from the log
+
+SparkError             Spark could not run a query, a session or an audit; the message is the first cause
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ import re
 
 from headrace.errors import HeadraceError
 
-IDS_REFUSED = "the sink may not use its transactional ids: allow Write and Describe on the prefix of sink.id"
-"""What is said to whoever has no right to TRANSACTIONAL_ID, driver or task."""
+IDS_NOT_AUTHORIZED = (
+    "not authorized to use the transactional ids of the sink: allow Write and Describe on the prefix of sink.id"
+)
 
 
 class SinkError(HeadraceError):
-    """The root of the sink's errors."""
+    """Base class of the sink's errors."""
 
 
 class PlanError(SinkError):
-    """Known before anything is written."""
+    """Raised before anything is written."""
 
 
 class BadRowError(SinkError):
@@ -33,31 +36,31 @@ class BadRowError(SinkError):
 
 
 class NotDecidedError(SinkError):
-    """Nothing of the batch will ever be seen. Running it again is safe."""
+    """The batch is not decided: nothing of it is visible. Running it again is safe."""
 
 
 class FencedError(SinkError):
-    """Another driver writes with this sink.id."""
+    """Another run has taken this sink.id over."""
 
 
 class RepeatedBatchError(SinkError):
-    """A batch that was decided before comes again, and is not the same: nothing of it is written."""
+    """A batch number or write.id was decided before for other rows: nothing of the batch is visible."""
 
 
 class InDoubtError(SinkError):
-    """Whether the batch is decided, or all of it seen, is not known.
+    """Whether the batch is decided, or all of it visible, is not known.
 
-    Running it again is safe for streams and for writes with write.id: the decision is read first. A write without
+    Running it again is safe for streams and for writes with write.id: they read the decision first. A write without
     write.id is not recognised, and would deliver its rows again.
     """
 
 
 class LostError(SinkError):
-    """A decided batch whose records are gone."""
+    """A decided batch cannot be finished: its records are gone from the log."""
 
 
 def not_sent(topic: str, error: HeadraceError) -> str:
-    """Of rows that no broker was asked to take: their topic is unknown, or forbidden, or nobody answers."""
+    """The message for rows that could not be sent: unknown topic, no permission, or no response."""
     return f"rows to topic {topic!r} cannot be sent: {error}"
 
 
@@ -71,21 +74,21 @@ _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 
 
 class SparkError(HeadraceError):
-    """Spark could not do what was asked; the message is the first cause."""
+    """Spark failed; the message is the first cause."""
 
 
 def explain(error: BaseException) -> str:
-    """The first cause of an error of Spark's, without traces, plans and codes."""
+    """Return the first cause of an error of Spark, without stack traces, plans and error codes."""
     if isinstance(error, HeadraceError):
         return str(error)
     text = str(error)
     for pattern in (_OURS, _PYTHON, _CAUSE):
-        if found := [*pattern.finditer(text)]:
-            return _short(found[-1]["text"])
+        if matches := [*pattern.finditer(text)]:
+            return _short(matches[-1]["text"])
     return _short(text)
 
 
 def _short(text: str) -> str:
-    """Without the condition before it, the state behind it, and the plan below it."""
+    """Return the first line, without Spark's error condition, SQLSTATE and plan."""
     head = _STATE.sub("", _CONDITION.sub("", text.strip())).partition("\n")[0].strip().rstrip(";")
     return head if len(head) <= MESSAGE_CHARS_MAX else head[: MESSAGE_CHARS_MAX - 1] + "…"

@@ -1,10 +1,11 @@
-"""What a Python worker of Spark keeps between tasks: producers, and transactional ids of its own.
+"""What a Python worker of Spark keeps between tasks and commits: producers, transactional ids, committers.
 
-    producer_of → begin, under an id of this worker → the task writes → leave_open: the driver will end it
+    producer_of → begin, with a transactional id of this worker → the task writes → leave_open: the driver ends it
+    PerRun      → objects of one run of a sink, such as its Committer, closed when a newer run comes
 
-A transactional id belongs to one worker process: `sink~run~worker~number`. Twins of a task therefore never get into
-each other's way. A worker may have several transactions open at once, one for each task that it has done in a batch; an
-id is used again when its batch is over, so that brokers do not have to remember a new one for every task.
+A transactional id belongs to one worker process: `sink~run~worker~number`. So duplicate attempts of a task do not fence
+each other. A worker may have several open transactions, one for each task of a batch that it has run. It uses an id
+again when the batch is over, so that brokers need not store a new id for every task.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from headrace.producer.engine import SendEngine
 from headrace.producer.settings import resolve
 from headrace.producer.transaction_state import State
 from headrace.producer.transactions import TransactionManager
-from headrace.spark.errors import IDS_REFUSED
+from headrace.spark.errors import IDS_NOT_AUTHORIZED
 from headrace.spark.sink_options import SEPARATOR, SinkOptions
 
 IDLE_SECONDS_MAX = 60.0
-"""A producer that no task has asked for is closed: threads and connections are not free."""
+"""A producer that no task has used for this long is closed."""
 CLOSE_SECONDS_MAX = 5.0
 ABORT_MS_MAX = 10_000
 RUNS_MAX = 64
-"""Runs of queries whose ids a worker remembers; with more, the run that wrote the longest time ago is forgotten."""
+"""Runs whose ids a worker remembers; beyond that, it forgets the run that wrote longest ago."""
 
 
 @dataclass(slots=True)
-class _Kept:
+class _IdleProducer:
     """A producer between two tasks."""
 
     producer: SendEngine
@@ -47,13 +48,15 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Worker:
-    """The state of this process."""
+    """The state of this worker process."""
 
     pid: int = field(default_factory=os.getpid)
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     lock: threading.Lock = field(default_factory=threading.Lock)
-    kept: dict[tuple[tuple[str, str], ...], _Kept] = field(default_factory=dict)  # Guarded by lock.
-    batches: dict[str, dict[int, int]] = field(default_factory=dict)  # By sink and run: the last batch of each id.
+    kept: dict[tuple[tuple[str, str], ...], _IdleProducer] = field(default_factory=dict)  # Guarded by lock.
+    batches: dict[str, dict[int, int]] = field(
+        default_factory=dict
+    )  # By sink and run: the last batch of each id number.
     ids: int = 0
     closer: threading.Thread | None = None  # Guarded by lock.
 
@@ -62,7 +65,7 @@ _worker: _Worker | None = None
 
 
 def _this() -> _Worker:
-    """Spark's daemon forks: what is inherited belongs to the parent."""
+    """Return the state of this process. Spark's daemon forks: inherited state belongs to the parent."""
     global _worker
     if _worker is None or _worker.pid != os.getpid():
         _worker = _Worker()
@@ -70,16 +73,16 @@ def _this() -> _Worker:
 
 
 def transactional_id(sink: str, run: str, batch: int) -> str:
-    """An id of this worker whose last transaction is over, or a new one."""
+    """Return an id of this worker whose last transaction is ended, or a new one."""
     worker = _this()
     prefix = f"{sink}{SEPARATOR}{run}"
     used = worker.batches[prefix] = worker.batches.pop(prefix, {})
     while len(worker.batches) > RUNS_MAX:
         del worker.batches[next(iter(worker.batches))]
-    # Spark begins a batch when the one before is committed: what was written in that one is ended.
+    # Spark begins a batch when the previous one is committed: its transactions are ended.
     number = next((number for number, last in used.items() if last < batch), None)
     if number is None:
-        # Never one that was given out before: its run may be forgotten here, and its transaction still be open.
+        # Never an earlier number: its run may be forgotten here, and its transaction still be open.
         number, worker.ids = worker.ids, worker.ids + 1
     used[number] = batch
     return f"{prefix}{SEPARATOR}{worker.name}{SEPARATOR}{number}"
@@ -87,7 +90,7 @@ def transactional_id(sink: str, run: str, batch: int) -> str:
 
 @contextlib.contextmanager
 def producer_of(options: SinkOptions) -> Iterator[SendEngine]:
-    """This worker's producer, for one task at a time. One that failed is not kept."""
+    """Lend this worker's producer to one task at a time. After an error it is closed."""
     worker = _this()
     key = tuple(sorted((name, str(value)) for name, value in options.producer_config().items()))
     with worker.lock:
@@ -100,7 +103,7 @@ def producer_of(options: SinkOptions) -> Iterator[SendEngine]:
         raise
     with worker.lock:
         other = worker.kept.pop(key, None)
-        worker.kept[key] = _Kept(producer, time.monotonic())
+        worker.kept[key] = _IdleProducer(producer, time.monotonic())
         if worker.closer is None:
             worker.closer = threading.Thread(target=_close_idle, args=(worker,), name="headrace-idle", daemon=True)
             worker.closer.start()
@@ -109,8 +112,8 @@ def producer_of(options: SinkOptions) -> Iterator[SendEngine]:
 
 
 def begin(producer: SendEngine, identifier: str) -> None:
-    """A new transaction with an epoch of its own, under another id than the last, perhaps."""
-    _retarget(producer, identifier)
+    """Begin a transaction with this id and a new epoch. The producer keeps its thread, connections and metadata."""
+    producer.detach_transaction(identifier)
     try:
         producer.init_transactions()
     except HeadraceError as error:
@@ -119,19 +122,19 @@ def begin(producer: SendEngine, identifier: str) -> None:
 
 
 def identity(producer: SendEngine) -> tuple[int, int, bool]:
-    """SendEngine id and epoch of the open transaction, and whether it is one of v2 (KIP-890)."""
+    """Return producer id and epoch of the open transaction, and whether it is v2 (KIP-890)."""
     manager = _manager(producer)
     with manager.lock:
         return manager.producer.producer_id, manager.producer.epoch, manager.v2_enabled
 
 
 def leave_open(producer: SendEngine) -> None:
-    """The transaction stays open at the broker; the producer has forgotten it, and may be closed or used again."""
-    _retarget(producer, _manager(producer).transactional_id or "")
+    """Leave the transaction open at the brokers; the producer forgets it, and may be closed or used again."""
+    producer.detach_transaction(_manager(producer).transactional_id or "")
 
 
 def abort(producer: SendEngine) -> None:
-    """On the way out of a task that failed. What cannot be aborted now expires, or is aborted by the next run."""
+    """Abort the transaction of a failed task. If that fails, it expires, or the next run aborts it."""
     with contextlib.suppress(HeadraceError):
         manager = _manager(producer)
         if manager.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
@@ -141,24 +144,19 @@ def abort(producer: SendEngine) -> None:
 def _manager(producer: SendEngine) -> TransactionManager:
     manager = producer.transactions
     if manager is None or not manager.is_transactional:
-        raise IllegalStateError("this producer knows no transactions")
+        raise IllegalStateError("internal error: the producer of a task is not transactional; please report this")
     return manager
-
-
-def _retarget(producer: SendEngine, identifier: str) -> None:
-    """The next transaction is under this id. Thread, connections and metadata of the producer stay."""
-    producer.detach_transaction(identifier)
 
 
 def _explained(error: HeadraceError, producer: SendEngine) -> HeadraceError:
     cause = error if isinstance(error, BrokerError) else error.__cause__
     if isinstance(cause, BrokerError) and cause.code == Code.INVALID_TRANSACTION_TIMEOUT:
         return ConfigError(
-            f"kafka.transaction.timeout.ms is {producer.settings.transaction_timeout_ms}, and the brokers' "
-            "transaction.max.timeout.ms is lower: set kafka.transaction.timeout.ms to that, or raise it there"
+            f"kafka.transaction.timeout.ms is {producer.settings.transaction_timeout_ms}, but the brokers' "
+            "transaction.max.timeout.ms is lower: set kafka.transaction.timeout.ms to that, or raise it on the brokers"
         )
     if isinstance(cause, BrokerError) and cause.code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        return BrokerError(IDS_REFUSED, code=cause.code)
+        return BrokerError(IDS_NOT_AUTHORIZED, code=cause.code)
     return error
 
 
@@ -193,10 +191,9 @@ T = TypeVar("T", bound=Closable)
 
 
 class PerRun(Generic[T]):
-    """One of them for each run, at most `count_max` in all: then the longest unused is closed. One thread.
+    """Keeps one object for each run, at most `count_max`; beyond that, closes the least recently used. Not thread-safe.
 
-    Those that nobody has asked for within `idle_seconds_max` are closed when the next one is asked for. A process that
-    is asked for none at all is ended by Spark, after a minute.
+    `get` closes objects that were not used for `idle_seconds_max`. Spark ends a process without commits after a minute.
     """
 
     def __init__(
@@ -208,12 +205,12 @@ class PerRun(Generic[T]):
         self._count_max = count_max
         self._idle_seconds_max = idle_seconds_max
         self._now_seconds = now_seconds
-        self._kept: dict[tuple[str, str, str], T] = {}  # by where, sink, run; the longest unused first
+        self._kept: dict[tuple[str, str, str], T] = {}  # by cluster, sink, run; least recently used first
         self._used_at: dict[tuple[str, str, str], float] = {}
 
-    def get(self, where: str, sink: str, run: str, make: Callable[[], T]) -> T:
-        """That of this run, made when first asked for; those of older runs of the sink are closed then."""
-        key = (where, sink, run)
+    def get(self, cluster: str, sink: str, run: str, make: Callable[[], T]) -> T:
+        """Return the object of this run, made on first use; close those of older runs of the sink."""
+        key = (cluster, sink, run)
         now = self._now_seconds()
         value = self._kept.pop(key, None)
         for old in [
@@ -227,16 +224,16 @@ class PerRun(Generic[T]):
         return value
 
     def _close(self, key: tuple[str, str, str]) -> None:
-        """Close what is not used any more. A failure is logged: it is not one of the run that is asked for."""
+        """Close an object. A failure is logged: it concerns another run than the one in use."""
         del self._used_at[key]
         try:
             self._kept.pop(key).close()
         except Exception:
             _, sink, run = key
-            log.warning("closing what run %s of %s has left in this process failed", run, sink, exc_info=True)
+            log.warning("run %s of sink %s: closing its connections in this process failed", run, sink, exc_info=True)
 
     def discard(self, value: T) -> bool:
-        """Keep it no longer, and leave closing it to the caller; False if it was not kept."""
+        """Remove an object without closing it; return False if it is not kept here."""
         keys = [key for key, kept in self._kept.items() if kept is value]
         for key in keys:
             del self._kept[key], self._used_at[key]
