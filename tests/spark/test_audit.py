@@ -143,7 +143,7 @@ def test_what_cannot_be_compared_is_told(spark, planted):
         audit(spark.range(1), topic, options=options)
     with pytest.raises(ConfigError, match="column value of the source is bigint; it may be binary or string"):
         audit(spark.range(1).toDF("value"), topic, options=options)
-    with pytest.raises(ConfigError, match=r"the id of the source, 'nope', makes no sense there: .*nope"):
+    with pytest.raises(ConfigError, match=r"invalid id 'nope' for the source: .*nope"):
         audit(source, topic, options=options, id="value", source_id="nope")
     with pytest.raises(ConfigError, match="order is 'nope'; it may be an expression over the columns of the topic"):
         audit(source, topic, options=options, order="nope")

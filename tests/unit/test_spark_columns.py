@@ -142,8 +142,11 @@ def test_headers_can_be_left_out():
         ({"value": ["a", "b"], "topic": ["x", None]}, "batch 3, task 1, row 1: its topic is null"),
         ({"value": ["a", "b"], "topic": ["x", ""]}, "its topic is empty"),
         ({"value": ["a", "b" * 3000], "topic": ["x", "x"]}, "row 1 to topic 'x': it has 3000 bytes"),
-        ({"value": ["a"], "topic": ["x"], "partition": [-1]}, "its partition is -1; the topic has 0 to 2"),
-        ({"value": ["a"], "topic": ["x"], "partition": [3]}, "its partition is 3; the topic has 0 to 2"),
+        (
+            {"value": ["a"], "topic": ["x"], "partition": [-1]},
+            "its partition is -1, but the topic has partitions 0 to 2",
+        ),
+        ({"value": ["a"], "topic": ["x"], "partition": [3]}, "its partition is 3, but the topic has partitions 0 to 2"),
     ],
 )
 def test_a_bad_row_fails_the_batch_and_is_named(columns, message):
@@ -303,7 +306,9 @@ def test_partitions_of_topics_that_rows_name_are_asked_for_once_and_when_needed(
     assert partitions(with_plugin("partitioner.class", Fixed(), topic=None)) == {"x": [1, 1], "y": [6]}
     assert partitions(options(), partition=[0, 6, 1]) == {"x": [0, 1], "y": [6]}
     assert asked == ["x", "y", "x", "y"]
-    with pytest.raises(BadRowError, match="row 2 to topic 'x': its partition is 2; the topic has 0 to 1"):
+    with pytest.raises(
+        BadRowError, match="row 2 to topic 'x': its partition is 2, but the topic has partitions 0 to 1"
+    ):
         partitions(options(), partition=[None, 6, 2])
     asked.clear()
     assert partitions(options(), partition=pa.array([None, None, None], pa.int32())) == {"x": [None, None], "y": [None]}

@@ -169,7 +169,7 @@ def test_what_makes_no_sense_is_refused_by_name(options, words):
     ["auto.offset.reset", "key.deserializer", "value.deserializer", "enable.auto.commit", "interceptor.classes"],
 )
 def test_what_sparks_own_source_refuses_is_refused_with_a_remedy(name):
-    with pytest.raises(ConfigError, match=rf"kafka\.{name} is 'x', which the source does not take: \w+"):
+    with pytest.raises(ConfigError, match=rf"kafka\.{name} is 'x', which the source does not support: \w+"):
         parsed(**{f"kafka.{name}": "x"})
 
 
