@@ -10,13 +10,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
 from headrace.client.admin import AdminClient
 from headrace.client.blocking import TopicPartition
 from headrace.errors import BrokerError
 from headrace.spark.lookup import Lookup
 from headrace.spark.planning import DataLossError, offsets_behind
 from headrace.spark.reading import FETCHERS
-from headrace.spark.source import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from peers import librdkafka
 from source_rig import (
     delete_before,
@@ -232,9 +233,9 @@ def test_a_topic_that_is_deleted_is_a_loss(either, reader):
     end = journey(strict.latestOffset(start, ALL))
     delete_topic(either, topic)
     eventually("the topic to go", lambda: topic not in _topics(either))
-    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; the stream was at offset 20"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 does not exist any more; the stream was at offset 20"):
         strict.latestOffset(end, ALL)
-    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; offsets 0 up to 20 were to be read"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 does not exist any more; offsets 0 up to 20 were to be read"):
         strict.partitions(start, end)
     assert lenient.latestOffset(end, ALL) == {}
     assert lenient.partitions(start, end) == []
@@ -324,8 +325,8 @@ def test_brokers_without_topic_ids_are_read_as_before(either, reader, monkeypatc
     send(either, topic, 10)
     with_id = reader(topic, startingOffsets="earliest")
     end = journey(with_id.latestOffset(with_id.initialOffset(), ALL))
-    found = Lookup.find
-    monkeypatch.setattr(Lookup, "find", lambda lookup: found(lookup)._replace(topic_ids={}))
+    partitions = Lookup.partitions
+    monkeypatch.setattr(Lookup, "partitions", lambda lookup: partitions(lookup)._replace(topic_ids={}))
     stream = reader(topic, startingOffsets="earliest")
     start = journey(stream.initialOffset())
     assert "@topic-ids" not in start
@@ -346,10 +347,12 @@ def test_a_topic_deleted_in_the_first_micro_batch_is_a_loss_as_in_later_ones(eit
     # After a restart Spark asks for the beginning again, and then runs the micro-batch that is in its log.
     restarted, lenient = reader(None, **options), reader(None, **options, failOnDataLoss=False)
     for stream in (running, restarted):
-        with pytest.raises(DataLossError, match=f"{topic}-0 is gone; offsets 0 up to 20 were to be read"):
+        with pytest.raises(
+            DataLossError, match=f"{topic}-0 does not exist any more; offsets 0 up to 20 were to be read"
+        ):
             stream.partitions(journey(stream.initialOffset()), end)
     assert lenient.partitions(journey(lenient.initialOffset()), end) == []
-    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; the stream was at offset 0"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 does not exist any more; the stream was at offset 0"):
         running.latestOffset(start, ALL)
 
 

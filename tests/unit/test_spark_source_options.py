@@ -115,7 +115,7 @@ def test_of_several_starts_the_most_general_wins():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (without("subscribe"), ["nothing to read from", "assign, subscribe, subscribePattern"]),
+        (without("subscribe"), ["no topic to read from", "assign, subscribe, subscribePattern"]),
         ({**LEAST, "assign": '{"t":[0]}'}, ["assign and subscribe are given", "exactly one"]),
         (without("kafka.bootstrap.servers"), ["kafka.bootstrap.servers is not set", "host:port"]),
         ({**LEAST, "subscribe": " , "}, ["subscribe is", "commas"]),
