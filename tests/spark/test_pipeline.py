@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.spark import Pipeline
 from headrace.spark.auditing import audit, read_topic
 from headrace.spark.errors import SparkError
-from headrace.spark.progress import Silence
+from headrace.spark.progress import SilentReporter
 from topics import new_topic, unique
 from waiting import eventually
 
@@ -47,7 +47,7 @@ topic = "{topic}"
 """
 
 
-class Notes(Silence):
+class Notes(SilentReporter):
     """A reporter that remembers."""
 
     wants_tasks = True
@@ -230,13 +230,13 @@ def test_a_check_names_every_view_and_its_columns(spark, filled):
     [
         (
             "steps.even.sql=SELECT idd FROM source",
-            r"^pipeline, line \d+|-X.*: step 'even' makes no sense: .*`idd`.*`id`",
+            r"^pipeline, line \d+|-X.*: step 'even' is invalid: .*`idd`.*`id`",
         ),
-        ("steps.even.sql=SELECT * FROM nowhere", r"step 'even' makes no sense: .*`nowhere`.*it sees source\(id bigint"),
-        ("steps.even.sql=SELEC 1", r"step 'even' makes no sense: Syntax error"),
-        ("steps.records.sql=SELECT id FROM even", r"the sink cannot take these columns: .*value"),
-        ("source.format=nonsense", r"the source \(nonsense\) cannot be read: .*nonsense"),
-        ("source.schema=id BIGNT", r"the source \(json\) cannot be read"),
+        ("steps.even.sql=SELECT * FROM nowhere", r"step 'even' is invalid: .*`nowhere`.*it can use source\(id bigint"),
+        ("steps.even.sql=SELEC 1", r"step 'even' is invalid: Syntax error"),
+        ("steps.records.sql=SELECT id FROM even", r"the sink cannot write these columns: .*value"),
+        ("source.format=nonsense", r"cannot read the source \(nonsense\): .*nonsense"),
+        ("source.schema=id BIGNT", r"cannot read the source \(json\)"),
     ],
 )
 def test_a_check_says_what_is_wrong_and_where(spark, filled, override, said):
@@ -273,7 +273,7 @@ def test_a_stream_that_fails_says_why_in_a_paragraph(spark, filled):
 def test_a_batch_pipeline_is_no_stream(spark, filled):
     pipeline = Pipeline.from_toml(filled[0])
     pipeline.spec = replace(pipeline.spec, trigger=replace(pipeline.spec.trigger, mode="batch"))
-    with pytest.raises(ConfigError, match="cannot be started as a stream"):
+    with pytest.raises(ConfigError, match="which is not a stream"):
         pipeline.start(spark)
 
 

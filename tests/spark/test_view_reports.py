@@ -149,4 +149,4 @@ def test_a_pipeline_that_fails_is_told_with_its_error(spark, headrace_broker, vi
     with pytest.raises(SparkError):
         Pipeline.from_toml(text, [f"view.url={view.url}"]).run(spark)
     last = view.until("the failure", lambda report: report.get("state") == "failed")
-    assert "the source (json) cannot be read" in last["error"]
+    assert "cannot read the source (json)" in last["error"]

@@ -103,13 +103,13 @@ def _audited(given: dict[str, Any], debug: bool) -> AuditReport:
 
 def _spec(given: dict[str, Any]) -> PipelineSpec:
     """A pipeline of the source alone; where it would write is not asked."""
-    from headrace.spark.pipeline_spec import Named, PipelineSpec, Sink, Source, SparkSettings, Step, Trigger
+    from headrace.spark.pipeline_spec import MaskedOptions, PipelineSpec, Sink, Source, SparkSettings, Step, Trigger
 
     if given["overrides"]:
         raise click.UsageError("-X changes what is in a pipeline file: it needs --pipeline FILE")
     if given["source_format"] is None:
         raise click.UsageError("--pipeline FILE or --source-format NAME is needed, to know what was to be sent")
-    options = Named(_pairs(given["source_options"], "--source-option"))
+    options = MaskedOptions(_pairs(given["source_options"], "--source-option"))
     source = Source(given["source_format"], given["source_path"], given["source_schema"], options)
     steps = () if given["sql"] is None else (Step("rows", given["sql"]),)
     master = given["master"] or SparkSettings().master

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.demo import orders
 from headrace.errors import HeadraceError
-from headrace.spark.pipeline_spec import LiveView, Named, SparkSettings
-from headrace.spark.progress import BatchProgress, Silence, Started, Totals
+from headrace.spark.pipeline_spec import LiveView, MaskedOptions, SparkSettings
+from headrace.spark.progress import BatchProgress, SilentReporter, Started, Totals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +44,7 @@ def main() -> int:
             Path(settings["checkpoint"]),
             settings["options"],
             settings["topic"],
-            SparkSettings(settings["master"], Named(settings["config"])),
+            SparkSettings(settings["master"], MaskedOptions(settings["config"])),
             LiveView(settings["view_url"]),
         )
         spark = made.session(log_level="WARN")
@@ -59,7 +59,7 @@ def main() -> int:
     return 0
 
 
-class Events(Silence):
+class Events(SilentReporter):
     """What the pipeline reports, as events."""
 
     def __init__(self, emit: Emit) -> None:
