@@ -31,7 +31,7 @@ from crash_cells import (
     PROCESS,
     RETRY,
     SHORT_TRANSACTION_MS,
-    TWIN,
+    SPECULATION,
     ZOMBIE,
     Outcome,
 )
@@ -54,7 +54,7 @@ SHORT = {
     (OURS, BROKER): ("task.sent", "decide.written"),
     (OURS, EXPIRY): ("check.done", "end.between", "redo.written"),
     (OURS, RETRY): ("task.sent", "end.between"),
-    (OURS, TWIN): ("task.flushed", "decide.begin"),
+    (OURS, SPECULATION): ("task.flushed", "decide.begin"),
     (OURS, ZOMBIE): ("begin.fence", "decide.begin"),
     (OURS, PROCESS): ("begin.held", "decide.written", "decide.done", "redo.written"),
     (APACHE, DRIVER): ("task.flushed", "decide.written", "decide.done", "replay.abort"),
