@@ -21,7 +21,7 @@ def open_ids(rig: SinkRig) -> list[str]:
     return rig.transactions.open_ids(rig.sink) or []
 
 
-def test_batches_are_seen_once_and_nothing_is_left_open(rig):
+def test_batches_are_visible_once_and_nothing_is_left_open(rig):
     driver = rig.driver()
     for number in range(3):
         tasks = [rig.task([f"a{number}"], batch=number), rig.task([f"b{number}"], batch=number, partition=1)]
@@ -120,7 +120,7 @@ def inline(rig: SinkRig, number: int) -> Batch:
 
 @pytest.mark.parametrize("api", ["EndTxn", "Produce"])
 @pytest.mark.parametrize("error", ["PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"])
-def test_a_fenced_producer_of_the_run_that_holds_the_sink_goes_on(rig, broker, api, error):
+def test_a_fenced_producer_of_the_run_that_holds_the_sink_continues(rig, broker, api, error):
     """Its transaction timed out, or its id was forgotten after a week without a batch: nobody has taken the sink."""
     driver = rig.driver()
     driver.commit(inline(rig, 0))
@@ -164,7 +164,7 @@ def test_batch_writes_of_one_driver_leave_one_entry_in_the_holder_record(rig):
 
 
 @pytest.mark.parametrize("step", ["begin__held", "decide__begin", "decide__written", "decide__done"])
-def test_a_batch_write_goes_on_after_another_one_of_its_driver(rig, step):
+def test_a_batch_write_continues_after_another_one_of_its_driver(rig, step):
     other = f"{WRITE_RUN_PREFIX}other"
     steps = Steps(**{step: lambda: rig.driver(other).commit(write_batch(rig, other))})
     run = f"{WRITE_RUN_PREFIX}own"
@@ -210,7 +210,7 @@ def test_a_run_that_takes_the_sink_over_aborts_what_all_others_have_left(rig):
     assert rig.rows() == ["a0", "a1", "a2"]
 
 
-def test_a_late_twin_is_aborted_by_the_next_batch_even_if_that_is_inline(rig):
+def test_a_late_duplicate_attempt_is_aborted_by_the_next_batch_also_an_inline_one(rig):
     driver = rig.driver()
     driver.commit(rig.batch(0, rig.task(["a0"], batch=0)))
     rig.transaction(["x"])

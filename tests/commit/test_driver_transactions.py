@@ -44,14 +44,14 @@ def test_transactions_are_committed_from_another_connection(rig, count):
     assert sorted(rig.rows()) == [f"a{number}" for number in range(count)]
 
 
-def test_aborted_transactions_are_never_seen(rig):
+def test_aborted_transactions_are_never_visible(rig):
     transactions = [rig.transaction([name]) for name in ("a1", "a2")]
     assert end(rig, *transactions, committed=False) == [EndTxnResult.DONE] * 2
     assert rig.rows() == []
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_an_end_may_be_repeated_and_the_other_one_is_refused(rig, committed):
+def test_an_end_can_be_repeated_and_the_opposite_is_refused(rig, committed):
     transaction = rig.transaction(["a1"])
     assert end(rig, transaction, committed=committed) == [EndTxnResult.DONE]
     assert end(rig, transaction, committed=committed) == [EndTxnResult.DONE]
@@ -95,7 +95,7 @@ def test_an_end_that_is_not_authorized_raises(rig, broker):
 # -- describing and fencing ----------------------------------------------------------------------
 
 
-def test_open_ended_and_unknown_transactions_are_told_apart(rig):
+def test_open_ended_and_unknown_transactions_are_distinguished(rig):
     transaction, ended = rig.transaction(["a1"]), rig.transaction(["a2"])
     end(rig, ended)
     unknown = unique("unknown")
@@ -123,7 +123,7 @@ def test_open_ids_are_those_of_the_prefix(rig):
     assert rig.transactions.open_ids(unique("other")) == []
 
 
-def test_the_age_of_a_transaction_is_told_by_its_coordinator(rig):
+def test_the_age_of_a_transaction_comes_from_its_coordinator(rig):
     transaction, ended = rig.transaction(["a1"]), rig.transaction(["a2"])
     end(rig, ended)
     both = [transaction, ended]
@@ -161,7 +161,7 @@ def test_the_outcome_of_an_expired_transaction_is_aborted(rig):
     assert rig.redo.outcome(rig.decision(0, transaction), transaction) is Outcome.ABORTED
 
 
-def test_the_outcome_of_an_open_transaction_is_not_told(rig, monkeypatch):
+def test_the_outcome_of_an_open_transaction_is_unknown(rig, monkeypatch):
     monkeypatch.setattr(transactions, "SETTLE_SECONDS_MAX", 0.1)
     transaction = rig.transaction(["a1"])
     with pytest.raises(SinkError, match=rf"{rig.topic}-0 has had an open transaction"):

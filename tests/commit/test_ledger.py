@@ -133,7 +133,7 @@ def test_the_ledger_opened_last_is_the_only_one_that_can_write(rig):
     assert (newer.read(), rig.rows()) == ({QUERY: rig.decision(2)}, ["a2"])
 
 
-def test_opening_a_ledger_ends_the_write_that_an_older_one_has_under_way(rig):
+def test_opening_a_ledger_aborts_the_open_write_of_an_older_one(rig):
     older, newer = rig.ledger(), rig.ledger()
     older.open()
     with pytest.raises(FencedError):
@@ -217,7 +217,7 @@ def test_a_hung_transaction_of_another_sink_does_not_delay_a_read(rig, monkeypat
     assert known.read() == rig.ledger().read() == expected
 
 
-def test_a_transaction_that_reaches_beyond_an_open_one_is_read_as_it_ended(rig, monkeypatch):
+def test_a_transaction_behind_an_open_one_is_read_with_its_outcome(rig, monkeypatch):
     """Its record is below the last stable offset, and its marker above."""
     monkeypatch.setattr(decisions, "SETTLE_MS_MAX", 0)
     rig.ledger().open()
@@ -255,7 +255,7 @@ def test_a_read_gives_up_on_a_transaction_of_its_sink_that_stays_open(rig, monke
 # -- the topic -----------------------------------------------------------------------------------
 
 
-def test_the_decision_topic_is_made_with_one_compacted_partition(rig, broker):
+def test_the_decision_topic_is_created_with_one_compacted_partition(rig, broker):
     log = DecisionLog(rig.client, rig.decision_topic)
     log.ensure()
     log.ensure()

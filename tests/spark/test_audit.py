@@ -103,7 +103,7 @@ def test_aborted_records_are_not_there(spark, planted, headrace_broker):
     assert audit(rows(spark, *numbered(10)), topic, options=options)
 
 
-def test_by_an_id_of_ones_own(spark, planted):
+def test_rows_are_compared_by_an_id(spark, planted):
     topic, options = planted([(b"k", b'{"id": 1, "at": "noon"}'), (b"k", b'{"id": 2, "at": "night"}')])
     source = spark.createDataFrame([(1,), (2,), (3,)], "id INT")
     of_topic = "get_json_object(CAST(value AS STRING), '$.id')"
@@ -128,7 +128,7 @@ def test_keys_in_several_partitions_have_an_order_in_each(spark, planted):
     assert audit(source, topic, options=options, order=ORDER)
 
 
-def test_examples_are_as_many_as_asked_for(spark, planted):
+def test_the_number_of_examples_is_limited(spark, planted):
     topic, options = planted([])
     source = rows(spark, *numbered(300))
     assert len(audit(source, topic, options=options, examples=7).examples["lost"]) == 7
@@ -136,7 +136,7 @@ def test_examples_are_as_many_as_asked_for(spark, planted):
     assert (none.lost, none.examples) == (300, {})
 
 
-def test_what_cannot_be_compared_is_told(spark, planted):
+def test_data_that_cannot_be_compared_is_refused(spark, planted):
     topic, options = planted([(b"k", b"v")])
     source = rows(spark, ("k", "v"))
     with pytest.raises(ConfigError, match=r"the source has no column value \(it has id\)"):

@@ -67,7 +67,7 @@ def assert_nothing_is_seen(broker, topic):
         (TEXTS, {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "700"}, "Check that the broker runs"),
     ],
 )
-def test_a_stream_is_told_what_is_wrong_before_anything_is_written(
+def test_invalid_options_of_a_stream_fail_before_anything_is_written(
     spark, headrace_broker, tmp_path, columns, options, message
 ):
     topic = new_topic(headrace_broker, "wrong")
@@ -176,7 +176,7 @@ def deny(broker, kind, name, operation=AclOperation.WRITE):
 
 
 @pytest.mark.every_run
-def test_a_topic_that_may_not_be_written(spark, guarded):
+def test_the_error_for_a_topic_without_write_permission(spark, guarded):
     topic = new_topic(guarded, "forbidden")
     deny(guarded, ResourceType.TOPIC, topic)
     said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic)
@@ -186,7 +186,7 @@ def test_a_topic_that_may_not_be_written(spark, guarded):
 
 
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_transactional_ids_that_may_not_be_used(spark, guarded, mode):
+def test_the_error_for_transactional_ids_without_permission(spark, guarded, mode):
     topic, sink = new_topic(guarded, "open"), unique("forbidden-sink")
     deny(guarded, ResourceType.TRANSACTIONAL_ID, sink)
     frame = spark.range(3).selectExpr(*TEXTS)
@@ -195,7 +195,7 @@ def test_transactional_ids_that_may_not_be_used(spark, guarded, mode):
     assert_nothing_is_seen(guarded, topic)
 
 
-def test_a_decision_topic_that_may_not_be_made(spark, guarded):
+def test_the_error_for_a_decision_topic_without_create_permission(spark, guarded):
     topic, decisions = new_topic(guarded, "open"), unique("forbidden-name")
     deny(guarded, ResourceType.TOPIC, decisions, AclOperation.ALL)
     said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic, decision__topic=decisions)
@@ -205,7 +205,7 @@ def test_a_decision_topic_that_may_not_be_made(spark, guarded):
 
 
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_a_decision_topic_that_may_not_be_written(spark, guarded, mode):
+def test_the_error_for_a_decision_topic_without_write_permission(spark, guarded, mode):
     topic, decisions = new_topic(guarded, "open"), new_topic(guarded, "forbidden-decisions")
     deny(guarded, ResourceType.TOPIC, decisions)
     frame = spark.range(3).selectExpr(*TEXTS)

@@ -31,7 +31,7 @@ from crash_cells import (
     PROCESS,
     RETRY,
     SHORT_TRANSACTION_MS,
-    SPECULATION,
+    SPECULATIVE,
     ZOMBIE,
     Outcome,
 )
@@ -54,7 +54,7 @@ SHORT = {
     (OURS, BROKER): ("task.sent", "decide.written"),
     (OURS, EXPIRY): ("check.done", "end.between", "redo.written"),
     (OURS, RETRY): ("task.sent", "end.between"),
-    (OURS, SPECULATION): ("task.flushed", "decide.begin"),
+    (OURS, SPECULATIVE): ("task.flushed", "decide.begin"),
     (OURS, ZOMBIE): ("begin.fence", "decide.begin"),
     (OURS, PROCESS): ("begin.held", "decide.written", "decide.done", "redo.written"),
     (APACHE, DRIVER): ("task.flushed", "decide.written", "decide.done", "replay.abort"),
@@ -155,7 +155,7 @@ def matrix(tmp_path_factory, request):
 @pytest.mark.timeout(COLUMN_SECONDS_MAX)
 @pytest.mark.behaviour("S05", "S06")
 @pytest.mark.parametrize(("broker", "fault", "place"), [*cells()])
-def test_every_row_is_seen_once(matrix, broker, fault, place):
+def test_every_row_is_visible_once(matrix, broker, fault, place):
     outcome = matrix.outcome(broker, fault, place)
     assert outcome.verdict == "", outcome
 

@@ -102,7 +102,7 @@ def test_every_row_once_while_a_worker_the_driver_and_the_broker_are_killed(demo
 
 
 @pytest.mark.slow
-def test_on_a_cluster_of_ones_own_a_foreign_record_is_found_and_nothing_is_left(demo, headrace_broker):
+def test_on_a_users_cluster_an_unexpected_record_is_reported_and_topics_removed(demo, headrace_broker):
     run = demo("-b", headrace_broker.bootstrap)
     with (
         AdminClient(headrace_broker.bootstrap) as admin,
@@ -144,7 +144,7 @@ def test_a_second_signal_ends_it_at_once(demo):
     eventually("nothing of it", lambda: not run.leftovers())
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once(demo):
+def test_an_unreachable_cluster_fails_at_once(demo):
     run = demo("-b", "127.0.0.1:1")
     run.end(STOP_SECONDS_MAX)
     assert run.process.returncode == NO_BROKER

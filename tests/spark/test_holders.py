@@ -106,7 +106,7 @@ def test_processes_of_a_run_take_turns_and_the_next_run_fences_all_of_them(sink)
 
 
 @pytest.mark.behaviour("S11")
-def test_a_run_that_only_took_the_lock_fences_nobody(sink):
+def test_a_run_that_only_took_the_lock_fences_no_other(sink):
     process = sink.process("first")
     commit(process, sink, 0)
     sink.ledger().open()
@@ -180,7 +180,7 @@ def test_reading_again_costs_what_is_new_and_finds_what_a_new_reader_finds(sink,
     assert EARLIEST not in starts
 
 
-def test_what_was_read_of_a_decision_topic_that_was_made_anew_is_forgotten(sink):
+def test_cached_decisions_are_dropped_when_the_decision_topic_is_recreated(sink):
     ledger, topic = sink.ledger(), sink.options.decision_topic
     ledger.open()
     ledger.write(Decision(sink.name, QUERY, "run", 0))

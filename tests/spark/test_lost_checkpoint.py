@@ -187,9 +187,7 @@ def test_going_back_to_an_older_checkpoint_skips_what_the_new_one_has_delivered(
 
 @pytest.mark.slow
 @pytest.mark.behaviour("S13")
-def test_a_join_that_passes_the_columns_on_is_stopped_by_the_first_row_it_has_held_back(
-    spark, headrace_broker, tmp_path
-):
+def test_a_join_that_keeps_the_origin_columns_is_stopped_by_its_first_late_row(spark, headrace_broker, tmp_path):
     """Its schema is that of a stateless query: only the order of offsets tells."""
     copy = CopiedTopic(spark, headrace_broker, tmp_path, partitions=1)
     copy.send(2)

@@ -190,7 +190,7 @@ def test_an_endless_stream_is_stopped_after_a_batch(spark):
     assert not spark.streams.active
 
 
-def test_a_batch_is_given_up_when_asked(spark, tmp_path):
+def test_a_batch_is_cancelled_by_stop(spark, tmp_path):
     class StopAtTasks(Notes):
         def tasks(self, tasks, totals):
             if tasks.all:
@@ -239,14 +239,14 @@ def test_a_check_names_every_view_and_its_columns(spark, filled):
         ("source.schema=id BIGNT", r"cannot read the source \(json\)"),
     ],
 )
-def test_a_check_says_what_is_wrong_and_where(spark, filled, override, said):
+def test_a_check_reports_problems_with_their_positions(spark, filled, override, said):
     with pytest.raises((SparkError, ConfigError), match=said) as caught:
         Pipeline.from_toml(filled[0], (override,)).check(spark)
     assert "Traceback" not in str(caught.value)
     assert not spark.catalog.listTables()
 
 
-def test_a_file_stream_without_a_schema_is_told_to_have_one(spark, filled):
+def test_the_error_of_a_file_stream_without_a_schema_says_to_set_one(spark, filled):
     text = filled[0].replace('schema = "id BIGINT, name STRING"', "")
     with pytest.raises(SparkError, match=r"set schema in \[source\]"):
         Pipeline.from_toml(text).check(spark)
@@ -262,7 +262,7 @@ def test_a_name_that_the_session_has_already_is_not_overwritten(spark, filled):
         spark.catalog.dropTempView("even")
 
 
-def test_a_stream_that_fails_says_why_in_a_paragraph(spark, filled):
+def test_the_error_of_a_failed_stream_is_one_paragraph(spark, filled):
     with pytest.raises(SparkError) as caught:
         Pipeline.from_toml(filled[0], ("sink.options.topic=no-such-topic",)).run(spark)
     assert "no-such-topic" in str(caught.value)
@@ -270,7 +270,7 @@ def test_a_stream_that_fails_says_why_in_a_paragraph(spark, filled):
         assert noise not in str(caught.value)
 
 
-def test_a_batch_pipeline_is_no_stream(spark, filled):
+def test_a_batch_pipeline_cannot_be_started_as_a_stream(spark, filled):
     pipeline = Pipeline.from_toml(filled[0])
     pipeline.spec = replace(pipeline.spec, trigger=replace(pipeline.spec.trigger, mode="batch"))
     with pytest.raises(ConfigError, match="which is not a stream"):

@@ -86,7 +86,7 @@ def test_the_last_batch_with_other_rows_stops_the_query(stream):
 
 
 @pytest.mark.behaviour("S12")
-def test_a_copied_checkpoint_goes_on_and_the_first_one_is_refused_after_that(stream):
+def test_a_copied_checkpoint_continues_and_the_original_is_refused_afterwards(stream):
     """Blue, then green with a copy of its checkpoint, then blue again."""
     stream.add_file(40)
     stream.process()
@@ -103,7 +103,7 @@ def test_a_copied_checkpoint_goes_on_and_the_first_one_is_refused_after_that(str
 
 
 @pytest.mark.behaviour("S12")
-def test_a_checkpoint_one_batch_behind_replays_that_batch_and_goes_on(stream):
+def test_a_checkpoint_one_batch_behind_replays_that_batch_and_continues(stream):
     """The same rows under the same number are a replay, whatever made it one."""
     stream.add_file(40)
     stream.process()
@@ -117,7 +117,7 @@ def test_a_checkpoint_one_batch_behind_replays_that_batch_and_goes_on(stream):
     assert not open_transactions(stream.bootstrap, stream.topic)
 
 
-def test_a_replay_with_dead_letters_is_known_as_one(spark, either, tmp_path):
+def test_a_replay_with_dead_letters_is_recognised(spark, either, tmp_path):
     """Their headers name the attempt, which is another one."""
     markers(spark)
     topic, dead = new_topic(either, "some"), new_topic(either, "dead")

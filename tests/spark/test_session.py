@@ -39,7 +39,7 @@ def test_a_session_that_runs_is_taken_as_it_is(spark, caplog):
     spark.conf.set("spark.sql.shuffle.partitions", "2")
 
 
-def test_workers_are_asked_for_their_version(spark, monkeypatch):
+def test_the_version_of_the_workers_is_checked(spark, monkeypatch):
     check_workers(spark)
     monkeypatch.setattr(headrace, "__version__", "9.9.9")
     with pytest.raises(SparkError, match=r"has headrace .*, the driver 9\.9\.9: install the same version"):

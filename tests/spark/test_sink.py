@@ -52,7 +52,7 @@ def test_a_frame_is_written_once_and_whole(spark, either, mode):
     assert not open_transactions(either.bootstrap, topic)
 
 
-def test_nothing_is_seen_before_the_end_and_then_all(spark, kafka):
+def test_nothing_is_visible_before_the_commit_and_then_everything(spark, kafka):
     """A task fails after others have written: nothing of the batch is ever seen."""
     topic = new_topic(kafka, "whole", 2)
     frame = spark.range(0, 1000, 1, 4).selectExpr("CAST(IF(id = 999, raise_error('broken row'), id) AS STRING) value")
@@ -122,7 +122,7 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused(spark, headrace_brok
     assert not open_transactions(headrace_broker.bootstrap, topic)
 
 
-def test_a_write_that_died_between_decision_and_end_is_finished_by_the_next_one_of_its_sink(spark, either, tmp_path):
+def test_the_next_write_of_a_sink_finishes_one_that_died_after_its_decision(spark, either, tmp_path):
     """Without write.id nobody can know it again, but sink.id is enough to carry out what it had decided."""
     topic, sink = new_topic(either, "half", 2), unique("sink")
     died = f"markers={tmp_path}, end.between=kill, abort.begin=kill"
@@ -175,7 +175,7 @@ def test_bad_rows_go_to_the_dead_letter_topic_in_the_same_commit(spark, either, 
         ),
     ],
 )
-def test_what_is_wrong_is_said_when_the_write_is_planned(spark, kafka, columns, options, message):
+def test_invalid_writes_fail_when_they_are_planned(spark, kafka, columns, options, message):
     topic = new_topic(kafka, "wrong")
     given = {"topic": topic, **options}
     frame = spark.range(3).selectExpr(*columns)

@@ -91,7 +91,7 @@ def test_rows_are_what_another_client_reads(either, codec):
     assert read_all(batch_reader(either, topic)) == expected
 
 
-def test_batches_have_the_types_that_spark_asks_for(either):
+def test_batches_have_the_types_that_spark_requires(either):
     topic = new_topic(either, "types")
     librdkafka.produce(either.bootstrap, topic, small())
     for columns in (ALL_COLUMNS, ("value",), ("headers", "timestamp", "topic")):
@@ -209,7 +209,7 @@ def test_long_ranges_are_read_by_several_tasks_and_no_row_twice(either):
 # -- gaps --------------------------------------------------------------------------------------
 
 
-def test_rows_of_aborted_and_open_transactions_are_seen_only_by_those_who_ask(either):
+def test_rows_of_aborted_and_open_transactions_need_read_uncommitted(either):
     topic = new_topic(either, "transactions")
     producer = librdkafka.transactional(either.bootstrap, unique("source"))
     for start, ending in ((0, "commit"), (10, "abort"), (20, "commit"), (30, "abort")):
@@ -365,7 +365,7 @@ def test_a_range_that_never_ends_is_given_up(either):
         list(read_range(options, ALL_COLUMNS, OffsetRange(topic, 0, 0, 9)))
 
 
-def test_no_broker_is_said_at_once():
+def test_a_missing_broker_fails_at_once():
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "kafka.default.api.timeout.ms": "300"}
     with pytest.raises(TimedOutError, match="is a broker running there"):
         BatchReader(options, schema(ALL_COLUMNS)).partitions()

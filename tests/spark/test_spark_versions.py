@@ -26,7 +26,7 @@ def smoke(version, broker, folder):
 
 @pytest.mark.timeout(seconds_max(OLDEST))
 @pytest.mark.behaviour("S01")
-def test_the_oldest_spark_writes_and_reads_batches_and_says_what_streams_need(headrace_broker, tmp_path):
+def test_the_oldest_spark_handles_batches_and_names_the_version_for_streams(headrace_broker, tmp_path):
     found = smoke(OLDEST, headrace_broker, tmp_path)
     assert "writing streams needs Spark 4.1 or later" in found["stream error"]
 

@@ -159,7 +159,7 @@ def test_two_queries_use_one_sink_id_one_after_the_other(spark, either, tmp_path
         assert str(stream.audit()) == "clean"
 
 
-def test_wrong_options_of_a_stream_are_told_when_it_starts(stream):
+def test_invalid_options_of_a_stream_fail_when_it_starts(stream):
     stream.add_file(5)
     with pytest.raises(Exception, match=r"write\.id is for batch writes"):
         stream.process(write__id="x")

@@ -88,7 +88,7 @@ def test_micro_batches_follow_one_another_without_a_gap(either, reader):
     assert stream.partitions(later, later) == []
 
 
-def test_a_stream_begins_at_the_end_by_default_and_stays_there_over_a_crash_in_its_first_batch(either, reader):
+def test_a_stream_begins_at_latest_by_default_also_after_a_crash_in_its_first_batch(either, reader):
     topic = new_topic(either, "pinned")
     send(either, topic, 10)
     stream = reader(topic)
@@ -106,7 +106,7 @@ def test_a_stream_begins_at_the_end_by_default_and_stays_there_over_a_crash_in_i
     assert journey(again.latestOffset(end, ALL))[topic] == {"0": 20}
 
 
-def test_spark_40_asks_for_the_end_first_and_says_nothing_of_the_start(either, reader):
+def test_spark_40_calls_latest_offset_first_and_without_a_start(either, reader):
     topic = new_topic(either, "old-api")
     send(either, topic, 10)
     stream = reader(topic)
@@ -435,7 +435,7 @@ def rows(*runs):
 
 @pytest.mark.every_run
 @pytest.mark.behaviour("S03")
-def test_a_query_that_is_started_again_goes_on_exactly_where_it_was(spark, either, tmp_path):
+def test_a_restarted_query_continues_exactly_where_it_was(spark, either, tmp_path):
     topic, group = new_topic(either, "restart", 2), unique("restart-group")
     send(either, topic, 100)
     query = Query(
@@ -482,14 +482,14 @@ def test_a_running_query_sees_what_comes(spark, either, tmp_path):
     assert query.values() == rows((0, range(10, 17)))
 
 
-def test_a_stream_that_makes_no_sense_stops_with_the_reason(spark, either, tmp_path):
+def test_an_invalid_stream_stops_with_the_reason(spark, either, tmp_path):
     query = Query(spark, either, new_topic(either, "senseless"), tmp_path, endingOffsets="latest")
     with pytest.raises(Exception, match="endingOffsets is 'latest', but a stream has no end") as caught:
         query.run()
     assert "UnboundLocalError" not in str(caught.value)
 
 
-def test_lost_rows_stop_a_query_and_the_message_says_which(spark, either, tmp_path):
+def test_lost_rows_stop_a_query_and_the_message_names_them(spark, either, tmp_path):
     topic = new_topic(either, "lost")
     send(either, topic, 10)
     query = Query(spark, either, topic, tmp_path, startingOffsets="earliest")

@@ -25,9 +25,9 @@ from spark_driver import SparkDriver
 from topics import new_topic, unique
 
 EXECUTOR, DRIVER, BROKER = "executor killed", "driver killed", "broker restarted"
-EXPIRY, SPECULATION, RETRY, ZOMBIE = "transaction expired", "speculative attempt", "stage retry", "zombie driver"
+EXPIRY, SPECULATIVE, RETRY, ZOMBIE = "transaction expired", "speculative attempt", "stage retry", "zombie driver"
 LEADER, PROCESS = "leader killed", "process changes"
-FAULTS = (EXECUTOR, DRIVER, BROKER, EXPIRY, SPECULATION, RETRY, ZOMBIE, PROCESS, LEADER)
+FAULTS = (EXECUTOR, DRIVER, BROKER, EXPIRY, SPECULATIVE, RETRY, ZOMBIE, PROCESS, LEADER)
 PLACES = tuple(FAILPOINTS)
 
 NONSENSE = {

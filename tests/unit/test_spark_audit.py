@@ -91,7 +91,7 @@ SOURCE = ("--source-format", "parquet", "--source-path", "x")
         (("--examples", "-1"), "-1"),
     ],
 )
-def test_wrong_usage_is_no_difference(arguments, said):
+def test_invalid_usage_has_another_exit_code_than_a_difference(arguments, said):
     done = typed("audit", *arguments)
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())

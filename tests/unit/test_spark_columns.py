@@ -291,7 +291,7 @@ def test_a_row_that_its_serializer_refuses_is_a_bad_row():
 
 
 @pytest.mark.behaviour("S04")
-def test_partitions_of_topics_that_rows_name_are_asked_for_once_and_when_needed():
+def test_partition_counts_of_topics_in_rows_are_looked_up_once_and_when_needed():
     asked = []
 
     def count(topic, highest):

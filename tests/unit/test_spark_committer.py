@@ -252,7 +252,7 @@ MODES = ["inline", "parallel", "mixed"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_batch_is_seen_once_and_nothing_is_left_open(mode):
+def test_every_batch_is_visible_once_and_nothing_is_left_open(mode):
     world = World()
     driver = Driver(world, "run")
     for number in range(3):
@@ -483,7 +483,7 @@ def test_a_batch_with_a_lost_transaction_is_not_decided():
     assert not world.open
 
 
-def test_a_batch_whose_time_is_nearly_up_is_not_decided():
+def test_a_batch_with_transactions_about_to_expire_is_not_decided():
     world = World(age_ms=TIMEOUT_MS * 3 // 4 + 1)
     driver = Driver(world, "run")
     with pytest.raises(NotDecidedError, match="open for more than 75 s and expires after 100 s"):
@@ -544,7 +544,7 @@ def test_an_empty_batch_needs_no_decision():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_write_that_nobody_will_repeat_leaves_no_decision_behind(mode):
+def test_a_write_without_write_id_leaves_no_decision(mode):
     world = World()
     driver = Driver(world, "run")
     driver.committer.commit(replace(driver.tasks(0, mode), erase_decision=True))
@@ -601,7 +601,7 @@ def test_another_process_of_the_run_may_take_the_lock_anywhere(place, mode):
 @pytest.mark.behaviour("S06", "S11")
 @pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
 @pytest.mark.parametrize(("place", "mode"), CELLS)
-def test_a_committing_process_may_die_anywhere_and_another_of_its_run_goes_on(place, mode, expires):
+def test_another_process_of_the_run_continues_after_a_committing_process_died(place, mode, expires):
     world = World()
     Driver(world, "run-1").process(0, mode)
     dying = Driver(world, "run-2", place)
@@ -622,7 +622,7 @@ def test_a_committing_process_may_die_anywhere_and_another_of_its_run_goes_on(pl
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_that_died_before_it_held_the_sink_fences_nobody(mode):
+def test_a_run_that_died_before_it_held_the_sink_fences_no_other(mode):
     world = World()
     driver = Driver(world, "run-1")
     driver.process(0, "inline")
@@ -657,7 +657,7 @@ def test_the_older_of_two_applications_is_fenced_whatever_process_serves_it(mode
     assert_all_seen_once(world, 3)
 
 
-def test_a_run_that_another_query_of_its_driver_has_fenced_is_told_so():
+def test_the_error_of_a_run_fenced_by_a_query_of_its_driver_says_so():
     world = World()
     driver = DriverProcess("host", 4711, 1_700_000_000_000)
     older, newer = Driver(world, "run-1", driver=driver), Driver(world, "run-2", driver=driver)
@@ -673,7 +673,7 @@ def test_a_run_that_another_query_of_its_driver_has_fenced_is_told_so():
     )
 
 
-def test_a_run_whose_transactions_were_aborted_by_the_next_one_is_told_who_did_it():
+def test_a_run_whose_transactions_its_successor_aborted_gets_a_fenced_error():
     world = World()
     older = Driver(world, "run-1")
     older.process(0, "parallel")
@@ -684,7 +684,7 @@ def test_a_run_whose_transactions_were_aborted_by_the_next_one_is_told_who_did_i
 
 
 @pytest.mark.parametrize("place", ["decide.done", "end.done"])
-def test_a_driver_that_is_fenced_after_its_decision_is_told_that_the_batch_is_delivered(place):
+def test_the_error_of_a_driver_fenced_after_its_decision_says_it_is_delivered(place):
     world = World()
     older = Driver(world, "run-1", place)
     older.failpoints.instead = lambda: Driver(world, "run-2").process(1, "parallel")
@@ -727,7 +727,7 @@ def test_a_process_that_keeps_losing_the_lock_gives_up():
 
 
 @pytest.mark.parametrize(("mode", "is_lost"), [("inline", False), ("inline", True), ("parallel", True)])
-def test_a_fenced_write_of_a_sink_of_its_own_is_repeated_where_the_log_tells(mode, is_lost, monkeypatch):
+def test_a_fenced_write_of_a_single_use_sink_is_repeated_if_the_log_shows_it(mode, is_lost, monkeypatch):
     """Inline rows leave no decision there: then it is in doubt, and nobody else is blamed for it."""
     world = World()
     real, writes = FakeLedger.write, iter(range(100))
@@ -784,7 +784,7 @@ def test_a_redo_whose_decision_is_gone_from_the_log_stops():
         driver.process(0, "parallel")
 
 
-def test_a_sink_of_its_own_has_no_holder():
+def test_a_single_use_sink_has_no_holder():
     world = World()
     driver = Driver(world, "run", is_single_use=True)
     driver.committer.commit(replace(driver.tasks(0, "mixed"), erase_decision=True))
@@ -871,7 +871,7 @@ def other_rows(world: World, run: str, number: int, mode: str) -> Batch:
 
 @pytest.mark.behaviour("S12")
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
+def test_a_repeated_batch_number_with_other_rows_is_refused(mode):
     world = World()
     Driver(world, "run-1").process(0, mode)
     for number in (0, 0):
@@ -894,7 +894,7 @@ def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
 @pytest.mark.behaviour("S12")
 @pytest.mark.parametrize("check", ["fingerprint", "rows", "none"])
 @pytest.mark.parametrize("mode", ["inline", "parallel", "empty"])
-def test_a_batch_before_the_last_decided_one_is_refused_whatever_is_compared(mode, check):
+def test_a_batch_before_the_last_decision_is_refused_with_every_replay_check(mode, check):
     """Also if it is empty: a checkpoint that goes back is one of another time."""
     world = World()
     driver = Driver(world, "run-1")
@@ -931,7 +931,7 @@ def test_a_query_that_is_refused_does_not_take_the_sink_over():
 
 
 @pytest.mark.behaviour("S12")
-def test_a_copied_checkpoint_goes_on_and_the_first_one_is_refused_after_that():
+def test_a_copied_checkpoint_continues_and_the_original_is_refused_afterwards():
     """Blue, then green with a copy of its checkpoint, then blue again."""
     world = World()
     Driver(world, "blue").process(0, "parallel")
@@ -957,7 +957,7 @@ def test_a_healthy_query_with_empty_batches_is_never_refused():
 
 
 @pytest.mark.behaviour("S12")
-def test_a_batch_that_was_decided_and_comes_again_empty_is_refused():
+def test_an_empty_replay_of_a_decided_batch_is_refused():
     world = World()
     Driver(world, "run-1").process(0, "mixed")
     with pytest.raises(RepeatedBatchError, match="now 0 rows"):
@@ -979,7 +979,7 @@ def test_a_skipped_replay_is_logged_with_rows_and_run(caplog):
 
 
 @pytest.mark.parametrize("check", ["rows", "none"])
-def test_a_replay_with_other_rows_is_skipped_with_a_warning_where_the_option_allows_it(check, caplog):
+def test_replay_check_lets_a_replay_with_other_rows_be_skipped_with_a_warning(check, caplog):
     world = World()
     Driver(world, "run-1").process(0, "mixed")
     driver = Driver(world, "run-2", replay_check=check)
@@ -1139,7 +1139,7 @@ def test_equal_rows_from_other_source_offsets_are_no_replay(check):
 
 
 @pytest.mark.behaviour("S12")
-def test_a_replay_with_fewer_rows_of_the_same_source_records_is_skipped_with_a_warning(caplog):
+def test_a_replay_with_fewer_rows_of_the_same_records_is_skipped_with_a_warning(caplog):
     """Retention or compaction has taken records that were delivered."""
     world = World()
     query = CopyingQuery(world, "query")
@@ -1179,7 +1179,7 @@ def test_a_replay_with_more_rows_of_the_same_source_records_is_refused():
     assert sorted(map(int, world.visible)) == list(range(4))
 
 
-def test_a_replay_is_recognised_by_its_rows_if_it_was_decided_without_source_offsets():
+def test_a_replay_of_a_batch_without_source_offsets_is_recognised_by_its_rows():
     """The option was set between the crash and the restart."""
     world = World()
     query, driver = CopyingQuery(world, "query"), Driver(world, "run-1")
@@ -1205,7 +1205,7 @@ def test_a_replay_is_recognised_by_its_rows_if_topic_ids_have_come_or_gone(topic
 
 
 @pytest.mark.behaviour("S11")
-def test_the_older_of_two_queries_with_source_offsets_is_told_who_fenced_it():
+def test_the_older_of_two_queries_with_source_offsets_gets_the_holder_in_its_error():
     world = World()
     older, newer = CopyingQuery(world, "older"), CopyingQuery(world, "newer", position=4)
     driver = Driver(world, "run-1")
@@ -1217,7 +1217,7 @@ def test_the_older_of_two_queries_with_source_offsets_is_told_who_fenced_it():
 
 
 @pytest.mark.behaviour("S13")
-def test_skipped_rows_are_told_with_their_number_and_who_delivered_them(caplog):
+def test_skipped_rows_are_logged_with_the_query_that_delivered_them(caplog):
     world = World()
     CopyingQuery(world, "older").process(Driver(world, "run-1"), 6)
     newer, driver = CopyingQuery(world, "newer"), Driver(world, "run-2")

@@ -86,7 +86,7 @@ def test_a_decision_of_version_1_has_no_fingerprint_but_a_row_count():
     assert decoded.rows == 11 + 2 * 12
 
 
-def test_keys_that_are_unknown_are_ignored():
+def test_unknown_keys_are_ignored():
     newer = json.loads(decision().encode()) | {"something": [1]}
     assert Decision.decode(json.dumps(newer).encode()) == decision()
 
@@ -143,7 +143,7 @@ def test_a_holder_is_named_with_host_process_and_start_time():
     )
 
 
-def test_a_process_without_a_jvm_above_it_is_its_own_driver():
+def test_a_process_without_a_jvm_ancestor_is_its_own_driver():
     driver = this_driver()
     assert driver.pid == os.getpid()
     assert -2_000 < time.time() * 1000 - driver.started_ms < 24 * 3_600_000

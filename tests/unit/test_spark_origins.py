@@ -60,7 +60,7 @@ def test_a_hull_reaches_from_the_lowest_offset_to_the_highest():
     assert covered_by(KnownOrigins(0, of((3, 5)), NOTHING), of((9, 9))) == of((3, 9))
 
 
-def test_a_query_skips_what_the_other_queries_have_covered_and_not_what_it_has_itself():
+def test_a_query_skips_what_other_queries_have_covered_but_not_its_own_coverage():
     known = {
         "old": KnownOrigins(9, of((0, 100)), NOTHING),
         "older": KnownOrigins(3, of((200, 300)), of((500, 600))),
@@ -96,7 +96,7 @@ def test_rows_inside_the_base_are_skipped_and_no_others(offsets, base):
     assert (chosen.report.base_digest, chosen.report.unproven) == (base.digest(), 0)
 
 
-def test_topics_and_partitions_are_told_apart_and_a_recreated_topic_is_another():
+def test_topics_and_partitions_are_distinguished_and_a_recreated_topic_is_another():
     base = of((0, 9)) | Coverage({SourcePartition("t", 1): ((0, 9),)})
     chosen = OriginFilter(DEFAULT, base, "batch 0, task 0")
     batch = rows(
@@ -140,7 +140,7 @@ def test_rows_are_refused_if_only_they_or_only_the_decisions_have_a_topic_id(del
         unknown.apply(rows([4, 5, 9], [row_id] * 3))
 
 
-def test_rows_are_skipped_though_offsets_of_the_same_name_were_delivered_without_an_id():
+def test_rows_are_skipped_even_if_the_topic_was_also_delivered_without_an_id():
     """What is proven by id needs no other proof."""
     base = of((0, 9)) | of((0, 9), partition=SourcePartition.of("t", None, 0))
     assert OriginFilter(DEFAULT, base, "batch 3, task 1").apply(rows([4, 5], "a")).num_rows == 0

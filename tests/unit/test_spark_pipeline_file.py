@@ -109,7 +109,7 @@ def test_what_looks_like_a_secret_is_masked(name, value, shown):
     assert masked(name, value) == shown
 
 
-def test_unknown_names_are_told_with_the_nearest_and_the_line():
+def test_unknown_names_are_reported_with_a_suggestion_and_the_line():
     text = GOOD.replace('format = "json"', 'formt = "json"').replace("[trigger]", "[triger]")
     found = problems(text)
     assert found == [
@@ -122,7 +122,7 @@ def test_unknown_names_are_told_with_the_nearest_and_the_line():
     ]
 
 
-def test_an_option_of_sparks_in_the_wrong_table_is_told_where_it_belongs():
+def test_the_error_for_a_spark_option_in_the_wrong_table_names_the_right_one():
     (found,) = problems(GOOD.replace('path = "in"', "multiline = true"))
     assert found.startswith("p.toml, line 4: there is no 'multiline' in [source]; Spark options go into")
 
@@ -147,7 +147,7 @@ def test_an_option_of_sparks_in_the_wrong_table_is_told_where_it_belongs():
         ('[spark]\nmaster = "local[2]"\n\n[spark.config]', "[x]", "there is no 'x' in a pipeline"),
     ],
 )
-def test_what_makes_no_sense_is_told_with_its_line_and_what_is_allowed(old, new, said):
+def test_invalid_values_are_reported_with_their_line_and_what_is_allowed(old, new, said):
     assert old in GOOD
     assert said in "\n".join(problems(GOOD.replace(old, new)))
 
@@ -170,7 +170,7 @@ def test_the_sources_own_options_are_checked():
     assert "bootstrap.servers" in found
 
 
-def test_text_that_is_no_toml(tmp_path):
+def test_text_that_is_not_toml_is_refused(tmp_path):
     assert re.match(r"p.toml is not TOML: .*line 1", problems("a = = 1")[0])
     (tmp_path / "bad.toml").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8"):
@@ -198,7 +198,7 @@ def test_variables_come_from_the_environment(tmp_path):
     assert spec.sink.mode == "complete"
 
 
-def test_a_variable_that_is_missing_is_told_with_its_line():
+def test_a_missing_variable_is_reported_with_its_line():
     (found,) = problems('sink.format="noop"\n[source]\nformat = "rate"\npath = "${NOWHERE}"')
     assert (
         found == "p.toml, line 4: the environment variable NOWHERE is not set: set it, or write ${NOWHERE:-a default}"
@@ -217,7 +217,7 @@ def test_a_variable_is_a_value_and_nothing_else():
 # -- overrides -----------------------------------------------------------------------------------
 
 
-def test_overrides_count_more_than_the_file():
+def test_overrides_replace_values_of_the_file():
     spec = parse_pipeline(
         GOOD,
         "p.toml",
@@ -249,7 +249,7 @@ def test_overrides_count_more_than_the_file():
         ("source.path.x=y", "not a key of a table"),
     ],
 )
-def test_an_override_that_makes_no_sense(override, said):
+def test_an_invalid_override_is_refused(override, said):
     assert said in problems(GOOD, override)[0]
 
 

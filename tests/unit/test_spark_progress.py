@@ -109,7 +109,7 @@ class FakeTracker:
         return type("Stage", (), {"numTasks": 8, "numCompletedTasks": 3}) if stage == 10 else None
 
 
-def test_tasks_of_jobs_that_vanish_meanwhile_are_no_error():
+def test_tasks_of_vanished_jobs_are_ignored():
     context = type("Context", (), {"statusTracker": lambda self: FakeTracker()})()
     assert running_tasks(context) == Tasks(3, 8)
 

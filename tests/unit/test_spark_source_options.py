@@ -157,7 +157,7 @@ def test_of_several_starts_the_most_general_wins():
         ({**LEAST, "bootstrap.servers": "h:1"}, ["'bootstrap.servers'", "did you mean 'kafka.bootstrap.servers'"]),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(options, words):
+def test_invalid_options_are_refused_by_name(options, words):
     with pytest.raises(ConfigError) as caught:
         parse(options, Mode.STREAM)
     for word in words:
@@ -168,7 +168,7 @@ def test_what_makes_no_sense_is_refused_by_name(options, words):
     "name",
     ["auto.offset.reset", "key.deserializer", "value.deserializer", "enable.auto.commit", "interceptor.classes"],
 )
-def test_what_sparks_own_source_refuses_is_refused_with_a_remedy(name):
+def test_options_that_sparks_own_source_refuses_are_refused_with_a_remedy(name):
     with pytest.raises(ConfigError, match=rf"kafka\.{name} is 'x', which the source does not support: \w+"):
         parsed(**{f"kafka.{name}": "x"})
 
@@ -276,7 +276,7 @@ def test_the_columns_are_those_of_sparks_own_source():
     assert schema_of(LEAST) == types.StructType(expected.fields[:-1])
 
 
-def test_a_wrong_option_is_told_when_the_frame_is_made():
+def test_an_invalid_option_fails_when_the_dataframe_is_created():
     with pytest.raises(ConfigError, match="minPartitions"):
         schema_of({**LEAST, "minPartitions": "none"})
 

@@ -114,7 +114,7 @@ def test_a_fetcher_is_closed_after_an_error(kept):
         assert second is not first
 
 
-def test_fetchers_are_closed_when_nobody_has_come_for_a_while(kept, monkeypatch):
+def test_idle_fetchers_are_closed(kept, monkeypatch):
     monkeypatch.setattr(reading, "IDLE_SECONDS_MAX", 0.01)
     with kept.taken(parse(OPTIONS, Mode.BATCH)) as idle:
         assert not idle.closed
@@ -154,7 +154,7 @@ def asking():
     found.close()
 
 
-def test_a_leader_that_knows_less_than_the_last_one_is_asked_again(asking, answers):
+def test_the_end_is_looked_up_again_if_a_new_leader_returns_a_lower_one(asking, answers):
     answers[:] = [7, 9, 12]
     assert asking.latest([TP], known={TP: 10}) == {TP: 12}
     answers[:] = [7, 7, 7, 7]
@@ -162,7 +162,7 @@ def test_a_leader_that_knows_less_than_the_last_one_is_asked_again(asking, answe
     assert not answers
 
 
-def test_failures_that_may_pass_are_asked_about_again(asking, answers):
+def test_retriable_errors_are_retried(asking, answers):
     passing = BrokerError("t-0", code=Code.LEADER_NOT_AVAILABLE)
     answers[:] = [passing, passing, passing, 5]
     assert asking.earliest([TP]) == {TP: 5}
@@ -184,7 +184,7 @@ def test_edges_are_looked_up_and_numbers_are_not(asking, answers):
 # -- asking for enough -------------------------------------------------------------------------
 
 
-def test_a_fetch_asks_for_about_what_is_left():
+def test_a_fetch_requests_about_what_is_left():
     state = PartitionReader(TP, 1000, until=11_000)
     assert state.bytes_wanted(8 * MIB) == FIRST_FETCH_BYTES_MAX
     assert state.bytes_wanted(1000) == 1000
@@ -218,7 +218,7 @@ def test_limits_are_refused_where_spark_would_not_keep_them(monkeypatch):
     assert source.StreamReader(OPTIONS, schema(["value"])).getDefaultReadLimit() == source.NO_LIMIT
 
 
-def test_a_stream_says_what_is_wrong_when_it_is_first_asked():
+def test_invalid_options_of_a_stream_fail_at_its_first_call():
     """Spark would replace an error of the constructor by one of its own."""
     for options, message in (({"endingOffsets": "latest"}, "a stream has no end"), ({"minPartitions": "x"}, "minPart")):
         stream = source.StreamReader({**OPTIONS, **options}, schema(["value"]))

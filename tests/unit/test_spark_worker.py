@@ -47,7 +47,7 @@ def test_the_longest_unused_session_is_closed_when_there_are_too_many():
     assert [session.is_closed for session in sessions] == [False, True, False]
 
 
-def test_a_session_that_nobody_asks_for_is_closed_after_a_while():
+def test_an_unused_session_is_closed_after_some_time():
     rig = Rig(idle_seconds_max=60)
     ended, lasting = rig.get("ended"), rig.get("lasting")
     for rig.now in (30.0, 61.0):
@@ -94,7 +94,7 @@ def test_a_transactional_id_is_used_again_for_the_next_batch_only(fresh_worker):
 
 
 @pytest.mark.behaviour("S11")
-def test_a_worker_of_very_many_queries_gives_no_transactional_id_out_twice_in_a_batch(fresh_worker):
+def test_a_worker_with_many_queries_never_reuses_an_id_within_a_batch(fresh_worker):
     """An id whose run was forgotten may have its transaction still open: to use it again would abort that."""
     ids = [
         worker.transactional_id(f"sink-{query}", "run", 0) for _ in range(2) for query in range(worker.RUNS_MAX + 10)
