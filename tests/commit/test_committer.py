@@ -121,7 +121,7 @@ def inline(rig: SinkRig, number: int) -> Batch:
 @pytest.mark.parametrize("api", ["EndTxn", "Produce"])
 @pytest.mark.parametrize("error", ["PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"])
 def test_a_fenced_producer_of_the_run_that_holds_the_sink_continues(rig, broker, api, error):
-    """Its transaction timed out, or its id was forgotten after a week without a batch: nobody has taken the sink."""
+    """Its transaction timed out, or its id was forgotten after a week without a batch: the holder is the same."""
     driver = rig.driver()
     driver.commit(inline(rig, 0))
     with broker.faults.inject(api=api, error=error, count=1) as fault:

@@ -1,4 +1,4 @@
-"""The driver's hand on the transactions of tasks: ending, describing and fencing them, and writing lost ones again."""
+"""The transactions of tasks, from the driver: ending, describing, fencing and redoing them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXPIRY_MS = "1000"
 
 def end(rig: SinkRig, *transactions: TaskTransaction, committed: bool = True) -> list[EndTxnResult]:
     endings = rig.transactions.end(transactions, committed=committed)
-    return [endings[one.id] for one in transactions]
+    return [endings[task.id] for task in transactions]
 
 
 def fence(rig: SinkRig, transaction: TaskTransaction) -> None:
@@ -70,7 +70,7 @@ def test_the_first_of_several_is_ended_before_the_rest(rig):
     transactions = [rig.transaction([name]) for name in ("a1", "a2", "a3")]
     seen = []
     rig.transactions.end(transactions, committed=True, between=lambda: seen.append(rig.transactions.open_ids(rig.sink)))
-    assert seen == [[one.id for one in transactions[1:]]]
+    assert seen == [[task.id for task in transactions[1:]]]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -179,8 +179,8 @@ def test_the_rows_of_an_aborted_transaction_are_read_as_they_were_written(rig):
     fence(rig, transaction)
     rows = [
         (topic, row["partition"], row["key"], row["value"], row["timestamp"])
-        for topic, found in rig.redo.rows(rig.decision(0, transaction), transaction)
-        for row in found.to_pylist()
+        for topic, result in rig.redo.rows(rig.decision(0, transaction), transaction)
+        for row in result.to_pylist()
     ]
     assert [row[:4] for row in sorted(rows, key=repr)] == [
         (rig.topic, 0, b"k", None),
@@ -194,10 +194,10 @@ def test_rows_of_others_between_those_of_the_transaction_are_left_out(rig):
     transaction, other = rig.transaction(["a1", "a2"]), rig.transaction(["b1"])
     (span,), (behind,) = transaction.spans, other.spans
     wider = replace(transaction, spans=(replace(span, last=behind.last),))
-    for one in (transaction, other):
-        fence(rig, one)
-    found = [value for _, rows in rig.redo.rows(rig.decision(0, wider), wider) for value in rows["value"].to_pylist()]
-    assert found == [b"a1", b"a2"]
+    for task in (transaction, other):
+        fence(rig, task)
+    result = [value for _, rows in rig.redo.rows(rig.decision(0, wider), wider) for value in rows["value"].to_pylist()]
+    assert result == [b"a1", b"a2"]
 
 
 def raw_transaction(rig: SinkRig, sequence: int, count: int) -> TaskTransaction:

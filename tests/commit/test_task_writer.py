@@ -70,7 +70,7 @@ def test_the_next_batch_uses_an_id_again_with_another_epoch(rig):
 
 
 def test_a_task_leaves_what_the_io_thread_owns_to_the_io_thread(rig, monkeypatch):
-    """Between two transactions the producer starts anew, sequences included."""
+    """Between two transactions the producer is reset, including its sequence numbers."""
     clear = SequenceTable.clear
     threads = set()
 

@@ -31,7 +31,7 @@ def options_of(broker, topic, options):
 
 
 def failure_of_batch(frame, broker, topic=None, **options):
-    """What a person is told."""
+    """The message that the user gets."""
     named = {name.replace("__", "."): value for name, value in options.items()}
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's kind says nothing
         frame.write.format("headrace").options(**options_of(broker, topic, named)).mode("append").save()
@@ -124,26 +124,26 @@ def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
     """The second fences the first, which ends with an error that names it. Neither loses or doubles anything."""
     sink, marks = unique("shared"), tmp_path / "marks"
     marks.mkdir()
-    one, two = (
+    first, second = (
         StreamInSession(spark, tmp_path / name, either, new_topic(either, name), sink__id=sink)
-        for name in ("one", "two")
+        for name in ("first", "second")
     )
-    one.add_file(50)
-    two.add_file(50)
-    query = one.begin(f"markers={marks}, decide.begin=hold")
+    first.add_file(50)
+    second.add_file(50)
+    query = first.begin(f"markers={marks}, decide.begin=hold")
     eventually("the first at its decision", (marks / "decide.begin").exists, SECONDS_MAX)
-    two.process()
+    second.process()
     (marks / "decide.begin.go").touch()
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's kind says nothing
-        one.end(query)
+        first.end(query)
     said = explain(caught.value)
     driver = f"host {socket.gethostname()}, process {spark._jvm.java.lang.ProcessHandle.current().pid()}, started "
     assert f"sink.id '{sink}' is held by another query of this driver, or by a later start of this query: run " in said
     assert driver in said
     assert "The rows that this run wrote for batch 0 are not visible." in said
     assert "give each its own sink.id" in said
-    one.process()
-    for stream in (one, two):
+    first.process()
+    for stream in (first, second):
         assert str(stream.audit()) == "clean"
         assert not open_transactions(either.bootstrap, stream.topic)
 

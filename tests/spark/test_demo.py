@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEMO_SECONDS_MAX + 30)]
 
 
 class Running:
-    """The demo in a process of its own; all that it makes for itself is in a folder of the test's."""
+    """The demo in a separate process; its files are in a folder of the test."""
 
     def __init__(self, folder, *arguments):
         self.temporary = folder / "temporary"
@@ -66,7 +66,7 @@ class Running:
     def leftovers(self):
         """Files and processes that should be gone."""
         mark = str(self.temporary)
-        return [*self.temporary.iterdir()] + [one for one in all_processes() if mark in one.command]
+        return [*self.temporary.iterdir()] + [entry for entry in all_processes() if mark in entry.command]
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def demo(tmp_path):
         return started[-1]
 
     yield start
-    for one in started:
-        one.process.kill()
-        one.process.communicate()
+    for entry in started:
+        entry.process.kill()
+        entry.process.communicate()
 
 
 def test_every_row_once_while_a_worker_the_driver_and_the_broker_are_killed(demo):

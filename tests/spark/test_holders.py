@@ -33,7 +33,7 @@ QUERY = "query"
 
 
 class Sink:
-    """A sink with a topic and a decision topic of its own."""
+    """A sink with its own topic and decision topic."""
 
     def __init__(self, broker: Any, stack: ExitStack) -> None:
         self.bootstrap = broker.bootstrap
@@ -91,12 +91,12 @@ def commit(committer: Committer, sink: Sink, number: int) -> None:
 
 @pytest.mark.behaviour("S11")
 def test_processes_of_a_run_take_turns_and_the_next_run_fences_all_of_them(sink):
-    one, two = sink.process("first"), sink.process("first")
-    for number, process in enumerate([one, two, two, one, one, two]):
+    first, second = sink.process("first"), sink.process("first")
+    for number, process in enumerate([first, second, second, first, first, second]):
         commit(process, sink, number)
     newer = sink.process("second")
     commit(newer, sink, 6)
-    for process in (one, two, sink.process("first")):
+    for process in (first, second, sink.process("first")):
         with pytest.raises(
             FencedError, match=r"held by another driver: run second \(host host-of-second, process 4711"
         ):
@@ -124,8 +124,8 @@ def test_a_driver_of_another_sink_that_hangs_does_not_hold_up_this_one(sink, mon
         hung.begin_transaction()
         hung.send(sink.options.decision_topic, b"{}", b'["hung","query"]')
         hung.flush()
-        one, two = sink.process("first"), sink.process("first")
-        for number, process in enumerate([one, two, one]):
+        first, second = sink.process("first"), sink.process("first")
+        for number, process in enumerate([first, second, first]):
             commit(process, sink, number)
         commit(sink.process("second"), sink, 2)
         assert sink.log().read(sink.name)[QUERY].batch == 2

@@ -20,7 +20,7 @@ KEYS = [f"key-{n}" for n in range(40)]
 
 
 class RunningSink:
-    """A stream of files into a topic that goes on until it is stopped. Each line is "key value partition"."""
+    """A stream from files to a topic that runs until it is stopped. Each line is "key value partition"."""
 
     def __init__(self, spark, folder, broker, topic, columns, **options):
         self._folder, self._numbers = folder, itertools.count()

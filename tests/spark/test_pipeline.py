@@ -281,7 +281,7 @@ def test_a_batch_pipeline_cannot_be_started_as_a_stream(spark, filled):
 
 
 class Running:
-    """`headrace pipeline run` in a process of its own, which can be interrupted as by a terminal."""
+    """`headrace pipeline run` in a separate process, which can be interrupted as by a terminal."""
 
     def __init__(self, file, *arguments):
         command = [sys.executable, "-m", "headrace", "pipeline", "run", str(file), "--format", "json", *arguments]

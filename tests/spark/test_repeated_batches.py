@@ -104,7 +104,7 @@ def test_a_copied_checkpoint_continues_and_the_original_is_refused_afterwards(st
 
 @pytest.mark.behaviour("S12")
 def test_a_checkpoint_one_batch_behind_replays_that_batch_and_continues(stream):
-    """The same rows under the same number are a replay, whatever made it one."""
+    """The same rows with the same number are a replay, whatever the cause."""
     stream.add_file(40)
     stream.process()
     keep(stream)

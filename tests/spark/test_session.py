@@ -33,8 +33,8 @@ spark.stop()
 
 def test_a_session_that_runs_is_taken_as_it_is(spark, caplog):
     with caplog.at_level(logging.WARNING, "headrace"):
-        found = session(master="local[7]", config={"spark.sql.shuffle.partitions": 3})
-    assert found.sparkContext is spark.sparkContext
+        active = session(master="local[7]", config={"spark.sql.shuffle.partitions": 3})
+    assert active.sparkContext is spark.sparkContext
     assert "Spark is already running on local[2,3]: master='local[7]' has no effect" in caplog.text
     spark.conf.set("spark.sql.shuffle.partitions", "2")
 

@@ -42,12 +42,12 @@ def expected(count):
 def test_a_frame_is_written_once_and_whole(spark, either, mode):
     topic = new_topic(either, "batch", 3)
     write(numbers(spark, LARGE), either, topic, commit__mode=mode)
-    found = committed(either.bootstrap, topic)
-    assert sorted((value or b"").decode() for rows in found.values() for _, value in rows) == expected(LARGE)
+    result = committed(either.bootstrap, topic)
+    assert sorted((value or b"").decode() for rows in result.values() for _, value in rows) == expected(LARGE)
     by_key = {
-        key: {partition for partition, rows in found.items() for k, _ in rows if k == key} for key in (b"0", b"7")
+        key: {partition for partition, rows in result.items() for k, _ in rows if k == key} for key in (b"0", b"7")
     }
-    assert all(len(places) == 1 for places in by_key.values())  # by key, as every producer does
+    assert all(len(partitions) == 1 for partitions in by_key.values())  # by key, as every producer does
     settle(either.bootstrap, topic)
     assert not open_transactions(either.bootstrap, topic)
 
@@ -78,13 +78,13 @@ def test_all_columns_arrive(spark, either, mode):
     for topic in topics:
         settle(either.bootstrap, topic)
     with Fetcher(either.bootstrap) as fetcher:
-        places = [TopicPartition(topic, number) for topic in topics for number in range(2)]
-        fetcher.assign(places, until=fetcher.end_offsets(places))
-        found = []
+        partitions = [TopicPartition(topic, number) for topic in topics for number in range(2)]
+        fetcher.assign(partitions, until=fetcher.end_offsets(partitions))
+        result = []
         while not fetcher.is_finished():
-            found += fetcher.poll(1000)
-    left = {record.partition: record for record in found if record.topic == topics[0]}
-    (right,) = [record for record in found if record.topic == topics[1]]
+            result += fetcher.poll(1000)
+    left = {record.partition: record for record in result if record.topic == topics[0]}
+    (right,) = [record for record in result if record.topic == topics[1]]
     assert (left[1].key, left[1].value, left[1].headers) == (b"k1", b"v1", (("h", b"1"), ("h", None)))
     assert left[1].timestamp == int(stamp.replace(tzinfo=datetime.UTC).timestamp() * 1000)
     assert (left[0].key, left[0].headers) == (b"k3", ())
@@ -123,7 +123,7 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused(spark, headrace_brok
 
 
 def test_the_next_write_of_a_sink_finishes_one_that_died_after_its_decision(spark, either, tmp_path):
-    """Without write.id nobody can know it again, but sink.id is enough to carry out what it had decided."""
+    """Without write.id it is not recognised, but sink.id is enough to carry out its decision."""
     topic, sink = new_topic(either, "half", 2), unique("sink")
     died = f"markers={tmp_path}, end.between=kill, abort.begin=kill"
     with pytest.raises(Exception, match=r"crashed|EOF|connection|Python worker"):

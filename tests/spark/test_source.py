@@ -59,7 +59,7 @@ def _nothing_stays_open():
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-read-ahead"]
 
 
-def as_rows(topic, partition, found, time_type=0):
+def as_rows(topic, partition, result, time_type=0):
     """The rows that Spark's own source makes of records."""
     return [
         {
@@ -72,7 +72,7 @@ def as_rows(topic, partition, found, time_type=0):
             "timestampType": time_type,
             "headers": [{"key": key, "value": value} for key, value in record.headers] or None,
         }
-        for record in found
+        for record in result
     ]
 
 
@@ -189,9 +189,9 @@ def test_partitions_can_be_named_and_topics_matched(either):
     assert values_of(rows) == [f"{names[0]}-1".encode(), f"{names[1]}-0".encode()]
     assert read_all(batch_reader(either, None, subscribePattern=f"no-{prefix}")) == []
     # Internal topics match no pattern.
-    found = ranges_of(batch_reader(either, None, subscribePattern=".*"))
-    assert found
-    assert not [one for one in found if one.topic.startswith("__")]
+    result = ranges_of(batch_reader(either, None, subscribePattern=".*"))
+    assert result
+    assert not [offset_range for offset_range in result if offset_range.topic.startswith("__")]
 
 
 def test_long_ranges_are_read_by_several_tasks_and_no_row_twice(either):
@@ -334,8 +334,8 @@ def test_rows_can_say_where_they_come_from(either):
     assert {(row["__topic"], row["__partition"], row["__topic_id"]) for row in rows} == {
         (topic, 1, topic_id(either, topic))
     }
-    found = schema_of(options_of(either, topic, includeOrigin=True)).names
-    assert found == [name for name in ALL_COLUMNS if name != "headers"] + list(names[1:])
+    result = schema_of(options_of(either, topic, includeOrigin=True)).names
+    assert result == [name for name in ALL_COLUMNS if name != "headers"] + list(names[1:])
     assert schema_of(options_of(either, topic)).names == [name for name in ALL_COLUMNS if name != "headers"]
 
 

@@ -55,8 +55,8 @@ def reader(either, request):
         return made[-1]
 
     yield make
-    for one in made:
-        one.stop()
+    for made_reader in made:
+        made_reader.stop()
 
 
 def send(broker, topic, count, start=0, partition=0):
@@ -370,8 +370,8 @@ def test_finished_offsets_are_committed_to_a_group_for_tools_to_see(either, read
     stream = reader(topic, startingOffsets="earliest", commit_offsets_group_id=group)
     stream.commit(journey(stream.latestOffset(stream.initialOffset(), ALL)))
     with AdminClient(either.bootstrap) as admin:
-        found = admin.list_group_offsets(group)
-    assert {tp: committed.offset for tp, committed in found.items()} == {TopicPartition(topic, 0): 10}
+        result = admin.list_group_offsets(group)
+    assert {tp: committed.offset for tp, committed in result.items()} == {TopicPartition(topic, 0): 10}
     reader(topic).commit({topic: {"0": 10}})  # without the option nothing is done
     # What cannot be committed is no reason to stop.
     with caplog.at_level(logging.WARNING, "headrace"):
@@ -462,7 +462,7 @@ def test_a_restarted_query_continues_exactly_where_it_was(spark, either, tmp_pat
     assert query.values() == rows((0, range(130)), (2, range(5)))
     with AdminClient(either.bootstrap) as admin:
         committed = admin.list_group_offsets(group)
-    assert {tp.partition: found.offset for tp, found in committed.items()} == {0: 130, 1: 0, 2: 5}
+    assert {tp.partition: result.offset for tp, result in committed.items()} == {0: 130, 1: 0, 2: 5}
 
 
 def test_a_running_query_sees_what_comes(spark, either, tmp_path):

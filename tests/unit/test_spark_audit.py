@@ -101,11 +101,11 @@ def test_invalid_usage_has_another_exit_code_than_a_difference(arguments, said):
 def outcome(monkeypatch):
     """The command with a report, or an error, that is made up."""
 
-    def invoke(found, *arguments):
+    def invoke(result, *arguments):
         def audited(given, debug):
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            if isinstance(result, BaseException):
+                raise result
+            return result
 
         monkeypatch.setattr(audit_command, "_audited", audited)
         return typed("audit", *arguments)

@@ -1,4 +1,4 @@
-"""The commit protocol on a world of fakes: a driver dies at every place it can, another one takes over."""
+"""The commit protocol on a model of Kafka: a driver dies at every failpoint, another one takes over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headrace.spark.errors import (
 from headrace.spark.failpoints import FAILPOINTS
 from headrace.spark.holders import DriverProcess, Holders
 from headrace.spark.ledger import TRANSACTION_MS
-from headrace.spark.origins import KnownOrigins, OriginColumns, OriginFilter, base_for
+from headrace.spark.origins import OriginColumns, OriginFilter, base_for, known_origins
 from headrace.spark.transactions import EndTxnResult, OpenState, Outcome
 
 SINK, QUERY = "sink", "query"
@@ -39,11 +39,11 @@ TIMEOUT_MS = 100_000
 
 
 class Crash(BaseException):
-    """The process is gone: nothing of it catches this."""
+    """The process is gone: the code under test must not catch this."""
 
 
 class DyingAt:
-    """Failpoints that end the process at one of them, once; or where something happens instead."""
+    """Failpoints that end the process at one of them, once; or call `instead`."""
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name
@@ -95,12 +95,12 @@ class World:
         self.states = {key: "aborted" if state == "open" else state for key, state in self.states.items()}
 
     def end(self, identity: tuple[str, int, int], committed: bool) -> EndTxnResult:
-        wanted, state = "committed" if committed else "aborted", self.states[identity]
-        if state == wanted:
+        target, state = "committed" if committed else "aborted", self.states[identity]
+        if state == target:
             return EndTxnResult.DONE
         if state != "open":
             return EndTxnResult.REFUSED
-        self.states[identity] = wanted
+        self.states[identity] = target
         if committed:
             self.visible += self.rows[identity]
         return EndTxnResult.DONE
@@ -167,23 +167,23 @@ class FakeTransactions:
         self.world = world
 
     def end(self, transactions: Any, *, committed: bool, between: Any = lambda: None) -> dict[str, EndTxnResult]:
-        found = {}
-        for number, one in enumerate(transactions):
-            found[one.id] = self.world.end(one.identity, committed)
+        results = {}
+        for number, task in enumerate(transactions):
+            results[task.id] = self.world.end(task.identity, committed)
             if number == 0 and len(transactions) > 1:
                 between()
-        return found
+        return results
 
     def describe(self, ids: Any) -> dict[str, OpenState]:
-        return {one: OpenState("Ongoing", pid, epoch, TIMEOUT_MS) for one, pid, epoch in self.world.open if one in ids}
+        return {id_: OpenState("Ongoing", pid, epoch, TIMEOUT_MS) for id_, pid, epoch in self.world.open if id_ in ids}
 
     def open_ids(self, prefix: str) -> list[str]:
-        return [one for one, _, _ in self.world.open if one.startswith(prefix)]
+        return [id_ for id_, _, _ in self.world.open if id_.startswith(prefix)]
 
     def open_longer_than(self, age_ms: int, transactions: Any) -> list[str] | None:
         if self.world.is_old_broker:
             return None
-        return [one.id for one in transactions if one.identity in self.world.open and self.world.age_ms > age_ms]
+        return [task.id for task in transactions if task.identity in self.world.open and self.world.age_ms > age_ms]
 
     def fence(self, ids: Any) -> None:
         for identity in self.world.open:
@@ -228,7 +228,7 @@ class Driver:
         )
 
     def tasks(self, number: int, mode: str) -> Batch:
-        """The tasks of a batch have run: two, the rows of each the same on every replay."""
+        """Run the two tasks of a batch; each has the same rows on every replay."""
         parts = [[f"{number}-{task}-{row}" for row in range(2)] for task in range(2)]
         batch = Batch(QUERY, number, fingerprint=Fingerprint(4, 1000 + number))
         for task, rows in enumerate(parts):
@@ -275,8 +275,8 @@ PASSED = [
     "decide.done",
 ]
 PASSED_WITH_TRANSACTIONS = ["check.done", "end.done", "finish.done"]
-CELLS = [(place, mode) for place in PASSED for mode in MODES]
-CELLS += [(place, mode) for place in PASSED_WITH_TRANSACTIONS for mode in ("parallel", "mixed")]
+CELLS = [(failpoint, mode) for failpoint in PASSED for mode in MODES]
+CELLS += [(failpoint, mode) for failpoint in PASSED_WITH_TRANSACTIONS for mode in ("parallel", "mixed")]
 CELLS += [("end.between", "parallel")]
 WHILE_MENDING = {
     "begin.finish",
@@ -290,7 +290,7 @@ WHILE_MENDING = {
 
 
 def test_every_failpoint_of_the_driver_is_visited():
-    assert {place for place, _ in CELLS} | WHILE_MENDING == set(ON_THE_DRIVER)
+    assert {failpoint for failpoint, _ in CELLS} | WHILE_MENDING == set(ON_THE_DRIVER)
 
 
 def assert_all_seen_once(world: World, batches: int) -> None:
@@ -300,13 +300,13 @@ def assert_all_seen_once(world: World, batches: int) -> None:
 
 @pytest.mark.behaviour("S06")
 @pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
-@pytest.mark.parametrize(("place", "mode"), CELLS)
-def test_a_driver_may_die_anywhere(place, mode, expires):
+@pytest.mark.parametrize(("failpoint", "mode"), CELLS)
+def test_a_driver_may_die_anywhere(failpoint, mode, expires):
     """Batch 1 is the one in which it dies; the next driver has to mend that, even if transactions have expired."""
     world = World()
     Driver(world, "run-1").process(0, mode)
     with pytest.raises(Crash):
-        Driver(world, "run-2", place).process(1, mode)
+        Driver(world, "run-2", failpoint).process(1, mode)
     if expires:
         world.expire()
     heir = Driver(world, "run-3")
@@ -350,14 +350,14 @@ def test_a_driver_may_die_when_it_begins_to_abort(decides):
     assert_all_seen_once(world, 1)
 
 
-@pytest.mark.parametrize("place", ["redo.begin", "redo.written", "redo.done", "begin.finish", "end.done"])
-def test_a_driver_may_die_while_it_writes_again_what_had_expired(place):
+@pytest.mark.parametrize("failpoint", ["redo.begin", "redo.written", "redo.done", "begin.finish", "end.done"])
+def test_a_driver_may_die_while_it_writes_again_what_had_expired(failpoint):
     world = World()
     dying = Driver(world, "run-1", "decide.done")
     with pytest.raises(Crash):
         dying.process(0, "parallel")
     world.expire()
-    second = Driver(world, "run-2", place)
+    second = Driver(world, "run-2", failpoint)
     with pytest.raises(Crash):
         second.process(0, "parallel")
     third = Driver(world, "run-3")
@@ -515,7 +515,7 @@ def test_another_sink_is_none_of_our_business():
     other = world.write_in_transaction("run", 7, ["of another sink"])
     world.states[("sink2~run~worker~7", 1, 1)] = world.states.pop(other.identity)
     Driver(world, "run").process(0, "parallel")
-    assert [one[0] for one in world.open] == ["sink2~run~worker~7"]
+    assert [id_ for id_, _, _ in world.open] == ["sink2~run~worker~7"]
 
 
 def test_a_new_checkpoint_with_an_old_sink_id_starts_from_batch_0():
@@ -580,12 +580,12 @@ def test_a_process_that_serves_all_commits_opens_the_ledger_once():
 
 @pytest.mark.behaviour("S11")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("place", PASSED + PASSED_WITH_TRANSACTIONS + ["end.between"])
-def test_another_process_of_the_run_may_take_the_lock_anywhere(place, mode):
+@pytest.mark.parametrize("failpoint", PASSED + PASSED_WITH_TRANSACTIONS + ["end.between"])
+def test_another_process_of_the_run_may_take_the_lock_anywhere(failpoint, mode):
     """It opens the ledger and reads, as for a commit, and does nothing more: the first one takes the lock again."""
     world = World()
     Driver(world, "run-1").process(0, mode)
-    driver = Driver(world, "run-2", place)
+    driver = Driver(world, "run-2", failpoint)
     batch = driver.tasks(1, mode)
 
     def take_lock() -> None:
@@ -600,11 +600,11 @@ def test_another_process_of_the_run_may_take_the_lock_anywhere(place, mode):
 
 @pytest.mark.behaviour("S06", "S11")
 @pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
-@pytest.mark.parametrize(("place", "mode"), CELLS)
-def test_another_process_of_the_run_continues_after_a_committing_process_died(place, mode, expires):
+@pytest.mark.parametrize(("failpoint", "mode"), CELLS)
+def test_another_process_of_the_run_continues_after_a_committing_process_died(failpoint, mode, expires):
     world = World()
     Driver(world, "run-1").process(0, mode)
-    dying = Driver(world, "run-2", place)
+    dying = Driver(world, "run-2", failpoint)
     batch = dying.tasks(1, mode)
     with pytest.raises(Crash):
         dying.committer.commit(batch)
@@ -683,10 +683,10 @@ def test_a_run_whose_transactions_its_successor_aborted_gets_a_fenced_error():
         older.committer.commit(batch)
 
 
-@pytest.mark.parametrize("place", ["decide.done", "end.done"])
-def test_the_error_of_a_driver_fenced_after_its_decision_says_it_is_delivered(place):
+@pytest.mark.parametrize("failpoint", ["decide.done", "end.done"])
+def test_the_error_of_a_driver_fenced_after_its_decision_says_it_is_delivered(failpoint):
     world = World()
-    older = Driver(world, "run-1", place)
+    older = Driver(world, "run-1", failpoint)
     older.failpoints.instead = lambda: Driver(world, "run-2").process(1, "parallel")
     with pytest.raises(FencedError, match="Batch 0 was decided before that, and is delivered"):
         older.process(0, "parallel")
@@ -728,7 +728,7 @@ def test_a_process_that_keeps_losing_the_lock_gives_up():
 
 @pytest.mark.parametrize(("mode", "is_lost"), [("inline", False), ("inline", True), ("parallel", True)])
 def test_a_fenced_write_of_a_single_use_sink_is_repeated_if_the_log_shows_it(mode, is_lost, monkeypatch):
-    """Inline rows leave no decision there: then it is in doubt, and nobody else is blamed for it."""
+    """Inline rows of a single-use sink leave no decision: then the batch is in doubt, and the error names no holder."""
     world = World()
     real, writes = FakeLedger.write, iter(range(100))
 
@@ -749,13 +749,13 @@ def test_a_fenced_write_of_a_single_use_sink_is_repeated_if_the_log_shows_it(mod
     assert_all_seen_once(world, 1)
 
 
-@pytest.mark.parametrize("place", ["redo.begin", "redo.done"])
-def test_a_redo_that_another_process_of_the_run_has_done_is_not_done_again(place):
+@pytest.mark.parametrize("failpoint", ["redo.begin", "redo.done"])
+def test_a_redo_that_another_process_of_the_run_has_done_is_not_done_again(failpoint):
     world = World()
     with pytest.raises(Crash):
         Driver(world, "run-1", "decide.done").process(0, "parallel")
     world.expire()
-    first = Driver(world, "run-2", place)
+    first = Driver(world, "run-2", failpoint)
     first.failpoints.instead = lambda: Driver(world, "run-2").process(0, "parallel")
     first.process(0, "parallel")
     assert_all_seen_once(world, 1)
@@ -796,7 +796,7 @@ def test_a_single_use_sink_has_no_holder():
 @pytest.mark.parametrize("is_stored", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(3))
 def test_a_write_that_leaves_no_decision_is_not_repeated_when_the_lock_is_lost(mode, is_stored, number, monkeypatch):
-    """At its n-th write in the ledger, which is stored or not: nobody tells."""
+    """At its n-th write to the ledger, whose outcome is unknown."""
     world = World()
     real, left = FakeLedger.write, iter(range(100))
 
@@ -908,7 +908,7 @@ def test_a_batch_before_the_last_decision_is_refused_with_every_replay_check(mod
 
 
 def test_a_decided_batch_is_finished_also_by_a_query_that_is_refused():
-    """To go on with another sink.id, as the error says, must not leave half of a batch behind."""
+    """Continuing with another sink.id, as the error says, must not leave half of a batch."""
     world = World()
     with pytest.raises(Crash):
         Driver(world, "run-1", "end.between").process(0, "parallel")
@@ -1035,14 +1035,14 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused():
 
 
 class CopyingQuery:
-    """A query that delivers records of one source partition by offset, with a checkpoint of its own."""
+    """A query that delivers records of one source partition by offset, with its own checkpoint."""
 
     def __init__(self, world: World, query: str, position: int = 0) -> None:
         self.world, self.query, self.position, self.batch = world, query, position, 0
 
     def plan(self, driver: Driver, end: int, mode: str = "parallel", topic_id: str | None = "a") -> Batch:
-        """The tasks have run for the records up to `end`, planned with the decisions there are."""
-        known = {name: KnownOrigins(one.batch, one.offsets, one.base) for name, one in self.world.decisions.items()}
+        """Run the tasks for the records up to `end`, planned with the current decisions."""
+        known = known_origins(self.world.decisions)
         base = base_for(known, self.query, self.batch)
         origins = OriginFilter(OriginColumns(), base, "the task")
         offsets = list(range(self.position, end))
@@ -1069,13 +1069,15 @@ def assert_delivered_once(world: World, count: int) -> None:
 
 
 @pytest.mark.behaviour("S13")
-@pytest.mark.parametrize(("place", "mode"), [cell for cell in CELLS if cell[1] != "mixed" and cell[0] != "end.between"])
-def test_a_checkpoint_may_be_lost_after_a_crash_anywhere(place, mode):
+@pytest.mark.parametrize(
+    ("failpoint", "mode"), [cell for cell in CELLS if cell[1] != "mixed" and cell[0] != "end.between"]
+)
+def test_a_checkpoint_may_be_lost_after_a_crash_anywhere(failpoint, mode):
     world = World()
     older = CopyingQuery(world, "older")
     older.process(Driver(world, "run-1"), 4, mode)
     with pytest.raises(Crash):
-        older.process(Driver(world, "run-2", place), 8, mode)
+        older.process(Driver(world, "run-2", failpoint), 8, mode)
     # Its checkpoint is gone: a new query begins at the first record, with batches of other sizes.
     newer, driver = CopyingQuery(world, "newer"), Driver(world, "run-3")
     for end in (3, 6, 10):

@@ -24,7 +24,7 @@ def transaction(number: int, partitions: int = 2) -> TaskTransaction:
 
 def decision(count: int = 2, partitions: int = 2) -> Decision:
     made = tuple(transaction(number, partitions) for number in range(count))
-    rows = 11 + sum(one.record_count for one in made)
+    rows = 11 + sum(transaction.record_count for transaction in made)
     return Decision(
         *("sink", "query", "run", 7, made, 11, 1_700_000_000_000),
         fingerprint=Fingerprint(rows, 0x0123456789ABCDEF),

@@ -28,8 +28,8 @@ from headrace.spark.origins import (
 A0, A1 = SourcePartition.of("t", "a", 0), SourcePartition.of("t", "a", 1)
 DEFAULT = OriginColumns()
 
-pairs = st.tuples(st.integers(0, 60), st.integers(0, 15)).map(lambda one: (one[0], one[0] + one[1]))
-coverages = st.lists(pairs, max_size=6).map(lambda found: of(*found))
+pairs = st.tuples(st.integers(0, 60), st.integers(0, 15)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+coverages = st.lists(pairs, max_size=6).map(lambda intervals: of(*intervals))
 
 
 def of(*intervals, partition=A0):
@@ -45,13 +45,13 @@ def offsets_in(coverage, partition=A0):
 
 
 @given(coverages, coverages)
-def test_a_union_has_the_offsets_of_both_in_disjoint_intervals(one, other):
-    both = one | other
-    assert offsets_in(both) == offsets_in(one) | offsets_in(other)
+def test_a_union_has_the_offsets_of_both_in_disjoint_intervals(first, other):
+    both = first | other
+    assert offsets_in(both) == offsets_in(first) | offsets_in(other)
     intervals = both.intervals.get(A0, ())
     assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(intervals))
     assert Coverage.from_json(json.loads(json.dumps(both.to_json()))) == both
-    assert (both.digest() == one.digest()) == (both == one)
+    assert (both.digest() == first.digest()) == (both == first)
 
 
 def test_a_hull_reaches_from_the_lowest_offset_to_the_highest():

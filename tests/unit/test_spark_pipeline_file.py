@@ -1,4 +1,4 @@
-"""Pipeline files: what they may say, and what is said of those that make no sense. No Spark here."""
+"""Pipeline files: valid ones, and the errors for invalid ones. Without Spark."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_what_looks_like_a_secret_is_masked(name, value, shown):
 
 def test_unknown_names_are_reported_with_a_suggestion_and_the_line():
     text = GOOD.replace('format = "json"', 'formt = "json"').replace("[trigger]", "[triger]")
-    found = problems(text)
-    assert found == [
+    reported = problems(text)
+    assert reported == [
         "p.toml, line 31: there is no 'triger' in a pipeline; did you mean 'trigger'? "
         "(it has pipeline, source, steps, sink, trigger, spark, view)",
         "p.toml, line 3: there is no 'formt' in [source]; did you mean 'format'? "
@@ -123,8 +123,8 @@ def test_unknown_names_are_reported_with_a_suggestion_and_the_line():
 
 
 def test_the_error_for_a_spark_option_in_the_wrong_table_names_the_right_one():
-    (found,) = problems(GOOD.replace('path = "in"', "multiline = true"))
-    assert found.startswith("p.toml, line 4: there is no 'multiline' in [source]; Spark options go into")
+    (reported,) = problems(GOOD.replace('path = "in"', "multiline = true"))
+    assert reported.startswith("p.toml, line 4: there is no 'multiline' in [source]; Spark options go into")
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_the_sources_own_options_are_checked():
     source = { format = "headrace", options = { subscribe = "t" } }
     sink.format = "noop"
     """
-    (found,) = problems(text)
-    assert found.startswith("p.toml, line 2: [source.options] ")
-    assert "bootstrap.servers" in found
+    (reported,) = problems(text)
+    assert reported.startswith("p.toml, line 2: [source.options] ")
+    assert "bootstrap.servers" in reported
 
 
 def test_text_that_is_not_toml_is_refused(tmp_path):
@@ -199,12 +199,13 @@ def test_variables_come_from_the_environment(tmp_path):
 
 
 def test_a_missing_variable_is_reported_with_its_line():
-    (found,) = problems('sink.format="noop"\n[source]\nformat = "rate"\npath = "${NOWHERE}"')
+    (reported,) = problems('sink.format="noop"\n[source]\nformat = "rate"\npath = "${NOWHERE}"')
     assert (
-        found == "p.toml, line 4: the environment variable NOWHERE is not set: set it, or write ${NOWHERE:-a default}"
+        reported
+        == "p.toml, line 4: the environment variable NOWHERE is not set: set it, or write ${NOWHERE:-a default}"
     )
-    (found,) = problems('sink.format="noop"\n[source]\nformat = "rate"\npath = "${no name}"')
-    assert "'${no name}' is not a variable" in found
+    (reported,) = problems('sink.format="noop"\n[source]\nformat = "rate"\npath = "${no name}"')
+    assert "'${no name}' is not a variable" in reported
 
 
 def test_a_variable_is_a_value_and_nothing_else():

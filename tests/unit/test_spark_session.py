@@ -1,4 +1,4 @@
-"""Which Java is taken, what is set before a JVM starts, and what Spark's errors come to. No JVM here."""
+"""Which Java is used, what is set before a JVM starts, and how Spark's errors are explained. Without a JVM."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def no_wheel(monkeypatch):
 
 def test_java_home_comes_before_the_path(tmp_path):
     home, other = runtime(tmp_path / "a", "21.0.8"), runtime(tmp_path / "b")
-    found = find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
-    assert (found.home, found.version, found.has_vector_module) == (home, 21, True)
+    java = find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
+    assert (java.home, java.version, java.has_vector_module) == (home, 21, True)
     assert find_java({"PATH": str(other / "bin")}).home == other
 
 
@@ -47,8 +47,8 @@ def test_a_java_that_is_too_old_or_broken_is_skipped(tmp_path):
 def test_the_wheel_comes_last(tmp_path, monkeypatch):
     wheel = runtime(tmp_path / "wheel", "25.0.2", "java.base java.sql")
     monkeypatch.setattr(local_session, "_wheel_home", lambda: wheel)
-    found = find_java({})
-    assert (found.home, found.has_vector_module) == (wheel, False)
+    java = find_java({})
+    assert (java.home, java.has_vector_module) == (wheel, False)
     assert find_java({"JAVA_HOME": str(runtime(tmp_path / "own"))}).home == tmp_path / "own"
 
 
@@ -79,7 +79,7 @@ def test_a_runtime_without_the_vector_module_gets_a_launcher_that_drops_the_flag
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """What a session would set for a master, with an environment of its own."""
+    """What a session would set for a master, in an empty environment."""
     environment = {"JAVA_HOME": str(runtime(tmp_path / "java")), "PATH": os.environ["PATH"], "PYSPARK_PYTHON": "other"}
     monkeypatch.setattr(os, "environ", environment)
 

@@ -1,4 +1,4 @@
-"""What the sink makes of its options, before any broker is asked."""
+"""The options of the sink, without a broker."""
 
 from __future__ import annotations
 

@@ -51,10 +51,10 @@ def test_rows_of_open_and_aborted_transactions_are_left_out_by_default():
 
 def test_names_are_taken_in_any_case_as_spark_gives_them():
     options = {"KAFKA.bootstrap.servers": "h:1", "subscribePATTERN": "a.*", "failondataloss": "FALSE"}
-    found = parse(options, Mode.STREAM)
-    assert found.subscription.pattern == "a.*"
-    assert not found.fail_on_data_loss
-    assert found.kafka == {"bootstrap.servers": "h:1"}
+    parsed = parse(options, Mode.STREAM)
+    assert parsed.subscription.pattern == "a.*"
+    assert not parsed.fail_on_data_loss
+    assert parsed.kafka == {"bootstrap.servers": "h:1"}
 
 
 @pytest.mark.parametrize(

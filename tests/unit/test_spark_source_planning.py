@@ -32,7 +32,7 @@ ranges = st.lists(
         st.integers(0, 10**7),
     ),
     max_size=12,
-    unique_by=lambda one: one.partition,
+    unique_by=lambda planned: planned.partition,
 )
 
 
@@ -62,15 +62,15 @@ def test_long_ranges_are_split(sizes, parts_min, size_max, expected):
 def test_parts_cover_the_ranges_once_and_in_order(whole, parts_min, size_max):
     parts = split(whole, parts_min, size_max)
     assert all(part.size > 0 for part in parts)
-    for one in whole:
-        own = [part for part in parts if part.partition == one.partition]
-        if one.size:
-            assert (own[0].start, own[-1].end) == (one.start, one.end)
+    for planned in whole:
+        own = [part for part in parts if part.partition == planned.partition]
+        if planned.size:
+            assert (own[0].start, own[-1].end) == (planned.start, planned.end)
             assert all(left.end == right.start for left, right in itertools.pairwise(own))
     if size_max is not None:
         assert all(part.size <= size_max for part in parts)
     if parts_min is None and size_max is None:
-        assert parts == [one for one in whole if one.size]
+        assert parts == [planned for planned in whole if planned.size]
 
 
 def test_a_limit_is_shared_out_by_what_each_partition_has():

@@ -137,11 +137,11 @@ def answers(monkeypatch):
     """What brokers answer to questions for offsets, one after the other; an error is raised."""
     given: list[int | BrokerError] = []
 
-    def list_offsets(client, wanted, isolation):
+    def list_offsets(client, requested, isolation):
         answer = given.pop(0)
         if isinstance(answer, BrokerError):
             raise answer
-        return dict.fromkeys(wanted, PartitionOffset(answer, -1, 0))
+        return dict.fromkeys(requested, PartitionOffset(answer, -1, 0))
 
     monkeypatch.setattr(lookup, "list_offsets", list_offsets)
     return given
@@ -149,9 +149,9 @@ def answers(monkeypatch):
 
 @pytest.fixture
 def asking():
-    found = Lookup(parse({**OPTIONS, "fetchOffset.retryIntervalMs": "0"}, Mode.STREAM))
-    yield found
-    found.close()
+    subject = Lookup(parse({**OPTIONS, "fetchOffset.retryIntervalMs": "0"}, Mode.STREAM))
+    yield subject
+    subject.close()
 
 
 def test_the_end_is_looked_up_again_if_a_new_leader_returns_a_lower_one(asking, answers):
@@ -219,7 +219,7 @@ def test_limits_are_refused_where_spark_would_not_keep_them(monkeypatch):
 
 
 def test_invalid_options_of_a_stream_fail_at_its_first_call():
-    """Spark would replace an error of the constructor by one of its own."""
+    """Spark would hide an error of the constructor behind its own."""
     for options, message in (({"endingOffsets": "latest"}, "a stream has no end"), ({"minPartitions": "x"}, "minPart")):
         stream = source.StreamReader({**OPTIONS, **options}, schema(["value"]))
         for ask in (stream.initialOffset, stream.getDefaultReadLimit):
