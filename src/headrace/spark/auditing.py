@@ -60,7 +60,7 @@ def audit(
         raise ConfigError(f"examples is {examples}; it may be 0 to {EXAMPLES_MAX}")
     records = read_topic(source.sparkSession, topic, options or {}) if isinstance(topic, str) else topic
     try:
-        comparison = _Comparison(source, records, id, source_id, order, examples)
+        comparison = _Comparison(source, records, id=id, source_id=source_id, order=order, examples=examples)
         return comparison.report()
     except ConfigError:
         raise
@@ -95,6 +95,7 @@ class _Comparison:
         self,
         source: DataFrame,
         topic: DataFrame,
+        *,
         id: str | None,
         source_id: str | None,
         order: str | None,

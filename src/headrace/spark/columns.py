@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.errors import BadRowError, PlanError
+from headrace.spark.plugin_columns import Columns, PluginColumns, Refuse
 from headrace.spark.sink_options import DEAD_LETTER, SinkOptions
 from headrace.wire.columns import HEADERS_TYPE, hash_rows
 from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX
@@ -120,8 +121,6 @@ class ColumnPlan:
         self._first_row = 0
         self._plugins = None
         if any(name in options.kafka for name in PLUGIN_OPTIONS):
-            from headrace.spark.plugin_columns import PluginColumns
-
             self._plugins = PluginColumns(options)
         self.bad_count = 0
         self.fingerprint = Fingerprint()
@@ -143,9 +142,7 @@ class ColumnPlan:
         if self._plugins is not None:
             self._plugins.close()
 
-    def _by_topic(
-        self, columns: dict[str, pa.Array], dead: list[pa.RecordBatch]
-    ) -> Iterator[tuple[str, dict[str, pa.Array], pa.Array | None]]:
+    def _by_topic(self, columns: Columns, dead: list[pa.RecordBatch]) -> Iterator[tuple[str, Columns, pa.Array | None]]:
         """Yield topic, rows, and the indexes of the rows in the batch (None: all of them)."""
         topics = columns.pop("topic", None)
         if self._options.topic is not None:
@@ -165,7 +162,7 @@ class ColumnPlan:
                 what = "its topic is null" if topic is None else "its topic is empty"
                 self._refuse(BadRows(numbers, f"{what}, and the option 'topic' is not set", None), part, None, dead)
 
-    def _add_to_fingerprint(self, topic: str, columns: dict[str, pa.Array]) -> None:
+    def _add_to_fingerprint(self, topic: str, columns: Columns) -> None:
         """Add rows to the fingerprint as they come from Spark.
 
         What is sent may differ in a replay of the same rows: a plug-in adds the time or encrypts, or the cause of dead
@@ -178,7 +175,7 @@ class ColumnPlan:
         self.fingerprint += Fingerprint(len(value), hash_rows(topic, value, key=key, headers=columns.get("headers")))
 
     def _ready(
-        self, topic: str, columns: dict[str, pa.Array], numbers: pa.Array | None, dead: list[pa.RecordBatch]
+        self, topic: str, columns: Columns, numbers: pa.Array | None, dead: list[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         if self._plugins is not None:
             columns, numbers = self._plugins.apply(
@@ -200,14 +197,14 @@ class ColumnPlan:
         return self._counts[topic]
 
     def _refuser(self, topic: str, dead: list[pa.RecordBatch]) -> Refuse:
-        def refuse(numbers: pa.Array, reason: str, columns: dict[str, pa.Array]) -> None:
+        def refuse(numbers: pa.Array, reason: str, columns: Columns) -> None:
             self._refuse(BadRows(numbers, reason, topic), columns, None, dead)
 
         return refuse
 
     def _without_bad(
-        self, topic: str, columns: dict[str, pa.Array], numbers: pa.Array | None, dead: list[pa.RecordBatch]
-    ) -> tuple[dict[str, pa.Array], pa.Array | None]:
+        self, topic: str, columns: Columns, numbers: pa.Array | None, dead: list[pa.RecordBatch]
+    ) -> tuple[Columns, pa.Array | None]:
         for find in (
             partial(_too_large, bytes_max=self._limits.record_bytes_max),
             partial(_wrong_partition, count=partial(self._count, topic)),
@@ -223,9 +220,7 @@ class ColumnPlan:
             numbers = good if numbers is None else numbers.take(good)
         return columns, numbers
 
-    def _refuse(
-        self, bad: BadRows, columns: dict[str, pa.Array], indexes: pa.Array | None, dead: list[pa.RecordBatch]
-    ) -> None:
+    def _refuse(self, bad: BadRows, columns: Columns, indexes: pa.Array | None, dead: list[pa.RecordBatch]) -> None:
         if self._options.on_bad_row == DEAD_LETTER:
             part = columns if indexes is None else {role: column.take(indexes) for role, column in columns.items()}
             dead.append(_dead_letters(bad, part, self._limits, self._where, self._first_row))
@@ -241,7 +236,6 @@ class ColumnPlan:
 
 CountPartitions = Callable[[str, int | None], int]
 """(topic, highest partition of a row or None) → number of partitions; from new metadata if that is not enough."""
-Refuse = Callable[[pa.Array, str, dict[str, pa.Array]], None]
 PLUGIN_OPTIONS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
 
 
@@ -249,7 +243,7 @@ def _is_origin(name: str, options: SinkOptions) -> bool:
     return options.origins is not None and name in options.origins.names
 
 
-def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> dict[str, pa.Array]:
+def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> Columns:
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         role = name.lower()
@@ -272,7 +266,7 @@ def _to_bytes(column: pa.Array) -> pa.Array:
     return pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())
 
 
-def _too_large(columns: dict[str, pa.Array], bytes_max: int) -> tuple[pa.Array, str] | None:
+def _too_large(columns: Columns, bytes_max: int) -> tuple[pa.Array, str] | None:
     limit = bytes_max - HEADER_BYTES - RECORD_OVERHEAD_BYTES_MAX
     parts = [columns[role] for role in ("key", "value", "headers") if role in columns]
     if sum(part.nbytes for part in parts) <= limit:
@@ -311,7 +305,7 @@ def _header_sizes(column: pa.Array) -> pa.Array:
     )
 
 
-def _wrong_partition(columns: dict[str, pa.Array], count: Callable[[int], int]) -> tuple[pa.Array, str] | None:
+def _wrong_partition(columns: Columns, count: Callable[[int], int]) -> tuple[pa.Array, str] | None:
     column = columns.get("partition")
     if column is None or pa.types.is_null(column.type):
         return None
@@ -326,9 +320,7 @@ def _wrong_partition(columns: dict[str, pa.Array], count: Callable[[int], int]) 
     return pc.fill_null(mask, False), f"its partition is {wrong}, but the topic has partitions 0 to {partitions - 1}"
 
 
-def _dead_letters(
-    bad: BadRows, columns: dict[str, pa.Array], limits: Limits, where: str, first_row: int
-) -> pa.RecordBatch:
+def _dead_letters(bad: BadRows, columns: Columns, limits: Limits, where: str, first_row: int) -> pa.RecordBatch:
     """Return bad rows as records: key and value, cut if they are too large, and the reason in the headers."""
     headers = []
     kept = columns.get("headers")

@@ -61,8 +61,7 @@ class Committer:
         is_single_use: bool = False,
     ) -> None:
         """`is_single_use`: the sink id was generated for one write, so no other run can take the sink over."""
-        self._sink = sink
-        self._run = run
+        self._sink, self._run = sink, run
         self._ledger = ledger
         self._transactions = transactions
         self._redo = redo
@@ -391,12 +390,9 @@ class Committer:
         if transaction.id in current.redone:
             return current
         decision = current.with_redone(transaction)
+        rows = self._redo.rows(decision, transaction)
         with self._locked():
-            self._ledger.write(
-                decision,
-                self._redo.rows(decision, transaction),
-                on_written=lambda: self._reach("redo.written"),
-            )
+            self._ledger.write(decision, rows, on_written=lambda: self._reach("redo.written"))
         self._decisions[decision.query] = decision
         self._reach("redo.done")
         return decision

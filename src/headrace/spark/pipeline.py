@@ -3,7 +3,7 @@
     spec → check (options) → plan: source → view → step → view → … → DataFrame → run: start, watch, stop → Totals
 
 A Pipeline has no state but its spec: the progress of a stream is in its checkpoint, the decisions of a sink are in the
-decision topic. To resume, run the same pipeline again.
+decision topic. To resume, run the same pipeline again. PySpark, an optional dependency, is imported in functions.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import ConfigError
+from headrace.spark import local_session
 from headrace.spark.errors import SparkError, explain
 from headrace.spark.pipeline_file import parse_pipeline, read_pipeline
 from headrace.spark.pipeline_spec import (
@@ -92,9 +93,7 @@ class Pipeline:
 
     def session(self, **arguments: Any) -> SparkSession:
         """Return a session with the settings of this pipeline."""
-        from headrace.spark.local_session import session
-
-        return session(self.spec.name, self.spec.spark.master, self.spec.spark.config, **arguments)
+        return local_session.session(self.spec.name, self.spec.spark.master, self.spec.spark.config, **arguments)
 
     def check(self, spark: SparkSession) -> list[View]:
         """Let Spark plan the query, and check the columns for the sink. Reads and writes nothing, needs no broker."""
@@ -125,7 +124,7 @@ class Pipeline:
     def _check_sink(self, frame: DataFrame) -> None:
         if self.spec.sink.format != FORMAT:
             return
-        from headrace.spark.columns import check_schema
+        from headrace.spark.columns import check_schema  # imports Arrow, which other sinks do not need
         from headrace.spark.sink_options import SinkOptions
 
         options = SinkOptions.parse(self.spec.sink.options, is_stream=self.spec.is_stream)

@@ -24,7 +24,9 @@ from headrace.wire.columns import HEADERS_TYPE
 log = logging.getLogger("headrace.spark")
 
 Columns = dict[str, pa.Array]
+"""Columns by role: key, value, headers, partition, timestamp."""
 Refuse = Callable[[pa.Array, str, Columns], None]
+"""Called with the indexes of bad rows, the reason, and the rows."""
 _PASS_THROUGH = (serializers.BytesSerializer, serializers.StrSerializer)
 
 

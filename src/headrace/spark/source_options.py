@@ -239,7 +239,7 @@ def schema_of(options: Mapping[str, str]) -> StructType:
 
 def schema(columns: Iterable[str]) -> StructType:
     """Return these columns with Spark's types."""
-    from pyspark.sql import types
+    from pyspark.sql import types  # an optional dependency: options are checked without it
 
     header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
     kinds = {
