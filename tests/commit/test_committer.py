@@ -65,10 +65,10 @@ def test_a_decided_transaction_that_was_aborted_is_written_again_once(rig):
 def test_a_driver_that_writes_again_reads_first_what_another_has_written(rig):
     """Between finding a transaction aborted and writing it again, another driver has done all of it."""
     report = rig.task(["a1", "a2"])
-    heir = rig.driver("run-2")
+    successor = rig.driver("run-2")
 
     def take_over() -> None:
-        heir.commit(rig.batch(1, rig.task(["b1"], run="run-2", batch=1)))
+        successor.commit(rig.batch(1, rig.task(["b1"], run="run-2", batch=1)))
 
     steps = Steps(decide__done=lambda: rig.transactions.fence([report.transaction.id]), redo__begin=take_over)
     with pytest.raises(FencedError, match=rig.sink):
@@ -81,9 +81,9 @@ def test_a_driver_does_not_write_again_what_another_is_done_with(rig):
     report = rig.task(["a1", "a2"])
 
     def take_over() -> None:
-        heir = rig.driver("run-2")
-        heir.commit(rig.batch(0, rig.task(["a1", "a2"], run="run-2")))
-        heir.close()
+        successor = rig.driver("run-2")
+        successor.commit(rig.batch(0, rig.task(["a1", "a2"], run="run-2")))
+        successor.close()
 
     steps = Steps(decide__done=lambda: rig.transactions.fence([report.transaction.id]), redo__begin=take_over)
     with pytest.raises(FencedError, match=rig.sink):
@@ -179,11 +179,11 @@ def test_a_batch_write_continues_after_another_one_of_its_driver(rig, step):
 @pytest.mark.parametrize("has_committed", [False, True], ids=["before its first commit", "after it"])
 def test_a_driver_leaves_the_open_transactions_of_a_newer_run_alone(rig, has_committed):
     """That run is about to take the sink over, or has done so since the older driver finished its batch."""
-    heir = rig.driver("run-2")
+    successor = rig.driver("run-2")
 
     def start_newer_run() -> None:
         if has_committed:
-            heir.commit(rig.batch(2, rig.task(["c"], run="run-2", batch=2)))
+            successor.commit(rig.batch(2, rig.task(["c"], run="run-2", batch=2)))
         newer.append(rig.transaction(["d"], run="run-2", batch=3))
 
     newer: list[TaskTransaction] = []
@@ -193,7 +193,7 @@ def test_a_driver_leaves_the_open_transactions_of_a_newer_run_alone(rig, has_com
     steps.add(finish__done=start_newer_run)
     driver.commit(rig.batch(1, rig.task(["b"], batch=1)))
     assert open_ids(rig) == [newer[0].id]
-    heir.commit(Batch(QUERY, 3, newer))
+    successor.commit(Batch(QUERY, 3, newer))
     assert sorted(rig.rows()) == ["a", "b", *(["c"] if has_committed else []), "d"]
 
 

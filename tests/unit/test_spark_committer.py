@@ -309,9 +309,9 @@ def test_a_driver_may_die_anywhere(failpoint, mode, expires):
         Driver(world, "run-2", failpoint).process(1, mode)
     if expires:
         world.expire()
-    heir = Driver(world, "run-3")
+    successor = Driver(world, "run-3")
     for number in (1, 2):
-        heir.process(number, mode)
+        successor.process(number, mode)
     assert_all_seen_once(world, 3)
 
 
@@ -324,7 +324,9 @@ def test_a_driver_may_die_while_it_mends_what_another_left(first, second, expire
     world = World()
     with pytest.raises(Crash):
         Driver(world, "run-1", first).process(0, "parallel")
-    world.write_in_transaction("run-1", 7, ["of a twin"])  # so that there is something to abort in any case
+    world.write_in_transaction(
+        "run-1", 7, ["of a duplicate attempt"]
+    )  # so that there is something to abort in any case
     mending = Driver(world, "run-2", second)
     is_passed = not (first == "decide.begin" and second in ("begin.finish", "replay.abort"))
     if is_passed:
@@ -372,13 +374,13 @@ def test_no_decision_is_taken_with_the_long_time_out_of_a_redo():
     with pytest.raises(Crash):
         Driver(world, "run-1", "decide.done").process(0, "parallel")
     world.expire()
-    heir = Driver(world, "run-2")
-    heir.process(1, "parallel")  # it writes batch 0 again, then decides its own
-    assert "redo.done" in heir.failpoints.reached
-    heir.failpoints._name, heir.failpoints.instead = "decide.done", world.expire
-    heir.process(2, "parallel")
-    assert heir.failpoints.reached.count("redo.done") == 4
-    heir.process(3, "parallel")
+    successor = Driver(world, "run-2")
+    successor.process(1, "parallel")  # it writes batch 0 again, then decides its own
+    assert "redo.done" in successor.failpoints.reached
+    successor.failpoints._name, successor.failpoints.instead = "decide.done", world.expire
+    successor.process(2, "parallel")
+    assert successor.failpoints.reached.count("redo.done") == 4
+    successor.process(3, "parallel")
     assert world.decided_within_ms == [TRANSACTION_MS] * 4
     assert sorted(world.visible) == expected(4)
 
@@ -408,9 +410,9 @@ def test_commit_called_again_for_a_batch_changes_nothing():
 def test_a_replay_of_a_decided_batch_is_aborted():
     world = World()
     Driver(world, "run-1").process(0, "parallel")
-    heir = Driver(world, "run-2")
-    heir.process(0, "parallel")
-    assert "replay.abort" in heir.failpoints.reached
+    successor = Driver(world, "run-2")
+    successor.process(0, "parallel")
+    assert "replay.abort" in successor.failpoints.reached
     assert sorted(world.visible) == expected(1)
     assert not world.open
 
@@ -420,12 +422,12 @@ def test_a_zombie_driver_is_fenced_and_its_transactions_are_aborted():
     zombie = Driver(world, "run-1")
     zombie.process(0, "parallel")
     late = zombie.tasks(1, "mixed")
-    heir = Driver(world, "run-2")
-    heir.process(1, "mixed")
+    successor = Driver(world, "run-2")
+    successor.process(1, "mixed")
     with pytest.raises(FencedError, match="run run-2"):
         zombie.committer.commit(late)
     zombie.committer.abort(late)
-    heir.process(2, "mixed")
+    successor.process(2, "mixed")
     assert sorted(world.visible) == expected(3)
     assert not world.open
 
@@ -498,13 +500,13 @@ def test_a_batch_with_time_to_spare_or_of_unknown_age_is_decided(age_ms, is_old_
     assert sorted(world.visible) == expected(1)
 
 
-def test_leftovers_of_older_runs_and_of_losing_twins_are_aborted():
+def test_leftovers_of_older_runs_and_of_duplicate_attempts_are_aborted():
     world = World()
     world.write_in_transaction("older-run", 7, ["left over"])
     driver = Driver(world, "run")
     driver.process(0, "parallel")
     assert not world.open
-    world.write_in_transaction("run", 9, ["of a twin"])
+    world.write_in_transaction("run", 9, ["of a duplicate attempt"])
     driver.process(1, "parallel")
     assert not world.open
     assert sorted(world.visible) == expected(2)

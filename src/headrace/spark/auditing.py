@@ -34,7 +34,7 @@ PREFIX_BYTES_MAX = 64
 RECORDS_MAX = 5
 """Records that an example lists: of a row with a million copies, the first ones."""
 _BUCKETS = 1024
-"""Each kind of difference keeps the lowest and highest hash of so many buckets: enough to choose examples from."""
+"""For each kind of difference, the lowest and highest hash of each bucket are kept, to choose examples from."""
 _OFFSET_BUCKETS = 64
 _H1, _H2, _SENT, _HELD = "_h1", "_h2", "_sent", "_held"
 

@@ -4,7 +4,7 @@
 
 The transactional id of a sink is only a lock: every process that opens the ledger bumps its epoch, and Spark may run
 each commit of a run in another process. Which run may decide is in the holder record. A run that is not in it takes the
-sink over by appending itself; a run that is in it, but not last, is fenced for good.
+sink over by appending itself; a run that is in it, but not last, stays fenced.
 """
 
 from __future__ import annotations

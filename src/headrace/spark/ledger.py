@@ -195,7 +195,7 @@ class Ledger:
             raise
         except HeadraceError as error:
             raise NotDecidedError(
-                f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is seen; it can be run again"
+                f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is visible; it can be run again"
             ) from error
 
     def _look_up(self, topic: str) -> None:
