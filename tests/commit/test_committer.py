@@ -1,4 +1,4 @@
-"""The commit protocol with all its parts on a broker: what two drivers do to each other, and what clocks do not."""
+"""The whole commit protocol on a broker: several drivers, fencing, and clocks that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger and its decision topic on a broker: what is decided, who may decide, and what a reader can rely on."""
+"""The ledger and its decision topic on a broker: writing, reading and fencing."""
 
 from __future__ import annotations
 

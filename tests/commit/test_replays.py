@@ -1,4 +1,4 @@
-"""A batch that comes again, on a broker: which rows are taken for those that were decided, and which are refused."""
+"""Replayed batches on a broker: which rows count as the decided ones, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task's part on a broker: what it writes, what it leaves open, and what its report says about it."""
+"""Tasks on a broker: what they write, what they leave open, and what they report."""
 
 from __future__ import annotations
 

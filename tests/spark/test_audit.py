@@ -1,4 +1,4 @@
-"""The audit finds what was planted, and nothing else."""
+"""The audit reports all differences, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input: said when the query is planned if it can be known, else with batch, task and row; nothing half visible."""
+"""Bad input fails when the query is planned if possible, else with batch, task and row; no batch is half visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster, one master and two workers, and Apache Kafka: what works on one machine works there."""
+"""A Spark standalone cluster, one master and two workers, with Apache Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs and processes that share a sink, on real brokers, without Spark: who may decide, and what is read of the log."""
+"""Runs and processes that share a sink, on real brokers, without Spark: which may decide, and what they read."""
 
 from __future__ import annotations
 

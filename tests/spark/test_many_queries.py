@@ -1,4 +1,4 @@
-"""Many queries in one driver: Spark serves the commits of each in any of its Python processes.
+"""Many queries in one driver: Spark runs the commits of each in any of its Python processes.
 
 Five queries, two of which read what two others have written. Python workers of tasks and of commits are killed all the
 while. A killed task is run again by Spark; a killed commit ends its query, which is started again from its checkpoint.

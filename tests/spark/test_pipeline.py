@@ -1,4 +1,4 @@
-"""Pipelines on a real Spark: files, SQL and topics; resuming; stopping; what is said when it goes wrong."""
+"""Pipelines on a real Spark: files, SQL and topics; resuming, stopping, errors."""
 
 from __future__ import annotations
 

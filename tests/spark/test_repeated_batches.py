@@ -1,4 +1,4 @@
-"""Batch numbers that come again: a replay is skipped, and other rows under an old number are an error, never a loss."""
+"""Repeated batch numbers: a replay is skipped, and other rows with an old number are an error, never a loss."""
 
 from __future__ import annotations
 

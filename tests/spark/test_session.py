@@ -1,4 +1,4 @@
-"""A session that is there already, and one made from nothing."""
+"""An existing session, and a new one."""
 
 from __future__ import annotations
 

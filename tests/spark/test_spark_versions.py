@@ -1,4 +1,4 @@
-"""Sink and source on the oldest Spark that has what they need, and on those between it and the installed one."""
+"""Sink and source on the oldest supported Spark, and on the versions up to the installed one."""
 
 from __future__ import annotations
 

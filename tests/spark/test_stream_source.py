@@ -1,4 +1,4 @@
-"""The source as a stream: on real Kafka and on ours, first without Spark around it, then with."""
+"""The source as a stream, on Apache Kafka and on headrace's broker; without Spark, then with Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit's report, and the command's usage. No Spark here: tests/spark/test_audit.py has that."""
+"""The report of an audit, and the usage of the command. Without Spark: see tests/spark/test_audit.py for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions as bytes."""
+"""Encoding and decoding of decisions and holder records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which source offsets the queries of a sink have covered, and which rows are skipped for that."""
+"""Which source offsets the queries of a sink have covered, and which rows are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress: from what Spark says to figures, to lines. No Spark here."""
+"""Progress of a pipeline, computed from Spark's query progress. Without Spark."""
 
 from __future__ import annotations
 

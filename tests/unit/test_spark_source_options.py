@@ -1,4 +1,4 @@
-"""What the source makes of options, without a broker: every refusal names the option, its value and what is allowed."""
+"""The options of the source, without a broker: every error names the option, its value and what is allowed."""
 
 from __future__ import annotations
 

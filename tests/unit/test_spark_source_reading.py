@@ -1,4 +1,4 @@
-"""The parts of the source that need no broker: reading ahead, keeping reading, asking again, asking for enough."""
+"""The parts of the source that need no broker: read-ahead, kept fetchers, retries, fetch sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark's Python processes keep between calls: bounded, and never in the way of another query."""
+"""What Spark's Python processes keep between calls: bounded, and separate for each query."""
 
 from __future__ import annotations
 
