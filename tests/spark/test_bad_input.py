@@ -84,7 +84,11 @@ def test_invalid_options_of_a_stream_fail_before_anything_is_written(
         (["CAST(id AS STRING) value", "IF(id = 2, NULL, '{topic}') topic"], {}, "row 2: its topic is null"),
         (["repeat('x', CAST(id AS INT) * 3000) value", "'{topic}' topic"], {"kafka.max.request.size": "4000"}, "row 2"),
         (["CAST(id AS STRING) value", "CAST(id + 7 AS INT) partition"], {"topic": "{topic}"}, "its partition is 9"),
-        ([*TEXTS, "CAST(id + 7 AS INT) partition", "'{topic}' topic"], {}, "'{topic}': its partition is 9; the topic"),
+        (
+            [*TEXTS, "CAST(id + 7 AS INT) partition", "'{topic}' topic"],
+            {},
+            "'{topic}': its partition is 9, but the topic",
+        ),
     ],
     ids=["null topic", "too large", "wrong partition", "wrong partition of a topic that rows name"],
 )
