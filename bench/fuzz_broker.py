@@ -62,7 +62,7 @@ class Report:
 def seeds() -> list[bytes]:
     """A well-filled request for every API and version, and produce requests that carry real batches."""
     found = []
-    for key, (first, last) in SUPPORTED.items():
+    for key, (first, last, _) in SUPPORTED.items():
         for version in range(first, last + 1):
             message = filled(request_class(key), version)
             found.append(b"".join(encode_request(message, version, 7, "fuzz")))

@@ -1,7 +1,7 @@
-"""`make bench-ui`: what the live view costs the broker it looks at, and the producer that reports to it.
+"""`make bench-ui`: CPU cost of the live view for the broker.
 
-Two thousand topics of five partitions each, one page open in Chromium. The broker's time on a processor is read from
-the kernel, before and after; what it takes with nobody looking, and without any view, is measured the same way.
+2,000 topics of five partitions each, one page open in Chromium. The broker's CPU time is read from the kernel. The same
+is measured without an open page, and without a view.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTITIONS = 5
 CREATE_AT_ONCE = 200
 SECONDS = 40.0
 SETTLE_SECONDS = 10.0
-"""A page that has just been opened asks for everything at once: that is over by then."""
+"""A page that was just opened fetches everything at once; this is over by then."""
 SHARE_MAX = 0.03
 PAGES = {
     "overview": "/",
@@ -43,7 +43,7 @@ PAGES = {
 
 @dataclass(slots=True, frozen=True)
 class Cost:
-    """How much of one processor a process took."""
+    """CPU use as a share of one processor."""
 
     case: str
     broker_share: float
@@ -51,12 +51,12 @@ class Cost:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Time on a processor, of a process, since its start."""
+    """Return the CPU time of a process since its start."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(case: str, broker_pid: int, view_pid: int | None, seconds: float) -> Cost:
+def measure(case: str, broker_pid: int, view_pid: int | None, seconds: float) -> Cost:
     time.sleep(SETTLE_SECONDS)
     began = time.monotonic()
     before = [cpu_seconds(pid) if pid else 0.0 for pid in (broker_pid, view_pid)]
@@ -67,23 +67,23 @@ def measured(case: str, broker_pid: int, view_pid: int | None, seconds: float) -
 
 
 def costs(topics: int, seconds: float, pages: list[str]) -> Iterator[Cost]:
-    """Case after case, on one broker."""
+    """Measure all cases on one broker."""
     with EmbeddedBroker() as broker:
         with AdminClient(broker.bootstrap) as admin:
             names = [f"topic-{number:04}" for number in range(topics)]
             for first in range(0, topics, CREATE_AT_ONCE):
                 admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names[first : first + CREATE_AT_ONCE]])
         assert broker.pid is not None
-        yield measured("no view", broker.pid, None, seconds)
+        yield measure("no view", broker.pid, None, seconds)
         with LiveView(broker.bootstrap, data_dir=broker.data_dir) as view, running_browser() as browser:
-            yield measured("nobody looks", broker.pid, view.facts["pid"], seconds)
+            yield measure("no open page", broker.pid, view.facts["pid"], seconds)
             for name in pages:
-                with _looking_at(browser, view, PAGES[name]):
-                    yield measured(name, broker.pid, view.facts["pid"], seconds)
+                with _open_page(browser, view, PAGES[name]):
+                    yield measure(name, broker.pid, view.facts["pid"], seconds)
 
 
 @contextmanager
-def _looking_at(browser: Browser, view: LiveView, path: str) -> Iterator[None]:
+def _open_page(browser: Browser, view: LiveView, path: str) -> Iterator[None]:
     with open_tab(browser, view.url) as (page, _):
         page.goto(path)
         page.wait_for_selector("h1")
@@ -97,9 +97,9 @@ def main() -> int:
     parser.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = []
+    results = []
     for cost in costs(options.topics, options.seconds, options.pages):
-        found.append(cost)
+        results.append(cost)
         if not options.json:
             verdict = "" if cost.view_share == 0 else ("met" if cost.broker_share <= SHARE_MAX else "MISSED")
             print(
@@ -108,8 +108,8 @@ def main() -> int:
                 flush=True,
             )
     if options.json:
-        print(json.dumps([asdict(cost) for cost in found], indent=2))
-    return 0 if all(cost.broker_share <= SHARE_MAX for cost in found) else 1
+        print(json.dumps([asdict(cost) for cost in results], indent=2))
+    return 0 if all(cost.broker_share <= SHARE_MAX for cost in results) else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What reporting to a live view costs `send()`: part of `make bench-ui`, or `python -m bench.ui_send` by itself.
+"""Cost of reporting to a live view for `send()`: part of `make bench-ui`, or `python -m bench.ui_send`.
 
-The same producer, with and without `metric.reporters=view`, on one broker of ours with a view beside it: a process for
-each run, one after the other in turns. Runs differ among themselves by four times what is looked for here, so it is
-looked for in many pairs of neighbours: the mean of their ratios, with its standard error.
+The same producer with and without `metric.reporters=view` on one headrace broker with a view, one process per run. The
+noise of single runs is four times the effect, so runs are compared in many neighbouring pairs: the mean of the ratios
+with its standard error.
 """
 
 from __future__ import annotations
@@ -37,32 +37,33 @@ class Case:
 
     kind: str
     silent: list[dict[str, float]] = field(default_factory=list)
-    told: list[dict[str, float]] = field(default_factory=list)
+    reporting: list[dict[str, float]] = field(default_factory=list)
 
-    def more(self, measure: str) -> tuple[float, float]:
-        """By what share there is more of it when reporting, and the standard error of that."""
+    def increase(self, measure: str) -> tuple[float, float]:
+        """Relative increase of a measure by reporting, and its standard error."""
         ratios = [
-            math.log(told[measure] / silent[measure]) for silent, told in zip(self.silent, self.told, strict=True)
+            math.log(reporting[measure] / silent[measure])
+            for silent, reporting in zip(self.silent, self.reporting, strict=True)
         ]
         return math.expm1(statistics.mean(ratios)), statistics.stdev(ratios) / math.sqrt(len(ratios))
 
     @property
     def is_met(self) -> bool:
-        return self.more("seconds")[0] < LOSS_MAX
+        return self.increase("seconds")[0] < LOSS_MAX
 
 
 def measure(rounds: int = ROUNDS, records: int = RECORDS) -> list[Case]:
-    """Run all of it."""
+    """Run all cases in pairs."""
     cases = [Case("send"), Case("keyed")]
     with EmbeddedBroker({"log.retention.check.interval.ms": 5000}) as broker, LiveView(broker.bootstrap) as view:
         with AdminClient(broker.bootstrap) as admin:
             admin.create_topics([NewTopic("bench-ui", partitions=PARTITIONS, configs=RETAINED)])
         for number in range(rounds):
             for case in cases:
-                turns = [(case.silent, None), (case.told, view.url)]
+                turns = [(case.silent, None), (case.reporting, view.url)]
                 random.Random(number).shuffle(turns)
-                for found, url in turns:
-                    found.append(_run(broker.bootstrap, case.kind, records, url))
+                for results, url in turns:
+                    results.append(_run(broker.bootstrap, case.kind, records, url))
     return cases
 
 
@@ -70,20 +71,22 @@ def _run(bootstrap: str, kind: str, records: int, url: str | None) -> dict[str, 
     command = [sys.executable, "-m", "bench.producer_client", "headrace", "--kind", kind, "--bootstrap", bootstrap]
     command += ["--topic", "bench-ui", "--records", str(records), *(() if url is None else ("--view", url))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
 
 
 def report(cases: list[Case]) -> bool:
-    """Print it; True if the target is met."""
-    print(f"{'':8}  {'silent':>14}  {'reporting':>14}  {'time more (< 3 %)':>17}  {'CPU more':>17}  {'thread':>7}")
+    """Print the results; return whether the target is met."""
+    print(f"{'':8}  {'silent':>14}  {'reporting':>14}  {'more time (< 3 %)':>17}  {'more CPU':>17}  {'thread':>7}")
     for case in cases:
-        silent, told = (_median(found, "records_per_s") for found in (case.silent, case.told))
-        loss, cpu = ("{:+.2%} ± {:.2%}".format(*case.more(measure)) for measure in ("seconds", "cpu_us"))
-        share = _median(case.told, "view_share")
+        silent, reporting = (_median(runs, "records_per_s") for runs in (case.silent, case.reporting))
+        loss, cpu = ("{:+.2%} ± {:.2%}".format(*case.increase(measure)) for measure in ("seconds", "cpu_us"))
+        share = _median(case.reporting, "view_share")
         verdict = "met" if case.is_met else "MISSED"
-        print(f"{case.kind:8}  {silent:>12,.0f}/s  {told:>12,.0f}/s  {loss:>17}  {cpu:>17}  {share:>7.2%}  {verdict}")
-    print("rates: medians; thread: the share of one core that the thread takes which reports")
+        print(
+            f"{case.kind:8}  {silent:>12,.0f}/s  {reporting:>12,.0f}/s  {loss:>17}  {cpu:>17}  {share:>7.2%}  {verdict}"
+        )
+    print("rates: medians; thread: CPU share of the reporting thread")
     return all(case.is_met for case in cases)
 
 
@@ -99,7 +102,7 @@ def main() -> int:
     options = parser.parse_args()
     cases = measure(options.rounds, options.records)
     if options.json:
-        print(json.dumps([{"kind": case.kind, "silent": case.silent, "told": case.told} for case in cases]))
+        print(json.dumps([{"kind": case.kind, "silent": case.silent, "reporting": case.reporting} for case in cases]))
         return 0
     return 0 if report(cases) else 1
 

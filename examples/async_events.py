@@ -1,4 +1,4 @@
-"""Many tasks of one event loop share a producer; none of them ever blocks the loop.
+"""Many tasks share an AsyncProducer, without ever blocking the event loop.
 
 headrace broker start                     # in another terminal; or any Kafka, with BOOTSTRAP=host:port
 python async_events.py
@@ -14,7 +14,7 @@ SENSORS, READINGS = 50, 20
 
 
 async def sensor(producer: AsyncProducer, number: int) -> int:
-    """Send readings as they come; the last one is waited for, and with it all before it in its partition."""
+    """Send readings, and wait for the last one; earlier ones of the same partition are acknowledged before it."""
     key = b"sensor-%d" % number
     for reading in range(READINGS - 1):
         await producer.send("events", b"%d" % reading, key=key)  # queued: waits only if the buffer is full

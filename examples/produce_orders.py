@@ -1,4 +1,4 @@
-"""Send orders as JSON, keyed by customer, and look at what became of each.
+"""Send orders as JSON, keyed by customer, and check the result of each.
 
 headrace broker start                     # in another terminal; or any Kafka, with BOOTSTRAP=host:port
 python produce_orders.py
@@ -13,7 +13,7 @@ failed = []
 
 
 def delivered(metadata: RecordMetadata | None, error: Exception | None) -> None:
-    """Called once for every record, on the producer's own thread: be quick here."""
+    """Called once for every record, on the producer's I/O thread; it must be fast."""
     if error is not None:
         failed.append(error)
 
@@ -23,13 +23,13 @@ with Producer(
     key_serializer="str",
     value_serializer="json",
     compression_type="lz4",
-    linger_ms=10,  # wait that long for a batch to fill
+    linger_ms=10,  # time for a batch to fill
 ) as producer:
     for number in range(10_000):
         order = {"id": number, "customer": f"customer-{number % 100}", "amount": 1 + number % 50}
         try:
             producer.send("orders", order, key=order["customer"], on_delivery=delivered)
-        except HeadraceError as error:  # it was not even queued: too large, no such topic, the buffer is full
+        except HeadraceError as error:  # not queued: too large, unknown topic, or buffer full
             failed.append(error)
     producer.flush(timeout=60)
     sent = {name.name: value for name, value in producer.metrics().items() if name.group == "producer-metrics"}

@@ -1,6 +1,6 @@
-"""A Spark stream: JSON files → large orders → a topic, each row once; then an audit of the result.
+"""A Spark stream: JSON files → large orders → a topic, exactly once; then an audit of the result.
 
-Kill it where you like (kill -9) and start it again: it goes on from its checkpoint, and the audit still says "equal".
+Kill it at any time (kill -9) and restart it: it resumes from its checkpoint, and the audit still prints "equal".
 
     headrace broker start                     # in another terminal; or any Kafka, with BOOTSTRAP=host:port
     python stream_orders.py
@@ -31,7 +31,7 @@ if not Path(incoming).exists():
 
 
 def records(frame):
-    """What the topic gets: key and value, the same for the stream and for the audit."""
+    """Select key and value, for the stream and for the audit."""
     return frame.where("amount >= 500").selectExpr("customer AS key", "to_json(struct(*)) AS value")
 
 

@@ -1,4 +1,4 @@
-"""Tests of code that sends to Kafka, with the fixtures that headrace brings, and with a broker that fails on purpose.
+"""Tests of code that sends to Kafka, with the fixtures of headrace and with injected faults.
 
 pytest test_shop.py
 """
@@ -18,7 +18,7 @@ class Shop:
         self._topic = topic
 
     def order(self, customer: str, amount: int) -> None:
-        """The order is safe when this returns, or there is an error."""
+        """Send an order; return when it is acknowledged, or raise."""
         if amount <= 0:
             raise ValueError(f"amount is {amount}")
         self._producer.send(self._topic, b"%d" % amount, key=customer.encode()).result(timeout=30)
@@ -26,16 +26,16 @@ class Shop:
 
 def values_in(bootstrap: str, topic: str) -> list[bytes | None]:
     with Fetcher(bootstrap) as fetcher:
-        place = [(topic, 0)]
-        fetcher.assign(place, until=fetcher.end_offsets(place))
-        found = []
+        partitions = [(topic, 0)]
+        fetcher.assign(partitions, until=fetcher.end_offsets(partitions))
+        values = []
         while not fetcher.is_finished():
-            found += [record.value for record in fetcher.poll(timeout_ms=1000)]
-        return found
+            values += [record.value for record in fetcher.poll(timeout_ms=1000)]
+        return values
 
 
-def test_a_wrong_order_sends_nothing():
-    producer = MockProducer()  # no broker at all
+def test_an_invalid_order_sends_nothing():
+    producer = MockProducer()  # without a broker
     with pytest.raises(ValueError, match="amount is 0"):
         Shop(producer, "orders").order("ann", 0)
     assert producer.history == []
@@ -47,7 +47,7 @@ def test_an_order_is_in_the_topic(kafka_broker, kafka_topic):
     assert values_in(kafka_broker.bootstrap, kafka_topic) == [b"5"]
 
 
-def test_a_lost_answer_makes_no_second_order(kafka_broker, kafka_topic):
+def test_a_lost_response_does_not_duplicate_the_order(kafka_broker, kafka_topic):
     fault = kafka_broker.faults.inject(api="Produce", topic=kafka_topic, when="after", close=True, count=1)
     with fault, Producer(bootstrap_servers=kafka_broker.bootstrap) as producer:
         Shop(producer, kafka_topic).order("ann", 5)
@@ -55,7 +55,7 @@ def test_a_lost_answer_makes_no_second_order(kafka_broker, kafka_topic):
     assert values_in(kafka_broker.bootstrap, kafka_topic) == [b"5"]
 
 
-def test_orders_survive_the_death_of_the_broker():
+def test_orders_survive_a_broker_crash():
     with EmbeddedBroker() as broker, Producer(bootstrap_servers=broker.bootstrap) as producer:
         shop = Shop(producer, "orders")
         shop.order("ann", 5)

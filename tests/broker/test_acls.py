@@ -1,4 +1,4 @@
-"""Access rules at work: made by real clients, felt by real clients, for every kind of thing that they protect."""
+"""ACLs with real clients, for every resource type."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def options_of(guarded, user):
 
 
 def acl_filter(name=None, pattern=ResourcePatternType.ANY, *, kind=ResourceType.TOPIC, permission=None) -> Any:
-    """A filter; what is not given may be anything. (By what the stubs say, it has to be given.)"""
+    """Return a filter that matches anything by default (the stubs require every argument)."""
     make: Any = AclBindingFilter
     return make(kind, name, pattern, None, None, AclOperation.ANY, permission or AclPermissionType.ANY)
 
 
 @pytest.fixture
 def admin(guarded):
-    """The super user; all rules are gone afterwards."""
+    """Yield an admin client of the super user; delete all ACLs afterwards."""
     client = AdminClient(options_of(guarded, "admin"))
     yield client
     everything = acl_filter(kind=ResourceType.ANY)
@@ -109,7 +109,7 @@ def on_topic(name, operation, permission=ALLOW, **changes):
 
 
 def produced(guarded, topic, **options):
-    """The error that a record of ann's ends with."""
+    """Return the error of a record that ann sends."""
     producer = confluent_kafka.Producer({**options_of(guarded, "ann"), "message.timeout.ms": 5_000, **options})
     errors = []
     producer.produce(topic, b"x", on_delivery=lambda error, _: errors.append(error))
@@ -118,7 +118,7 @@ def produced(guarded, topic, **options):
 
 
 def consumed(guarded, topic, group):
-    """The value that ann reads first, or the error."""
+    """Return the first value that ann reads, or the error."""
     consumer = confluent_kafka.Consumer(
         {**options_of(guarded, "ann"), "group.id": group, "auto.offset.reset": "earliest"}
     )
@@ -138,7 +138,7 @@ def refused(future):
     return caught.value.args[0].code()
 
 
-def test_a_producer_needs_the_right_to_write(guarded, admin, topic):
+def test_a_producer_needs_write_permission(guarded, admin, topic):
     assert produced(guarded, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
     allow(admin, on_topic(topic, AclOperation.WRITE))
     assert produced(guarded, topic) is None
@@ -146,7 +146,7 @@ def test_a_producer_needs_the_right_to_write(guarded, admin, topic):
     assert produced(guarded, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
-def test_a_consumer_needs_rights_to_its_topic_and_its_group(guarded, admin, topic):
+def test_a_consumer_needs_permissions_for_topic_and_group(guarded, admin, topic):
     group = unique("group")
     allow(admin, on_topic(topic, AclOperation.WRITE))
     assert produced(guarded, topic) is None
@@ -157,7 +157,7 @@ def test_a_consumer_needs_rights_to_its_topic_and_its_group(guarded, admin, topi
     assert consumed(guarded, topic, group) == b"x"
 
 
-def test_a_transaction_needs_the_right_to_its_id(guarded, admin, topic):
+def test_a_transaction_needs_permission_for_its_id(guarded, admin, topic):
     name = unique("transaction")
     allow(admin, on_topic(topic, AclOperation.WRITE))
     producer = confluent_kafka.Producer({**options_of(guarded, "ann"), "transactional.id": name})
@@ -172,7 +172,7 @@ def test_a_transaction_needs_the_right_to_its_id(guarded, admin, topic):
     producer.commit_transaction(SECONDS)
 
 
-def test_a_producer_id_needs_something_to_write_to(guarded, admin, topic):
+def test_a_producer_id_needs_a_writable_topic(guarded, admin, topic):
     with Connection(guarded.at["PLAINTEXT"]) as connection:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
         assert ask(connection, request, 4).error_code == Code.CLUSTER_AUTHORIZATION_FAILED
@@ -180,14 +180,14 @@ def test_a_producer_id_needs_something_to_write_to(guarded, admin, topic):
         assert ask(connection, request, 4).error_code == Code.NONE
 
 
-def test_topics_that_may_not_be_seen_are_not_named(guarded, admin, topic):
+def test_topics_without_describe_permission_are_hidden(guarded, admin, topic):
     ann = AdminClient(options_of(guarded, "ann"))
     assert topic not in ann.list_topics(timeout=SECONDS).topics
     allow(admin, on_topic("*", AclOperation.DESCRIBE))
     assert topic in ann.list_topics(timeout=SECONDS).topics
 
 
-def test_every_change_by_an_administrator_needs_its_own_right(guarded, admin, topic):
+def test_every_admin_request_needs_its_permission(guarded, admin, topic):
     ann = AdminClient(options_of(guarded, "ann"))
     fresh = unique("fresh")
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -217,32 +217,32 @@ def test_every_change_by_an_administrator_needs_its_own_right(guarded, admin, to
     ann.delete_topics([topic])[topic].result(SECONDS)
 
 
-def test_rules_are_described_and_deleted_by_filters(admin, topic):
+def test_acls_are_described_and_deleted_by_filters(admin, topic):
     mine = on_topic(topic, AclOperation.READ)
     prefix = on_topic(topic[:-1], AclOperation.WRITE, DENY, pattern=PREFIXED, host="10.0.0.1")
     group = binding(ResourceType.GROUP, "*", AclOperation.READ, principal="User:bob")
     allow(admin, mine, prefix, group)
-    allow(admin, mine)  # once more is no error
+    allow(admin, mine)  # creating it again succeeds
 
-    def found(*args, **changes):
+    def matching(*args, **changes):
         return set(admin.describe_acls(acl_filter(*args, **changes)).result(SECONDS))
 
-    assert found(topic, LITERAL) == {mine}
-    assert found(topic, ResourcePatternType.MATCH) == {mine, prefix}
-    assert found(None, ResourcePatternType.ANY, kind=ResourceType.ANY) == {mine, prefix, group}
-    assert found(None, ResourcePatternType.ANY, permission=DENY) == {prefix}
+    assert matching(topic, LITERAL) == {mine}
+    assert matching(topic, ResourcePatternType.MATCH) == {mine, prefix}
+    assert matching(None, ResourcePatternType.ANY, kind=ResourceType.ANY) == {mine, prefix, group}
+    assert matching(None, ResourcePatternType.ANY, permission=DENY) == {prefix}
     doomed = acl_filter(topic, ResourcePatternType.MATCH)
     assert set(admin.delete_acls([doomed])[doomed].result(SECONDS)) == {mine, prefix}
-    assert found(None, ResourcePatternType.ANY, kind=ResourceType.ANY) == {group}
+    assert matching(None, ResourcePatternType.ANY, kind=ResourceType.ANY) == {group}
 
 
-def test_rules_survive_a_restart(guarded, admin, topic):
+def test_acls_survive_a_restart(guarded, admin, topic):
     allow(admin, on_topic(topic, AclOperation.WRITE))
     guarded.embedded.restart()
     assert produced(guarded, topic) is None
 
 
-def test_a_certificate_names_its_user(guarded, admin, topic):
+def test_the_principal_comes_from_the_certificate(guarded, admin, topic):
     folder = guarded.certificates
     options = {
         "bootstrap.servers": guarded.at["MTLS"],
@@ -271,7 +271,7 @@ def test_a_certificate_names_its_user(guarded, admin, topic):
         {"host": ""},
     ],
 )
-def test_a_rule_that_cannot_be_is_refused_and_the_others_are_made(guarded, admin, topic, changes):
+def test_an_invalid_acl_is_rejected_and_the_others_are_created(guarded, admin, topic, changes):
     fields = {
         "resource_type": 2,
         "resource_name": topic,
@@ -284,14 +284,14 @@ def test_a_rule_that_cannot_be_is_refused_and_the_others_are_made(guarded, admin
     allow(admin, binding(ResourceType.BROKER, CLUSTER, AclOperation.ALL, principal="User:ANONYMOUS"))
     with Connection(guarded.at["PLAINTEXT"]) as connection:
         request = CreateAclsRequest(creations=[AclCreation(**{**fields, **changes}), AclCreation(**fields)])
-        answer = ask(connection, request, 3)
-        assert [row.error_code for row in answer.results] == [Code.INVALID_REQUEST, Code.NONE]
-        assert answer.results[0].error_message
+        response = ask(connection, request, 3)
+        assert [row.error_code for row in response.results] == [Code.INVALID_REQUEST, Code.NONE]
+        assert response.results[0].error_message
         described = ask(connection, EVERYTHING.replace(resource_type_filter=2, resource_name_filter=topic), 3)
         assert len(described.resources[0].acls) == 1
 
 
-def test_clients_are_told_the_rights_that_they_have(guarded, admin, topic):
+def test_clients_get_their_authorized_operations(guarded, admin, topic):
     allow(
         admin,
         on_topic(topic, AclOperation.READ, principal="User:ANONYMOUS"),
@@ -300,14 +300,14 @@ def test_clients_are_told_the_rights_that_they_have(guarded, admin, topic):
     with Connection(guarded.at["PLAINTEXT"]) as connection:
         cluster = ask(connection, DescribeClusterRequest(include_cluster_authorized_operations=True), 0)
         assert cluster.cluster_authorized_operations == 1 << 5
-        answer = ask(connection, MetadataRequest(topics=None, include_topic_authorized_operations=True), 8)
-        found = {row.name: row.topic_authorized_operations for row in answer.topics}
-        assert found[topic] == 1 << 3 | 1 << 8
+        response = ask(connection, MetadataRequest(topics=None, include_topic_authorized_operations=True), 8)
+        matching = {row.name: row.topic_authorized_operations for row in response.topics}
+        assert matching[topic] == 1 << 3 | 1 << 8
 
 
-def test_without_an_authorizer_there_are_no_rules(connection):
-    answer = ask(connection, EVERYTHING, 3)
-    assert answer.error_code == Code.SECURITY_DISABLED
+def test_without_an_authorizer_acls_are_disabled(connection):
+    response = ask(connection, EVERYTHING, 3)
+    assert response.error_code == Code.SECURITY_DISABLED
     rule = AclCreation(
         resource_type=2, resource_name="x", principal="User:ann", host="*", operation=3, permission_type=3
     )

@@ -1,4 +1,4 @@
-"""What an administrator asks of a cluster that has one broker."""
+"""Cluster administration of a standalone broker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ADMIN_KEYS = (17, 21, 29, 30, 31, 32, 33, 35, 36, 37, 43, 44, 45, 46, 48, 49, 50
     ("key", "version"),
     [(key, version) for key in ADMIN_KEYS for version in range(SUPPORTED[key].first, SUPPORTED[key].last + 1)],
 )
-def test_every_version_that_is_advertised_is_answered(connection, key, version):
+def test_every_advertised_version_gets_a_response(connection, key, version):
     ask(connection, request_class(key)(), version)
 
 
@@ -51,8 +51,8 @@ def fill(broker, topic, count):
 def delete(connection, topic, offset, partition=0):
     row = DeleteRecordsPartition(partition_index=partition, offset=offset)
     request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name=topic, partitions=[row])], timeout_ms=1000)
-    ((answer,),) = (topic.partitions for topic in ask(connection, request, 2).topics)
-    return answer.error_code, answer.low_watermark
+    ((response,),) = (topic.partitions for topic in ask(connection, request, 2).topics)
+    return response.error_code, response.low_watermark
 
 
 def test_records_are_deleted_up_to_an_offset_or_to_the_high_watermark(broker, connection, topic):
@@ -80,14 +80,14 @@ def grow(connection, topic, count, assignments=None, *, validate_only=False, tim
     rows = None
     if assignments is not None:
         rows = [CreatePartitionsAssignment(broker_ids=brokers) for brokers in assignments]
-    wanted = CreatePartitionsTopic(name=topic, partition_count=count, assignments=rows)
-    request = CreatePartitionsRequest(topics=[wanted] * times, timeout_ms=1000, validate_only=validate_only)
+    requested = CreatePartitionsTopic(name=topic, partition_count=count, assignments=rows)
+    request = CreatePartitionsRequest(topics=[requested] * times, timeout_ms=1000, validate_only=validate_only)
     (result,) = ask(connection, request, 3).results
     assert bool(result.error_message) == bool(result.error_code)
     return result.error_code
 
 
-def test_topics_get_more_partitions(broker, connection, topic):
+def test_partitions_are_added_to_topics(broker, connection, topic):
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(SECONDS)
     assert grow(connection, topic, 4, validate_only=True) == Code.NONE
@@ -97,7 +97,7 @@ def test_topics_get_more_partitions(broker, connection, topic):
         assert producer.send(topic, b"x", partition=4).result(SECONDS).offset == 0
 
 
-def test_partitions_that_cannot_be_are_refused(connection, topic):
+def test_invalid_partition_counts_are_rejected(connection, topic):
     assert grow(connection, topic, 1) == Code.INVALID_PARTITIONS
     assert grow(connection, topic, 2, [[9]]) == Code.INVALID_REPLICA_ASSIGNMENT
     assert grow(connection, topic, 2, [[1], [1]]) == Code.INVALID_REPLICA_ASSIGNMENT
@@ -109,7 +109,7 @@ def test_partitions_that_cannot_be_are_refused(connection, topic):
     )
 
 
-def test_the_data_folder_and_what_is_in_it(broker, connection, topic):
+def test_log_dirs_are_described(broker, connection, topic):
     def partitions(**options):
         (result,) = ask(connection, DescribeLogDirsRequest(**options), 4).results
         assert result.error_code == 0
@@ -124,31 +124,31 @@ def test_the_data_folder_and_what_is_in_it(broker, connection, topic):
     size = partitions(topics=None)[topic, 0]
     on_disk = sum(file.stat().st_size for file in (broker.data_dir / f"{topic}-0").glob("*.log"))
     assert size == on_disk > 0
-    wanted = [
+    requested = [
         DescribableLogDirTopic(topic=topic, partitions=[0, 7]),
         DescribableLogDirTopic(topic="no", partitions=[0]),
     ]
-    assert partitions(topics=wanted) == {(topic, 0): size}
+    assert partitions(topics=requested) == {(topic, 0): size}
 
 
-def test_the_leader_is_never_another_one(connection, topic):
+def test_a_standalone_broker_needs_no_election(connection, topic):
     def elect(topics, **options):
-        answer = ask(connection, ElectLeadersRequest(topic_partitions=topics, **options), 2)
-        rows = [row.error_code for each in answer.replica_election_results for row in each.partition_result]
-        return answer.error_code, rows
+        response = ask(connection, ElectLeadersRequest(topic_partitions=topics, **options), 2)
+        rows = [row.error_code for each in response.replica_election_results for row in each.partition_result]
+        return response.error_code, rows
 
-    wanted = [TopicPartitions(topic=topic, partitions=[0, 5])]
-    assert elect(wanted) == (Code.NONE, [Code.ELECTION_NOT_NEEDED, Code.UNKNOWN_TOPIC_OR_PARTITION])
+    requested = [TopicPartitions(topic=topic, partitions=[0, 5])]
+    assert elect(requested) == (Code.NONE, [Code.ELECTION_NOT_NEEDED, Code.UNKNOWN_TOPIC_OR_PARTITION])
     assert elect(None) == (Code.NONE, [])
-    assert elect(wanted, election_type=7)[0] == Code.INVALID_REQUEST
+    assert elect(requested, election_type=7)[0] == Code.INVALID_REQUEST
 
 
-def test_partitions_stay_where_they_are(connection, topic):
+def test_a_standalone_broker_keeps_its_partitions(connection, topic):
     def move(replicas, index=0, name=topic):
         row = ReassignablePartition(partition_index=index, replicas=replicas)
         request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=name, partitions=[row])])
-        ((answer,),) = (each.partitions for each in ask(connection, request, 1).responses)
-        return answer.error_code
+        ((response,),) = (each.partitions for each in ask(connection, request, 1).responses)
+        return response.error_code
 
     assert move([1]) == Code.NONE
     assert move([2]) == Code.INVALID_REPLICA_ASSIGNMENT
@@ -158,15 +158,15 @@ def test_partitions_stay_where_they_are(connection, topic):
     assert move(None) == Code.NO_REASSIGNMENT_IN_PROGRESS
     assert move([1], index=9) == Code.UNKNOWN_TOPIC_OR_PARTITION
     assert move([1], name="no-such-topic") == Code.UNKNOWN_TOPIC_OR_PARTITION
-    answer = ask(connection, ListPartitionReassignmentsRequest(), 0)
-    assert (answer.error_code, answer.topics) == (Code.NONE, ())
+    response = ask(connection, ListPartitionReassignmentsRequest(), 0)
+    assert (response.error_code, response.topics) == (Code.NONE, ())
 
 
-def test_features_are_what_they_are(connection):
+def test_feature_levels_are_fixed(connection):
     def update(name, level, version=1):
         request = UpdateFeaturesRequest(feature_updates=[FeatureUpdateKey(feature=name, max_version_level=level)])
-        answer = ask(connection, request, version)
-        return answer.error_code or next((row.error_code for row in answer.results), Code.NONE)
+        response = ask(connection, request, version)
+        return response.error_code or next((row.error_code for row in response.results), Code.NONE)
 
     assert update("transaction.version", 2) == Code.NONE
     assert update("transaction.version", 2, version=2) == Code.NONE
@@ -177,19 +177,19 @@ def test_features_are_what_they_are(connection):
 
 
 def test_the_cluster_is_one_broker(broker, connection):
-    answer = ask(connection, DescribeClusterRequest(include_cluster_authorized_operations=True), 2)
-    assert answer.controller_id == 1
-    (node,) = answer.brokers
+    response = ask(connection, DescribeClusterRequest(include_cluster_authorized_operations=True), 2)
+    assert response.controller_id == 1
+    (node,) = response.brokers
     assert f"{node.host}:{node.port}" == broker.bootstrap
-    assert answer.cluster_id
-    assert answer.cluster_authorized_operations > 0
+    assert response.cluster_id
+    assert response.cluster_authorized_operations > 0
     assert ask(connection, DescribeClusterRequest(), 0).cluster_authorized_operations == -0x80000000
     assert ask(connection, DescribeClusterRequest(endpoint_type=2), 1).error_code == Code.MISMATCHED_ENDPOINT_TYPE
     assert ask(connection, DescribeClusterRequest(endpoint_type=3), 1).error_code == Code.UNSUPPORTED_ENDPOINT_TYPE
 
 
-def test_a_broker_that_is_alone_cannot_be_forgotten(connection):
+def test_a_standalone_broker_cannot_be_unregistered(connection):
     for node_id, code in ((1, Code.INVALID_REQUEST), (2, Code.BROKER_ID_NOT_REGISTERED)):
-        answer = ask(connection, UnregisterBrokerRequest(broker_id=node_id), 0)
-        assert answer.error_code == code
-        assert answer.error_message
+        response = ask(connection, UnregisterBrokerRequest(broker_id=node_id), 0)
+        assert response.error_code == code
+        assert response.error_message

@@ -1,4 +1,4 @@
-"""Mutated requests at a live broker: `make fuzz-broker` in small."""
+"""Mutated requests to a live broker: a short `make fuzz-broker`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", str(random.randrange(1 << 32))))
 
 
 @pytest.mark.timeout(180)
-def test_a_broker_outlives_bad_bytes_and_serves_others_meanwhile() -> None:
+def test_a_broker_survives_malformed_input_and_serves_others() -> None:
     with EmbeddedBroker() as broker:
         report = fuzz_broker.run(broker, FRAMES, SEED)
         assert report.tracebacks == 0, (SEED, broker.log_text)

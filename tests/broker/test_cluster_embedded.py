@@ -220,6 +220,38 @@ def as_after_a_power_cut(data_dir: Path) -> None:
         (data_dir / name).write_text(json.dumps({"epoch": kept["epoch"], "boot_id": "another"}))
 
 
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+def test_a_broker_that_lost_records_is_distrusted_also_if_it_ends_before_it_registers(
+    is_killed: bool, tmp_path: Path
+) -> None:
+    options = {**QUICK, "replica.high.watermark.checkpoint.interval.ms": 100}
+    with EmbeddedCluster(2, options, data_dir=tmp_path) as cluster:
+        cluster.create_topic("t", 1, 2, configs={"min.insync.replicas": "2"})
+        (place,) = in_sync(cluster, "t", 2)
+        leader, other = (cluster.broker(node_id) for node_id in place["replicas"])
+        produce(cluster, "t", ["lost here"])
+        path = leader.data_dir / "t-0" / f"{0:020d}.log"
+        noted = leader.data_dir / "replication-offset-checkpoint"
+        eventually("it is committed", lambda: noted.exists() and "t 0 1" in noted.read_text())
+        other.kill()
+        eventually("it is in sync alone", lambda: len(cluster.places("t")[0]["isr"]) == 1)
+        for broker in (cluster.controller, leader):
+            broker.kill()
+        os.truncate(path, 0)
+        leader.start()  # from its copy of the catalog
+        eventually("what is left is noted", lambda: "t 0 0" in noted.read_text())
+        if is_killed:
+            leader.kill()
+        else:
+            leader.stop()
+        cluster.controller.start()
+        leader.start()
+        assert cluster.places("t")[0]["isr"] == []
+        other.start()
+        in_sync(cluster, "t", 2)
+        assert consumed(cluster, "t", 1) == ["lost here"]
+
+
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """All that are started from here on, also those that are not ready yet."""

@@ -141,7 +141,9 @@ def test_brokers_know_each_other_and_need_no_other_right_than_a_broker_s(
     async def main() -> None:
         async with asyncio.timeout(SECONDS_MAX), replica_cluster(tmp_path, 1, **CLIENTS_OPEN, **options) as cluster:
             let(cluster, "User:somebody-else")
-            with pytest.raises(ConfigError, match=f"does not take this one in: {principal} has no right to CLUSTER"):
+            with pytest.raises(
+                ConfigError, match=f"does not take this one in: {principal} is not authorized to CLUSTER"
+            ):
                 await cluster.start(2)
             let(cluster, principal)
             for node in (2, 3):

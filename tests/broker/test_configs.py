@@ -1,4 +1,4 @@
-"""Options of topics and brokers by requests: described whole, changed at once, kept over a restart."""
+"""Options of topics and brokers: described, changed at once, persistent."""
 
 from __future__ import annotations
 
@@ -66,34 +66,37 @@ SET, DELETE, APPEND, SUBTRACT = (
 )
 
 
-def test_every_option_of_the_broker_is_described_with_its_doc(connection):
+def test_every_broker_option_is_described_with_its_documentation(connection):
     result = described(connection, BROKER, "1")
-    found = {entry.name: entry for entry in result.configs}
-    assert found.keys() == BROKER_OPTIONS.keys()
-    assert found["num.partitions"].config_source == STATIC_BROKER
-    assert found["num.partitions"].documentation.startswith("Partitions of a topic")
-    assert found["num.io.threads"].documentation.endswith("No effect here: one event loop does it all.")
-    assert found["ssl.key.password"].is_sensitive
-    assert found["listeners"].read_only
-    assert not found["message.max.bytes"].read_only
+    entries = {entry.name: entry for entry in result.configs}
+    assert entries.keys() == BROKER_OPTIONS.keys()
+    assert entries["num.partitions"].config_source == STATIC_BROKER
+    assert entries["num.partitions"].documentation.startswith("Partitions of a topic")
+    assert entries["num.io.threads"].documentation.endswith("No effect here: one event loop does it all.")
+    assert entries["ssl.key.password"].is_sensitive
+    assert entries["listeners"].read_only
+    assert not entries["message.max.bytes"].read_only
     assert [entry.name for entry in described(connection, BROKER, "1", "node.id").configs] == ["node.id"]
 
 
-def test_the_oldest_version_has_no_source_but_says_what_is_default(connection, topic):
-    found = {entry.name: entry for entry in described(connection, TOPIC, topic, version=0).configs}
-    assert found["retention.ms"].is_default
-    assert found["retention.ms"].value == "604800000"
+def test_describe_configs_v0_marks_defaults(connection, topic):
+    entries = {entry.name: entry for entry in described(connection, TOPIC, topic, version=0).configs}
+    assert entries["retention.ms"].is_default
+    assert entries["retention.ms"].value == "604800000"
 
 
-def test_librdkafka_changes_options_and_they_count_at_once(broker, admin, connection, topic):
+def test_options_changed_by_librdkafka_take_effect_at_once(broker, admin, connection, topic):
     kind = ConfigResource.Type.TOPIC
     send(broker, topic, 5_000)
     change(admin, kind, topic, ("max.message.bytes", SET, "1000"), ("cleanup.policy", APPEND, "compact"))
     with pytest.raises(BrokerError) as caught:
         send(broker, topic, 5_000)
     assert caught.value.code == Code.MESSAGE_TOO_LARGE
-    found = values(connection, TOPIC, topic, "max.message.bytes", "cleanup.policy")
-    assert found == {"max.message.bytes": ("1000", DYNAMIC_TOPIC), "cleanup.policy": ("delete,compact", DYNAMIC_TOPIC)}
+    entries = values(connection, TOPIC, topic, "max.message.bytes", "cleanup.policy")
+    assert entries == {
+        "max.message.bytes": ("1000", DYNAMIC_TOPIC),
+        "cleanup.policy": ("delete,compact", DYNAMIC_TOPIC),
+    }
     change(admin, kind, topic, ("max.message.bytes", DELETE, None), ("cleanup.policy", SUBTRACT, "compact"))
     send(broker, topic, 5_000)
 
@@ -102,7 +105,7 @@ def test_librdkafka_changes_options_and_they_count_at_once(broker, admin, connec
     assert (entry.value, entry.source) == ("1048588", ConfigSource.DEFAULT_CONFIG.value)
 
 
-def test_our_client_describes_and_changes_them(broker, topic):
+def test_the_headrace_client_describes_and_changes_options(broker, topic):
     resource = ours.ConfigResource(ours.ResourceKind.TOPIC, topic)
     with OurAdmin(broker.bootstrap, timeout_ms=10_000) as admin:
         admin.alter_configs({resource: {"retention.ms": "1000"}})
@@ -112,7 +115,7 @@ def test_our_client_describes_and_changes_them(broker, topic):
             admin.alter_configs({resource: {"retention.ms": "-7"}})
 
 
-def test_an_option_of_the_broker_reaches_the_topics_that_do_not_set_it():
+def test_a_broker_option_applies_to_topics_that_do_not_set_it():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("inherits")
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
@@ -129,15 +132,15 @@ def test_an_option_of_the_broker_reaches_the_topics_that_do_not_set_it():
             send(broker, topic, 5_000)
 
 
-def test_replacing_takes_back_what_is_not_named(connection, topic):
+def test_replacing_deletes_options_that_are_omitted(connection, topic):
     def replace(*configs, validate_only=False, times=1):
         row = AlterConfigsResource(
             resource_type=TOPIC,
             resource_name=topic,
             configs=[AlterableConfig(name=name, value=value) for name, value in configs],
         )
-        answer = ask(connection, AlterConfigsRequest(resources=[row] * times, validate_only=validate_only), 1)
-        return answer.responses[0].error_code
+        response = ask(connection, AlterConfigsRequest(resources=[row] * times, validate_only=validate_only), 1)
+        return response.responses[0].error_code
 
     assert replace(("retention.ms", "5"), ("segment.ms", "6")) == Code.NONE
     assert replace(("retention.ms", "7"), validate_only=True) == Code.NONE
@@ -160,24 +163,24 @@ def test_replacing_takes_back_what_is_not_named(connection, topic):
         (99, "x", Code.INVALID_REQUEST),
     ],
 )
-def test_what_is_not_there_is_said(connection, kind, name, code):
+def test_unknown_resources_are_reported(connection, kind, name, code):
     result = described(connection, kind, name)
     assert result.error_code == code
     assert result.error_message
     assert not result.configs
 
 
-def test_what_options_can_be_set_on_is_listed(connection, topic):
-    answer = ask(connection, ListConfigResourcesRequest(), 1)
-    found = {(row.resource_name, row.resource_type) for row in answer.config_resources}
-    assert {(topic, TOPIC), ("1", BROKER)} <= found
-    answer = ask(connection, ListConfigResourcesRequest(resource_types=[BROKER]), 1)
-    assert [row.resource_name for row in answer.config_resources] == ["1"]
+def test_resources_with_options_are_listed(connection, topic):
+    response = ask(connection, ListConfigResourcesRequest(), 1)
+    entries = {(row.resource_name, row.resource_type) for row in response.config_resources}
+    assert {(topic, TOPIC), ("1", BROKER)} <= entries
+    response = ask(connection, ListConfigResourcesRequest(resource_types=[BROKER]), 1)
+    assert [row.resource_name for row in response.config_resources] == ["1"]
     assert ask(connection, ListConfigResourcesRequest(), 0).config_resources == ()
     assert ask(connection, ListConfigResourcesRequest(resource_types=[99]), 1).error_code == Code.UNSUPPORTED_VERSION
 
 
-def test_a_topic_of_the_same_name_made_later_has_the_defaults(broker, connection):
+def test_a_recreated_topic_has_the_defaults(broker, connection):
     name = broker.create_topic(unique("again"), 1, {"retention.ms": "5"})
     assert values(connection, TOPIC, name, "retention.ms")["retention.ms"] == ("5", DYNAMIC_TOPIC)
     broker.delete_topic(name)

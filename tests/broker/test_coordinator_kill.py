@@ -1,4 +1,4 @@
-"""Check 12 with kill -9: the coordinator dies, and each transaction ends in one way, in whatever state it was."""
+"""Check 12 with kill -9: each transaction has one outcome after the coordinator is killed."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ OPTIONS = {"transaction.state.log.num.partitions": 1, "broker.heartbeat.interval
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """One of its brokers coordinates all transactions; another one does after it."""
+    """Start a cluster in which one broker coordinates all transactions, and another takes over."""
     with EmbeddedCluster(3, OPTIONS) as running:
         with Producer(bootstrap_servers=running.bootstrap_servers, transactional_id="first") as producer:
-            producer.init_transactions()  # now there is a coordinator
+            producer.init_transactions()  # creates the coordinator
         yield running
 
 
 def coordinator(cluster: EmbeddedCluster) -> ClusterBroker:
-    (place,) = cluster.places(STATE_TOPIC)
-    return cluster.broker(place["leader"])
+    (partition,) = cluster.places(STATE_TOPIC)
+    return cluster.broker(partition["leader"])
 
 
 def is_whole(cluster: EmbeddedCluster, topic: str) -> bool:
-    return all(len(place["isr"]) == len(place["replicas"]) for place in cluster.places(topic))
+    return all(len(partition["isr"]) == len(partition["replicas"]) for partition in cluster.places(topic))
 
 
 def seen(cluster: EmbeddedCluster, topic: str) -> list[list[bytes | None]]:
-    """The committed values of each partition."""
-    found = committed_records(cluster.bootstrap_servers, topic)
-    return [[value for _, value in found[index]] for index in range(PARTITIONS)]
+    """Return the committed values of each partition."""
+    committed = committed_records(cluster.bootstrap_servers, topic)
+    return [[value for _, value in committed[index]] for index in range(PARTITIONS)]
 
 
 class Transacting:
-    """A producer, its topic, and what is to be seen in each of the topic's partitions in the end."""
+    """A producer, its topic, and the expected records of each partition."""
 
     def __init__(self, cluster: EmbeddedCluster, name: str, leaders: list[int]) -> None:
         self.id = unique(name.replace(" ", "-"))
@@ -73,7 +73,7 @@ class Transacting:
         return Producer(bootstrap_servers=self._cluster.bootstrap_servers, transactional_id=self.id)
 
     def write(self, value: bytes, *, seen: bool) -> None:
-        """Begin a transaction, and have something in each partition."""
+        """Begin a transaction and write to each partition."""
         self.producer.begin_transaction()
         for index in range(PARTITIONS):
             self.producer.send(self.id, value, partition=index)
@@ -107,14 +107,14 @@ def test_check_12_a_coordinator_is_killed_with_transactions_in_every_state(clust
 
         empty = transacting("empty", [1, 2, 3])
         ended = {commit: transacting(f"complete {commit}", [1, 2, 3]) for commit in (True, False)}
-        for commit, one in ended.items():
-            one.write(b"ended", seen=commit)
-            one.end(commit=commit)
-            eventually("it is over", partial(one.is_in, "CompleteCommit" if commit else "CompleteAbort"))
+        for commit, writer in ended.items():
+            writer.write(b"ended", seen=commit)
+            writer.end(commit=commit)
+            eventually("it is over", partial(writer.is_in, "CompleteCommit" if commit else "CompleteAbort"))
         open_one, orphan = transacting("ongoing", [1, 2, 3]), transacting("orphan", [1, 2, 3])
         open_one.write(b"open", seen=True)
         orphan.write(b"orphan", seen=False)
-        # No marker gets to another broker; where the coordinator leads a partition itself, one is written.
+        # Markers reach only the partitions that the coordinator leads itself.
         for broker in others:
             broker.faults.inject(api="WriteTxnMarkers", drop=True)
         decided = {
@@ -122,18 +122,18 @@ def test_check_12_a_coordinator_is_killed_with_transactions_in_every_state(clust
             for commit in (True, False)
             for half in (True, False)
         }
-        for (commit, _), one in decided.items():
-            one.write(b"decided", seen=commit)
-            one.end(commit=commit)
-            assert one.is_in("PrepareCommit" if commit else "PrepareAbort")
+        for (commit, _), writer in decided.items():
+            writer.write(b"decided", seen=commit)
+            writer.end(commit=commit)
+            assert writer.is_in("PrepareCommit" if commit else "PrepareAbort")
         victim.kill()
         for broker in others:
             broker.faults.clear()
 
         eventually("another coordinator", lambda: coordinator(cluster) is not victim)
         assert empty.is_in("Empty")
-        for commit, one in [*ended.items(), *((commit, one) for (commit, _), one in decided.items())]:
-            eventually("it is over", partial(one.is_in, "CompleteCommit" if commit else "CompleteAbort"))
+        for commit, writer in [*ended.items(), *((commit, writer) for (commit, _), writer in decided.items())]:
+            eventually("it is over", partial(writer.is_in, "CompleteCommit" if commit else "CompleteAbort"))
         assert open_one.is_in("Ongoing")
         open_one.end(commit=True)
         heir = orphan.another()
@@ -144,23 +144,21 @@ def test_check_12_a_coordinator_is_killed_with_transactions_in_every_state(clust
         orphan.producer = heir
 
         everybody = [empty, *ended.values(), *decided.values(), open_one, orphan]
-        for one in everybody:
-            one.write(b"after", seen=True)
-            one.end(commit=True)
-            eventually("it is over", partial(one.is_in, "CompleteCommit"))
+        for writer in everybody:
+            writer.write(b"after", seen=True)
+            writer.end(commit=True)
+            eventually("it is over", partial(writer.is_in, "CompleteCommit"))
         victim.start()
-        for one in everybody:
-            eventually("all replicas in sync", partial(is_whole, cluster, one.id))
-            assert seen(cluster, one.id) == [one.expected] * PARTITIONS
+        for writer in everybody:
+            eventually("all replicas in sync", partial(is_whole, cluster, writer.id))
+            assert seen(cluster, writer.id) == [writer.expected] * PARTITIONS
 
 
 @pytest.mark.behaviour("B11")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_producers_hear_one_outcome_of_a_commit_that_their_coordinator_died_of(
-    cluster: EmbeddedCluster, when: str
-) -> None:
-    """It dies before it has decided, or when it has and nobody was told."""
+def test_a_commit_has_one_outcome_when_the_coordinator_dies(cluster: EmbeddedCluster, when: str) -> None:
+    """Crash before the decision, or after it and before the response."""
     topics = {make: cluster.create_topic(unique("crash"), PARTITIONS, 3) for make in (OwnClient, ConfluentClient)}
     victim = coordinator(cluster)
     eventually("its log is on all", partial(is_whole, cluster, STATE_TOPIC))
@@ -172,7 +170,7 @@ def test_producers_hear_one_outcome_of_a_commit_that_their_coordinator_died_of(
         try:
             assert victim.wait(CRASH_SECONDS_MAX) != 0
         finally:
-            outcomes = {topic: one.result() for topic, one in running.items()}
+            outcomes = {topic: writer.result() for topic, writer in running.items()}
             victim.start()
     for topic, committed in outcomes.items():
         eventually("all replicas in sync", partial(is_whole, cluster, topic))
@@ -180,7 +178,7 @@ def test_producers_hear_one_outcome_of_a_commit_that_their_coordinator_died_of(
 
 
 def transact(make: MakeClient, bootstrap: str, topic: str) -> bool:
-    """A transaction, and another one; whether the first was committed."""
+    """Run two transactions; return whether the first was committed."""
     client = make(bootstrap, topic, unique("id"))
     try:
         client.init()
@@ -204,4 +202,4 @@ def attempt(client: Any, value: str) -> bool:
 
 
 def _nobody(*_: object) -> None:
-    """Not told: the end of the transaction tells enough."""
+    """Ignore delivery reports: the end of the transaction is sufficient."""

@@ -21,10 +21,14 @@ RECORDS = 40
 TIME_MS = 1_700_000_000_000
 
 
-def fetch(connection: Connection, offset: int):
+def fetch(connection: Connection, offset: int, *, committed: bool = False):
     wanted = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
     request = FetchRequest(
-        max_wait_ms=0, min_bytes=0, max_bytes=1 << 20, topics=[FetchTopic(topic="t", partitions=[wanted])]
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=1 << 20,
+        isolation_level=int(committed),
+        topics=[FetchTopic(topic="t", partitions=[wanted])],
     )
     ((answer,),) = (topic.partitions for topic in ask(connection, request, 12).responses)
     return answer
@@ -56,7 +60,7 @@ def test_offsets_of_a_damaged_segment_fail_and_the_others_are_read(how, tmp_path
         begin, end = int(second.stem), int(third.stem)
         (damaged,) = broker.status()["damaged"]
         assert str(second) in damaged
-        assert f"to {end - 1}:" in damaged
+        assert f"to {end - 1} are lost or damaged:" in damaged
         with Connection(broker.bootstrap) as connection:
             assert fetch(connection, end - 1).error_code == Code.CORRUPT_MESSAGE
             # By time a reader is sent to the range, not silently behind it.
@@ -98,3 +102,31 @@ def test_a_topic_with_one_replica_in_a_cluster_keeps_what_is_behind_a_damaged_ba
             answer = fetch(connection, 21)
         values = [record.value for batch in read_batches(answer.records) for record in batch.records()]
         assert values == [b"value %d" % number for number in range(21, RECORDS)]
+
+
+@pytest.mark.behaviour("B14")
+def test_readers_of_committed_records_are_refused_a_transaction_whose_marker_is_damaged(tmp_path: Path):
+    with EmbeddedBroker(data_dir=tmp_path) as broker:
+        broker.create_topic("t")
+        with Producer(bootstrap_servers=broker.bootstrap, transactional_id="payments") as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("t", b"committed").result(20)
+            producer.commit_transaction()
+        with Producer(bootstrap_servers=broker.bootstrap) as producer:
+            assert producer.send("t", b"plain").result(20).offset == 2
+        broker.stop()
+        (path,) = (tmp_path / "t-0").glob("*.log")
+        data = bytearray(path.read_bytes())
+        marker = [*read_batches(data)][1]
+        data[data.index(bytes(marker.view)) + marker.header.size - 1] ^= 1
+        path.write_bytes(data)
+        broker.start()
+        with Connection(broker.bootstrap) as connection:
+            codes = [
+                [fetch(connection, offset, committed=committed).error_code for offset in range(3)]
+                for committed in (False, True)
+            ]
+        assert codes == [[Code.NONE, Code.CORRUPT_MESSAGE, Code.NONE], [Code.CORRUPT_MESSAGE] * 2 + [Code.NONE]]
+        (damaged,) = broker.status()["damaged"]
+        assert "readers of committed records are refused from offset 0 on" in damaged

@@ -254,7 +254,7 @@ def test_producer_ids_do_not_go_below_those_in_the_logs_when_whole_lines_are_mis
         (tmp_path / f"{JOURNAL}.end").unlink()  # an older copy, and nothing says so but the logs
         broker.start()
         write(broker.bootstrap, "orders")
-        assert "the logs have id" in broker.log_text
+        assert "the logs contain id" in broker.log_text
         assert values_in(broker.bootstrap, "orders") == VALUES * 2
 
 
@@ -428,6 +428,17 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(t
         eventually("it is gone", lambda: not any(away.data_dir.glob("last-0/*.log")) or in_sync(cluster, "orders"))
         assert away.status()["strays"] == []
         assert (away.data_dir / "orders-0").exists()
+
+
+def test_a_failed_start_forgets_no_log_that_is_missing(tmp_path: Path) -> None:
+    with stopped_broker(tmp_path) as broker:
+        shutil.rmtree(tmp_path / "orders-0")
+        with pytest.raises(HeadraceError, match=r"authorizer\.class\.name"):
+            EmbeddedBroker({"authorizer.class.name": "Nobody"}, data_dir=tmp_path).start()
+        broker.start()
+        with Producer(bootstrap_servers=broker.bootstrap) as producer:
+            sent = producer.send("orders", b"next").result(SEND_SECONDS_MAX)
+        assert sent.offset == len(VALUES)  # none is given out twice
 
 
 @pytest.mark.behaviour("B17")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.broker import EmbeddedCluster
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
+from headrace.types import TopicPartition
 from peers.clients import RIDE_SECONDS_MAX, Ride, Rider
 from peers.franz_go import make_franz_go
 from peers.of_confluent import Confluent

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.broker.context import Context, Session
-from headrace.broker.fault_answers import error_answer, topics_in
+from headrace.broker.error_responses import error_response, topics_in
 from headrace.broker.faults import CRASH_EXIT_CODE, CloseConnection, Faults, api_key_of
 from headrace.errors import Code, ConfigError, IllegalStateError
 from headrace.wire import schema
@@ -68,7 +68,7 @@ def failed(message, version, code) -> Any:
     async def handle():
         pytest.fail("the handler was asked")
 
-    return asyncio.run(error_answer(context(message, version), message, code, handle))
+    return asyncio.run(error_response(context(message, version), message, code, handle))
 
 
 def meets(faults, message, version=0, client_id="tests"):
@@ -144,20 +144,20 @@ def test_a_fault_that_is_removed_meets_nothing_more():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "needs one of error, delay_ms, drop, close and crash"),
-        ({"drop": True, "close": True}, "in one way, not in 2: drop, close"),
-        ({"api": "Nonsense", "drop": True}, "there is no API 'Nonsense'"),
-        ({"api": 4711, "drop": True}, "there is no API with key 4711"),
-        ({"error": "NO_SUCH"}, "there is no error 'NO_SUCH'"),
-        ({"drop": True, "when": "never"}, "it may be before or after"),
-        ({"delay_ms": -1}, "delay_ms is -1; it may be 0 to"),
-        ({"drop": True, "count": 0}, "count is 0; it may be 1 or more"),
-        ({"drop": True, "probability": 0}, "probability is 0"),
-        ({"drop": True, "colour": "red"}, "a fault has no 'colour'"),
-        ({"delay_ms": "long"}, "of the wrong type"),
+        ({}, "expected one of error, delay_ms, drop, close and crash"),
+        ({"drop": True, "close": True}, "got drop, close"),
+        ({"api": "Nonsense", "drop": True}, "unknown API 'Nonsense'"),
+        ({"api": 4711, "drop": True}, "unknown API key 4711"),
+        ({"error": "NO_SUCH"}, "unknown error 'NO_SUCH'"),
+        ({"drop": True, "when": "never"}, "expected before or after"),
+        ({"delay_ms": -1}, "invalid delay_ms -1: expected 0 to"),
+        ({"drop": True, "count": 0}, "invalid count 0: expected at least 1"),
+        ({"drop": True, "probability": 0}, "invalid probability 0"),
+        ({"drop": True, "colour": "red"}, "unknown field 'colour' of a fault"),
+        ({"delay_ms": "long"}, "invalid type of a value"),
     ],
 )
-def test_a_fault_that_makes_no_sense_is_refused(values, message):
+def test_an_invalid_fault_is_rejected(values, message):
     with pytest.raises(ConfigError, match=message):
         Faults().inject(**values)
 
@@ -165,7 +165,7 @@ def test_a_fault_that_makes_no_sense_is_refused(values, message):
 def test_a_broker_that_shares_its_process_may_not_crash():
     faults = Faults()
     faults.may_crash = False
-    with pytest.raises(IllegalStateError, match="a process of its own"):
+    with pytest.raises(IllegalStateError, match="a separate process"):
         faults.inject(crash=True)
 
 
@@ -342,7 +342,7 @@ def test_faults_are_listed_with_their_hits(broker, topic):
         connection.produce(topic, batch())
     (rule,) = broker.faults.list()
     assert (rule["api"], rule["topic"], rule["hits"], rule["spent"]) == ("Produce", topic, 1, False)
-    with pytest.raises(ConfigError, match="there is no API"):
+    with pytest.raises(ConfigError, match="unknown API"):
         broker.faults.inject(api="Nonsense", drop=True)
 
 

@@ -1,4 +1,4 @@
-"""Fetch: what comes, how much of it, when, and to whom."""
+"""Fetch: batches, limits, long polls and versions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.errors import Code
 from headrace.wire import legacy
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
 from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.compression import ZSTD
 from headrace.wire.layout import Record
 from headrace.wire.records import encode, read_batches
 from peers import librdkafka
@@ -21,10 +22,10 @@ from topics import new_topic, unique
 
 
 def batch(*values: bytes, timestamp: int = 1) -> memoryview:
-    return encode([Record(place, timestamp, None, value, ()) for place, value in enumerate(values)])
+    return encode([Record(index, timestamp, None, value, ()) for index, value in enumerate(values)])
 
 
-def wanted(
+def fetch_request(
     *partitions: tuple[str, int, int], partition_bytes: int = 1 << 20, epoch: int = -1, **changes: int
 ) -> FetchRequest:
     topics: dict[str, list[FetchPartition]] = {}
@@ -50,55 +51,55 @@ def ids(connection: Connection) -> dict[str, bytes]:
     return {row.name: row.topic_id for row in ask(connection, MetadataRequest(topics=None), 12).topics}
 
 
-def test_a_fetch_in_the_middle_of_a_batch_gets_the_whole_batch(connection, topic):
+def test_a_fetch_inside_a_batch_returns_the_whole_batch(connection, topic):
     connection.produce(topic, batch(b"a", b"b", b"c"))
     connection.produce(topic, batch(b"d"))
     assert values(connection.fetch(topic, offset=2)) == [b"a", b"b", b"c", b"d"]
     assert values(connection.fetch(topic, offset=3)) == [b"d"]
 
 
-def test_the_first_batch_comes_whole_whatever_the_limits_and_no_second_one(broker, connection):
+def test_the_first_batch_is_returned_whole_whatever_the_limits(broker, connection):
     topic = new_topic(broker, "limits", partitions=2)
     for partition in (0, 1):
         for _ in range(2):
             connection.produce(topic, batch(bytes(1000)), partition=partition)
     for version in (4, 11, 12):
-        answer = rows(connection.call(wanted((topic, 0, 0), (topic, 1, 0), partition_bytes=10), version))
-        assert sorted(len(values(part)) for part in answer.values()) == [0, 1]
-        answer = rows(connection.call(wanted((topic, 0, 0), (topic, 1, 0), max_bytes=10), version))
-        assert sorted(len(values(part)) for part in answer.values()) == [0, 1]
-        answer = rows(connection.call(wanted((topic, 0, 0), (topic, 1, 0), max_bytes=3500), version))
-        assert sum(len(values(part)) for part in answer.values()) == 3
+        response = rows(connection.call(fetch_request((topic, 0, 0), (topic, 1, 0), partition_bytes=10), version))
+        assert sorted(len(values(part)) for part in response.values()) == [0, 1]
+        response = rows(connection.call(fetch_request((topic, 0, 0), (topic, 1, 0), max_bytes=10), version))
+        assert sorted(len(values(part)) for part in response.values()) == [0, 1]
+        response = rows(connection.call(fetch_request((topic, 0, 0), (topic, 1, 0), max_bytes=3500), version))
+        assert sum(len(values(part)) for part in response.values()) == 3
 
 
-def test_partitions_take_turns_when_they_do_not_all_fit(broker, connection):
+def test_partitions_take_turns_when_the_limit_is_small(broker, connection):
     topic = new_topic(broker, "turns", partitions=4)
     for partition in range(4):
         connection.produce(topic, batch(bytes(1000)), partition=partition)
     seen = set()
     for _ in range(100):
-        answer = rows(connection.call(wanted(*((topic, number, 0) for number in range(4)), max_bytes=10), 12))
-        seen |= {key for key, part in answer.items() if len(part.records)}
+        response = rows(connection.call(fetch_request(*((topic, number, 0) for number in range(4)), max_bytes=10), 12))
+        seen |= {key for key, part in response.items() if len(part.records)}
     assert len(seen) == 4
 
 
 @pytest.mark.parametrize("offset", [-1, 2, 2**62])
-def test_an_offset_out_of_range_is_said_at_once(connection, topic, offset):
+def test_an_offset_out_of_range_fails_at_once(connection, topic, offset):
     connection.produce(topic, batch(b"a"))
     began = time.monotonic()
-    part = rows(connection.call(wanted((topic, 0, offset), max_wait_ms=10_000), 12))[topic, 0]
+    part = rows(connection.call(fetch_request((topic, 0, offset), max_wait_ms=10_000), 12))[topic, 0]
     assert part.error_code == Code.OFFSET_OUT_OF_RANGE
     assert time.monotonic() - began < 5
 
 
-def test_the_end_is_an_offset_that_can_be_waited_at(connection, topic):
+def test_a_fetch_at_the_log_end_waits(connection, topic):
     connection.produce(topic, batch(b"a"))
-    part = rows(connection.call(wanted((topic, 0, 1)), 12))[topic, 0]
+    part = rows(connection.call(fetch_request((topic, 0, 1)), 12))[topic, 0]
     assert (part.error_code, part.high_watermark, len(part.records)) == (0, 1, 0)
 
 
 def assert_unanswered(raw):
-    """The request before this has reached the broker, and waits: one that does not is answered well within this."""
+    """Wait until the previous request has reached the broker; others would respond well within this time."""
     raw.socket.settimeout(0.3)
     with pytest.raises(TimeoutError):
         raw.frames(1)
@@ -106,22 +107,22 @@ def assert_unanswered(raw):
 
 
 @pytest.mark.behaviour("B12")
-def test_a_long_poll_is_answered_when_something_comes(broker, connection, topic):
+def test_a_long_poll_returns_when_records_arrive(broker, connection, topic):
     with RawConnection(broker.bootstrap) as raw:
-        request = wanted((topic, 0, 0), max_wait_ms=20_000)
+        request = fetch_request((topic, 0, 0), max_wait_ms=20_000)
         began = time.monotonic()
         raw.send(frame(request, 12))
         assert_unanswered(raw)
         connection.produce(topic, batch(b"late"))
-        answer = raw.answer(request, 12)
+        response = raw.answer(request, 12)
         assert time.monotonic() - began < 15, "its time was up"
-        assert values(rows(answer)[topic, 0]) == [b"late"]
+        assert values(rows(response)[topic, 0]) == [b"late"]
 
 
-def test_a_long_poll_waits_for_as_many_bytes_as_were_asked_for(broker, connection, topic):
+def test_a_long_poll_waits_for_min_bytes(broker, connection, topic):
     with RawConnection(broker.bootstrap) as raw:
         connection.produce(topic, batch(bytes(1000)))
-        request = wanted((topic, 0, 0), max_wait_ms=20_000, min_bytes=2500)
+        request = fetch_request((topic, 0, 0), max_wait_ms=20_000, min_bytes=2500)
         raw.send(frame(request, 12))
         connection.produce(topic, batch(bytes(1000)))
         assert_unanswered(raw)
@@ -129,17 +130,17 @@ def test_a_long_poll_waits_for_as_many_bytes_as_were_asked_for(broker, connectio
         assert len(values(rows(raw.answer(request, 12))[topic, 0])) == 3
 
 
-def test_a_long_poll_ends_when_its_time_is_up(connection, topic):
+def test_a_long_poll_ends_after_max_wait(connection, topic):
     began = time.monotonic()
-    part = rows(connection.call(wanted((topic, 0, 0), max_wait_ms=300), 12))[topic, 0]
+    part = rows(connection.call(fetch_request((topic, 0, 0), max_wait_ms=300), 12))[topic, 0]
     assert 0.25 < time.monotonic() - began < 3
     assert (part.error_code, len(part.records)) == (0, 0)
 
 
 @pytest.mark.parametrize(("version", "code"), [(12, Code.UNKNOWN_TOPIC_OR_PARTITION), (13, Code.UNKNOWN_TOPIC_ID)])
-def test_a_topic_that_is_deleted_ends_the_long_poll_on_it(broker, connection, version, code):
+def test_deleting_a_topic_ends_its_long_polls(broker, connection, version, code):
     topic = new_topic(broker, "gone")
-    request = wanted((topic, 0, 0), max_wait_ms=20_000)
+    request = fetch_request((topic, 0, 0), max_wait_ms=20_000)
     request = request.replace(topics=[request.topics[0].replace(topic_id=ids(connection)[topic])])
     with RawConnection(broker.bootstrap) as raw:
         raw.send(frame(request, version))
@@ -150,7 +151,7 @@ def test_a_topic_that_is_deleted_ends_the_long_poll_on_it(broker, connection, ve
 
 
 @pytest.mark.behaviour("B12")
-def test_read_committed_stops_at_the_last_stable_offset_and_names_what_was_aborted(broker, connection, topic):
+def test_read_committed_stops_at_the_lso_and_lists_aborted_transactions(broker, connection, topic):
     with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("tx")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
@@ -181,12 +182,12 @@ def values_of_data(part):
     return [r.value for each in read_batches(part.records) if not each.header.is_control for r in each.records()]
 
 
-def test_a_reader_of_committed_records_is_woken_by_the_commit(broker, connection, topic):
+def test_a_commit_wakes_a_read_committed_long_poll(broker, connection, topic):
     with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("tx")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(topic, b"x").result(20)
-        request = wanted((topic, 0, 0), max_wait_ms=20_000, isolation_level=1)
+        request = fetch_request((topic, 0, 0), max_wait_ms=20_000, isolation_level=1)
         with RawConnection(broker.bootstrap) as raw:
             raw.send(frame(request, 12))
             raw.socket.settimeout(0.3)
@@ -200,29 +201,29 @@ def test_a_reader_of_committed_records_is_woken_by_the_commit(broker, connection
 @pytest.mark.parametrize(
     ("epoch", "code"), [(-1, Code.NONE), (0, Code.NONE), (1, Code.UNKNOWN_LEADER_EPOCH), (7, Code.UNKNOWN_LEADER_EPOCH)]
 )
-def test_a_leader_epoch_must_be_ours(connection, topic, epoch, code):
-    part = rows(connection.call(wanted((topic, 0, 0), epoch=epoch), 12))[topic, 0]
+def test_another_leader_epoch_is_rejected(connection, topic, epoch, code):
+    part = rows(connection.call(fetch_request((topic, 0, 0), epoch=epoch), 12))[topic, 0]
     assert part.error_code == code
 
 
-def test_topics_are_named_by_id_from_version_13_on(connection, topic):
+def test_fetch_v13_uses_topic_ids(connection, topic):
     connection.produce(topic, batch(b"x"))
-    request = wanted((topic, 0, 0))
+    request = fetch_request((topic, 0, 0))
     topic_id = ids(connection)[topic]
     for version in range(13, 19):
-        answer = connection.call(request.replace(topics=[request.topics[0].replace(topic_id=topic_id)]), version)
-        ((part,),) = ([*row.partitions] for row in answer.responses)
-        assert (answer.responses[0].topic_id, values(part)) == (topic_id, [b"x"])
-        answer = connection.call(
+        response = connection.call(request.replace(topics=[request.topics[0].replace(topic_id=topic_id)]), version)
+        ((part,),) = ([*row.partitions] for row in response.responses)
+        assert (response.responses[0].topic_id, values(part)) == (topic_id, [b"x"])
+        response = connection.call(
             request.replace(topics=[request.topics[0].replace(topic_id=bytes(range(16)))]), version
         )
-        assert answer.responses[0].partitions[0].error_code == Code.UNKNOWN_TOPIC_ID
+        assert response.responses[0].partitions[0].error_code == Code.UNKNOWN_TOPIC_ID
 
 
 @pytest.mark.parametrize("version", range(13))
 def test_every_older_version_is_served(connection, topic, version):
     connection.produce(topic, batch(b"a", b"b", timestamp=1_700_000_000_000))
-    part = rows(connection.call(wanted((topic, 0, 1)), version))[topic, 0]
+    part = rows(connection.call(fetch_request((topic, 0, 1)), version))[topic, 0]
     assert (part.error_code, part.high_watermark) == (0, 2)
     if version >= 4:
         assert values(part) == [b"a", b"b"]
@@ -232,17 +233,38 @@ def test_every_older_version_is_served(connection, topic, version):
         assert records[0].timestamp == (1_700_000_000_000 if version >= 2 else -1)
 
 
-def test_there_are_no_sessions_and_an_unknown_one_is_said_to_be(connection, topic):
-    begun = connection.call(wanted((topic, 0, 0), session_id=0, session_epoch=0), 12)
+@pytest.mark.parametrize("version", range(4))
+def test_a_zstd_batch_is_not_converted_for_old_clients(connection, topic, version):
+    connection.produce(topic, batch(b"plain"))
+    connection.produce(topic, bytes(encode([Record(0, 1, None, b"packed", ())], codec=ZSTD)))
+    part = rows(connection.call(fetch_request((topic, 0, 0)), version))[topic, 0]
+    assert (part.error_code, [each.value for each in legacy.decode(part.records)]) == (0, [b"plain"])
+    part = rows(connection.call(fetch_request((topic, 0, 1)), version))[topic, 0]
+    assert (part.error_code, len(part.records)) == (Code.UNSUPPORTED_COMPRESSION_TYPE, 0)
+
+
+@pytest.mark.parametrize("version", range(4, 12))
+def test_a_topic_that_is_compressed_with_zstd_is_not_for_clients_before_version_10(broker, connection, version):
+    topic = new_topic(broker, f"zstd-{version}", compression_type="zstd")
+    connection.produce(topic, batch(b"packed"))
+    part = rows(connection.call(fetch_request((topic, 0, 0)), version))[topic, 0]
+    if version < 10:
+        assert (part.error_code, len(part.records)) == (Code.UNSUPPORTED_COMPRESSION_TYPE, 0)
+    else:
+        assert (part.error_code, values(part)) == (0, [b"packed"])
+
+
+def test_clients_get_no_fetch_session(connection, topic):
+    begun = connection.call(fetch_request((topic, 0, 0), session_id=0, session_epoch=0), 12)
     assert (begun.error_code, begun.session_id) == (0, 0)
     assert rows(begun)
-    unknown = connection.call(wanted((topic, 0, 0), session_id=77, session_epoch=3), 12)
+    unknown = connection.call(fetch_request((topic, 0, 0), session_id=77, session_epoch=3), 12)
     assert unknown.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_nobody_fetches_as_a_replica_that_there_is_not(connection, topic):
+def test_fetching_as_an_unknown_replica_is_rejected(connection, topic):
     connection.produce(topic, batch(b"x"))
-    request = wanted((topic, 0, 0))
+    request = fetch_request((topic, 0, 0))
     part = rows(connection.call(request.replace(replica_id=2), 12))[topic, 0]
     assert part.error_code == Code.UNKNOWN_LEADER_EPOCH
     request = request.replace(
@@ -252,23 +274,23 @@ def test_nobody_fetches_as_a_replica_that_there_is_not(connection, topic):
     assert connection.call(request, 15).responses[0].partitions[0].error_code == Code.UNKNOWN_LEADER_EPOCH
 
 
-def test_unknown_topics_and_partitions_are_said_beside_the_others(connection, topic):
+def test_unknown_partitions_do_not_affect_the_others(connection, topic):
     connection.produce(topic, batch(b"x"))
-    answer = rows(connection.call(wanted((topic, 0, 0), (topic, 9, 0), ("no-such-topic", 0, 0)), 12))
-    assert {key: part.error_code for key, part in answer.items()} == {
+    response = rows(connection.call(fetch_request((topic, 0, 0), (topic, 9, 0), ("no-such-topic", 0, 0)), 12))
+    assert {key: part.error_code for key, part in response.items()} == {
         (topic, 0): 0,
         (topic, 9): Code.UNKNOWN_TOPIC_OR_PARTITION,
         ("no-such-topic", 0): Code.UNKNOWN_TOPIC_OR_PARTITION,
     }
 
 
-def test_a_fetch_of_nothing_is_answered_at_once(connection):
+def test_a_fetch_without_partitions_returns_at_once(connection):
     began = time.monotonic()
-    assert connection.call(wanted(max_wait_ms=20_000), 12).responses == ()
+    assert connection.call(fetch_request(max_wait_ms=20_000), 12).responses == ()
     assert time.monotonic() - began < 5
 
 
-def test_librdkafka_reads_what_we_wrote(broker, topic):
+def test_librdkafka_reads_our_records(broker, topic):
     with Producer(bootstrap_servers=broker.bootstrap) as producer:
         for number in range(100):
             producer.send(topic, b"%d" % number)

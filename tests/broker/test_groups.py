@@ -1,4 +1,4 @@
-"""Groups on our own broker, request by request: every version of every API, and what outlives kill -9."""
+"""Groups: every version of every API, and kill -9."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def topic_id_of(broker: EmbeddedBroker, topic: str) -> bytes:
 
 
 def ask(connection: Connection, request: Message, version: int) -> Any:
-    """The response, of whatever class it is."""
+    """Return the response to a request."""
     return connection.call(request, version)
 
 
 def receive(connection: Connection, request: type[Message], version: int) -> Any:
-    """The response to a request that was sent before."""
+    """Return the response to an earlier request."""
     return connection.receive(request.api_key, version)[1]
 
 
 class Member:
-    """Does by hand what a consumer does."""
+    """A consumer that sends its requests explicitly."""
 
     def __init__(self, connection: Connection, group: str) -> None:
         self.id = ""
@@ -79,7 +79,7 @@ class Member:
         self._group = group
 
     def join(self, version: int = 9, instance_id: str | None = None):
-        """Join, with the id that is asked for; the answer."""
+        """Join with the assigned member id; return the response."""
         while True:
             request = JoinGroupRequest(
                 group_id=self._group,
@@ -90,11 +90,11 @@ class Member:
                 protocol_type="consumer",
                 protocols=[JoinGroupRequestProtocol(name="range", metadata=SUBSCRIPTION)],
             )
-            answer = ask(self._connection, request, version)
-            self.id = answer.member_id
-            if answer.error_code != Code.MEMBER_ID_REQUIRED:
-                self.generation = answer.generation_id
-                return answer
+            response = ask(self._connection, request, version)
+            self.id = response.member_id
+            if response.error_code != Code.MEMBER_ID_REQUIRED:
+                self.generation = response.generation_id
+                return response
 
     def sync(self, version: int = 5, assignment: bytes = b"all"):
         is_named = version >= 5
@@ -117,9 +117,9 @@ class Member:
             request = LeaveGroupRequest(group_id=self._group, member_id=self.id)
             return Code(ask(self._connection, request, version).error_code)
         request = LeaveGroupRequest(group_id=self._group, members=[MemberIdentity(member_id=self.id)])
-        answer = ask(self._connection, request, version)
-        assert answer.error_code == Code.NONE
-        return Code(answer.members[0].error_code)
+        response = ask(self._connection, request, version)
+        assert response.error_code == Code.NONE
+        return Code(response.members[0].error_code)
 
 
 def commit(
@@ -135,30 +135,30 @@ def commit(
         retention_time_ms=retention_ms,
         topics=[OffsetCommitRequestTopic(name=topic, topic_id=topic_id, partitions=[row])],
     )
-    answer = ask(connection, request, version)
-    return Code(answer.topics[0].partitions[0].error_code)
+    response = ask(connection, request, version)
+    return Code(response.topics[0].partitions[0].error_code)
 
 
 def fetch(connection, group, topic, *, version=9, topic_id=bytes(16), stable=False, everything=False):
-    """Offset, metadata and error."""
+    """Return offset, metadata and error."""
     if version >= 8:
         row = OffsetFetchRequestTopics(name=topic, topic_id=topic_id, partition_indexes=[0])
         asked = OffsetFetchRequestGroup(group_id=group, topics=None if everything else [row])
-        answer = ask(connection, OffsetFetchRequest(groups=[asked], require_stable=stable), version).groups[0]
+        response = ask(connection, OffsetFetchRequest(groups=[asked], require_stable=stable), version).groups[0]
     else:
         old_row = OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
         request = OffsetFetchRequest(group_id=group, topics=None if everything else [old_row], require_stable=stable)
-        answer = ask(connection, request, version)
-    assert answer.error_code == Code.NONE
-    if not answer.topics:
+        response = ask(connection, request, version)
+    assert response.error_code == Code.NONE
+    if not response.topics:
         return None
-    found = answer.topics[0].partitions[0]
-    return found.committed_offset, found.metadata, Code(found.error_code)
+    result = response.topics[0].partitions[0]
+    return result.committed_offset, result.metadata, Code(result.error_code)
 
 
 @pytest.mark.behaviour("B13")
 @pytest.mark.parametrize("version", JOIN_VERSIONS)
-def test_a_member_lives_through_every_version_of_every_request(connection, group, version):
+def test_membership_works_in_every_version_of_every_request(connection, group, version):
     member = Member(connection, group)
     joined = member.join(version)
     assert (joined.error_code, joined.generation_id, joined.leader) == (Code.NONE, 1, member.id)
@@ -183,7 +183,7 @@ def test_offsets_in_every_version(broker, connection, topic, group, version):
         assert fetch(connection, group, name, version=version, topic_id=topic_id, stable=True)[0] == 42
 
 
-def test_offsets_of_topics_that_do_not_exist_are_refused(connection, topic, group):
+def test_offsets_of_unknown_topics_are_rejected(connection, topic, group):
     assert commit(connection, group, "nowhere", 1) is Code.UNKNOWN_TOPIC_OR_PARTITION
     assert commit(connection, group, topic, 1, partition=7) is Code.UNKNOWN_TOPIC_OR_PARTITION
     assert commit(connection, group, "", 1, version=10, topic_id=b"x" * 16) is Code.UNKNOWN_TOPIC_ID
@@ -194,18 +194,18 @@ def test_offsets_of_topics_that_do_not_exist_are_refused(connection, topic, grou
 @pytest.mark.parametrize("key_type", [0, 1])
 def test_the_coordinator_is_found_in_every_version(broker, connection, version, key_type):
     if version >= 4:
-        answer = ask(connection, FindCoordinatorRequest(key_type=key_type, coordinator_keys=["a", "b"]), version)
-        found = list(answer.coordinators)
-        assert [row.key for row in found] == ["a", "b"]
+        response = ask(connection, FindCoordinatorRequest(key_type=key_type, coordinator_keys=["a", "b"]), version)
+        result = list(response.coordinators)
+        assert [row.key for row in result] == ["a", "b"]
     else:
         if version == 0 and key_type:
             return
-        found = [ask(connection, FindCoordinatorRequest(key="a", key_type=key_type), version)]
-    for row in found:
+        result = [ask(connection, FindCoordinatorRequest(key="a", key_type=key_type), version)]
+    for row in result:
         assert (row.error_code, f"{row.host}:{row.port}") == (Code.NONE, broker.bootstrap)
 
 
-def test_coordinators_of_other_things_are_not_offered(connection):
+def test_other_coordinator_types_are_rejected(connection):
     (row,) = ask(connection, FindCoordinatorRequest(key_type=2, coordinator_keys=["g:t:0"]), 6).coordinators
     assert (row.error_code, row.node_id) == (Code.INVALID_REQUEST, -1)
 
@@ -216,14 +216,14 @@ def test_a_group_is_described_in_every_version(connection, group, version):
     member.join()
     member.sync()
     asked = DescribeGroupsRequest(groups=[group, "nobody"], include_authorized_operations=version >= 3)
-    found, missing = ask(connection, asked, version).groups
-    assert (found.error_code, found.group_state, found.protocol_type, found.protocol_data) == (
+    result, missing = ask(connection, asked, version).groups
+    assert (result.error_code, result.group_state, result.protocol_type, result.protocol_data) == (
         Code.NONE,
         "Stable",
         "consumer",
         "range",
     )
-    (row,) = found.members
+    (row,) = result.members
     assert (row.member_id, row.client_id, bytes(row.member_assignment)) == (member.id, "headrace-tests", b"all")
     assert missing.group_state == "Dead"
     assert missing.error_code == (Code.GROUP_ID_NOT_FOUND if version >= 6 else Code.NONE)
@@ -238,9 +238,9 @@ def test_groups_are_listed_in_every_version(connection, topic, group, version):
 
     def listed(states_filter: tuple[str, ...] = (), types_filter: tuple[str, ...] = ()) -> set[str]:
         request = ListGroupsRequest(states_filter=states_filter, types_filter=types_filter)
-        answer = ask(connection, request, version)
-        assert answer.error_code == Code.NONE
-        return {row.group_id for row in answer.groups if row.group_id.startswith(group)}
+        response = ask(connection, request, version)
+        assert response.error_code == Code.NONE
+        return {row.group_id for row in response.groups if row.group_id.startswith(group)}
 
     assert listed() == {group, group + "-stable"}
     if version >= 4:
@@ -256,8 +256,8 @@ def test_groups_are_deleted_in_every_version(connection, topic, group, version):
     commit(connection, group, topic, 1)
     busy = group + "-busy"
     Member(connection, busy).join()
-    answer = ask(connection, DeleteGroupsRequest(groups_names=[group, busy, "nobody"]), version)
-    assert {row.group_id: row.error_code for row in answer.results} == {
+    response = ask(connection, DeleteGroupsRequest(groups_names=[group, busy, "nobody"]), version)
+    assert {row.group_id: row.error_code for row in response.results} == {
         group: Code.NONE,
         busy: Code.NON_EMPTY_GROUP,
         "nobody": Code.GROUP_ID_NOT_FOUND,
@@ -269,15 +269,15 @@ def test_offsets_are_deleted(connection, topic, group):
     commit(connection, group, topic, 1)
     rows = [OffsetDeleteRequestPartition(partition_index=index) for index in (0, 9)]
     request = OffsetDeleteRequest(group_id=group, topics=[OffsetDeleteRequestTopic(name=topic, partitions=rows)])
-    answer = ask(connection, request, 0)
-    assert answer.error_code == Code.NONE
-    codes = {row.partition_index: row.error_code for row in answer.topics[0].partitions}
+    response = ask(connection, request, 0)
+    assert response.error_code == Code.NONE
+    codes = {row.partition_index: row.error_code for row in response.topics[0].partitions}
     assert codes == {0: Code.NONE, 9: Code.UNKNOWN_TOPIC_OR_PARTITION}
     assert fetch(connection, group, topic)[0] == -1
 
 
 @pytest.mark.behaviour("B13")
-def test_two_members_share_a_rebalance_and_the_leaders_word_reaches_the_other(broker, group):
+def test_two_members_share_a_rebalance_and_get_the_leaders_assignment(broker, group):
     with Connection(broker.bootstrap) as here, Connection(broker.bootstrap) as there:
         first, second = Member(here, group), Member(there, group)
         first.join()
@@ -287,9 +287,9 @@ def test_two_members_share_a_rebalance_and_the_leaders_word_reaches_the_other(br
         there.send(_joining(group, second.id), 9)
         eventually("the first is called back", lambda: first.heartbeat() is Code.REBALANCE_IN_PROGRESS)
         joined = first.join()
-        answer = receive(there, JoinGroupRequest, 9)
-        second.generation = answer.generation_id
-        assert joined.generation_id == answer.generation_id == 2
+        response = receive(there, JoinGroupRequest, 9)
+        second.generation = response.generation_id
+        assert joined.generation_id == response.generation_id == 2
         assert {row.member_id for row in joined.members} == {first.id, second.id}
         there.send(_syncing(group, second), 5)
         parts = [
@@ -323,7 +323,7 @@ def _syncing(group: str, member: Member) -> SyncGroupRequest:
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_offsets_outside_of_a_transaction_are_refused_in_every_version(connection, topic, group, version):
+def test_offsets_outside_a_transaction_are_rejected_in_every_version(connection, topic, group, version):
     row = TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1)
     request = TxnOffsetCommitRequest(
         transactional_id=unique("nobody"),
@@ -331,13 +331,13 @@ def test_offsets_outside_of_a_transaction_are_refused_in_every_version(connectio
         producer_id=9,
         topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=[row])],
     )
-    (answer,) = ask(connection, request, version).topics
-    assert answer.partitions[0].error_code == Code.INVALID_PRODUCER_ID_MAPPING
+    (response,) = ask(connection, request, version).topics
+    assert response.partitions[0].error_code == Code.INVALID_PRODUCER_ID_MAPPING
 
 
 @pytest.mark.behaviour("B13")
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_offsets_of_our_producers_transaction_are_seen_when_it_ends(broker, connection, topic, group, end):
+def test_offsets_in_a_transaction_become_visible_with_its_end(broker, connection, topic, group, end):
     commit(connection, group, topic, 1)
     with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("txn")) as producer:
         producer.init_transactions()
@@ -347,13 +347,13 @@ def test_offsets_of_our_producers_transaction_are_seen_when_it_ends(broker, conn
         assert fetch(connection, group, topic) == (1, "noted", Code.NONE)
         assert fetch(connection, group, topic, stable=True)[2] is Code.UNSTABLE_OFFSET_COMMIT
         (producer.commit_transaction if end == "commit" else producer.abort_transaction)()
-        wanted = 5 if end == "commit" else 1
+        expected = 5 if end == "commit" else 1
         eventually("the marker is written", lambda: fetch(connection, group, topic, stable=True)[2] is Code.NONE)
-        assert fetch(connection, group, topic, stable=True)[0] == wanted
+        assert fetch(connection, group, topic, stable=True)[0] == expected
 
 
 @pytest.mark.behaviour("B13")
-def test_groups_and_offsets_outlive_kill_9():
+def test_groups_and_offsets_survive_kill_9():
     with EmbeddedBroker(num_partitions=1) as broker:
         topic, group = broker.create_topic("t"), "g"
         with Connection(broker.bootstrap) as connection:
@@ -395,7 +395,7 @@ def test_offsets_expire_and_then_the_group():
             eventually("the group is gone", is_gone)
 
 
-def test_a_member_that_hangs_up_is_noticed_when_its_session_ends(broker, group):
+def test_a_disconnected_member_is_removed_after_its_session_timeout(broker, group):
     with Connection(broker.bootstrap) as connection:
         member = Member(connection, group)
         asked = _joining(group, "").replace(session_timeout_ms=6_000)

@@ -1,4 +1,4 @@
-"""Groups of other people's consumers on our own broker: mixed, restarted, killed, and fenced."""
+"""Groups of other client libraries: mixed, restarted, killed and fenced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KAFKA_PYTHON_POLL_MS = 1_500
 
 @pytest.fixture
 def topic(broker) -> str:
-    """With several partitions, and two records in each."""
+    """Create a topic with several partitions and two records in each."""
     name: str = broker.create_topic(unique("topic"), PARTITIONS)
     for partition in range(PARTITIONS):
         rows = [Record(0, 0, None, b"%d %d" % (partition, n), ()) for n in range(2)]
@@ -41,7 +41,7 @@ def topic(broker) -> str:
 
 
 class Consumer:
-    """A member of a group, polled by a thread of its own: one that waits for a rebalance must not hold up another."""
+    """A group member with a polling thread, so that one that waits for a rebalance does not block another."""
 
     def __init__(self, broker, topic: str, group: str, **options: Any) -> None:
         self.values: list[bytes] = []
@@ -63,7 +63,7 @@ class Consumer:
 
 
 class Confluent(Consumer):
-    """Of librdkafka."""
+    """A member with librdkafka."""
 
     def _live(self, bootstrap: str, topic: str, group: str, options: dict[str, Any]) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -84,12 +84,12 @@ class Confluent(Consumer):
             message = self.consumer.poll(POLL_SECONDS)
             if message is not None and message.error() is None:
                 self.values.append(message.value() or b"")
-            self._owned = {place.partition for place in self.consumer.assignment()}
+            self._owned = {partition.partition for partition in self.consumer.assignment()}
         self.consumer.close()
 
 
 class KafkaPython(Consumer):
-    """Of kafka-python."""
+    """A member with kafka-python."""
 
     def _live(self, bootstrap: str, topic: str, group: str, options: dict[str, Any]) -> None:
         consumer = KafkaConsumer(
@@ -106,12 +106,12 @@ class KafkaPython(Consumer):
         while not self._idle.is_set():
             for rows in consumer.poll(timeout_ms=KAFKA_PYTHON_POLL_MS).values():
                 self.values += [row.value for row in rows]
-            self._owned = {place.partition for place in consumer.assignment()}
+            self._owned = {partition.partition for partition in consumer.assignment()}
         consumer.close()
 
 
 class AioKafka(Consumer):
-    """Of aiokafka."""
+    """A member with aiokafka."""
 
     def _live(self, bootstrap: str, topic: str, group: str, options: dict[str, Any]) -> None:
         asyncio.run(self._poll(bootstrap, topic, group, options))
@@ -130,28 +130,28 @@ class AioKafka(Consumer):
         )
         async with consumer:
             while not self._idle.is_set():
-                found = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000))
-                self.values += [row.value for rows in found.values() for row in rows]
-                self._owned = {place.partition for place in consumer.assignment()}
+                batches = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000))
+                self.values += [row.value for rows in batches.values() for row in rows]
+                self._owned = {partition.partition for partition in consumer.assignment()}
 
 
 CLIENTS = [Confluent, KafkaPython, AioKafka]
 
 
 def shared(*members: Consumer) -> bool:
-    """Whether each partition has one owner, and every member something."""
+    """Return whether each partition has one owner and every member at least one partition."""
     owned = [member.partitions() for member in members]
     return all(owned) and sorted(p for part in owned for p in part) == list(range(PARTITIONS))
 
 
 def state_of(broker, group: str) -> tuple[str, int]:
-    """The state of a group, and how many members it has."""
+    """Return the state of a group and its number of members."""
     with AdminClient(broker.bootstrap) as admin:
         described = admin.describe_groups([group])[group]
         return described.state, len(described.members)
 
 
-def test_clients_of_three_families_share_a_group(broker, topic):
+def test_three_client_libraries_share_a_group(broker, topic):
     group = unique("mixed")
     members: list[Consumer] = [client(broker, topic, group) for client in CLIENTS]
     try:
@@ -159,7 +159,7 @@ def test_clients_of_three_families_share_a_group(broker, topic):
         last = members.pop()
         last.close()
         eventually("the others take it over", lambda: shared(*members))
-        eventually("all is read", lambda: len({v for one in (*members, last) for v in one.values}) == 2 * PARTITIONS)
+        eventually("all is read", lambda: len({v for item in (*members, last) for v in item.values}) == 2 * PARTITIONS)
         read = {value for member in (*members, last) for value in member.values}
         assert read == {b"%d %d" % (partition, n) for partition in range(PARTITIONS) for n in range(2)}
     finally:
@@ -205,12 +205,12 @@ def test_a_static_member_restarts_without_a_rebalance(broker, topic, client):
         assert after["i"] == before["i"]
         assert after["j"] != before["j"]
     finally:
-        for one in members:
-            one.close()
+        for item in members:
+            item.close()
 
 
-def test_a_zombie_cannot_commit_in_a_transaction_what_is_no_longer_its(broker, topic):
-    """Its partitions are with another member now, which would read, and write, the same again (check 18)."""
+def test_a_zombie_consumer_cannot_commit_in_a_transaction(broker, topic):
+    """Another member owns its partitions and would process the same records again (check 18)."""
     group = unique("zombie")
     target = broker.create_topic(unique("target"))
     zombie = confluent_kafka.Consumer(
@@ -232,7 +232,7 @@ def test_a_zombie_cannot_commit_in_a_transaction_what_is_no_longer_its(broker, t
     producer.produce(target, b"too late")
     successor = Confluent(broker, topic, group)
     try:
-        eventually("it is replaced", lambda: shared(successor))  # for nobody polls the zombie
+        eventually("it is replaced", lambda: shared(successor))  # because the zombie is not polled
         with pytest.raises(KafkaException) as raised:
             producer.send_offsets_to_transaction([TopicPartition(topic, 0, 2)], metadata, SECONDS)
         error = raised.value.args[0]
@@ -245,7 +245,7 @@ def test_a_zombie_cannot_commit_in_a_transaction_what_is_no_longer_its(broker, t
         successor.close()
 
 
-def test_our_producer_is_told_when_its_consumer_is_a_zombie(broker, topic):
+def test_the_producer_reports_a_zombie_consumer(broker, topic):
     group = unique("zombie")
     member = Confluent(broker, topic, group)
     try:
@@ -263,6 +263,6 @@ def test_our_producer_is_told_when_its_consumer_is_a_zombie(broker, topic):
             producer.commit_transaction()
         with AdminClient(broker.bootstrap) as admin:
             offsets = eventually("the offset is there", lambda: admin.list_group_offsets(group))
-        assert {tuple(place): committed.offset for place, committed in offsets.items()} == {(topic, 0): 2}
+        assert {tuple(partition): committed.offset for partition, committed in offsets.items()} == {(topic, 0): 2}
     finally:
         member.close()

@@ -1,4 +1,4 @@
-"""Peers that want to harm others: they get an error, and the others do not notice."""
+"""Hostile peers get errors and do not affect others."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from stored import stored_batches
 from waiting import eventually
 
 ROUNDS = int(os.environ.get("HEADRACE_HOSTILE_ROUNDS", "1"))
-"""How often each attack is repeated: many times over by whoever has the time."""
+"""How often each attack is repeated; more often on request."""
 P99_SECONDS_MAX = 0.25
 LOADED = 4
-"""On a machine that is busy anyway, the bound is this many times what the bystander needs in peace."""
+"""The latency bound, as a multiple of the undisturbed latency, for busy machines."""
 MEMORY_GROWTH_BYTES_MAX = 200 * 1024 * 1024
-HELD_BYTES_MAX = 700 * 1024 * 1024  # by connections that are there
+HELD_BYTES_MAX = 700 * 1024 * 1024  # by open connections
 ZSTD, GZIP = 4, 1
 BOMB_BYTES = 128 * 1024 * 1024
 
@@ -69,7 +69,7 @@ def bound(peaceful_seconds: float) -> float:
 
 
 def bomb(codec: int = ZSTD, size: int = BOMB_BYTES) -> bytes:
-    """A batch whose header is right, and whose records are nothing but zeros, a great many of them."""
+    """Return a batch with a valid header and a huge number of zero bytes as records."""
     batch = bytearray(encode([Record(0, 1, None, b"", ())]))[:HEADER_BYTES] + compress(codec, bytes(size))
     return sealed(batch, codec)
 
@@ -84,13 +84,13 @@ def sealed(batch: bytearray, codec: int) -> bytes:
 
 
 def produce_all(topic: str, batches: list[bytes]) -> ProduceRequest:
-    """A batch for each partition of a topic."""
+    """Return a request with a batch for each partition of a topic."""
     parts = [PartitionProduceData(partition_index=n, records=data) for n, data in enumerate(batches)]
     return ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[TopicProduceData(name=topic, partition_data=parts)])
 
 
 @pytest.mark.parametrize("codec", [ZSTD] if ROUNDS == 1 else [ZSTD, GZIP])
-def test_zip_bombs_are_refused_and_hold_up_nobody(codec):
+def test_zip_bombs_are_rejected_and_block_nobody(codec):
     with EmbeddedBroker() as broker:
         topic = broker.create_topic("bombed", 100)
         broker.create_topic("bystander")
@@ -101,21 +101,21 @@ def test_zip_bombs_are_refused_and_hold_up_nobody(codec):
             for _ in range(ROUNDS):
                 response = connection.call(request, 9)
                 assert isinstance(response, ProduceResponse)
-                ((*answers,),) = (topic.partition_responses for topic in response.responses)
-                assert {answer.error_code for answer in answers} == {Code.MESSAGE_TOO_LARGE}
-                assert "decompress" in (answers[0].error_message or "")
-                # Two threads may each hold a batch and the parts it is put together from.
+                ((*responses,),) = (topic.partition_responses for topic in response.responses)
+                assert {response.error_code for response in responses} == {Code.MESSAGE_TOO_LARGE}
+                assert "decompress" in (responses[0].error_message or "")
+                # Two threads may each hold a batch and its parts.
                 assert resident_bytes(broker.pid) - before < MEMORY_GROWTH_BYTES_MAX
         assert bystander.p99_seconds < bound(peaceful), (bystander.p99_seconds, peaceful)
         assert max(bystander.seconds) < 4 * bound(peaceful)
 
 
 def half_frame(size: int, sent: int) -> bytes:
-    """The first part of a request that announces more."""
+    """Return the beginning of a larger request."""
     return struct.pack(">i", size) + bytes(sent)
 
 
-def test_half_frames_of_connections_that_are_gone_take_no_memory():
+def test_incomplete_frames_of_closed_connections_are_freed():
     count, sent = 20, 20 * 1024 * 1024
     with EmbeddedBroker() as broker:
         broker.create_topic("bystander")
@@ -126,18 +126,18 @@ def test_half_frames_of_connections_that_are_gone_take_no_memory():
             for _ in range(ROUNDS):
                 raws = [RawConnection(broker.bootstrap) for _ in range(count)]
                 for raw in raws:
-                    with suppress(OSError):  # the broker may have hung up
+                    with suppress(OSError):  # the broker may have closed it
                         raw.send(data)
                 during = resident_bytes(broker.pid)
                 for raw in raws:
                     raw.close()
                 assert during - before < HELD_BYTES_MAX
-                # What one connection had may be kept for the next one.
+                # Memory of one connection may be reused for the next.
                 eventually("the memory is free", lambda: resident_bytes(broker.pid) - before < 100 * 1024 * 1024)
         assert bystander.p99_seconds < bound(peaceful), (bystander.p99_seconds, peaceful)
 
 
-def test_the_stalest_half_frame_goes_when_all_of_them_take_too_much(monkeypatch, tmp_path):
+def test_the_stalest_incomplete_frame_is_dropped_at_the_limit(monkeypatch, tmp_path):
     monkeypatch.setattr("headrace.broker.server.server.HELD_BYTES_MAX", 1024 * 1024)
     options = {"socket.request.max.bytes": 500_000}
     with EmbeddedBroker(options, data_dir=tmp_path / "data", in_process=True) as broker:
@@ -155,14 +155,14 @@ CROWD = 200
 
 @contextmanager
 def broker_with_few_descriptors(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The address of a broker that may open DESCRIPTORS files, and the file that it logs to."""
+    """Return the address of a broker with DESCRIPTORS file descriptors, and its log file."""
     log, port = folder / "broker.log", free_port()
     start = [sys.executable, "-m", "headrace", "broker", "start", "--listen", f"127.0.0.1:{port}"]
     command = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", *start, "--data-dir", str(folder / "data")]
     with open(log, "wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)
     try:
-        eventually("the broker listens", lambda: answers(f"127.0.0.1:{port}") or process.poll() is not None)
+        eventually("the broker listens", lambda: responses(f"127.0.0.1:{port}") or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield f"127.0.0.1:{port}", log
     finally:
@@ -170,7 +170,7 @@ def broker_with_few_descriptors(folder: Path) -> Iterator[tuple[str, Path]]:
         process.wait(30)
 
 
-def answers(bootstrap: str) -> bool:
+def responses(bootstrap: str) -> bool:
     try:
         with Connection(bootstrap) as connection:
             connection.call(ApiVersionsRequest(), 0)
@@ -179,7 +179,7 @@ def answers(bootstrap: str) -> bool:
     return True
 
 
-def test_connections_beyond_the_descriptors_wait_and_harm_nobody(tmp_path):
+def test_connections_beyond_the_descriptor_limit_wait(tmp_path):
     record = bytes(encode([Record(0, 1, None, b"value", ())]))
     with broker_with_few_descriptors(tmp_path) as (bootstrap, log), Connection(bootstrap) as connection:
         for name, partitions in (("bystander", 1), ("wide", DESCRIPTORS)):
@@ -192,7 +192,7 @@ def test_connections_beyond_the_descriptors_wait_and_harm_nobody(tmp_path):
                 for raw in crowd:
                     raw.send(frame(ApiVersionsRequest(), 0))
                 eventually("some of them are served", partial(any_can_read, crowd))
-                # Who is connected can use more segments than there are descriptors.
+                # Connected clients can use more segments than there are descriptors.
                 response = connection.call(produce_all("wide", [record] * DESCRIPTORS), 9)
                 assert isinstance(response, ProduceResponse)
                 assert {each.error_code for each in response.responses[0].partition_responses} == {0}
@@ -202,7 +202,7 @@ def test_connections_beyond_the_descriptors_wait_and_harm_nobody(tmp_path):
                 assert 1 <= lines <= 1 + (time.monotonic() - began)
                 for raw in crowd:
                     raw.close()
-                eventually("new connections are served again", lambda: answers(bootstrap))
+                eventually("new connections are served again", lambda: responses(bootstrap))
         assert bystander.p99_seconds < P99_SECONDS_MAX * LOADED
         assert "Traceback" not in log.read_text()
 
@@ -231,19 +231,19 @@ def test_batches_are_converted_for_old_clients_off_the_event_loop(monkeypatch, t
 
 
 def gunzipped(records: Records) -> bytes:
-    """What is in a message set of one compressed message."""
+    """Return the content of a message set with one compressed message."""
     assert isinstance(records, bytes | bytearray | memoryview)
     (record,) = legacy.decode(records)
     return record.value or b""
 
 
-def test_offsets_by_time_in_large_batches_are_found_off_the_event_loop(monkeypatch, tmp_path):
+def test_timestamps_in_large_batches_are_searched_off_the_event_loop(monkeypatch, tmp_path):
     find, threads = find_record, []
 
     def noting(*arguments):
-        found = find(*arguments)
+        record = find(*arguments)
         threads.append(threading.current_thread().name)
-        return found
+        return record
 
     monkeypatch.setattr("headrace.broker.handlers.list_offsets.find_record", noting)
     large = [Record(n, 100 + n, None, bytes(1000), ()) for n in range(2000)]
@@ -258,7 +258,7 @@ def test_offsets_by_time_in_large_batches_are_found_off_the_event_loop(monkeypat
     assert [name.startswith("headrace-checking") for name in threads] == [True]
 
 
-def test_a_batch_that_is_checked_in_a_thread_keeps_its_place(broker, topic):
+def test_a_batch_validated_in_a_thread_keeps_its_order(broker, topic):
     large = [Record(n, 1, None, bytes(1000), ()) for n in range(1000)]
     with RawConnection(broker.bootstrap) as raw:
         for turn in range(6):

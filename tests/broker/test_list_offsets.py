@@ -1,4 +1,4 @@
-"""Offsets by time, the first and the last one; where leader epochs end."""
+"""ListOffsets and OffsetForLeaderEpoch."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def looked_up(connection, topic, timestamp, *, version=11, committed=False, epoc
     )
     if version < 2:
         request = request.replace(isolation_level=0)
-    ((answer,),) = ([*row.partitions] for row in connection.call(request, version).topics)
-    return answer
+    ((response,),) = ([*row.partitions] for row in connection.call(request, version).topics)
+    return response
 
 
 @pytest.fixture
 def filled(connection, topic):
-    """Timestamps 1000 to 1009, two records a batch, and the highest one in the middle."""
+    """Write timestamps 1000 to 1009 in batches of two records, with the highest in the middle."""
     for number in range(5):
         times = [1000 + 2 * number, 1001 + 2 * number]
         if number == 2:
             times[1] = 5000
-        connection.produce(topic, encode([Record(place, time, None, b"x", ()) for place, time in enumerate(times)]))
+        connection.produce(topic, encode([Record(index, time, None, b"x", ()) for index, time in enumerate(times)]))
     return topic
 
 
 @pytest.mark.parametrize("version", range(12))
-def test_every_version_knows_the_first_and_the_last(connection, filled, version):
+def test_every_version_returns_earliest_and_latest(connection, filled, version):
     first = looked_up(connection, filled, EARLIEST, version=version)
     last = looked_up(connection, filled, LATEST, version=version)
     if version == 0:
@@ -54,13 +54,15 @@ def test_every_version_knows_the_first_and_the_last(connection, filled, version)
         assert (first.leader_epoch, last.leader_epoch) == (0, 0)
 
 
-@pytest.mark.parametrize(("time", "found"), [(0, 0), (1001, 1), (1003, 3), (1005, 5), (1006, 5), (5000, 5), (5001, -1)])
-def test_a_time_gives_the_first_record_at_or_after_it(connection, filled, time, found):
-    answer = looked_up(connection, filled, time)
-    assert (answer.error_code, answer.offset) == (0, found)
+@pytest.mark.parametrize(
+    ("time", "expected"), [(0, 0), (1001, 1), (1003, 3), (1005, 5), (1006, 5), (5000, 5), (5001, -1)]
+)
+def test_a_timestamp_returns_the_first_record_at_or_after_it(connection, filled, time, expected):
+    response = looked_up(connection, filled, time)
+    assert (response.error_code, response.offset) == (0, expected)
 
 
-def test_the_highest_timestamp_and_the_places_of_tiered_storage(connection, filled):
+def test_max_timestamp_and_tiered_storage_offsets(connection, filled):
     highest = looked_up(connection, filled, MAX_TIMESTAMP)
     assert (highest.offset, highest.timestamp) == (5, 5000)
     assert looked_up(connection, filled, EARLIEST_LOCAL).offset == 0
@@ -70,17 +72,17 @@ def test_the_highest_timestamp_and_the_places_of_tiered_storage(connection, fill
 @pytest.mark.parametrize(
     ("timestamp", "version"), [(MAX_TIMESTAMP, 6), (EARLIEST_LOCAL, 7), (LATEST_TIERED, 8), (-9, 11)]
 )
-def test_what_a_version_does_not_know_is_refused(connection, filled, timestamp, version):
+def test_timestamps_unknown_to_a_version_are_rejected(connection, filled, timestamp, version):
     assert looked_up(connection, filled, timestamp, version=version).error_code == Code.UNSUPPORTED_VERSION
 
 
-def test_an_empty_partition_has_no_time(connection, topic):
+def test_an_empty_partition_has_no_timestamp(connection, topic):
     assert looked_up(connection, topic, MAX_TIMESTAMP).offset == -1
     assert looked_up(connection, topic, 0).offset == -1
     assert (looked_up(connection, topic, EARLIEST).offset, looked_up(connection, topic, LATEST).offset) == (0, 0)
 
 
-def test_with_read_committed_the_end_is_the_last_stable_offset_and_times_obey_it(broker, connection, topic):
+def test_read_committed_is_bounded_by_the_last_stable_offset(broker, connection, topic):
     with Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("tx")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
@@ -96,7 +98,7 @@ def test_with_read_committed_the_end_is_the_last_stable_offset_and_times_obey_it
         assert looked_up(connection, topic, LATEST, committed=True).offset == 4
 
 
-def test_a_leader_epoch_must_be_ours_and_a_partition_must_be_there(connection, filled):
+def test_another_leader_epoch_or_an_unknown_partition_is_rejected(connection, filled):
     assert looked_up(connection, filled, LATEST, epoch=0).error_code == 0
     assert looked_up(connection, filled, LATEST, epoch=3).error_code == Code.UNKNOWN_LEADER_EPOCH
     assert looked_up(connection, filled, LATEST, partition=5).error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -104,12 +106,12 @@ def test_a_leader_epoch_must_be_ours_and_a_partition_must_be_there(connection, f
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_where_an_epoch_ends(connection, filled, version):
+def test_the_end_offset_of_an_epoch_is_returned(connection, filled, version):
     def end_of(epoch, known=-1, topic=filled):
         part = OffsetForLeaderPartition(partition=0, leader_epoch=epoch, current_leader_epoch=known)
         request = OffsetForLeaderEpochRequest(topics=[OffsetForLeaderTopic(topic=topic, partitions=[part])])
-        ((answer,),) = ([*row.partitions] for row in connection.call(request, version).topics)
-        return answer.error_code, answer.end_offset
+        ((response,),) = ([*row.partitions] for row in connection.call(request, version).topics)
+        return response.error_code, response.end_offset
 
     assert end_of(0) == (0, 10)
     assert end_of(5) == (0, -1)

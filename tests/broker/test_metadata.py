@@ -1,4 +1,4 @@
-"""Metadata, and the paged way to the same: what clients learn of topics, and topics that come because they ask."""
+"""Metadata and DescribeTopicPartitions, with auto-creation of topics."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def asked(*names: str, **changes: object) -> MetadataRequest:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_every_version_tells_broker_and_topic(broker, connection, version):
+def test_every_version_returns_broker_and_topic(broker, connection, version):
     topic = new_topic(broker, "told", partitions=3)
-    answer = ask(connection, asked(topic), version)
-    (node,) = answer.brokers
+    response = ask(connection, asked(topic), version)
+    (node,) = response.brokers
     assert f"{node.host}:{node.port}" == broker.bootstrap
-    (row,) = answer.topics
+    (row,) = response.topics
     assert (row.error_code, row.name, row.is_internal) == (0, topic, False)
     assert [(part.partition_index, part.leader_id) for part in row.partitions] == [(n, node.node_id) for n in range(3)]
     assert all(tuple(part.replica_nodes) == tuple(part.isr_nodes) == (node.node_id,) for part in row.partitions)
     if version >= 1:
-        assert answer.controller_id == node.node_id
+        assert response.controller_id == node.node_id
     if version >= 2:
-        assert len(answer.cluster_id) == 22
+        assert len(response.cluster_id) == 22
     if version >= 7:
         assert [part.leader_epoch for part in row.partitions] == [0] * 3
     if version >= 10:
@@ -51,7 +51,7 @@ def test_all_topics_or_none(broker, connection):
     assert {row.name for row in ask(connection, asked(), 0).topics} >= {topic}
 
 
-def test_a_topic_that_is_asked_for_comes_into_being_unless_that_is_not_wanted(connection):
+def test_a_requested_topic_is_created_unless_auto_creation_is_disabled(connection):
     name = unique("auto")
     refused = ask(connection, asked(name, allow_auto_topic_creation=False), 9)
     assert refused.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -60,12 +60,12 @@ def test_a_topic_that_is_asked_for_comes_into_being_unless_that_is_not_wanted(co
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "ä", "x" * 250])
-def test_a_topic_with_an_impossible_name_does_not(connection, name):
+def test_a_topic_with_an_invalid_name_is_not_created(connection, name):
     (row,) = ask(connection, asked(name), 9).topics
     assert (row.name, row.error_code) == (name, Code.INVALID_TOPIC_EXCEPTION)
 
 
-def test_topics_are_found_by_id_too(broker, connection):
+def test_topics_are_found_by_id(broker, connection):
     topic = new_topic(broker, "by-id")
     topic_id = ask(connection, asked(topic), 12).topics[0].topic_id
     request = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=topic_id)])
@@ -76,7 +76,7 @@ def test_topics_are_found_by_id_too(broker, connection):
     assert (row.name, row.error_code) == (None, Code.UNKNOWN_TOPIC_ID)
 
 
-def test_operations_are_told_to_who_asks_for_them(connection, topic):
+def test_authorized_operations_are_returned_on_request(connection, topic):
     plain = ask(connection, asked(topic), 8)
     assert (plain.cluster_authorized_operations, plain.topics[0].topic_authorized_operations) == (
         NO_OPERATIONS,
@@ -95,7 +95,7 @@ def test_internal_topics_are_marked(connection):
     assert (row.error_code, row.is_internal) == (0, True)
 
 
-def test_each_listener_tells_its_own_address(tmp_path):
+def test_each_listener_advertises_its_address(tmp_path):
     options = {
         "listeners": "PLAINTEXT://127.0.0.1:0,OTHER://127.0.0.1:0",
         "advertised.listeners": "OTHER://localhost:19099",
@@ -107,34 +107,34 @@ def test_each_listener_tells_its_own_address(tmp_path):
         addresses = own.status()["listeners"]
         for name, told in (("PLAINTEXT", own.bootstrap), ("OTHER", "localhost:19099")):
             with Connection(addresses[name]) as connection:
-                answer = ask(connection, asked("x"), 9)
-                (node,) = answer.brokers
+                response = ask(connection, asked("x"), 9)
+                (node,) = response.brokers
                 assert (f"{node.host}:{node.port}", node.rack) == (told, "here")
-                assert answer.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+                assert response.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_partitions_come_page_by_page(broker, connection):
+def test_partitions_are_returned_in_pages(broker, connection):
     name = unique("pages")
     topics = [broker.create_topic(f"{name}-{letter}", partitions=3) for letter in "abc"]
     seen = []
     cursor = None
     for _ in range(5):
-        wanted = [TopicRequest(name=topic) for topic in reversed(topics)]
-        request = DescribeTopicPartitionsRequest(topics=wanted, response_partition_limit=2, cursor=cursor)
-        answer = ask(connection, request, 0)
-        assert all(part.eligible_leader_replicas == () for row in answer.topics for part in row.partitions)
-        page = [(row.name, part.partition_index) for row in answer.topics for part in row.partitions]
+        requested = [TopicRequest(name=topic) for topic in reversed(topics)]
+        request = DescribeTopicPartitionsRequest(topics=requested, response_partition_limit=2, cursor=cursor)
+        response = ask(connection, request, 0)
+        assert all(part.eligible_leader_replicas == () for row in response.topics for part in row.partitions)
+        page = [(row.name, part.partition_index) for row in response.topics for part in row.partitions]
         assert 0 < len(page) <= 2
         seen += page
-        if answer.next_cursor is None:
+        if response.next_cursor is None:
             break
         cursor = CursorRequest(
-            topic_name=answer.next_cursor.topic_name, partition_index=answer.next_cursor.partition_index
+            topic_name=response.next_cursor.topic_name, partition_index=response.next_cursor.partition_index
         )
     assert seen == [(topic, number) for topic in topics for number in range(3)]
 
 
-def test_a_topic_that_is_not_there_is_said_to_be_in_the_pages_too(connection):
+def test_an_unknown_topic_is_reported_in_the_pages(connection):
     request = DescribeTopicPartitionsRequest(topics=[TopicRequest(name="no-such-topic")])
     (row,) = ask(connection, request, 0).topics
     assert row.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION

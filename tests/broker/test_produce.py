@@ -1,4 +1,4 @@
-"""Produce: each partition has its own outcome, bad requests are refused, acks mean what they say."""
+"""Produce: results per partition, invalid requests, acks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METADATA = MetadataRequest(topics=())
 
 
 def batch(*values: bytes, key: bytes | None = None, writer: Writer | None = None, timestamp: int = 1) -> memoryview:
-    records = [Record(place, timestamp, key, value, ()) for place, value in enumerate(values)]
+    records = [Record(index, timestamp, key, value, ()) for index, value in enumerate(values)]
     return encode(records, producer=writer) if writer else encode(records)
 
 
@@ -45,7 +45,7 @@ def request(*parts: tuple[str, int, Records], acks: int = -1, transactional_id: 
 
 
 def outcomes(response: ProduceResponse) -> dict[tuple[str, int], tuple[int, int]]:
-    """Error code and base offset of each partition."""
+    """Return error code and base offset of each partition."""
     return {
         (topic.name, part.partition_index): (part.error_code, part.base_offset)
         for topic in response.responses
@@ -60,11 +60,11 @@ def values(connection: Connection, topic: str, partition: int = 0) -> list[bytes
 
 
 @pytest.mark.behaviour("B05")
-def test_each_partition_is_answered_for_itself_and_the_good_ones_are_written(broker, connection):
+def test_each_partition_succeeds_or_fails_independently(broker, connection):
     topic, other = new_topic(broker, "mixed", partitions=2), new_topic(broker, "other")
     broken = bytearray(batch(b"broken"))
     broken[-1] ^= 1
-    answer = connection.call(
+    response = connection.call(
         request(
             (topic, 0, batch(b"good")),
             (topic, 1, broken),
@@ -74,7 +74,7 @@ def test_each_partition_is_answered_for_itself_and_the_good_ones_are_written(bro
         ),
         9,
     )
-    assert outcomes(answer) == {
+    assert outcomes(response) == {
         (topic, 0): (0, 0),
         (topic, 1): (Code.CORRUPT_MESSAGE, -1),
         (topic, 2): (Code.UNKNOWN_TOPIC_OR_PARTITION, -1),
@@ -89,21 +89,21 @@ def test_each_partition_is_answered_for_itself_and_the_good_ones_are_written(bro
 @pytest.mark.behaviour("B07")
 @pytest.mark.parametrize("acks", [-2, 2, 100])
 def test_acks_must_be_one_of_three(connection, topic, acks):
-    answer = connection.call(request((topic, 0, batch(b"x")), acks=acks), 9)
-    assert outcomes(answer) == {(topic, 0): (Code.INVALID_REQUIRED_ACKS, -1)}
+    response = connection.call(request((topic, 0, batch(b"x")), acks=acks), 9)
+    assert outcomes(response) == {(topic, 0): (Code.INVALID_REQUIRED_ACKS, -1)}
     assert values(connection, topic) == []
 
 
 @pytest.mark.behaviour("B07")
-def test_internal_topics_are_closed_to_clients(connection):
+def test_clients_cannot_write_internal_topics(connection):
     connection.call(MetadataRequest(topics=None), 9)
     for name in ("__consumer_offsets", "__transaction_state"):
-        answer = connection.call(request((name, 0, batch(b"x", key=b"k"))), 9)
-        assert outcomes(answer)[name, 0][0] == Code.INVALID_TOPIC_EXCEPTION
+        response = connection.call(request((name, 0, batch(b"x", key=b"k"))), 9)
+        assert outcomes(response)[name, 0][0] == Code.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.behaviour("B05")
-def test_acks_0_is_silent_and_an_error_closes_the_connection(broker, connection, topic):
+def test_acks_0_has_no_response_and_an_error_closes_the_connection(broker, connection, topic):
     with RawConnection(broker.bootstrap) as raw:
         raw.send(frame(request((topic, 0, batch(b"quiet")), acks=0), 9, 1) + frame(METADATA, 9, 2))
         assert raw.correlation_ids(1) == [2]
@@ -113,8 +113,8 @@ def test_acks_0_is_silent_and_an_error_closes_the_connection(broker, connection,
 
 
 @pytest.mark.behaviour("B05")
-def test_what_was_sent_with_acks_0_before_the_peer_hung_up_is_stored(broker, connection, topic):
-    """Message sets are checked in a thread: when the peer hangs up, most of the requests wait in the queue."""
+def test_acks_0_requests_before_a_disconnect_are_stored(broker, connection, topic):
+    """Message sets are checked in a thread: when the peer disconnects, most requests are still queued."""
     sent = [b"%d" % number for number in range(100)]
     message_sets = [legacy.encode([Record(0, 1, None, value, ())], magic=1) for value in sent]
     with RawConnection(broker.bootstrap) as raw:
@@ -123,17 +123,17 @@ def test_what_was_sent_with_acks_0_before_the_peer_hung_up_is_stored(broker, con
     assert values(connection, topic) == sent
 
 
-def test_a_topic_is_found_by_its_id_from_version_13_on(connection, broker, topic):
+def test_produce_v13_uses_topic_ids(connection, broker, topic):
     metadata = connection.call(MetadataRequest(topics=None), 12)
     (topic_id,) = (row.topic_id for row in metadata.topics if row.name == topic)
 
-    def write(wanted: bytes) -> tuple[int, bytes]:
+    def write(topic_id: bytes) -> tuple[int, bytes]:
         parts = [PartitionProduceData(partition_index=0, records=batch(b"by id"))]
         message = ProduceRequest(
-            acks=-1, timeout_ms=1000, topic_data=[TopicProduceData(topic_id=wanted, partition_data=parts)]
+            acks=-1, timeout_ms=1000, topic_data=[TopicProduceData(topic_id=topic_id, partition_data=parts)]
         )
-        ((answer,),) = ([row] for row in connection.call(message, 13).responses)
-        return answer.partition_responses[0].error_code, answer.topic_id
+        ((response,),) = ([row] for row in connection.call(message, 13).responses)
+        return response.partition_responses[0].error_code, response.topic_id
 
     assert write(topic_id) == (0, topic_id)
     assert write(bytes(range(16))) == (Code.UNKNOWN_TOPIC_ID, bytes(range(16)))
@@ -150,13 +150,13 @@ def test_every_version_is_served(connection, topic, version):
         metadata = connection.call(MetadataRequest(topics=None), 12)
         ids = {row.name: row.topic_id for row in metadata.topics}
         message = message.replace(topic_data=[message.topic_data[0].replace(topic_id=ids[topic])])
-    answer = connection.call(message, version)
-    part = answer.responses[0].partition_responses[0]
+    response = connection.call(message, version)
+    part = response.responses[0].partition_responses[0]
     assert (part.error_code, part.base_offset) == (0, 0)
     assert values(connection, topic) == [b"a", b"b"]
 
 
-def test_error_messages_come_with_the_versions_that_have_them(connection, topic):
+def test_error_messages_are_in_the_versions_that_have_them(connection, topic):
     data = bytearray(batch(b"x"))
     data[17:21] = zlib.crc32(b"").to_bytes(4, "big")
     assert "checksum" in (connection.produce(topic, data, version=8).error_message or "")
@@ -174,32 +174,32 @@ def test_error_messages_come_with_the_versions_that_have_them(connection, topic)
     ],
     ids=["null", "empty", "too short", "two batches", "control"],
 )
-def test_what_is_no_batch_of_a_producer_is_refused(connection, topic, data, code):
+def test_invalid_batches_are_rejected(connection, topic, data, code):
     assert connection.produce(topic, data).error_code == code
 
 
-def test_a_batch_above_the_topics_limit_is_refused(broker, connection):
+def test_a_batch_above_max_message_bytes_is_rejected(broker, connection):
     topic = new_topic(broker, "small", max_message_bytes=1000)
     assert connection.produce(topic, batch(bytes(2000))).error_code == Code.MESSAGE_TOO_LARGE
     assert connection.produce(topic, batch(bytes(500))).error_code == 0
 
 
-def test_the_brokers_time_is_told_where_the_topic_wants_it(broker, connection):
+def test_log_append_time_is_returned(broker, connection):
     topic = new_topic(broker, "stamped", message_timestamp_type="LogAppendTime")
-    answer = connection.produce(topic, batch(b"x"))
-    assert answer.log_append_time_ms > 1_600_000_000_000
-    assert answer.log_start_offset == 0
+    response = connection.produce(topic, batch(b"x"))
+    assert response.log_append_time_ms > 1_600_000_000_000
+    assert response.log_start_offset == 0
 
 
 @pytest.mark.behaviour("B08")
-def test_a_batch_sent_again_gets_the_offset_it_had_and_a_gap_is_refused(connection, topic):
+def test_a_duplicate_batch_gets_its_offset_and_a_gap_is_rejected(connection, topic):
     pid = connection.call(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000), 4)
     assert pid.error_code == 0
 
     def write(sequence: int) -> tuple[int, int]:
         writer = Writer(pid.producer_id, pid.producer_epoch, sequence)
-        answer = connection.produce(topic, batch(b"x", writer=writer))
-        return answer.error_code, answer.base_offset
+        response = connection.produce(topic, batch(b"x", writer=writer))
+        return response.error_code, response.base_offset
 
     assert [write(sequence) for sequence in range(6)] == [(0, sequence) for sequence in range(6)]
     assert [write(sequence) for sequence in range(1, 6)] == [(0, sequence) for sequence in range(1, 6)]
@@ -209,37 +209,37 @@ def test_a_batch_sent_again_gets_the_offset_it_had_and_a_gap_is_refused(connecti
 
 def test_transactional_records_need_a_transactional_id(connection, topic):
     data = batch(b"x", writer=Writer(5, 0, 0, transactional=True))
-    answer = connection.call(request((topic, 0, data)), 9)
-    assert outcomes(answer) == {(topic, 0): (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)}
+    response = connection.call(request((topic, 0, data)), 9)
+    assert outcomes(response) == {(topic, 0): (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)}
 
 
 @pytest.mark.parametrize(
     ("version", "code"), [(9, Code.INVALID_TXN_STATE), (11, Code.TRANSACTION_ABORTABLE), (12, Code.NONE)]
 )
-def test_a_write_outside_of_any_transaction_is_refused_until_writing_adds(connection, topic, version, code):
+def test_a_write_outside_a_transaction_is_rejected_before_v12(connection, topic, version, code):
     name = unique("tx")
     pid = connection.call(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=10_000), 4)
     data = batch(b"x", writer=Writer(pid.producer_id, pid.producer_epoch, 0, transactional=True))
-    answer = connection.produce(topic, data, version=version, transactional_id=name)
-    assert answer.error_code == code
+    response = connection.produce(topic, data, version=version, transactional_id=name)
+    assert response.error_code == code
 
 
-def test_with_flush_messages_1_the_answer_waits_for_the_disk(broker, connection):
+def test_with_flush_messages_1_the_response_waits_for_the_disk(broker, connection):
     topic = new_topic(broker, "synced", flush_messages=1)
     for number in range(5):
         assert connection.produce(topic, batch(b"x")).base_offset == number
 
 
-def test_acks_all_waits_for_the_in_sync_replicas_or_its_time_is_up(tmp_path):
-    """There is one broker, so that another replica is only a row in the catalog; the seam is what is tested."""
+def test_acks_all_waits_for_in_sync_replicas_or_times_out(tmp_path):
+    """With one broker the other replica exists in the catalog only."""
     with OpenBroker(tmp_path) as own:
         own.do(lambda inner: inner.topic_admin.create("replicated", 1, 1, {"min.insync.replicas": "1"}))
 
         def pretend(inner, replicas, isr):
             topic = inner.catalog.topics.by_name["replicated"]
-            place = topic.partitions[0]
-            place.isr, place.replicas = isr, replicas
-            inner.catalog.record(inner.catalog.topics.move(topic, 0, place))
+            index = topic.partitions[0]
+            index.isr, index.replicas = isr, replicas
+            inner.catalog.record(inner.catalog.topics.move(topic, 0, index))
 
         own.do(lambda inner: pretend(inner, (1, 2), (1, 2)))
         with Connection(own.bootstrap) as connection:
@@ -257,13 +257,13 @@ def test_acks_all_waits_for_the_in_sync_replicas_or_its_time_is_up(tmp_path):
                     inner.catalog.configs.change("topic", "replicated", {"min.insync.replicas": "2"})
                 )
             )
-            # It has one replica, and more than all of them cannot be wanted.
+            # It has one replica, so min.insync.replicas is capped.
             assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (0, 3)}
             own.do(lambda inner: pretend(inner, (1, 2), (1,)))
             assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (Code.NOT_ENOUGH_REPLICAS, -1)}
 
 
-def test_our_own_producer_writes_and_its_records_are_there(broker, connection, topic):
+def test_records_of_the_headrace_producer_are_stored(broker, connection, topic):
     with Producer(bootstrap_servers=broker.bootstrap, linger_ms=5) as producer:
         futures = [producer.send(topic, b"%d" % number) for number in range(1000)]
         assert [future.result(20).offset for future in futures] == list(range(1000))
@@ -278,14 +278,14 @@ def test_compressed_batches_are_kept_as_they_are(broker, connection, topic, code
 
 
 @pytest.mark.behaviour("B07")
-def test_a_partition_that_another_broker_leads_is_refused(tmp_path):
+def test_a_partition_led_by_another_broker_is_rejected(tmp_path):
     with OpenBroker(tmp_path) as own, Connection(own.bootstrap) as connection:
         topic = create_topic(own.bootstrap, "led-elsewhere", 1, None)
         assert connection.produce(topic, batch(b"ours")).error_code == 0
 
         def move(broker):
-            found = broker.catalog.topics.by_name[topic]
-            broker.catalog.record(broker.catalog.topics.move(found, 0, PartitionPlace((1, 2), (2,), 2, 1)))
+            known = broker.catalog.topics.by_name[topic]
+            broker.catalog.record(broker.catalog.topics.move(known, 0, PartitionPlace((1, 2), (2,), 2, 1)))
 
         own.do(move)
         assert connection.produce(topic, batch(b"theirs")).error_code == Code.NOT_LEADER_OR_FOLLOWER

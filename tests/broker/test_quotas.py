@@ -1,4 +1,4 @@
-"""Client quotas: set and described, and what a client feels of them."""
+"""Client quotas: set, described and enforced."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ def entry(parts, **values):
 
 
 def alter(connection, *entries, validate_only=False):
-    answer = ask(connection, AlterClientQuotasRequest(entries=entries, validate_only=validate_only), 1)
-    return [row.error_code for row in answer.entries]
+    response = ask(connection, AlterClientQuotasRequest(entries=entries, validate_only=validate_only), 1)
+    return [row.error_code for row in response.entries]
 
 
 def describe(connection, *components, strict=False):
     rows = [ComponentData(entity_type=kind, match_type=how, match=name) for kind, how, name in components]
-    answer = ask(connection, DescribeClientQuotasRequest(components=rows, strict=strict), 1)
-    assert answer.error_code == 0, answer
+    response = ask(connection, DescribeClientQuotasRequest(components=rows, strict=strict), 1)
+    assert response.error_code == 0, response
     return {
         tuple((part.entity_type, part.entity_name) for part in row.entity): {v.key: v.value for v in row.values}
-        for row in answer.entries
+        for row in response.entries
     }
 
 
 @pytest.fixture
 def client_id(connection):
-    """A client id of the test's own; its quotas are gone afterwards."""
+    """Yield a unique client id; delete its quotas afterwards."""
     name = unique("client")
     yield name
     gone = dict.fromkeys(("producer_byte_rate", "consumer_byte_rate", "request_percentage"))
     assert alter(connection, entry({"client_id": name}, **gone)) == [Code.NONE]
 
 
-def test_quotas_are_found_by_what_they_are_for(connection, client_id):
+def test_quotas_are_found_by_entity(connection, client_id):
     user = unique("ann")
     both = {"user": user, "client_id": client_id}
     assert alter(
@@ -103,7 +103,7 @@ def test_quotas_are_found_by_what_they_are_for(connection, client_id):
         (entry({}, producer_byte_rate=1.0), Code.INVALID_REQUEST),
     ],
 )
-def test_quotas_that_cannot_be_are_refused_and_the_others_are_set(connection, client_id, wrong, code):
+def test_invalid_quotas_are_rejected_and_the_others_set(connection, client_id, wrong, code):
     assert alter(connection, wrong, entry({"client_id": client_id}, producer_byte_rate=7.0)) == [code, Code.NONE]
     assert describe(connection, ("client-id", EXACT, "x")) == {}
     assert describe(connection, ("client-id", EXACT, client_id))
@@ -115,10 +115,10 @@ def test_a_dry_run_changes_nothing(connection, client_id):
 
 
 @pytest.mark.behaviour("B06")
-def test_a_producer_above_its_rate_is_told_so_and_held_to_it(broker, connection, topic, client_id):
+def test_a_producer_above_its_quota_is_throttled(broker, connection, topic, client_id):
     rate = 50_000
     assert alter(connection, entry({"client_id": client_id}, producer_byte_rate=float(rate))) == [0]
-    # Ten windows of a second are granted at once; what goes beyond them has to wait.
+    # Ten windows of a second are granted at once; the rest is throttled.
     with Producer(bootstrap_servers=broker.bootstrap, client_id=client_id, linger_ms=0) as producer:
         began = time.monotonic()
         for _ in range(12):
@@ -131,31 +131,31 @@ def test_a_producer_above_its_rate_is_told_so_and_held_to_it(broker, connection,
     assert took > 1
 
 
-def test_others_are_not_held_up(broker, connection, topic, client_id):
+def test_other_clients_are_not_throttled(broker, connection, topic, client_id):
     assert alter(connection, entry({"client_id": client_id}, producer_byte_rate=1.0)) == [0]
     with Producer(bootstrap_servers=broker.bootstrap, client_id=unique("other")) as producer:
         producer.send(topic, bytes(500_000)).result(5)
 
 
 @pytest.mark.behaviour("B06")
-def test_a_consumer_above_its_rate_is_told_so_and_not_served_for_that_time():
+def test_a_consumer_above_its_quota_is_throttled():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("read")
         with Producer(bootstrap_servers=broker.bootstrap) as producer:
             producer.send(topic, bytes(130_000)).result(20)
         assert alter(connection, entry({"client_id": None}, consumer_byte_rate=10_000.0)) == [0]
-        wanted = FetchPartition(partition=0, partition_max_bytes=1_000_000)
-        request = FetchRequest(max_bytes=1_000_000, topics=[FetchTopic(topic=topic, partitions=[wanted])])
+        fetch_partition = FetchPartition(partition=0, partition_max_bytes=1_000_000)
+        request = FetchRequest(max_bytes=1_000_000, topics=[FetchTopic(topic=topic, partitions=[fetch_partition])])
         began = time.monotonic()
-        answer = ask(connection, request, 11)
+        response = ask(connection, request, 11)
         assert time.monotonic() - began < 1, "what was fetched comes at once"
-        assert answer.throttle_time_ms == pytest.approx(3_000, abs=100), "130,000 bytes where 100,000 are granted"
+        assert response.throttle_time_ms == pytest.approx(3_000, abs=100), "130,000 bytes where 100,000 are granted"
         ask(connection, ApiVersionsRequest(), 0)
-        assert time.monotonic() - began > answer.throttle_time_ms / 1000 - 0.1, "what comes next has to wait"
+        assert time.monotonic() - began > response.throttle_time_ms / 1000 - 0.1, "what comes next has to wait"
 
 
 @pytest.mark.behaviour("B06")
-def test_a_produce_above_its_rate_is_answered_at_once_and_the_connection_muted():
+def test_a_throttled_produce_gets_its_response_at_once_and_is_muted():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("written")
         assert alter(connection, entry({"client_id": None}, producer_byte_rate=10_000.0)) == [0]
@@ -164,16 +164,16 @@ def test_a_produce_above_its_rate_is_answered_at_once_and_the_connection_muted()
             acks=1, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=[data])]
         )
         began = time.monotonic()
-        answer = ask(connection, request, 9)
+        response = ask(connection, request, 9)
         assert time.monotonic() - began < 1, "the response does not wait"
-        assert answer.responses[0].partition_responses[0].error_code == Code.NONE
-        assert answer.throttle_time_ms == pytest.approx(1_000, abs=100), "110,000 bytes where 100,000 are granted"
+        assert response.responses[0].partition_responses[0].error_code == Code.NONE
+        assert response.throttle_time_ms == pytest.approx(1_000, abs=100), "110,000 bytes where 100,000 are granted"
         ask(connection, ApiVersionsRequest(), 0)
-        assert time.monotonic() - began > answer.throttle_time_ms / 1000 - 0.1, "the next request waits"
+        assert time.monotonic() - began > response.throttle_time_ms / 1000 - 0.1, "the next request waits"
 
 
 @pytest.mark.behaviour("B06")
-def test_a_client_above_its_request_time_is_told_so_and_muted():
+def test_a_client_above_its_request_percentage_is_throttled():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         assert alter(connection, entry({"client_id": None}, request_percentage=0.001)) == [0]
         for _ in range(100):  # a tenth of a millisecond is granted for ten seconds

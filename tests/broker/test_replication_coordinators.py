@@ -14,9 +14,10 @@ from cluster_in_loop import until
 from headrace import Producer
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.groups.commits import Commit
-from headrace.broker.groups.group import Claim
-from headrace.broker.transactions.states import State
+from headrace.broker.groups.group import MemberClaim
+from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from headrace.wire.hashing import coordinator_partition
 from headrace.wire.records import Producer as Writer
@@ -102,19 +103,21 @@ def hold_markers(cluster, node):
         await asyncio.Event().wait()
 
     markers = broker.transactions._markers
-    markers._write_one = markers._write_there = never
+    markers._write_one = markers._write_remote = never
 
 
 @pytest.mark.behaviour("B11")
-@pytest.mark.parametrize("state", [State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT])
+@pytest.mark.parametrize(
+    "state", [TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT]
+)
 def test_check_12_a_coordinator_that_goes_in_any_state_leaves_one_outcome(tmp_path, state):
     async def test(cluster):
         index, node, who = await begin(cluster)
         hold_markers(cluster, node)
-        committed = state != State.PREPARE_ABORT
+        committed = state != TransactionState.PREPARE_ABORT
         coordinator = cluster.brokers[node].transactions
-        if state != State.ONGOING:
-            await coordinator.end_transaction(ID, *who, committed, 2)
+        if state != TransactionState.ONGOING:
+            await coordinator.end_transaction(ID, who, committed, 2)
             assert coordinator.describe(ID).state == state
         heir = next(other for other in (2, 3, 1) if other != node)
         await cluster.elect(TRANSACTION_STATE, heir, index)
@@ -123,8 +126,8 @@ def test_check_12_a_coordinator_that_goes_in_any_state_leaves_one_outcome(tmp_pa
         assert caught.value.code == Code.NOT_COORDINATOR
         after = cluster.brokers[heir].transactions
         # The producer does not know how far it got, and asks again.
-        await patiently(lambda: after.end_transaction(ID, *who, committed, 2))
-        done = State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT
+        await patiently(lambda: after.end_transaction(ID, who, committed, 2))
+        done = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
         await until("it is over", lambda: after.describe(ID).state == done)
         for leader, partition in ((1, 0), (2, 1), (3, 2)):
             assert await seen(cluster, leader, partition) == ([b"in-%d" % partition] if committed else [])
@@ -141,8 +144,8 @@ def test_check_15_the_marker_of_a_coordinator_that_was_is_refused(tmp_path):
         epoch = cluster.place(TRANSACTION_STATE, index).leader_epoch
         await cluster.elect(TRANSACTION_STATE, 1 if node != 1 else 2, index)
         after = cluster.brokers[1 if node != 1 else 2].transactions
-        await patiently(lambda: after.end_transaction(ID, *who, True, 2))
-        await until("it is over", lambda: after.describe(ID).state == State.COMPLETE_COMMIT)
+        await patiently(lambda: after.end_transaction(ID, who, True, 2))
+        await until("it is over", lambda: after.describe(ID).state == TransactionState.COMPLETE_COMMIT)
         # The producer goes on with another transaction, which the zombie knows nothing of.
         who = after.describe(ID).producer
         data = batch(b"second", producer=Writer(who.producer_id, who.epoch, 0, transactional=True))
@@ -176,7 +179,7 @@ def test_a_coordinator_waits_until_what_it_loads_is_replicated(tmp_path):
         heir = next(other for other in (2, 3, 1) if other != node)
         release = cluster.hold_followers(heir)
         coordinator = cluster.brokers[node].transactions
-        await coordinator.end_transaction(ID, *who, True, 2)
+        await coordinator.end_transaction(ID, who, True, 2)
         log = cluster.partition(heir, TRANSACTION_STATE, index).log
         assert log.high_watermark < log.end_offset  # it has the decision, and does not know that it is replicated
         await cluster.elect(TRANSACTION_STATE, heir, index)
@@ -186,7 +189,7 @@ def test_a_coordinator_waits_until_what_it_loads_is_replicated(tmp_path):
         assert caught.value.code == Code.COORDINATOR_LOAD_IN_PROGRESS
         release()
         await until("it is loaded", lambda: not after._store.partitions[index].is_loading)
-        await until("it is over", lambda: after.describe(ID).state == State.COMPLETE_COMMIT)
+        await until("it is over", lambda: after.describe(ID).state == TransactionState.COMPLETE_COMMIT)
 
     run(tmp_path, test, replica_fetch_wait_max_ms=10_000)
 
@@ -196,7 +199,7 @@ def test_groups_and_offsets_move_with_their_partition(tmp_path):
     async def test(cluster):
         index, node = coordinator_of(cluster, CONSUMER_OFFSETS, "readers")
         groups = cluster.brokers[node].groups
-        codes = await groups.commit("readers", Claim(), {("t", 0): Commit(42)})
+        codes = await groups.commit("readers", MemberClaim(), {TopicPartition("t", 0): Commit(42)})
         assert codes == {("t", 0): Code.NONE}
         heir = next(other for other in (2, 3, 1) if other != node)
         await cluster.elect(CONSUMER_OFFSETS, heir, index)

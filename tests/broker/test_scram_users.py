@@ -1,4 +1,4 @@
-"""SCRAM users: made, changed and deleted by requests, kept over a restart, never told."""
+"""SCRAM users: created, changed, deleted, persistent and never revealed."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def upsertion(name, mechanism=SHA_256, **changes):
 
 
 def alter(connection, *, upsertions=(), deletions=()):
-    answer = ask(connection, AlterUserScramCredentialsRequest(upsertions=upsertions, deletions=deletions), 0)
-    return {row.user: row.error_code for row in answer.results}
+    response = ask(connection, AlterUserScramCredentialsRequest(upsertions=upsertions, deletions=deletions), 0)
+    return {row.user: row.error_code for row in response.results}
 
 
 def describe(connection, *names):
     users = [UserName(name=name) for name in names] or None
-    answer = ask(connection, DescribeUserScramCredentialsRequest(users=users), 0)
-    assert answer.error_code == 0
+    response = ask(connection, DescribeUserScramCredentialsRequest(users=users), 0)
+    assert response.error_code == 0
     return {
         row.user: row.error_code or [(info.mechanism, info.iterations) for info in row.credential_infos]
-        for row in answer.results
+        for row in response.results
     }
 
 
-def test_users_come_change_and_go(connection):
+def test_users_are_created_changed_and_deleted(connection):
     name = unique("ann")
     assert alter(connection, upsertions=[upsertion(name)]) == {name: Code.NONE}
     assert alter(connection, upsertions=[upsertion(name, SHA_512, **salted(SHA_512, "x", 8192))]) == {name: Code.NONE}
@@ -61,7 +61,7 @@ def test_users_come_change_and_go(connection):
     assert alter(connection, deletions=[gone]) == {name: Code.RESOURCE_NOT_FOUND}
 
 
-def test_what_cannot_be_is_refused_and_the_others_are_done(connection):
+def test_invalid_changes_are_rejected_and_the_others_applied(connection):
     good, name = unique("good"), unique("bad")
     for bad, code in (
         (upsertion(name, iterations=4095), Code.UNACCEPTABLE_CREDENTIAL),
@@ -75,7 +75,7 @@ def test_what_cannot_be_is_refused_and_the_others_are_done(connection):
     assert describe(connection, name, good) == {name: Code.RESOURCE_NOT_FOUND, good: [(SHA_256, 4096)]}
 
 
-def test_a_user_is_changed_once_in_a_request(connection):
+def test_a_duplicate_user_in_a_request_is_rejected(connection):
     name = unique("twice")
     assert alter(connection, upsertions=[upsertion(name), upsertion(name, SHA_512)]) == {name: Code.DUPLICATE_RESOURCE}
     assert describe(connection, name) == {name: Code.RESOURCE_NOT_FOUND}
@@ -87,14 +87,14 @@ def test_librdkafka_manages_users(broker):
     name = unique("ann")
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 5000)
     admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, info, b"secret")])[name].result(SECONDS)
-    found = admin.describe_user_scram_credentials([name])[name].result(SECONDS).scram_credential_infos
-    assert [(each.mechanism, each.iterations) for each in found] == [(ScramMechanism.SCRAM_SHA_512, 5000)]
+    credentials = admin.describe_user_scram_credentials([name])[name].result(SECONDS).scram_credential_infos
+    assert [(each.mechanism, each.iterations) for each in credentials] == [(ScramMechanism.SCRAM_SHA_512, 5000)]
     gone = UserScramCredentialDeletion(name, ScramMechanism.SCRAM_SHA_512)
     admin.alter_user_scram_credentials([gone])[name].result(SECONDS)
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_users_survive_an_end_of_the_broker(end):
+def test_users_survive_a_restart(end):
     with EmbeddedBroker() as broker:
         with Connection(broker.bootstrap) as connection:
             assert alter(connection, upsertions=[upsertion("ann")]) == {"ann": Code.NONE}

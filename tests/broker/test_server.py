@@ -1,4 +1,4 @@
-"""What the server makes of bytes: order, limits, and peers without manners."""
+"""The network server: order, limits and misbehaving peers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def produce(topic: str, value: bytes = b"value", acks: int = -1) -> ProduceReque
 def fetch(
     topic: str, offset: int = 0, *, wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 1 << 24
 ) -> FetchRequest:
-    wanted = [FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=max_bytes)]
+    fetch_partitions = [FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=max_bytes)]
     return FetchRequest(
         max_wait_ms=wait_ms,
         min_bytes=min_bytes,
         max_bytes=max_bytes,
-        topics=[FetchTopic(topic=topic, partitions=wanted)],
+        topics=[FetchTopic(topic=topic, partitions=fetch_partitions)],
     )
 
 
@@ -58,7 +58,7 @@ def threads_and_memory(pid: int) -> tuple[int, int]:
 
 
 @pytest.mark.behaviour("B01")
-def test_answers_keep_the_order_of_requests_even_behind_one_that_waits(broker, topic):
+def test_responses_keep_the_order_of_requests(broker, topic):
     with RawConnection(broker.bootstrap) as raw:
         began = time.monotonic()
         raw.send(frame(fetch(topic, wait_ms=500), 12, 1) + frame(METADATA, 9, 2) + frame(produce(topic), 9, 3))
@@ -66,14 +66,14 @@ def test_answers_keep_the_order_of_requests_even_behind_one_that_waits(broker, t
         assert time.monotonic() - began > 0.4
 
 
-def test_a_burst_of_requests_is_answered_in_order(broker, topic):
+def test_a_burst_of_requests_gets_responses_in_order(broker, topic):
     with RawConnection(broker.bootstrap) as raw:
         count = 500
         raw.send(b"".join(frame(produce(topic), 9, number) for number in range(count)))
         assert raw.correlation_ids(count) == list(range(count))
 
 
-def test_answers_do_not_wait_for_the_peer_to_acknowledge_the_ones_before(broker, topic):
+def test_responses_do_not_wait_for_tcp_acknowledgements(broker, topic):
     with RawConnection(broker.bootstrap) as raw:
         seconds = []
         for _ in range(40):
@@ -81,17 +81,17 @@ def test_answers_do_not_wait_for_the_peer_to_acknowledge_the_ones_before(broker,
             raw.send(b"".join(frame(fetch(topic, wait_ms=2), 12, number) for number in range(3)))
             assert raw.correlation_ids(3) == [0, 1, 2]
             seconds.append(time.monotonic() - began)
-    assert min(seconds[20:]) < DELAYED_ACKNOWLEDGEMENT_SECONDS  # at first a system acknowledges at once
+    assert min(seconds[20:]) < DELAYED_ACKNOWLEDGEMENT_SECONDS  # at first the kernel acknowledges at once
 
 
-def test_requests_may_come_byte_by_byte(broker, topic):
+def test_requests_may_arrive_byte_by_byte(broker, topic):
     with RawConnection(broker.bootstrap) as raw:
         for byte in frame(METADATA, 9, 7) + frame(produce(topic), 9, 8):
             raw.send(bytes([byte]))
         assert raw.correlation_ids(2) == [7, 8]
 
 
-def test_a_large_request_is_taken(broker):
+def test_a_large_request_is_accepted(broker):
     topic = broker.create_topic("large", configs={"max.message.bytes": str(20_000_000)})
     with RawConnection(broker.bootstrap) as raw:
         raw.send(frame(produce(topic, bytes(10_000_000)), 9, 1))
@@ -115,14 +115,14 @@ def test_a_frame_of_an_impossible_size_closes_the_connection_at_once(broker, siz
         b"\0\0\0\0",
         b"\0\0\0\x05hello",
         header(3, 9)[:-2] + b"\x7f\xff",  # a client id that is longer than the frame
-        header(3, 9),  # no message after the header
+        header(3, 9),  # no request after the header
         header(0, 9) + b"",
         struct.pack(">i", 14) + struct.pack(">hhih", 3, 1, 1, -1) + b"\x7f\xff\xff\xff",  # an endless array
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-def test_what_is_no_request_closes_the_connection(broker, bad):
+def test_a_malformed_request_closes_the_connection(broker, bad):
     with RawConnection(broker.bootstrap) as raw:
         raw.send(bad)
         assert raw.is_closed()
@@ -130,25 +130,25 @@ def test_what_is_no_request_closes_the_connection(broker, bad):
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(99, 0), (3, 99), (0, -1), (4, 0), (68, 0)])
-def test_an_api_or_version_that_is_not_offered_closes_the_connection(broker, api_key, version):
+def test_an_unsupported_api_or_version_closes_the_connection(broker, api_key, version):
     with RawConnection(broker.bootstrap) as raw:
         raw.send(header(api_key, version))
         assert raw.is_closed()
 
 
 @pytest.mark.parametrize("version", [5, 99, 2**15 - 1])
-def test_api_versions_of_the_future_are_answered_with_what_we_speak(broker, version):
+def test_an_unknown_api_versions_version_gets_the_supported_versions(broker, version):
     with RawConnection(broker.bootstrap) as raw:
         raw.send(header(18, version, 5))
-        answer = raw.answer(ApiVersionsRequest(), 0)
-        assert isinstance(answer, ApiVersionsResponse)
-        assert answer.error_code == Code.UNSUPPORTED_VERSION
-        assert any(row.api_key == 18 and row.max_version == 4 for row in answer.api_keys)
+        response = raw.answer(ApiVersionsRequest(), 0)
+        assert isinstance(response, ApiVersionsResponse)
+        assert response.error_code == Code.UNSUPPORTED_VERSION
+        assert any(row.api_key == 18 and row.max_version == 4 for row in response.api_keys)
         raw.send(frame(ApiVersionsRequest(), 0, 6))
         assert raw.correlation_ids(1) == [6]
 
 
-def test_the_software_of_a_client_must_have_a_proper_name(connection):
+def test_an_invalid_client_software_name_is_rejected(connection):
     good = ApiVersionsRequest(client_software_name="my-client", client_software_version="1.0")
     assert ask(connection, good, 3).error_code == 0
     for name in ("", "-x", "a b", "ä"):
@@ -156,19 +156,19 @@ def test_the_software_of_a_client_must_have_a_proper_name(connection):
         assert ask(connection, bad, 3).error_code == Code.INVALID_REQUEST
 
 
-def test_features_say_transactions_of_version_2_and_no_new_consumer_protocol(connection):
+def test_features_have_transaction_version_2_and_no_group_version(connection):
     about = ApiVersionsRequest(client_software_name="x", client_software_version="1")
     for version in (3, 4):
-        answer = ask(connection, about, version)
-        finalized = {row.name: row.max_version_level for row in answer.finalized_features}
+        response = ask(connection, about, version)
+        finalized = {row.name: row.max_version_level for row in response.finalized_features}
         assert finalized["transaction.version"] == 2
         assert "group.version" not in finalized
-        assert answer.finalized_features_epoch >= 0
+        assert response.finalized_features_epoch >= 0
         # Clients of version 3 cannot read a lowest level of 0 (KAFKA-17492).
-        assert ("transaction.version" in {row.name for row in answer.supported_features}) == (version == 4)
+        assert ("transaction.version" in {row.name for row in response.supported_features}) == (version == 4)
 
 
-def test_a_peer_that_does_not_read_its_answers_holds_up_nobody_and_costs_little(broker):
+def test_a_peer_that_does_not_read_blocks_nobody(broker):
     topic = broker.create_topic("slow-reader")
     with Connection(broker.bootstrap) as connection:
         for _ in range(4):
@@ -184,7 +184,7 @@ def test_a_peer_that_does_not_read_its_answers_holds_up_nobody_and_costs_little(
         assert raw.correlation_ids(asked) == list(range(asked))
 
 
-def test_a_peer_that_sends_without_end_behind_a_request_that_waits_is_not_read_any_more(broker, topic):
+def test_reading_pauses_behind_a_request_that_waits(broker, topic):
     _, before = threads_and_memory(broker.pid)
     with RawConnection(broker.bootstrap) as raw:
         raw.socket.setblocking(False)
@@ -204,7 +204,7 @@ def test_a_peer_that_sends_without_end_behind_a_request_that_waits_is_not_read_a
     assert is_well(broker)
 
 
-def test_who_hangs_up_in_a_long_poll_leaves_nothing_behind(tmp_path):
+def test_a_disconnect_during_a_long_poll_leaks_nothing(tmp_path):
     with OpenBroker(tmp_path) as broker:
         topic = broker.do(lambda inner: inner.topic_admin.create("left", 1).name)
         raws = [RawConnection(broker.bootstrap) for _ in range(20)]
@@ -222,7 +222,7 @@ def test_who_hangs_up_in_a_long_poll_leaves_nothing_behind(tmp_path):
 
 @pytest.fixture(scope="module")
 def roomy():
-    """A broker that a crowd may knock at."""
+    """Start a broker for many connections."""
     with EmbeddedBroker({"socket.listen.backlog.size": "1024"}) as running:
         yield running
 
@@ -237,7 +237,7 @@ def test_a_thousand_connections_are_held_and_cheap(roomy):
         assert all(raw.correlation_ids(1) == [3] for raw in raws)
         _, after = threads_and_memory(broker.pid)
         assert (after - before) / CONNECTIONS < 20_000
-        # A size that promises 100 MiB costs as much as has come.
+        # An announced size of 100 MiB costs only the received bytes.
         for raw in raws:
             raw.send(struct.pack(">i", 100 * 1024 * 1024) + bytes(100))
         assert is_well(broker)
@@ -251,13 +251,13 @@ def test_a_thousand_connections_are_held_and_cheap(roomy):
 
 @pytest.fixture(scope="module")
 def strict():
-    """A broker with little patience."""
+    """Start a broker with short timeouts and low limits."""
     options = {"connections.max.idle.ms": "300", "max.connections": "5", "max.connections.per.ip": "5"}
     with EmbeddedBroker({**options, "socket.request.max.bytes": "10000"}) as running:
         yield running
 
 
-def test_idle_connections_are_closed_but_not_those_that_wait_for_us(strict):
+def test_idle_connections_are_closed_unless_they_wait_for_a_response(strict):
     topic = strict.create_topic("idle")
     with RawConnection(strict.bootstrap) as idle, RawConnection(strict.bootstrap) as waiting:
         waiting.send(frame(fetch(topic, wait_ms=1500), 12, 9))
@@ -288,7 +288,7 @@ def _answers(broker):
         return raw.correlation_ids(1) == [1]
 
 
-def test_a_broker_that_queues_little_serves_all_the_same(tmp_path):
+def test_a_small_request_queue_serves_all_clients(tmp_path):
     with EmbeddedBroker({"queued.max.requests": "2"}, data_dir=tmp_path) as own:
         topic = own.create_topic("queued")
         raws = [RawConnection(own.bootstrap) for _ in range(5)]
@@ -302,25 +302,25 @@ def test_a_broker_that_queues_little_serves_all_the_same(tmp_path):
                 raw.close()
 
 
-def test_the_largest_request_is_an_option(strict):
+def test_socket_request_max_bytes_is_enforced(strict):
     eventually("room again", lambda: _answers(strict))
     with RawConnection(strict.bootstrap) as raw:
         raw.send(struct.pack(">i", 10_001))
         assert raw.is_closed()
 
 
-def test_a_request_that_fails_in_a_way_nobody_thought_of_is_answered(tmp_path):
+def test_an_unexpected_exception_gets_an_error_response(tmp_path):
     with OpenBroker(tmp_path) as own:
         own.inner.catalog.topics.by_name["x"] = 7  # type: ignore[assignment]
         with RawConnection(own.bootstrap) as raw:
             request = MetadataRequest(topics=[MetadataRequestTopic(name="x")])
             raw.send(frame(request, 13))
             assert raw.answer(request, 13).error_code == Code.UNKNOWN_SERVER_ERROR
-            raw.send(frame(request, 9))  # which has no place to say so
+            raw.send(frame(request, 9))  # its response has no error code
             assert raw.is_closed()
 
 
-def test_a_clean_stop_answers_what_is_in_work_and_closes(tmp_path):
+def test_a_clean_stop_finishes_running_requests(tmp_path):
     with EmbeddedBroker(data_dir=tmp_path) as own:
         topic = own.create_topic("stopped")
         with RawConnection(own.bootstrap) as raw, RawConnection(own.bootstrap) as idle:
@@ -336,7 +336,7 @@ def test_a_clean_stop_answers_what_is_in_work_and_closes(tmp_path):
             assert connection.fetch(topic).high_watermark == 1
 
 
-def test_listening_on_both_families(tmp_path):
+def test_listening_on_ipv4_and_ipv6(tmp_path):
     with EmbeddedBroker({"listeners": "PLAINTEXT://[::1]:0"}, data_dir=tmp_path) as own:
         host, port = own.bootstrap.rsplit(":", 1)
         assert host == "[::1]"
@@ -345,7 +345,7 @@ def test_listening_on_both_families(tmp_path):
             assert raw.recv(1000)[4:8] == b"\0\0\0\x04"
 
 
-def test_a_broker_that_cannot_listen_lets_go_of_its_folder(tmp_path):
+def test_a_broker_that_cannot_bind_unlocks_its_directory(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
         OpenBroker(tmp_path, listeners=f"PLAINTEXT://127.0.0.1:{taken.getsockname()[1]}")
     with OpenBroker(tmp_path) as own:

@@ -1,4 +1,4 @@
-"""Making and deleting topics: what is allowed, what is refused, and what survives."""
+"""Creating and deleting topics: valid and invalid requests, and restarts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def exists(connection: Connection, name: str):
 
 
 @pytest.mark.parametrize("version", range(8))
-def test_every_version_makes_topics(connection, version):
+def test_every_version_creates_topics(connection, version):
     name = unique("made")
     (row,) = create(connection, creation(name, 2, retention_ms="1000"), version=version)
     assert (row.name, row.error_code) == (name, 0)
@@ -57,12 +57,12 @@ def test_every_version_makes_topics(connection, version):
     assert exists(connection, name)
 
 
-def test_numbers_can_be_left_to_the_broker(connection):
+def test_partition_and_replica_counts_have_defaults(connection):
     (row,) = create(connection, creation(unique("default"), -1, -1))
     assert (row.error_code, row.num_partitions, row.replication_factor) == (0, 1, 1)
 
 
-def test_what_is_only_to_be_checked_is_not_made(connection):
+def test_validate_only_creates_nothing(connection):
     name = unique("checked")
     (row,) = create(connection, creation(name, 3), validate_only=True)
     assert (row.error_code, row.num_partitions) == (0, 3)
@@ -89,7 +89,7 @@ def test_what_is_only_to_be_checked_is_not_made(connection):
         (creation("bad-h", 1, cleanup_policy="burn"), Code.INVALID_CONFIG),
     ],
 )
-def test_what_cannot_be_is_refused_with_kafkas_code_and_a_reason(connection, topic, code):
+def test_invalid_topics_are_rejected_with_kafkas_code_and_a_reason(connection, topic, code):
     (row,) = create(connection, topic)
     if code is None:
         assert row.error_code in (Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_ALREADY_EXISTS)
@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused_with_kafkas_code_and_a_reason(connection, top
     assert row.error_message
 
 
-def test_a_topic_is_made_once_and_its_name_may_not_look_like_another(connection):
+def test_duplicate_and_colliding_topic_names_are_rejected(connection):
     name = unique("twice")
     dotted = f"{name}.x"
     assert create(connection, creation(name))[0].error_code == 0
@@ -116,7 +116,7 @@ def assigned(name: str, *brokers: tuple[int, ...], first: int = 0) -> CreatableT
     return CreatableTopic(name=name, num_partitions=-1, replication_factor=-1, assignments=rows)
 
 
-def test_replicas_can_be_assigned_by_hand(connection):
+def test_replicas_can_be_assigned_manually(connection):
     assert create(connection, assigned(unique("assigned"), (1,), (1,)))[0].num_partitions == 2
     for bad in (
         assigned("bad", (2,)),
@@ -143,7 +143,7 @@ def test_every_version_deletes_topics(broker, connection, version):
     assert not exists(connection, name)
 
 
-def test_a_topic_is_deleted_by_id_and_its_name_begins_anew(broker, connection):
+def test_a_topic_deleted_by_id_can_be_recreated(broker, connection):
     name = unique("anew")
     (first,) = create(connection, creation(name))
     connection.produce(name, encode([Record(0, 1, None, b"old", ())]))
@@ -157,7 +157,7 @@ def test_a_topic_is_deleted_by_id_and_its_name_begins_anew(broker, connection):
     assert connection.fetch(name).high_watermark == 0
 
 
-def test_deleting_can_be_forbidden_and_internal_topics_stay(tmp_path):
+def test_deletion_can_be_disabled_and_internal_topics_stay(tmp_path):
     with (
         EmbeddedBroker({"delete.topic.enable": "false"}, data_dir=tmp_path) as own,
         Connection(own.bootstrap) as connection,
@@ -170,7 +170,7 @@ def test_deleting_can_be_forbidden_and_internal_topics_stay(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
-def test_topics_options_and_records_survive_a_restart_and_deleted_ones_do_not_come_back(tmp_path, ending):
+def test_topics_options_and_records_survive_a_restart(tmp_path, ending):
     with EmbeddedBroker(data_dir=tmp_path) as own:
         own.create_topic("kept", partitions=2, configs={"max.message.bytes": "1000"})
         own.create_topic("gone")
@@ -188,7 +188,7 @@ def test_topics_options_and_records_survive_a_restart_and_deleted_ones_do_not_co
             assert connection.produce("kept", large).error_code == Code.MESSAGE_TOO_LARGE
 
 
-def test_our_own_admin_client_makes_and_deletes(broker):
+def test_the_headrace_admin_client_creates_and_deletes_topics(broker):
     name = unique("ours")
     with AdminClient(broker.bootstrap) as admin:
         admin.create_topics([NewTopic(name, 2)])
@@ -197,7 +197,7 @@ def test_our_own_admin_client_makes_and_deletes(broker):
         assert name not in admin.list_topics()
 
 
-def test_two_thousand_partitions_are_held(broker, connection):
+def test_two_thousand_partitions_are_supported(broker, connection):
     name = broker.create_topic(unique("many"), partitions=2000)
     assert connection.produce(name, encode([Record(0, 1, None, b"x", ())]), partition=1999).error_code == 0
     assert connection.fetch(name, partition=1999).high_watermark == 1

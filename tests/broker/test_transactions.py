@@ -1,4 +1,4 @@
-"""Transactions on our own broker, as clients see them: ours, librdkafka's, and one that says what it is told."""
+"""Transactions with our producer, librdkafka and explicit requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def state_of(broker, name):
 
 
 @pytest.mark.parametrize("client", ["ours", "librdkafka"])
-def test_what_is_committed_is_seen_and_what_is_aborted_is_not(connection, broker, topic, client, request):
+def test_committed_records_are_visible_and_aborted_ones_are_not(connection, broker, topic, client, request):
     if client == "ours":
         ours = Producer(bootstrap_servers=broker.bootstrap, transactional_id=unique("txn"))
         request.addfinalizer(ours.close)
@@ -60,8 +60,8 @@ def test_what_is_committed_is_seen_and_what_is_aborted_is_not(connection, broker
         write(b"%d a" % n)
         write(b"%d b" % n)
         (abort if n % 3 == 1 else commit)()
-    wanted = [b"%d %c" % (n, c) for n in (0, 2, 3, 5) for c in b"ab"]
-    eventually("the last commit", lambda: visible(connection, topic) == wanted)
+    expected = [b"%d %c" % (n, c) for n in (0, 2, 3, 5) for c in b"ab"]
+    eventually("the last commit", lambda: visible(connection, topic) == expected)
     assert visible(connection, topic, committed=False) == [b"%d %c" % (n, c) for n in range(6) for c in b"ab"]
 
 
@@ -78,7 +78,7 @@ REFUSED = {
 
 @pytest.mark.behaviour("P50", "T08")
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_refused_record_makes_the_commit_of_its_transaction_fail(connection, broker, topic, kind):
+def test_a_rejected_record_fails_the_commit(connection, broker, topic, kind):
     send, said = REFUSED[kind]
     options = {"max.request.size": 4000, "max.block.ms": 1000, "transactional.id": unique("txn")}
     with Producer(options, bootstrap_servers=broker.bootstrap) as producer:
@@ -88,19 +88,19 @@ def test_a_refused_record_makes_the_commit_of_its_transaction_fail(connection, b
         with pytest.raises(HeadraceError, match=said):
             send(producer, topic).result(0)
         with pytest.raises(AbortableError, match=said):
-            producer.send(topic, b"after")  # by the open batch, too
+            producer.send(topic, b"after")  # also with an open batch
         with pytest.raises(AbortableError, match=said):
             producer.commit_transaction()
         producer.abort_transaction()
         with pytest.raises(AbortableError, match=said), producer.transaction():
-            send(producer, topic)  # nobody looks at it: the commit does
+            send(producer, topic)  # the future is not checked: the commit fails
         with producer.transaction():
             producer.send(topic, b"again")
     eventually("the commit", lambda: visible(connection, topic) == [b"again"])
 
 
 @pytest.mark.behaviour("P50")
-def test_what_is_raised_leaves_the_transaction_as_it_is(connection, broker, topic):
+def test_an_invalid_call_does_not_change_the_transaction(connection, broker, topic):
     options = {"transactional.id": unique("txn"), "value.serializer": "str"}
     with Producer(options, bootstrap_servers=broker.bootstrap) as producer:
         producer.init_transactions()
@@ -114,7 +114,7 @@ def test_what_is_raised_leaves_the_transaction_as_it_is(connection, broker, topi
 
 @pytest.mark.behaviour("B04")
 @pytest.mark.parametrize("transactions", [1, 2])
-def test_an_open_transaction_holds_back_readers_of_what_is_committed(connection, broker, topic, transactions):
+def test_an_open_transaction_blocks_read_committed(connection, broker, topic, transactions):
     writer = RawProducer(connection, topic, unique("txn"), transactions=transactions)
     writer.init()
     if transactions == 1:
@@ -148,7 +148,7 @@ def test_a_second_producer_fences_the_first_and_aborts_its_transaction(connectio
 
 @pytest.mark.behaviour("B04")
 @pytest.mark.parametrize("transactions", [1, 2])
-def test_late_requests_of_a_transaction_cannot_touch_the_next(connection, broker, topic, transactions):
+def test_late_requests_do_not_affect_the_next_transaction(connection, broker, topic, transactions):
     name = unique("txn")
     writer = RawProducer(connection, topic, name, transactions=transactions)
     writer.init()
@@ -158,7 +158,7 @@ def test_late_requests_of_a_transaction_cannot_touch_the_next(connection, broker
     late = writer.epoch
     delayed = writer.batch(1, b"delayed")
     writer.end(False)
-    # A batch that comes after the abort must not open a transaction that nobody will end.
+    # A batch after the abort must not open a transaction that never ends.
     refused = writer.send(delayed, 0).error_code
     assert (
         refused
@@ -174,7 +174,7 @@ def test_late_requests_of_a_transaction_cannot_touch_the_next(connection, broker
     assert visible(connection, topic) == [b"two"][: transactions - 1]
 
 
-def test_a_repeated_end_is_answered_as_the_first(connection, broker, topic):
+def test_a_retried_end_gets_the_same_response(connection, broker, topic):
     name = unique("txn")
     writer = RawProducer(connection, topic, name)
     writer.init()
@@ -191,8 +191,8 @@ def test_a_repeated_end_is_answered_as_the_first(connection, broker, topic):
     assert again == first
 
 
-def _unless_busy(answer):
-    return None if answer.error_code == Code.CONCURRENT_TRANSACTIONS else answer
+def _unless_busy(response):
+    return None if response.error_code == Code.CONCURRENT_TRANSACTIONS else response
 
 
 @pytest.mark.behaviour("B04")
@@ -208,13 +208,13 @@ def test_offsets_of_a_group_are_part_of_the_transaction(broker, topic, ends_with
         producer.send(topic, b"out")
         producer.send_offsets_to_transaction({(topic, 0): 7}, GroupMetadata(group))
         (producer.commit_transaction if ends_with == "commit" else producer.abort_transaction)()
-    (found,) = consumer.committed([TopicPartition(topic, 0)], SECONDS)
-    assert found.offset == (7 if ends_with == "commit" else confluent_kafka.OFFSET_INVALID)
+    (result,) = consumer.committed([TopicPartition(topic, 0)], SECONDS)
+    assert result.offset == (7 if ends_with == "commit" else confluent_kafka.OFFSET_INVALID)
     consumer.close()
 
 
 @pytest.mark.behaviour("B04")
-def test_a_transaction_whose_time_is_up_is_aborted_and_readers_go_on():
+def test_a_timed_out_transaction_is_aborted_and_readers_continue():
     interval = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 50}
     with EmbeddedBroker(interval) as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("topic")
@@ -229,30 +229,30 @@ def test_a_transaction_whose_time_is_up_is_aborted_and_readers_go_on():
         assert writer.init(timeout_ms=900_001).error_code == Code.INVALID_TRANSACTION_TIMEOUT
 
 
-def test_a_transaction_that_hangs_is_found_and_aborted():
-    """Open in a partition that its coordinator was never told of: only a broker that does not verify takes that."""
+def test_a_hanging_transaction_is_found_and_aborted():
+    """A transaction that is open in a partition but unknown to its coordinator; verification would prevent it."""
     with (
         EmbeddedBroker({"transaction.partition.verification.enable": False}) as broker,
         Connection(broker.bootstrap) as connection,
         AdminClient(broker.bootstrap) as admin,
     ):
         topic = broker.create_topic("topic")
-        place = admin_client.TopicPartition(topic, 0)
+        partition = admin_client.TopicPartition(topic, 0)
         writer = RawProducer(connection, topic, "careless", transactions=1)
         writer.init()
         assert writer.write(0, b"hanging").error_code == 0
         connection.produce(topic, plain_batch(b"after"))
         assert visible(connection, topic) == []
-        (found,) = admin.find_hanging_transactions([place], older_than_ms=0)
-        producer = found.producer
+        (result,) = admin.find_hanging_transactions([partition], older_than_ms=0)
+        producer = result.producer
         assert (producer.producer_id, producer.producer_epoch) == (writer.producer_id, writer.epoch)
-        admin.abort_transaction(place, producer.producer_id, producer.producer_epoch)
+        admin.abort_transaction(partition, producer.producer_id, producer.producer_epoch)
         assert visible(connection, topic) == [b"after"]
-        assert admin.find_hanging_transactions([place], older_than_ms=0) == []
+        assert admin.find_hanging_transactions([partition], older_than_ms=0) == []
 
 
 @pytest.mark.parametrize("version", [0, 3])
-def test_one_partition_that_does_not_exist_keeps_the_others_out(connection, broker, topic, version):
+def test_one_unknown_partition_prevents_adding_the_others(connection, broker, topic, version):
     name = unique("txn")
     writer = RawProducer(connection, topic, name, transactions=1)
     writer.init()
@@ -262,8 +262,8 @@ def test_one_partition_that_does_not_exist_keeps_the_others_out(connection, brok
         v3_and_below_producer_epoch=writer.epoch,
         v3_and_below_topics=[AddPartitionsToTxnTopic(name=topic, partitions=[0, 5])],
     )
-    (answer,) = connection.call(request, version).results_by_topic_v3_and_below
-    codes = [row.partition_error_code for row in answer.results_by_partition]
+    (response,) = connection.call(request, version).results_by_topic_v3_and_below
+    codes = [row.partition_error_code for row in response.results_by_partition]
     assert codes == [Code.OPERATION_NOT_ATTEMPTED, Code.UNKNOWN_TOPIC_OR_PARTITION]
     assert state_of(broker, name) == "Empty"
 
@@ -275,11 +275,11 @@ def test_a_transaction_over_many_partitions_ends_in_all_of_them(connection, brok
         with producer.transaction():
             for n in range(40):
                 producer.send(topic, b"%d" % n, partition=n)
-    wanted = [[b"%d" % n] for n in range(40)]
-    eventually("the commit", lambda: [visible(connection, topic, n) for n in range(40)] == wanted)
+    expected = [[b"%d" % n] for n in range(40)]
+    eventually("the commit", lambda: [visible(connection, topic, n) for n in range(40)] == expected)
 
 
-def test_a_topic_that_is_deleted_does_not_hold_up_its_transaction(connection, broker, topic):
+def test_a_deleted_topic_does_not_block_its_transaction(connection, broker, topic):
     gone = broker.create_topic(unique("gone"))
     name = unique("txn")
     writer = RawProducer(connection, topic, name)

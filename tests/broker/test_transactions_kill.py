@@ -1,4 +1,4 @@
-"""kill -9 in every state of a transaction: it ends in one way in all its partitions, the way its producer was told."""
+"""kill -9 in every state of a transaction: all partitions have the outcome that the producer got."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from headrace.broker import EmbeddedBroker
 from headrace.broker.log import Origin
 from headrace.client.admin import AdminClient
 from headrace.errors import Code
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from headrace.wire.records import Producer as Writer
 from headrace.wire.records import encode
@@ -41,8 +42,8 @@ ENDS_IN_COMMIT = {"Ongoing", "PrepareCommit", "half committed", "CompleteCommit"
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.behaviour("B03")
 @pytest.mark.parametrize("state", ["Empty", "Ongoing", *MARKERS])
-def test_a_broker_goes_on_from_whatever_state_the_disk_has(tmp_path, state, version):
-    """The disk of a broker in that state is copied while it runs: just what kill -9 leaves."""
+def test_a_broker_continues_from_any_state_on_disk(tmp_path, state, version):
+    """The data directory is copied in that state, which is what kill -9 leaves."""
     copy = tmp_path / "copy"
     producer = asyncio.run(_leave_in_state(tmp_path / "data", copy, state, version))
     with EmbeddedBroker(data_dir=copy) as broker, Connection(broker.bootstrap) as connection:
@@ -59,7 +60,7 @@ def test_a_broker_goes_on_from_whatever_state_the_disk_has(tmp_path, state, vers
                 [b"0"][:is_committed],
                 [b"1"][:is_committed],
             ]
-            assert writer.end(is_committed, epoch=producer[1]).error_code == 0  # it may ask again
+            assert writer.end(is_committed, epoch=producer[1]).error_code == 0  # a retry succeeds
             assert writer.end(not is_committed, epoch=producer[1]).error_code == Code.INVALID_TXN_STATE
         successor = RawProducer(connection, "topic", ID, transactions=version)
         assert successor.init().error_code == 0
@@ -67,19 +68,21 @@ def test_a_broker_goes_on_from_whatever_state_the_disk_has(tmp_path, state, vers
 
 
 async def _leave_in_state(data, copy, state, version):
-    """Bring a transaction of two partitions so far, copy the disk, and return the producer's id and epoch."""
+    """Bring a transaction of two partitions to a state, copy the disk, and return producer id and epoch."""
     async with broker_in_loop(data) as broker:
         broker.topic_admin.create("topic", 2, 1, {})
         transactions = broker.transactions
         producer = await transactions.init_producer_id(ID, TIMEOUT_MS)
         if state != "Empty":
-            await transactions.add_partitions(ID, *producer, [("topic", 0), ("topic", 1)], version=version)
+            await transactions.add_partitions(
+                ID, producer, [TopicPartition("topic", 0), TopicPartition("topic", 1)], version=version
+            )
             for index in (0, 1):
                 _write(broker, index, producer)
         if state not in ("Empty", "Ongoing"):
             hold_markers(broker, allowed=MARKERS[state])
-            await transactions.end_transaction(ID, *producer, state in ENDS_IN_COMMIT, version)
-            await asyncio.sleep(0.05)  # what is not held is done by now
+            await transactions.end_transaction(ID, producer, state in ENDS_IN_COMMIT, version)
+            await asyncio.sleep(0.05)  # everything that is not held is done by now
             held = MARKERS[state] < 2
             assert transactions.describe(ID).state.label.startswith("Prepare" if held else "Complete")
         shutil.copytree(data, copy, ignore=shutil.ignore_patterns(".lock"))
@@ -120,7 +123,7 @@ class Ours:
         self._producer.init_transactions()
 
     def run(self, value):
-        """A transaction in two partitions; whether it was committed."""
+        """Run a transaction in two partitions; return whether it was committed."""
         self._producer.begin_transaction()
         try:
             for partition in (0, 1):
@@ -158,7 +161,7 @@ CASES = [(Theirs, *crash) for crash in CRASHES] + [(Ours, *crash) for crash in C
 
 
 @pytest.mark.parametrize(("client", "api", "when"), CASES)
-def test_a_producer_lives_through_a_crash_in_any_of_its_requests(client, api, when):
+def test_a_producer_survives_a_crash_during_any_request(client, api, when):
     with EmbeddedBroker() as broker:
         broker.create_topic("topic", 2)
         before = client(broker.bootstrap)

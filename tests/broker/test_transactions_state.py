@@ -1,4 +1,4 @@
-"""What adding partitions is refused for, over a socket; and the transaction log on disk, as others see it."""
+"""Errors of AddPartitionsToTxn, and the transaction log on disk."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ def add(connection, name, producer_id, epoch, *partitions, version=3):
         v3_and_below_producer_epoch=epoch,
         v3_and_below_topics=topics,
     )
-    answer = connection.call(request, version)
+    response = connection.call(request, version)
     return [
-        row.partition_error_code for topic in answer.results_by_topic_v3_and_below for row in topic.results_by_partition
+        row.partition_error_code
+        for topic in response.results_by_topic_v3_and_below
+        for row in topic.results_by_partition
     ]
 
 
@@ -53,7 +55,7 @@ def deny(connection, kind, name):
 
 
 @pytest.mark.behaviour("B02")
-def test_adding_partitions_is_refused_for_each_reason_by_its_code():
+def test_adding_partitions_fails_with_the_code_of_each_reason():
     options = {"authorizer.class.name": "acl", "super.users": "", "allow.everyone.if.no.acl.found": "true"}
     with EmbeddedBroker(options) as broker, Connection(broker.bootstrap) as connection:
         for name in ("open", "closed"):
@@ -64,7 +66,7 @@ def test_adding_partitions_is_refused_for_each_reason_by_its_code():
         deny(connection, TOPIC, "closed")
         deny(connection, TRANSACTIONAL_ID, "forbidden")
 
-        # Rights, and partitions that do not exist.
+        # Permissions and unknown partitions.
         assert add(connection, "forbidden", 0, 0, ("open", 0)) == [Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED]
         codes = add(connection, "payments", *who, ("open", 0), ("closed", 0), ("open", 2), ("nowhere", 0))
         assert codes == [
@@ -80,7 +82,7 @@ def test_adding_partitions_is_refused_for_each_reason_by_its_code():
         assert add(connection, "payments", who[0], who[1] + 1, ("open", 0)) == [Code.PRODUCER_FENCED]
         old = add(connection, "payments", who[0], who[1] + 1, ("open", 0), version=1)
         assert old == [Code.INVALID_PRODUCER_EPOCH]
-        # In order: written to the log; what is in already is not written again.
+        # Valid: written to the log, known partitions are not written again.
         assert add(connection, "payments", *who, ("open", 0)) == [0]
         written = _log_bytes(broker)
         assert add(connection, "payments", *who, ("open", 0)) == [0]
@@ -94,7 +96,7 @@ def _log_bytes(broker):
 
 
 @pytest.mark.behaviour("B02")
-def test_while_a_transaction_is_being_ended_nothing_can_be_added(tmp_path):
+def test_nothing_can_be_added_while_a_transaction_completes(tmp_path):
     async def main():
         async with broker_in_loop(tmp_path / "data") as broker:
             broker.topic_admin.create("topic", 1, 1, {})

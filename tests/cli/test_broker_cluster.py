@@ -1,4 +1,4 @@
-"""headrace broker start --brokers and --join, as a user types them."""
+"""headrace broker start --brokers and --join."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from peers.connection import Connection
 from waiting import eventually
 
 
-def brokers_by(bootstrap):
+def known_brokers(bootstrap):
     with Connection(bootstrap) as connection:
-        answer = connection.call(MetadataRequest(topics=[]), 9)
-        assert isinstance(answer, MetadataResponse)
-        return {node.node_id for node in answer.brokers}
+        response = connection.call(MetadataRequest(topics=[]), 9)
+        assert isinstance(response, MetadataResponse)
+        return {node.node_id for node in response.brokers}
 
 
 def is_gone(pid):
@@ -35,22 +35,22 @@ def is_gone(pid):
     return False
 
 
-def test_a_cluster_is_started_shown_joined_and_stopped_from_the_command_line(tmp_path):
+def test_a_cluster_is_started_shown_joined_and_stopped(tmp_path):
     data_dir = tmp_path / "data"
     options = ("--listen", "127.0.0.1:0", "--data-dir", data_dir, "--format", "json")
     with running("--brokers", 2, *options) as (process, line):
         ready = json.loads(line)
         first, second = ready["bootstrap"].split(",")
-        assert brokers_by(first) == brokers_by(second) == {1, 2}
+        assert known_brokers(first) == known_brokers(second) == {1, 2}
         with Producer(bootstrap_servers=second) as producer:
             assert producer.send("made-by-sending", b"x").result(20).offset == 0
 
         joined = ("--join", first, "--node-id", 3, "--data-dir", tmp_path / "third", "--format", "json")
         with running(*joined) as (third, third_line):
-            assert brokers_by(json.loads(third_line)["bootstrap"]) == {1, 2, 3}
+            assert known_brokers(json.loads(third_line)["bootstrap"]) == {1, 2, 3}
             third.terminate()
             assert third.wait(COMMAND_SECONDS_MAX) == 0
-            assert brokers_by(first) == {1, 2}
+            assert known_brokers(first) == {1, 2}
 
         facts = json.loads(headrace("broker", "status", "--data-dir", data_dir, "--format", "json").stdout)
         assert (facts["bootstrap"], facts["pid"], facts["topics"]) == (ready["bootstrap"], process.pid, 1)
@@ -77,7 +77,7 @@ def test_a_cluster_is_started_shown_joined_and_stopped_from_the_command_line(tmp
         assert not (data_dir / "broker.json").exists()
 
 
-def test_a_broker_of_a_cluster_is_killed_and_started_again_by_the_control_socket(tmp_path):
+def test_the_control_socket_kills_and_restarts_a_broker(tmp_path):
     options = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
     with running("--brokers", 2, *options) as (process, line):
         ready = json.loads(line)
@@ -95,18 +95,18 @@ def test_a_broker_of_a_cluster_is_killed_and_started_again_by_the_control_socket
             control.call(ready["control"], "brokers.kill", node_id=7)
         control.call(ready["control"], "brokers.start", node_id=2)
         assert alive()[2] not in (None, before[2])
-        assert brokers_by(ready["bootstrap"].split(",")[1]) == {1, 2}
+        assert known_brokers(ready["bootstrap"].split(",")[1]) == {1, 2}
         process.terminate()
         assert process.wait(COMMAND_SECONDS_MAX) == 0
 
 
-def test_a_partition_whose_only_in_sync_replica_lost_its_data_is_named_with_a_remedy_that_works(tmp_path):
+def test_a_partition_that_lost_its_data_is_named_with_a_working_remedy(tmp_path):
     options = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
     with running("--brokers", 2, *options) as (process, line):
         ready = json.loads(line)
         status = ("broker", "status", "--data-dir", tmp_path)
-        made = headrace("topic", "create", "orders", "-p", 1, "-r", 2, "--bootstrap", ready["bootstrap"])
-        assert made.returncode == 0, made.stderr
+        created = headrace("topic", "create", "orders", "-p", 1, "-r", 2, "--bootstrap", ready["bootstrap"])
+        assert created.returncode == 0, created.stderr
         with Producer(bootstrap_servers=ready["bootstrap"], acks="all") as producer:
             producer.send("orders", b"on both").result(20)
             control.call(ready["control"], "brokers.kill", 30, node_id=2)
@@ -139,7 +139,7 @@ def test_a_partition_whose_only_in_sync_replica_lost_its_data_is_named_with_a_re
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
-def test_no_broker_outlives_the_process_that_runs_the_cluster(tmp_path, number):
+def test_no_broker_outlives_the_supervisor_process(tmp_path, number):
     options = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path / "data")
     with running("--brokers", 2, *options) as (process, line):
         assert line.startswith("headrace cluster of 2 brokers ready: bootstrap.servers=127.0.0.1:")
@@ -151,14 +151,14 @@ def test_no_broker_outlives_the_process_that_runs_the_cluster(tmp_path, number):
 
 
 def free_ports(count):
-    """The first of so many consecutive ports that nobody listens on."""
+    """Return the first of `count` consecutive free ports."""
     while True:
         first = free_port()
         if not any(is_taken("127.0.0.1", first + number) for number in range(count)):
             return first
 
 
-def test_brokers_listen_on_consecutive_ports_and_any_of_them_can_be_killed(tmp_path):
+def test_brokers_use_consecutive_ports_and_any_can_be_killed(tmp_path):
     port = free_ports(4)
     options = ("--listen", f"127.0.0.1:{port}", "--data-dir", tmp_path, "--format", "json")
     with running("--brokers", 3, *options) as (process, line):
@@ -177,15 +177,15 @@ def test_brokers_listen_on_consecutive_ports_and_any_of_them_can_be_killed(tmp_p
 
 
 def in_sync(ready, count):
-    """Whether all partitions have so many replicas in sync, as the controller knows."""
+    """Return whether all partitions have `count` in-sync replicas, according to the controller."""
     status = control.call(ready["control"], "status")
-    facts = control.read_run_file(Path(status["controller"]["data_dir"]))
-    assert facts is not None
-    places = control.call(facts["control"], "topics.describe", name="orders")
-    return all(len(place["isr"]) == count for place in places)
+    run_file = control.read_run_file(Path(status["controller"]["data_dir"]))
+    assert run_file is not None
+    partitions = control.call(run_file["control"], "topics.describe", name="orders")
+    return all(len(partition["isr"]) == count for partition in partitions)
 
 
-def test_a_port_that_is_taken_is_named_with_who_has_it(tmp_path):
+def test_a_port_in_use_is_reported_with_its_process(tmp_path):
     port = free_ports(3)
     with socket.socket() as other:
         other.bind(("127.0.0.1", port + 1))
@@ -195,7 +195,7 @@ def test_a_port_that_is_taken_is_named_with_who_has_it(tmp_path):
     assert f"127.0.0.1:{port + 1}: port {port + 1} is taken by pid {os.getpid()} " in failed.stderr
 
 
-def test_a_folder_whose_first_broker_is_the_controller_stays_so(tmp_path):
+def test_a_combined_controller_is_kept(tmp_path):
     options = ("--brokers", 2, "--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
     for more in (("--controller", "combined"), ()):
         with running(*options, *more) as (process, line):
@@ -204,14 +204,14 @@ def test_a_folder_whose_first_broker_is_the_controller_stays_so(tmp_path):
             assert process.wait(COMMAND_SECONDS_MAX) == 0
     refused = headrace("broker", "start", *options, "--controller", "separate")
     assert refused.returncode == 2
-    assert "has a combined controller, which has its catalog" in refused.stderr
+    assert "has a combined controller, which holds its catalog" in refused.stderr
     (tmp_path / "broker-1").rename(tmp_path / "lost")
     refused = headrace("broker", "start", *options)
     assert refused.returncode == 1
-    assert f"is broker 1, but {tmp_path / 'broker-1'} has no catalog.journal: put the folder back" in refused.stderr
+    assert f"is broker 1, but {tmp_path / 'broker-1'} has no catalog.journal: restore the folder" in refused.stderr
 
 
-def test_the_folder_of_a_cluster_is_not_taken_for_a_new_one(tmp_path):
+def test_a_cluster_folder_is_not_used_for_a_single_broker(tmp_path):
     options = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path, "--format", "json")
     with running("--brokers", 2, *options) as (process, line):
         with Producer(bootstrap_servers=json.loads(line)["bootstrap"]) as producer:
@@ -221,14 +221,14 @@ def test_the_folder_of_a_cluster_is_not_taken_for_a_new_one(tmp_path):
     files = set(tmp_path.rglob("*"))
     alone = headrace("broker", "start", *options)
     assert alone.returncode == 2
-    said = " ".join(alone.stderr.split())
-    assert f"{tmp_path} holds a cluster of 2 brokers (broker-1, broker-2): start it with --brokers 2, or" in said
+    stderr = " ".join(alone.stderr.split())
+    assert f"{tmp_path} holds a cluster of 2 brokers (broker-1, broker-2): start it with --brokers 2, or" in stderr
     assert set(tmp_path.rglob("*")) == files
 
     (tmp_path / "broker-0").rename(tmp_path / "lost")
     refused = headrace("broker", "start", "--brokers", 2, *options)
     assert refused.returncode == 1
-    assert f"is broker 0, but {tmp_path / 'broker-0'} has no catalog.journal: put the folder back" in refused.stderr
+    assert f"is broker 0, but {tmp_path / 'broker-0'} has no catalog.journal: restore the folder" in refused.stderr
     remedy = refused.stderr.partition("from the other brokers: headrace ")[2].split()
     assert headrace(*remedy).returncode == 0
     with running("--brokers", 2, *options) as (process, line):
@@ -239,26 +239,26 @@ def test_the_folder_of_a_cluster_is_not_taken_for_a_new_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("--brokers", 0), 2, "0 is not in the range"),
-        (("--brokers", 2, "--join", "127.0.0.1:1"), 2, "--join and --node-id are for one broker"),
-        (("--brokers", 2, "--listen", "0.0.0.0:0"), 2, "--brokers starts brokers on 127.0.0.1 only"),
+        (("--brokers", 2, "--join", "127.0.0.1:1"), 2, "--join and --node-id apply to one broker"),
+        (("--brokers", 2, "--listen", "0.0.0.0:0"), 2, "--brokers supports only 127.0.0.1, got 0.0.0.0"),
         (("--brokers", 2, "-X", "num.partitions=many"), 1, "num.partitions is 'many'; it may be"),
         (("--brokers", 2, "-X", "listeners=PLAINTEXT://127.0.0.1:7"), 1, "all brokers of the cluster would listen on"),
-        (("--controller", "separate"), 2, "--controller is for --brokers"),
+        (("--controller", "separate"), 2, "--controller requires --brokers"),
         (
             ("--brokers", 3, "--listen", "127.0.0.1:65533"),
             2,
-            "need 4 consecutive ports, 65533 to 65536, and 65535 is the last there is: begin with 65532 or a lower one",
+            "need 4 consecutive ports, but 65536 exceeds 65535; start at 65532 or lower",
         ),
-        (("--join", "127.0.0.1:1"), 2, "--join needs --node-id"),
+        (("--join", "127.0.0.1:1"), 2, "--join requires --node-id"),
         (("--join", "nowhere", "--node-id", 2), 1, "headrace.controller is HOST:PORT"),
     ],
     ids=["none", "both", "open", "value", "port", "controller", "last port", "number", "address"],
 )
-def test_a_wrong_command_line_is_answered_in_one_paragraph(tmp_path, arguments, code, said):
+def test_invalid_usage_is_one_paragraph(tmp_path, arguments, code, message):
     done = headrace("broker", "start", "--data-dir", tmp_path, *arguments)
     assert done.returncode == code
-    assert said in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

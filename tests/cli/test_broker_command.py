@@ -1,4 +1,4 @@
-"""headrace broker …, as a user types it."""
+"""headrace broker: start, status, stop and faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def started(tmp_path):
         yield process, json.loads(line), tmp_path / "data"
 
 
-def test_a_broker_from_the_command_line(started):
+def test_a_broker_is_started_shown_and_stopped(started):
     process, ready, data_dir = started
     assert ready["pid"] == process.pid
     with Producer(bootstrap_servers=ready["bootstrap"]) as producer:
@@ -44,7 +44,7 @@ def test_a_broker_from_the_command_line(started):
         assert f"no broker runs on {data_dir}" in gone.stderr
 
 
-def test_the_ready_line_is_for_people_unless_told_and_the_state_folder_is_the_users(tmp_path):
+def test_the_ready_line_is_text_and_the_data_is_in_the_state_folder(tmp_path):
     with running("--listen", "127.0.0.1:0", state=tmp_path) as (process, line):
         assert line.startswith("headrace broker ready: bootstrap.servers=127.0.0.1:")
         assert (tmp_path / "headrace" / "broker" / "broker.json").exists()
@@ -53,7 +53,7 @@ def test_the_ready_line_is_for_people_unless_told_and_the_state_folder_is_the_us
         assert process.wait(COMMAND_SECONDS_MAX) == 0
 
 
-def test_sigterm_stops_it_cleanly(started):
+def test_sigterm_stops_the_broker_cleanly(started):
     process, _, data_dir = started
     process.terminate()
     assert process.wait(COMMAND_SECONDS_MAX) == 0
@@ -61,7 +61,7 @@ def test_sigterm_stops_it_cleanly(started):
     assert not (data_dir / "broker.json").exists()
 
 
-def test_a_killed_one_is_not_taken_for_running(started):
+def test_a_killed_broker_is_not_reported_as_running(started):
     process, _, data_dir = started
     process.kill()
     process.wait(COMMAND_SECONDS_MAX)
@@ -70,7 +70,7 @@ def test_a_killed_one_is_not_taken_for_running(started):
         assert "ready" in line
 
 
-def test_options_from_a_file_and_from_the_command_line(tmp_path):
+def test_command_line_options_take_precedence_over_the_file(tmp_path):
     (tmp_path / "server.properties").write_text(
         f"num.partitions=2\nlog.dirs={tmp_path}/data\nlisteners=PLAINTEXT://:1\n"
     )
@@ -82,31 +82,31 @@ def test_options_from_a_file_and_from_the_command_line(tmp_path):
             assert len(producer.partitions_for("t")) == 4
 
 
-def test_a_listener_that_others_can_reach_is_warned_of(tmp_path):
+def test_an_open_listener_is_a_warning(tmp_path):
     with running("--listen", "0.0.0.0:0", "--data-dir", tmp_path) as (process, line):
         assert "ready" in line
         process.terminate()
         assert process.stderr is not None
-        assert "lets everybody who can reach this machine" in process.stderr.read()
+        assert "gives everyone who can reach this machine full access" in process.stderr.read()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
-        (("--listen", "nonsense"), 2, "--listen takes HOST:PORT, not 'nonsense'"),
-        (("-X", "nonsense"), 2, "-X takes key=value, not 'nonsense'"),
+        (("--listen", "nonsense"), 2, "invalid --listen: expected HOST:PORT, got 'nonsense'"),
+        (("-X", "nonsense"), 2, "invalid -X: expected KEY=VALUE, got 'nonsense'"),
         (("-X", "num.partitions=many"), 1, "num.partitions is 'many'; it may be"),
         (("--config", "/does/not/exist"), 2, "does not exist"),
     ],
 )
-def test_a_wrong_command_line_is_answered_in_one_paragraph(tmp_path, arguments, code, said):
+def test_invalid_usage_is_one_paragraph(tmp_path, arguments, code, message):
     done = headrace("broker", "start", "--data-dir", tmp_path, *arguments)
     assert done.returncode == code
-    assert said in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 
-def test_a_port_that_is_taken_is_said_with_who_has_it(tmp_path):
+def test_a_port_in_use_is_reported_with_its_process(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         command = ("broker", "start", "--data-dir", tmp_path, "--listen", f"127.0.0.1:{port}")
@@ -117,14 +117,14 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(tmp_path):
         assert "Traceback" in headrace(*command, "--debug").stderr
 
 
-def test_faults_from_the_command_line(started):
+def test_faults_are_injected_listed_and_cleared(started):
     _, ready, data_dir = started
     at = ("--data-dir", data_dir)
     done = headrace("broker", "faults", "inject", "--api", "Heartbeat", "--error", "NOT_COORDINATOR", "--count", 1, *at)
     assert done.stdout == "1: Heartbeat error=NOT_COORDINATOR when=before count=1 probability=1.0 (0 hits)\n"
     with Connection(ready["bootstrap"]) as connection:
-        answer = connection.call(HeartbeatRequest(group_id="g", member_id="m"), 0)
-    assert answer == HeartbeatResponse(error_code=Code.NOT_COORDINATOR)
+        response = connection.call(HeartbeatRequest(group_id="g", member_id="m"), 0)
+    assert response == HeartbeatResponse(error_code=Code.NOT_COORDINATOR)
     (rule,) = json.loads(headrace("broker", "faults", "list", "--format", "json", *at).stdout)["faults"]
     assert (rule["api"], rule["hits"], rule["spent"]) == ("Heartbeat", 1, True)
     assert headrace("broker", "faults", "clear", 7, *at).returncode == 1
@@ -132,10 +132,10 @@ def test_faults_from_the_command_line(started):
     assert headrace("broker", "faults", "list", *at).stdout == "no faults\n"
     wrong = headrace("broker", "faults", "inject", "--api", "Nonsense", "--drop", *at)
     assert wrong.returncode == 1
-    assert "there is no API 'Nonsense'" in wrong.stderr
+    assert "unknown API 'Nonsense'" in wrong.stderr
 
 
-def test_a_crash_from_the_command_line(started):
+def test_a_crash_is_injected(started):
     process, ready, data_dir = started
     headrace("broker", "faults", "inject", "--api", "Metadata", "--crash", "--data-dir", data_dir)
     with Producer(bootstrap_servers=ready["bootstrap"], max_block_ms=100) as producer:
@@ -144,7 +144,7 @@ def test_a_crash_from_the_command_line(started):
         eventually("the crash", lambda: process.poll() == 137, COMMAND_SECONDS_MAX)
 
 
-def test_help_says_the_exit_codes():
+def test_help_lists_the_exit_codes():
     for command in ((), ("broker", "start"), ("broker", "stop"), ("broker", "status"), ("broker", "faults")):
         done = headrace(*command, "--help")
         assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""All commands of headrace: help, formats, exit codes and wrong usage are alike everywhere."""
+"""All commands: help, formats, exit codes and invalid usage are the same everywhere."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import sys
 import click
 import pytest
 
+from headrace.broker.ports import free_port
 from headrace.cli.commands import headrace
 from typed import refused, typed
 
 COMMAND_SECONDS_MAX = 30
-# It prints a script for a shell.
+# Prints a shell script.
 WITHOUT_FORMAT = {"completion"}
-# What it does not know is for the benchmark that it starts.
-PASSING_ON = {("bench", name) for name in ("broker", "spark", "wire")}
+# Unknown options are passed to the benchmark.
+PASSES_OPTIONS_ON = {("bench", name) for name in ("broker", "spark", "wire")}
 
 
 def walk(command, path=()):
-    """Every command with its path, groups included."""
+    """Yield every command with its path, including groups."""
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -36,7 +37,7 @@ LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(
 IDS = {path: " ".join(path) or "headrace" for path in COMMANDS}
 
 
-def test_the_commands_are_those_that_are_documented():
+def test_the_documented_commands_exist():
     assert {path for path in LEAVES if path[0] not in ("broker", "bench")} == {
         ("produce",),
         ("consume",),
@@ -55,12 +56,12 @@ def test_the_commands_are_those_that_are_documented():
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=IDS.get)
-def test_help_says_what_it_does_and_the_exit_codes(path):
+def test_help_has_a_summary_and_exit_codes(path):
     for flag in ("-h", "--help"):
         done = typed(*path, flag)
         assert done.exit_code == 0
     assert done.stdout.startswith("Usage: headrace")
-    assert "\\b" not in done.stdout, "a mark for click stands in the text: the docstring is raw"
+    assert "\\b" not in done.stdout, "a formatting mark of click is printed: the docstring is a raw string"
     if path in LEAVES or not path:
         assert "Exit codes" in done.stdout
     about = done.stdout.split("\n\n")[1].strip()
@@ -68,14 +69,14 @@ def test_help_says_what_it_does_and_the_exit_codes(path):
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=IDS.get)
-def test_every_option_is_explained(path):
+def test_every_option_has_help(path):
     for parameter in LEAVES[path].params:
         if isinstance(parameter, click.Option):
             assert parameter.help, f"{parameter.opts} has no help"
 
 
 @pytest.mark.parametrize("path", [path for path in LEAVES if path[0] not in WITHOUT_FORMAT], ids=IDS.get)
-def test_json_is_there_wherever_something_is_printed(path):
+def test_every_command_that_prints_a_result_supports_json(path):
     choices = [
         parameter.type.choices
         for parameter in LEAVES[path].params
@@ -84,16 +85,16 @@ def test_json_is_there_wherever_something_is_printed(path):
     assert any("json" in each for each in choices), [parameter.name for parameter in LEAVES[path].params]
 
 
-@pytest.mark.parametrize("path", [path for path in COMMANDS if path not in PASSING_ON], ids=IDS.get)
-def test_an_option_that_does_not_exist_is_wrong_usage_in_one_paragraph(path):
-    said = refused(2, *path, "--no-such-option")
-    assert "No such option" in said
-    assert "--no-such-option" in said
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path not in PASSES_OPTIONS_ON], ids=IDS.get)
+def test_an_unknown_option_is_invalid_usage_in_one_paragraph(path):
+    message = refused(2, *path, "--no-such-option")
+    assert "No such option" in message
+    assert "--no-such-option" in message
 
 
-def test_a_command_that_does_not_exist_brings_the_nearest():
-    assert "there is no command 'docter'; did you mean 'doctor'?" in refused(2, "docter")
-    assert "there is no command 'zzz'; there are produce, consume" in refused(2, "zzz")
+def test_an_unknown_command_suggests_the_nearest_one():
+    assert "unknown command 'docter'; did you mean 'doctor'?" in refused(2, "docter")
+    assert "unknown command 'zzz'; expected one of produce, consume" in refused(2, "zzz")
 
 
 @pytest.mark.parametrize(
@@ -101,25 +102,23 @@ def test_a_command_that_does_not_exist_brings_the_nearest():
     [path for path in LEAVES if path[0] in ("topic", "group", "txn", "produce", "consume")],
     ids=IDS.get,
 )
-def test_options_from_everywhere_are_checked_before_anything_is_done(path):
-    """An argument that is required comes first: with all that are, -X is looked at."""
+def test_options_from_all_sources_are_validated_first(path):
+    """Required arguments are passed, because click checks them before -X."""
     arguments = ["x" for parameter in LEAVES[path].params if isinstance(parameter, click.Argument)]
     required = {("topic", "alter"): ("--partitions", "2")}.get(path, ())
-    said = refused(2, *path, *arguments, *required, "-X", "linger.msec=5")
-    assert "did you mean 'linger.ms'?" in said
-    said = refused(2, *path, *arguments, *required, HEADRACE_LINGER_MS="soon")
-    assert "environment HEADRACE_LINGER_MS: linger.ms is 'soon'" in said
+    message = refused(2, *path, *arguments, *required, "-X", "linger.msec=5")
+    assert "did you mean 'linger.ms'?" in message
+    message = refused(2, *path, *arguments, *required, HEADRACE_LINGER_MS="soon")
+    assert "environment HEADRACE_LINGER_MS: linger.ms is 'soon'" in message
     assert "host:port" in refused(2, *path, *arguments, *required, "-b", "nonsense")
 
 
 @pytest.mark.parametrize("path", [("topic", "list"), ("group", "list"), ("txn", "list")], ids=IDS.get)
-def test_a_broker_that_cannot_be_reached_is_told_with_what_to_do(path):
-    from headrace.broker.ports import free_port
-
+def test_an_unreachable_broker_is_reported_with_a_remedy(path):
     address = f"127.0.0.1:{free_port()}"
-    said = refused(3, *path, "-b", address)
-    assert f"{address} refused the connection" in said
-    assert f"headrace doctor -b {address}" in said
+    message = refused(3, *path, "-b", address)
+    assert f"{address} refused the connection" in message
+    assert f"headrace doctor -b {address}" in message
 
 
 def python_m(*arguments, **environment):
@@ -132,8 +131,8 @@ def python_m(*arguments, **environment):
     )
 
 
-def test_help_imports_nothing_that_is_slow():
-    """A time would depend on the machine; what is imported does not."""
+def test_help_imports_no_heavy_modules():
+    """Unlike a time, the list of imported modules does not depend on the machine."""
     code = "import sys, headrace.cli.commands; print([m for m in sys.modules if m.split('.')[0] in {heavy}])"
     heavy = {"pyarrow", "pyspark", "asyncio", "rich", "ssl"}
     done = subprocess.run(
@@ -142,7 +141,7 @@ def test_help_imports_nothing_that_is_slow():
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
-def test_it_runs_as_a_module():
+def test_headrace_runs_as_a_module():
     done = python_m("--version")
     assert (done.returncode, done.stdout.split(",")[0]) == (0, "headrace")
     done = python_m("--help")
@@ -150,12 +149,12 @@ def test_it_runs_as_a_module():
     assert "produce" in done.stdout
 
 
-def test_an_error_has_a_traceback_with_debug_only(headrace_broker):
+def test_an_error_has_a_traceback_only_with_debug(headrace_broker):
     command = ("group", "describe", "not-there", "-b", headrace_broker.bootstrap)
     plain, full = python_m(*command), python_m(*command, "--debug")
     assert plain.returncode == full.returncode == 3
     assert plain.stderr.count("\n") == 1
-    assert plain.stderr.startswith("Error: there is no group 'not-there'")
+    assert plain.stderr.startswith("Error: group 'not-there' does not exist")
     assert "Traceback" in full.stderr
     assert full.stderr.endswith(plain.stderr)
 
@@ -164,7 +163,7 @@ def test_an_error_has_a_traceback_with_debug_only(headrace_broker):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_gets_its_completion(shell):
+def test_completion_prints_the_script_of_each_shell(shell):
     done = typed("completion", shell)
     assert done.exit_code == 0
     assert f"_HEADRACE_COMPLETE={shell}_complete" in done.stdout
@@ -181,18 +180,18 @@ def test_a_shell_gets_its_completion(shell):
     ],
 )
 def test_commands_options_and_choices_are_completed(words, expected):
-    # As the script of an installed one: the name of the variable follows from that of the program.
+    # Like the installed script: the name of the variable is derived from the program's name.
     script = "import sys; sys.argv[0] = 'headrace'; from headrace.cli import main; main()"
-    asked = {"_HEADRACE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    variables = {"_HEADRACE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         timeout=COMMAND_SECONDS_MAX,
-        env={**os.environ, **asked},
+        env={**os.environ, **variables},
     )
-    found = {line.partition(",")[2] for line in done.stdout.splitlines()}
-    assert expected <= found, done
+    completions = {line.partition(",")[2] for line in done.stdout.splitlines()}
+    assert expected <= completions, done
 
 
 def test_json_is_json():

@@ -1,4 +1,4 @@
-"""headrace config show: every option, its value, and where that came from."""
+"""headrace config show: options, their values and their sources."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from headrace.broker import EmbeddedBroker
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.producer.options import PRODUCER_OPTIONS
@@ -25,34 +26,35 @@ TABLES = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_runs(monkeypatch, tmp_path):
+def no_broker(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 def shown(*arguments):
-    return {one["name"]: one for one in facts("config", "show", *arguments)["options"]}
+    return {option["name"]: option for option in facts("config", "show", *arguments)["options"]}
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_every_option_of_every_kind_is_shown(kind):
-    found = shown(kind)
-    assert list(found) == list(TABLES[kind])
-    assert {one["source"] for one in found.values()} == {"default"}
-    for one in found.values():
-        assert one["doc"] or one["no_effect"], one
-        assert one["allowed"]
-        assert one["value"] == one["default"]
-    assert all(name in typed("config", "show", kind).stdout for name in TABLES[kind])
+    options = shown(kind)
+    assert list(options) == list(TABLES[kind])
+    assert {option["source"] for option in options.values()} == {"default"}
+    for option in options.values():
+        assert option["doc"] or option["no_effect"], option
+        assert option["allowed"]
+        assert option["value"] == option["default"]
+    text = typed("config", "show", kind).stdout
+    assert all(name in text for name in TABLES[kind])
 
 
-def test_the_place_that_counts_most_wins_and_is_named(tmp_path, monkeypatch):
+def test_the_source_with_the_highest_precedence_is_shown(tmp_path, monkeypatch):
     file = tmp_path / "client.properties"
     file.write_text("linger.ms=1\nbatch.size=100\nacks=1\nmax.request.size=9000\n")
     monkeypatch.setenv("HEADRACE_LINGER_MS", "2")
     monkeypatch.setenv("HEADRACE_BATCH_SIZE", "200")
     monkeypatch.setenv("HEADRACE_BOOTSTRAP_SERVERS", "of-environment:1")
-    found = shown("--config", file, "-X", "linger.ms=3", "-X", "bootstrap.servers=of-x:1", "-b", "of-flag:1")
-    values = {name: (found[name]["value"], found[name]["source"]) for name in found}
+    options = shown("--config", file, "-X", "linger.ms=3", "-X", "bootstrap.servers=of-x:1", "-b", "of-flag:1")
+    values = {name: (option["value"], option["source"]) for name, option in options.items()}
     assert values["bootstrap.servers"] == ("of-flag:1", "flag")
     assert values["linger.ms"] == ("3", "-X")
     assert values["batch.size"] == ("200", "environment HEADRACE_BATCH_SIZE")
@@ -60,13 +62,13 @@ def test_the_place_that_counts_most_wins_and_is_named(tmp_path, monkeypatch):
     assert values["retries"][1] == "default"
 
 
-def test_what_follows_from_other_options_is_told():
-    found = shown("--set", "-X", "acks=1")
-    assert {name: (one["value"], one["source"]) for name, one in found.items()} == {
+def test_derived_options_are_shown_as_such():
+    options = shown("--set", "-X", "acks=1")
+    assert {name: (option["value"], option["source"]) for name, option in options.items()} == {
         "acks": ("1", "-X"),
         "enable.idempotence": ("false", "other options"),
     }
-    assert typed("config", "show", "--set").stdout == "nothing is set: every option has its default\n"
+    assert typed("config", "show", "--set").stdout == "no options set: all have their defaults\n"
 
 
 def test_secrets_are_never_shown(monkeypatch):
@@ -81,45 +83,43 @@ def test_secrets_are_never_shown(monkeypatch):
     assert "listener.name.a.ssl.key.password" in done.output
 
 
-def test_the_broker_that_runs_here_is_the_default_address(headrace_broker, monkeypatch, tmp_path):
-    from headrace.broker import EmbeddedBroker
-
+def test_a_running_local_broker_is_the_default_address(tmp_path):
     folder = tmp_path / "headrace" / "broker"
     with EmbeddedBroker(data_dir=folder) as broker:
-        one = shown("consumer")["bootstrap.servers"]
-    assert (one["value"], one["source"]) == (broker.bootstrap, "the broker that runs here")
+        option = shown("consumer")["bootstrap.servers"]
+    assert (option["value"], option["source"]) == (broker.bootstrap, "broker on this machine")
 
 
-def test_options_for_the_broker_from_a_file_of_kafkas(tmp_path):
+def test_broker_options_from_a_server_properties_file(tmp_path):
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=3\nlog.retention.hours=1\n")
-    found = shown("broker", "--set", "--config", file, "-X", "num.partitions=4")
-    assert {name: (one["value"], one["source"]) for name, one in found.items()} == {
+    options = shown("broker", "--set", "--config", file, "-X", "num.partitions=4")
+    assert {name: (option["value"], option["source"]) for name, option in options.items()} == {
         "num.partitions": ("4", "-X"),
         "log.retention.hours": ("1", f"file {file}"),
     }
 
 
-def test_docs_are_for_reading():
+def test_docs_fit_a_terminal():
     done = typed("config", "show", "spark-sink", "--docs").stdout
     assert "delivery=exactly-once  (default; default exactly-once)" in done
     assert max(map(len, done.splitlines())) <= 120
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (("-X", "linger.msec=1"), "there is no option 'linger.msec'; did you mean 'linger.ms'?"),
+        (("-X", "linger.msec=1"), "unknown option 'linger.msec'; did you mean 'linger.ms'?"),
         (("-X", "linger.ms=soon"), "linger.ms is 'soon'; it may be"),
         (("broker", "-X", "num.partition=1"), "did you mean 'num.partitions'?"),
         (("topic", "-X", "retention.ms=soon"), "retention.ms is 'soon'"),
-        (("broker", "-b", "a:1"), "-b is for clients"),
+        (("broker", "-b", "a:1"), "-b applies to producer and consumer only, not to broker"),
         (("nonsense",), "'nonsense' is not one of 'producer'"),
         (("--config", "/does/not/exist"), "does not exist"),
     ],
 )
-def test_what_makes_no_sense_is_wrong_usage(arguments, said):
-    assert said in refused(2, "config", "show", *arguments)
+def test_invalid_usage(arguments, message):
+    assert message in refused(2, "config", "show", *arguments)
 
 
 def test_json_is_one_line():

@@ -1,4 +1,4 @@
-"""headrace consume, as a user types it."""
+"""headrace consume: ranges, filters, formats, groups."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import signal
 import time
 
 import pytest
+from confluent_kafka import Consumer
 
 from headrace import Producer
 from headrace.broker import EmbeddedBroker
-from headrace.cli.offset_ranges import Bound, Kind, OffsetRange, parse_range
+from headrace.cli.offset_ranges import Bound, BoundKind, BoundRange, parse_range
 from headrace.client.admin import AdminClient
-from headrace.client.blocking import TopicPartition
+from headrace.types import TopicPartition
 from shell import SECONDS_MAX, begin, pipe
 from topics import new_topic, unique
 from typed import refused, typed
+from waiting import eventually
 
 DAY_MS = 86_400_000
 FIRST_MS = 1_700_000_000_000
@@ -38,7 +40,7 @@ def topic(headrace_broker):
 
 @pytest.fixture
 def consume(headrace_broker, topic):
-    """What it prints of partition 0."""
+    """Run it on partition 0."""
 
     def consumed(*arguments):
         done = typed("consume", topic, "-p", 0, "-b", headrace_broker.bootstrap, *arguments)
@@ -79,11 +81,11 @@ def test_ranges_of_offsets(consume, text, numbers):
     assert consume("-o", text).stdout.split() == [f"v{i}" for i in numbers]
 
 
-def test_a_time_may_have_colons_of_its_own():
+def test_a_time_may_contain_colons():
     whole = parse_range("@2026-11-16T12:30")
-    assert (whole.begin.kind, whole.until) == (Kind.TIME, None)
-    assert parse_range("@2026-11-16T12:30:00Z:15") == OffsetRange(
-        parse_range("@2026-11-16T12:30:00Z").begin, Bound(Kind.OFFSET, 15)
+    assert (whole.begin.kind, whole.until) == (BoundKind.TIME, None)
+    assert parse_range("@2026-11-16T12:30:00Z:15") == BoundRange(
+        parse_range("@2026-11-16T12:30:00Z").begin, Bound(BoundKind.OFFSET, 15)
     )
 
 
@@ -94,9 +96,9 @@ def test_filters_and_a_count(consume):
     assert consume("--header", "parity", "--value-match", "9").stdout == "v9\n"
     none = consume("--header", "colour")
     assert none.stdout == ""
-    assert "read 10 records" in none.stderr
+    assert "no match in 10 records" in none.stderr
     assert "offsets 0 to 10" in none.stderr
-    assert "nothing to read" in consume("-o", "end").stderr
+    assert "no records: " in consume("-o", "end").stderr
 
 
 def test_formats(headrace_broker, topic, consume):
@@ -119,14 +121,14 @@ def test_formats(headrace_broker, topic, consume):
     assert null.stdout == "-1 -1\n"
 
 
-def test_a_topic_whose_broker_sets_the_time(headrace_broker):
+def test_log_append_time_is_shown_as_such(headrace_broker):
     topic = new_topic(headrace_broker, "cli-append", message_timestamp_type="LogAppendTime")
     with Producer(bootstrap_servers=headrace_broker.bootstrap) as producer:
         producer.send(topic, b"x", timestamp_ms=FIRST_MS).result(SECONDS_MAX)
     (line,) = typed("consume", topic, "--format", "json", "-b", headrace_broker.bootstrap).stdout.splitlines()
-    found = json.loads(line)
-    assert found["timestamp_type"] == "append"
-    assert found["timestamp"] > FIRST_MS
+    record = json.loads(line)
+    assert record["timestamp_type"] == "append"
+    assert record["timestamp"] > FIRST_MS
 
 
 def test_isolation(headrace_broker):
@@ -144,33 +146,29 @@ def test_isolation(headrace_broker):
     assert typed("consume", topic, "-X", "isolation.level=read_uncommitted", *at).stdout == "a\nb\nc\n"
 
 
-def test_a_group_goes_on_where_it_was(headrace_broker, topic, consume):
+def test_a_group_resumes_at_its_committed_offsets(headrace_broker, topic, consume):
     group = unique("cli-group-of-consume")
     assert consume("-g", group, "-n", 3).stdout == "v0\nv1\nv2\n"
     assert consume("-g", group, "-n", 2).stdout == "v3\nv4\n"
     assert consume("-g", group).stdout.split() == ["v5", "v6", "v7", "v8", "v9"]
-    assert "nothing to read" in consume("-g", group).stderr
+    assert "no records: " in consume("-g", group).stderr
     with AdminClient(headrace_broker.bootstrap) as admin:
         committed = admin.list_group_offsets(group)
     assert {tp: offset.offset for tp, offset in committed.items()} == {TopicPartition(topic, 0): 10}
 
 
-def test_a_group_with_members_is_left_alone(headrace_broker, topic):
-    from confluent_kafka import Consumer
-
-    from waiting import eventually
-
+def test_a_group_with_active_members_is_refused(headrace_broker, topic):
     group = unique("cli-live-group")
     consumer = Consumer({"bootstrap.servers": headrace_broker.bootstrap, "group.id": group, "log_level": 0})
     try:
         consumer.subscribe([topic])
         eventually("an assignment", lambda: consumer.poll(0.1) is not None or consumer.assignment())
-        assert "has members" in refused(1, "consume", topic, "-g", group, "-b", headrace_broker.bootstrap)
+        assert "has active members" in refused(1, "consume", topic, "-g", group, "-b", headrace_broker.bootstrap)
     finally:
         consumer.close()
 
 
-def test_following_prints_what_comes_until_ctrl_c(headrace_broker, topic):
+def test_follow_prints_new_records_until_ctrl_c(headrace_broker, topic):
     with (
         begin("consume", topic, "-p", 0, "-o", "-1", "-f", "-b", headrace_broker.bootstrap) as process,
         Producer(bootstrap_servers=headrace_broker.bootstrap) as producer,
@@ -183,7 +181,7 @@ def test_following_prints_what_comes_until_ctrl_c(headrace_broker, topic):
         assert process.stderr.read() == b""
 
 
-def test_a_reader_that_leaves_ends_it_quietly(headrace_broker):
+def test_a_closed_pipe_ends_it_with_exit_code_0(headrace_broker):
     topic = new_topic(headrace_broker, "cli-head")
     with Producer(bootstrap_servers=headrace_broker.bootstrap) as producer:
         for i in range(100_000):
@@ -193,7 +191,7 @@ def test_a_reader_that_leaves_ends_it_quietly(headrace_broker):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"0\n1\n", b"")
 
 
-def test_a_broker_that_is_killed_is_found_again_by_who_follows():
+def test_follow_reconnects_to_a_restarted_broker():
     with EmbeddedBroker() as broker:
         broker.create_topic("t")
         with Producer(bootstrap_servers=broker.bootstrap) as producer:
@@ -211,14 +209,14 @@ def test_a_broker_that_is_killed_is_found_again_by_who_follows():
             assert process.wait(SECONDS_MAX) == 143
 
 
-def test_what_makes_no_sense_is_refused(headrace_broker, topic):
+def test_invalid_usage_is_refused(headrace_broker, topic):
     at = ("-b", headrace_broker.bootstrap)
-    assert "is no range" in refused(2, "consume", topic, "-o", "x", *at)
+    assert "invalid --offsets: expected start, end, 5" in refused(2, "consume", topic, "-o", "x", *at)
     assert "is no time" in refused(2, "consume", topic, "-o", "@noon", *at)
     assert "ends before it begins" in refused(2, "consume", topic, "-o", "5:3", *at)
     assert "is no regular expression" in refused(2, "consume", topic, "--key-match", "(", *at)
-    assert "%q means nothing" in refused(2, "consume", topic, "--template", "%q", *at)
-    assert "-p takes numbers" in refused(2, "consume", topic, "-p", "a", *at)
-    assert "exclude each other" in refused(2, "consume", topic, "-g", "g", "-o", "5", *at)
-    assert "none with number 2" in refused(3, "consume", topic, "-p", "0-2", *at)
-    assert "there is no topic" in refused(3, "consume", unique("none"), *at)
+    assert "unknown directive %q" in refused(2, "consume", topic, "--template", "%q", *at)
+    assert "invalid -p: expected numbers" in refused(2, "consume", topic, "-p", "a", *at)
+    assert "mutually exclusive" in refused(2, "consume", topic, "-g", "g", "-o", "5", *at)
+    assert "has no partition 2; its partitions are 0 to 1" in refused(3, "consume", topic, "-p", "0-2", *at)
+    assert "does not exist; " in refused(3, "consume", unique("none"), *at)

@@ -1,4 +1,4 @@
-"""consume --format json | produce --format json copies a topic bit for bit."""
+"""consume --format json | produce --format json copies a topic exactly."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace import Producer
 from headrace.cli import record_json
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from shell import SECONDS_MAX, pipe
 from topics import new_topic
@@ -29,7 +29,7 @@ records = st.builds(
 
 
 @given(records, st.integers(0, 2**31 - 1), st.booleans())
-def test_a_line_gives_back_what_made_it(record, partition, is_append_time):
+def test_a_line_is_parsed_back_to_its_record(record, partition, is_append_time):
     line = record_json.to_line("t", partition, record, is_append_time=is_append_time)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -39,12 +39,12 @@ def test_a_line_gives_back_what_made_it(record, partition, is_append_time):
 
 @given(records)
 def test_nothing_is_encoded_twice(record):
-    shown = json.loads(record_json.to_line("t", 0, record, is_append_time=False))
-    for data, there in ((record.key, shown["key"]), (record.value, shown["value"])):
+    line = json.loads(record_json.to_line("t", 0, record, is_append_time=False))
+    for data, encoded in ((record.key, line["key"]), (record.value, line["value"])):
         try:
-            assert there == (None if data is None else data.decode())
+            assert encoded == (None if data is None else data.decode())
         except UnicodeDecodeError:
-            assert there.keys() == {"base64"}
+            assert encoded.keys() == {"base64"}
 
 
 @given(
@@ -56,24 +56,24 @@ def test_any_other_line_is_a_value_error(line):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
-        ("[]", "a record is an object, and this is a list"),
+        ("[]", "invalid record: expected an object, got an array"),
         ("{}", '"value" is missing'),
-        ('{"value": {"a": 1}}', '"value" is an object; it may be a text, null'),
-        ('{"value": {"base64": "?"}}', '"value" is no base64'),
-        ('{"value": "x", "headers": {"a": "b"}}', '"headers" is an object'),
-        ('{"value": "x", "headers": [["a"]]}', "each is [name, value]"),
-        ('{"value": "x", "partition": -1}', '"partition" is -1'),
-        ('{"value": "x", "timestamp": true}', '"timestamp" is true'),
-        ('{"value": "\\ud800"}', "half a surrogate pair"),
+        ('{"value": {"a": 1}}', 'invalid "value": expected a string, null or {"base64": "…"}, got an object'),
+        ('{"value": {"base64": "?"}}', 'invalid "value": not base64'),
+        ('{"value": "x", "headers": {"a": "b"}}', 'invalid "headers": expected a list of [name, value], got an object'),
+        ('{"value": "x", "headers": [["a"]]}', 'invalid "headers": expected [name, value], got ["a"]'),
+        ('{"value": "x", "partition": -1}', 'invalid "partition": expected an integer of 0 or more, got -1'),
+        ('{"value": "x", "timestamp": true}', 'invalid "timestamp": expected an integer of 0 or more, got true'),
+        ('{"value": "\\ud800"}', "unpaired surrogate"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_said(line, said):
-    with pytest.raises(ValueError, match=r".") as wrong:
+def test_an_invalid_line_is_explained(line, message):
+    with pytest.raises(ValueError, match=r".") as raised:
         record_json.from_line(line.encode())
-    assert said in str(wrong.value)
+    assert message in str(raised.value)
 
 
 SAMPLES: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
@@ -88,19 +88,19 @@ SAMPLES: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]]
 ]
 
 
-def all_of(bootstrap, topic):
-    """Records by partition, as they are."""
+def read_all(bootstrap, topic):
+    """Return all records, ordered by partition and offset."""
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     with Fetcher(bootstrap) as fetcher:
         ends = fetcher.end_offsets(partitions)
         fetcher.assign(dict.fromkeys(partitions, 0), ends)
-        found = []
+        records = []
         while not fetcher.is_finished():
-            found += [record._replace(topic="") for record in fetcher.poll(1000)]
-    return sorted(found, key=lambda record: (record.partition, record.offset))
+            records += [record._replace(topic="") for record in fetcher.poll(1000)]
+    return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
-def test_a_topic_is_copied_bit_for_bit(either):
+def test_a_topic_is_copied_exactly(either):
     first, second = (new_topic(either, f"cli-copy-{name}", partitions=PARTITIONS) for name in "ab")
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         for number, (key, value, headers) in enumerate(SAMPLES * 3):
@@ -118,12 +118,12 @@ def test_a_topic_is_copied_bit_for_bit(either):
         HEADRACE_BOOTSTRAP_SERVERS=either.bootstrap,
     )
     assert done.returncode == 0, done.stderr
-    original = all_of(either.bootstrap, first)
+    original = read_all(either.bootstrap, first)
     assert len(original) == 3 * len(SAMPLES)
-    assert all_of(either.bootstrap, second) == original
+    assert read_all(either.bootstrap, second) == original
 
 
-def test_a_target_with_fewer_partitions_is_told_of_and_can_be_had(headrace_broker):
+def test_a_target_with_fewer_partitions_needs_ignore_partition(headrace_broker):
     first = new_topic(headrace_broker, "cli-copy-wide", partitions=PARTITIONS)
     narrow = new_topic(headrace_broker, "cli-copy-narrow")
     with Producer(bootstrap_servers=headrace_broker.bootstrap) as producer:
@@ -132,6 +132,6 @@ def test_a_target_with_fewer_partitions_is_told_of_and_can_be_had(headrace_broke
     copy = f"headrace consume {first} --format json | headrace produce {narrow} --format json"
     refused = pipe(copy, **at)
     assert refused.returncode == 1
-    assert b"a record is for partition 2" in refused.stderr
+    assert b"a record has partition 2, but topic" in refused.stderr
     assert pipe(f"{copy} --ignore-partition", **at).returncode == 0
     assert pipe(f"headrace consume {narrow}", **at).stdout == b"x\n"

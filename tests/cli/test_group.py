@@ -1,4 +1,4 @@
-"""headrace group …, on groups of real consumers."""
+"""headrace group, with groups of real consumers."""
 
 from __future__ import annotations
 
@@ -29,53 +29,53 @@ def topic(either):
 
 
 def read(consumer, count):
-    """Commit after so many records of partition 0."""
+    """Commit the offset `count` of partition 0, and the end of the others."""
     consumer.commit(offsets=_offsets(consumer, {0: count}), asynchronous=False)
 
 
-def _offsets(consumer, wanted):
+def _offsets(consumer, offsets):
     assigned = consumer.assignment()
     for partition in assigned:
-        partition.offset = wanted.get(partition.partition, COUNT)
+        partition.offset = offsets.get(partition.partition, COUNT)
     return assigned
 
 
-def test_a_group_with_members_shows_them_and_its_lag_in_records_and_in_time(either, topic):
+def test_a_group_is_described_with_members_and_lag_in_records_and_time(either, topic):
     group = unique("billing")
     with member(either.bootstrap, group, topic) as consumer:
         read(consumer, 4)
-        found = facts("group", "describe", group, "-b", either.bootstrap)
+        result = facts("group", "describe", group, "-b", either.bootstrap)
         text = typed("group", "describe", group, "-b", either.bootstrap).stdout
         listed = facts("group", "list", "-b", either.bootstrap)["groups"]
-    assert (found["group"], found["state"], found["type"]) == (group, "Stable", "classic")
-    (one,) = found["members"]
-    assert one["client_id"] == "billing-1"
-    assert [(tp["topic"], tp["partition"]) for tp in one["partitions"]] == [(topic, 0), (topic, 1)]
-    behind, done = found["partitions"]
+    assert (result["group"], result["state"], result["type"]) == (group, "Stable", "classic")
+    (described,) = result["members"]
+    assert described["client_id"] == "billing-1"
+    assert [(tp["topic"], tp["partition"]) for tp in described["partitions"]] == [(topic, 0), (topic, 1)]
+    behind, done = result["partitions"]
     assert (behind["committed"], behind["end"], behind["lag"], behind["client_id"]) == (4, COUNT, 6, "billing-1")
     assert AGE_MS <= behind["lag_ms"] <= AGE_MS + SECONDS_MAX * 1000
     assert (done["lag"], done["lag_ms"]) == (0, 0)
-    assert (found["lag"], found["lag_ms"]) == (6, behind["lag_ms"])
+    assert (result["lag"], result["lag_ms"]) == (6, behind["lag_ms"])
     assert "6 records behind, 1 m 3" in text
     assert "billing-1" in text
     assert {"group": group, "state": "Stable", "type": "classic", "protocol": "consumer"} in listed
 
 
-def test_offsets_are_reset_only_when_the_members_are_gone(either, topic):
+def test_offsets_are_reset_only_without_members(either, topic):
     group = unique("billing")
     at = ("-b", either.bootstrap)
     with member(either.bootstrap, group, topic) as consumer:
         read(consumer, 4)
-        said = refused(1, "group", "reset", group, "--to", "earliest", "--yes", *at)
-        assert f"group '{group}' has 1 member (billing-1 at " in said
+        message = refused(1, "group", "reset", group, "--to", "earliest", "--yes", *at)
+        assert f"group '{group}' has 1 member (billing-1 at " in message
         assert "1 member (billing-1" in refused(1, "group", "delete", group, "--yes", *at)
 
     def offsets():
-        return [one["committed"] for one in facts("group", "describe", group, *at)["partitions"]]
+        return [partition["committed"] for partition in facts("group", "describe", group, *at)["partitions"]]
 
     preview = typed("group", "reset", group, "--to", "earliest", *at)
     assert preview.exit_code == 0
-    assert "nothing was changed; --yes applies it" in preview.stdout
+    assert "nothing was changed; pass --yes to apply" in preview.stdout
     assert [line.split() for line in preview.stdout.splitlines()[1:3]] == [
         [topic, "0", "4", "0", "-4"],
         [topic, "1", "10", "0", "-10"],
@@ -92,56 +92,61 @@ def test_offsets_are_reset_only_when_the_members_are_gone(either, topic):
     facts("group", "reset", group, "--to", "@2020-01-01", "--yes", *at)
     assert offsets() == [0, 0]
     facts("group", "reset", group, "--to", f"@{int(time.time() * 1000)}", "--yes", *at)
-    assert offsets() == [COUNT, COUNT]  # nothing is so young: the end
+    assert offsets() == [COUNT, COUNT]  # no record is that new: the end
 
 
 @pytest.mark.parametrize("either", ["apache"], indirect=True)
-def test_a_group_of_the_newer_protocol_shows_its_members_and_its_lag(either, topic):
+def test_a_group_of_the_consumer_protocol_is_described(either, topic):
     group = unique("newer")
     at = ("-b", either.bootstrap)
     with member(either.bootstrap, group, topic, "consumer") as consumer:
         read(consumer, 4)
-        found = facts("group", "describe", group, *at)
-        assert (found["type"], found["state"], found["assignor"], found["lag"]) == ("consumer", "Stable", "uniform", 6)
-        (one,) = found["members"]
-        assert (one["client_id"], one["host"]) == ("billing-1", "127.0.0.1")
-        assert [(tp["topic"], tp["partition"]) for tp in one["partitions"]] == [(topic, 0), (topic, 1)]
-        assert [partition["member_id"] for partition in found["partitions"]] == [one["member_id"]] * 2
+        result = facts("group", "describe", group, *at)
+        assert (result["type"], result["state"], result["assignor"], result["lag"]) == (
+            "consumer",
+            "Stable",
+            "uniform",
+            6,
+        )
+        (described,) = result["members"]
+        assert (described["client_id"], described["host"]) == ("billing-1", "127.0.0.1")
+        assert [(tp["topic"], tp["partition"]) for tp in described["partitions"]] == [(topic, 0), (topic, 1)]
+        assert [partition["member_id"] for partition in result["partitions"]] == [described["member_id"]] * 2
         assert "billing-1" in typed("group", "describe", group, *at).stdout
-        said = refused(1, "group", "reset", group, "--to", "earliest", "--yes", *at)
-        assert f"group '{group}' has 1 member (billing-1 at " in said
+        message = refused(1, "group", "reset", group, "--to", "earliest", "--yes", *at)
+        assert f"group '{group}' has 1 member (billing-1 at " in message
         assert "1 member (billing-1" in refused(1, "group", "delete", group, "--yes", *at)
     assert facts("group", "describe", group, *at)["members"] == []
 
 
-def test_a_group_is_made_by_setting_its_offsets_and_deleted(either, topic):
+def test_a_group_is_created_by_setting_its_offsets_and_deleted(either, topic):
     group = unique("made")
     at = ("-b", either.bootstrap)
-    assert f"there is no group '{group}'" in refused(3, "group", "reset", group, "--to", "latest", "--yes", *at)
+    assert f"group '{group}' does not exist" in refused(3, "group", "reset", group, "--to", "latest", "--yes", *at)
     facts("group", "reset", group, "--to", "latest", "--topic", topic, "--yes", *at)
     assert facts("group", "describe", group, *at)["lag"] == 0
-    assert "There is nobody to ask: --yes does it" in refused(2, "group", "delete", group, *at)
+    assert "confirmation required: stdin is not a terminal; pass --yes" in refused(2, "group", "delete", group, *at)
     assert facts("group", "delete", group, "--yes", *at) == {"deleted": [group]}
     for command in ("describe", "delete"):
         yes = ("--yes",) if command == "delete" else ()
-        assert f"there is no group '{group}'" in refused(3, "group", command, group, *yes, *at)
+        assert f"group '{group}' does not exist" in refused(3, "group", command, group, *yes, *at)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
-        ((), 2, "either --to or --shift is needed"),
-        (("--to", "earliest", "--shift", "1"), 2, "either --to or --shift is needed"),
-        (("--to", "yesterday"), 2, "--to takes earliest, latest, an offset or @TIME, not 'yesterday'"),
+        ((), 2, "pass either --to or --shift"),
+        (("--to", "earliest", "--shift", "1"), 2, "pass either --to or --shift"),
+        (("--to", "yesterday"), 2, "invalid --to: expected earliest, latest, an offset or @TIME, got 'yesterday'"),
         (("--to", "@noon"), 2, "'noon' is no time"),
         (("--to", "0", "--topic", "not-there"), 3, "there is no topic 'not-there'"),
-        (("--to", "0", "--topic", "TOPIC:x"), 2, "--topic takes TOPIC or TOPIC:0,2"),
+        (("--to", "0", "--topic", "TOPIC:x"), 2, "invalid --topic: expected TOPIC or TOPIC:0,2, got 'TOPIC:x'"),
         (("--to", "0", "--topic", "TOPIC:7"), 3, "has 2 partitions, and none with number 7"),
         (("--shift", "1", "--topic", "TOPIC"), 1, "nothing is committed for"),
     ],
 )
-def test_a_reset_that_makes_no_sense_is_refused(headrace_broker, arguments, code, said):
+def test_an_invalid_reset_is_refused(headrace_broker, arguments, code, message):
     topic = new_topic(headrace_broker, "cli-reset", partitions=2)
     given = [argument.replace("TOPIC", topic) for argument in arguments]
     command = ("group", "reset", unique("nobody"), "--yes", "-b", headrace_broker.bootstrap, *given)
-    assert said in refused(code, *command).replace(topic, "TOPIC")
+    assert message in refused(code, *command).replace(topic, "TOPIC")

@@ -1,4 +1,4 @@
-"""headrace produce, as a user types it."""
+"""headrace produce: input formats, transactions, interruption, errors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import signal
 import pytest
 
 from headrace.broker import EmbeddedBroker
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
-from shell import SECONDS_MAX, begin, run
+from headrace.types import TopicPartition
+from shell import HEADRACE, SECONDS_MAX, begin, run
 from topics import new_topic, unique
 from typed import refused
 from waiting import eventually
@@ -27,7 +27,7 @@ def topic(headrace_broker):
 
 @pytest.fixture
 def produce(headrace_broker, topic):
-    """Run it on the topic with some input; what it said."""
+    """Run it on the topic with some input."""
 
     def produced(*arguments, stdin=b""):
         return run("produce", topic, "-b", headrace_broker.bootstrap, *arguments, stdin=stdin)
@@ -37,21 +37,21 @@ def produce(headrace_broker, topic):
 
 @pytest.fixture
 def stored(headrace_broker, topic):
-    """All records that a reader of committed ones sees."""
+    """Read all committed records."""
 
     def read():
         with Fetcher(headrace_broker.bootstrap) as fetcher:
             ends = fetcher.end_offsets([TopicPartition(topic, 0), TopicPartition(topic, 1)])
             fetcher.assign(dict.fromkeys(ends, 0), ends)
-            found = []
+            records = []
             while not fetcher.is_finished():
-                found += fetcher.poll(1000)
-        return sorted(found, key=lambda record: (record.partition, record.offset))
+                records += fetcher.poll(1000)
+        return sorted(records, key=lambda record: (record.partition, record.offset))
 
     return read
 
 
-def test_lines_become_records_and_the_last_one_needs_no_end(produce, stored):
+def test_each_line_is_a_record_also_without_a_final_newline(produce, stored):
     done = produce("-p", 1, stdin=b"one\n\ntwo \xff\nthree")
     assert done.returncode == 0, done.stderr
     assert done.stdout == b""
@@ -60,18 +60,17 @@ def test_lines_become_records_and_the_last_one_needs_no_end(produce, stored):
     assert {(record.partition, record.key, record.headers) for record in stored()} == {(1, None, ())}
 
 
-def test_keys_headers_time_and_nulls(produce, stored):
+def test_keys_headers_timestamps_and_nulls(produce, stored):
     done = produce("-K", r"\t", "-Z", "-H", "a=1", "-H", "a=2", "--timestamp", 1700000000000, stdin=b"k\tv\nno\n\t\n")
     assert done.returncode == 0, done.stderr
-    found = {(record.key, record.value) for record in stored()}
-    assert found == {(b"k", b"v"), (None, b"no"), (None, None)}
+    assert {(record.key, record.value) for record in stored()} == {(b"k", b"v"), (None, b"no"), (None, None)}
     assert {record.headers for record in stored()} == {(("a", b"1"), ("a", b"2"))}
     assert {record.timestamp for record in stored()} == {1700000000000}
     produce("--null-value", "NULL", "-k", "key", stdin=b"NULL\n")
     assert (b"key", None) in {(record.key, record.value) for record in stored()}
 
 
-def test_files_and_the_standard_input_and_a_report(produce, stored, tmp_path):
+def test_files_stdin_and_a_json_report(produce, stored, tmp_path):
     (tmp_path / "a").write_bytes(b"a\n")
     (tmp_path / "b").write_bytes(b"b\n")
     done = produce(tmp_path / "a", "-", tmp_path / "b", "-p", 0, "--report", "json", stdin=b"in\n")
@@ -89,13 +88,13 @@ def test_many_lines_over_many_chunks(produce, stored):
     assert [record.value for record in stored()] == lines
 
 
-def test_a_line_of_bad_json_ends_it_with_its_place(produce, stored, tmp_path):
+def test_invalid_json_ends_it_with_file_and_line(produce, stored, tmp_path):
     (tmp_path / "in.json").write_text('{"value": "1"}\n{"value": "2"}\n{"vlaue": "3"}\n{"value": "4"}\n')
     done = produce("--format", "json", tmp_path / "in.json")
     assert done.returncode == 1
-    said = done.stderr.decode()
-    assert f"{tmp_path}/in.json, line 3: a record has no field 'vlaue'; did you mean 'value'?" in said
-    assert "Of the input, 2 records written to" in said
+    stderr = done.stderr.decode()
+    assert f"{tmp_path}/in.json, line 3: unknown field 'vlaue'; did you mean 'value'?" in stderr
+    assert "2 records written to" in stderr
     assert {record.value for record in stored()} == {b"1", b"2"}
 
 
@@ -106,12 +105,12 @@ def test_transactions_are_committed_by_size_and_aborted_on_an_error(produce, sto
     assert len(stored()) == 3
     done = produce("--transactional-id", name, "--format", "json", stdin=b'{"value": "4"}\nnonsense\n')
     assert done.returncode == 1
-    assert "0 records committed; the rest was aborted" in done.stderr.decode()
+    assert "0 records committed; the rest aborted" in done.stderr.decode()
     assert len(stored()) == 3
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_ctrl_c_keeps_what_was_sent_or_aborts_the_transaction(headrace_broker, topic, stored, transactional):
+def test_ctrl_c_keeps_sent_records_or_aborts_the_transaction(headrace_broker, topic, stored, transactional):
     arguments = ("--transactional-id", unique("cli-ctrl-c")) if transactional else ()
     with begin("produce", topic, "-b", headrace_broker.bootstrap, "-p", 0, *arguments) as process:
         process.stdin.write(b"x\n" * LINES)
@@ -121,13 +120,13 @@ def test_ctrl_c_keeps_what_was_sent_or_aborts_the_transaction(headrace_broker, t
             eventually("all are sent", lambda: fetcher.end_offsets([tp])[tp] >= LINES)
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS_MAX) == 130
-        said = process.stderr.read().decode()
-    assert "Traceback" not in said
-    assert ("0 records committed" if transactional else f"{LINES:,} records written") in said
+        stderr = process.stderr.read().decode()
+    assert "Traceback" not in stderr
+    assert ("0 records committed" if transactional else f"{LINES:,} records written") in stderr
     assert len(stored()) == (0 if transactional else LINES)
 
 
-def test_a_broker_that_goes_away_ends_it_in_bounded_time_with_a_count(tmp_path):
+def test_a_lost_broker_ends_it_in_bounded_time_with_a_count(tmp_path):
     with EmbeddedBroker() as broker:
         broker.create_topic("t")
         options = ("-X", "delivery.timeout.ms=2000", "-X", "request.timeout.ms=1000", "-X", "linger.ms=0")
@@ -138,53 +137,51 @@ def test_a_broker_that_goes_away_ends_it_in_bounded_time_with_a_count(tmp_path):
                 tp = TopicPartition("t", 0)
                 eventually("the first record", lambda: fetcher.end_offsets([tp])[tp] == 1)
             broker.kill()
-            _, said = process.communicate(b"second\n", SECONDS_MAX)
+            _, stderr = process.communicate(b"second\n", SECONDS_MAX)
         assert process.returncode == 1
-        assert "Traceback" not in said.decode()
-        assert "Of the input, 1 record written to t" in said.decode()
+        assert "Traceback" not in stderr.decode()
+        assert "1 record written to t" in stderr.decode()
 
 
-def test_what_makes_no_sense_is_refused(headrace_broker, topic, tmp_path):
+def test_invalid_usage_is_refused(headrace_broker, topic, tmp_path):
     at = ("-b", headrace_broker.bootstrap)
     (tmp_path / "f").write_bytes(b"x\n")
     file = tmp_path / "f"
-    assert "there is no file" in refused(2, "produce", topic, tmp_path / "none", *at)
-    assert "is a folder" in refused(2, "produce", topic, tmp_path, *at)
-    assert "exclude each other" in refused(2, "produce", topic, file, "-k", "a", "-K", ",", *at)
-    assert "needs --transactional-id" in refused(2, "produce", topic, file, "--transaction-size", 5, *at)
-    assert "is for --format lines" in refused(2, "produce", topic, file, "-K", ",", "--format", "raw", *at)
+    assert "does not exist; use - for stdin" in refused(2, "produce", topic, tmp_path / "none", *at)
+    assert "is a directory" in refused(2, "produce", topic, tmp_path, *at)
+    assert "mutually exclusive" in refused(2, "produce", topic, file, "-k", "a", "-K", ",", *at)
+    assert "requires --transactional-id" in refused(2, "produce", topic, file, "--transaction-size", 5, *at)
+    assert "-K requires --format lines" in refused(2, "produce", topic, file, "-K", ",", "--format", "raw", *at)
     assert "is no time" in refused(2, "produce", topic, file, "--timestamp", "noon", *at)
-    assert "none with number 9" in refused(3, "produce", topic, file, "-p", 9, *at)
-    assert r"\q means nothing" in refused(2, "produce", topic, file, "-K", r"\q", *at)
+    assert "has no partition 9" in refused(3, "produce", topic, file, "-p", 9, *at)
+    assert r"unknown escape \q" in refused(2, "produce", topic, file, "-K", r"\q", *at)
 
 
-def test_a_topic_that_nobody_makes_is_told(tmp_path):
+def test_a_missing_topic_is_reported_if_the_broker_creates_none(tmp_path):
     (tmp_path / "f").write_bytes(b"x\n")
     with EmbeddedBroker(auto_create_topics_enable=False) as broker:
-        said = refused(3, "produce", "none", tmp_path / "f", "-b", broker.bootstrap)
-    assert "`headrace topic create none` does" in said
+        message = refused(3, "produce", "none", tmp_path / "f", "-b", broker.bootstrap)
+    assert "create it with `headrace topic create none`" in message
 
 
-def test_a_terminal_gets_a_bar(headrace_broker, topic, tmp_path):
+def test_a_terminal_shows_a_bar(headrace_broker, topic, tmp_path):
     (tmp_path / "f").write_bytes(b"x" * 50 + b"\n" + b"y\n" * 200_000)
-    shown = _on_a_terminal("produce", topic, str(tmp_path / "f"), "-b", headrace_broker.bootstrap)
-    assert b"%" in shown
-    assert b"sent 200,001 records" in shown
+    output = _run_at_terminal("produce", topic, str(tmp_path / "f"), "-b", headrace_broker.bootstrap)
+    assert b"%" in output
+    assert b"sent 200,001 records" in output
 
 
-def _on_a_terminal(*arguments):
-    """Everything that a command writes to the terminal it runs on."""
+def _run_at_terminal(*arguments):
+    """Return everything that a command writes to its terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
-        from shell import HEADRACE
-
         os.execv(HEADRACE[0], [*HEADRACE, *arguments])
-    shown = b""
+    output = b""
     try:
         while data := os.read(terminal, 65536):
-            shown += data
-    except OSError:  # what a terminal says at its end
+            output += data
+    except OSError:  # the end of a pseudo-terminal
         pass
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
-    return shown
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, output
+    return output

@@ -1,12 +1,14 @@
-"""headrace at a terminal: bars, questions, Ctrl-C."""
+"""headrace at a terminal: progress bars, tables, confirmation, Ctrl-C."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from headrace.cli.running import is_alive
+from headrace.broker import EmbeddedBroker
+from headrace.cli.broker_control import is_alive
 from terminal import CTRL_C, CTRL_D, Terminal
 from topics import new_topic, unique
 from typed import facts, typed
@@ -18,23 +20,19 @@ SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 @pytest.fixture
 def state(tmp_path):
-    """A user's folder in which no broker runs."""
+    """A state folder on which no broker runs."""
     return {"XDG_STATE_HOME": str(tmp_path)}
 
 
 def run_file(state):
-    from pathlib import Path
-
     return Path(state["XDG_STATE_HOME"]) / "headrace" / "broker" / "broker.json"
 
 
-def test_a_bar_moves_while_a_file_is_sent_and_ctrl_c_ends_it(tmp_path):
-    from headrace.broker import EmbeddedBroker
-
+def test_a_bar_shows_the_progress_of_a_file_and_ctrl_c_ends_it(tmp_path):
     file = tmp_path / "lines.txt"
     file.write_text("".join(f"{number:099d}\n" for number in range(200_000)))
     with EmbeddedBroker() as broker:
-        broker.faults.inject(api="Produce", delay_ms=200)  # so that it takes its time
+        broker.faults.inject(api="Produce", delay_ms=200)  # makes it slow enough to see
         small = ("-X", "buffer.memory=131072", "-X", "batch.size=16384", "-X", "linger.ms=0")
         with Terminal("produce", "slow", file, "-b", broker.bootstrap, *small) as terminal:
             terminal.see(r"[1-9]\d*% +[1-9][\d,]* records")
@@ -45,7 +43,7 @@ def test_a_bar_moves_while_a_file_is_sent_and_ctrl_c_ends_it(tmp_path):
         assert "Traceback" not in terminal.shown
 
 
-def test_what_is_typed_is_sent_and_the_broker_of_the_command_goes_with_it(state):
+def test_typed_lines_are_sent_and_the_started_broker_stops(state):
     with Terminal("produce", "typed", environment=state) as terminal:
         terminal.see("started one for this command")
         pid = json.loads(run_file(state).read_text())["pid"]
@@ -58,7 +56,7 @@ def test_what_is_typed_is_sent_and_the_broker_of_the_command_goes_with_it(state)
     assert "hello\r\nthere\r\n" in terminal.shown
 
 
-def test_ctrl_c_leaves_no_broker_behind(state):
+def test_ctrl_c_stops_the_started_broker(state):
     with Terminal("produce", "typed", environment=state) as terminal:
         terminal.see("started one for this command")
         pid = json.loads(run_file(state).read_text())["pid"]
@@ -71,7 +69,7 @@ def test_ctrl_c_leaves_no_broker_behind(state):
     assert "Traceback" not in terminal.shown
 
 
-def test_a_question_is_asked_before_something_is_deleted(headrace_broker):
+def test_deleting_asks_for_confirmation(headrace_broker):
     topic, group = new_topic(headrace_broker, "asked"), unique("asked")
     at = ("-b", headrace_broker.bootstrap)
     facts("group", "reset", group, "--to", "latest", "--topic", topic, "--yes", *at)
@@ -83,7 +81,7 @@ def test_a_question_is_asked_before_something_is_deleted(headrace_broker):
         assert (typed("group", "describe", group, *at).exit_code == 0) is left
 
 
-def test_a_reset_shows_what_changes_and_asks(headrace_broker):
+def test_a_reset_shows_the_changes_and_asks(headrace_broker):
     topic, group = new_topic(headrace_broker, "asked"), unique("asked")
     at = ("-b", headrace_broker.bootstrap)
     with Terminal("group", "reset", group, "--to", "earliest", "--topic", topic, *at) as terminal:
@@ -94,8 +92,18 @@ def test_a_reset_shows_what_changes_and_asks(headrace_broker):
     assert typed("group", "describe", group, *at).exit_code == 3
 
 
-def test_doctor_has_colours_at_a_terminal_only(state):
+def test_doctor_uses_colors_only_at_a_terminal(state):
     with Terminal("doctor", environment=state) as terminal:
         assert terminal.end() == 0
     assert "\x1b[32mok" in terminal.raw
     assert "\x1b[" not in typed("doctor", **state).output
+
+
+def test_tables_are_styled_at_a_terminal_and_plain_elsewhere(headrace_broker):
+    topic, at = new_topic(headrace_broker, "table", partitions=2), ("-b", headrace_broker.bootstrap)
+    with Terminal("topic", "describe", topic, *at) as terminal:
+        assert terminal.end() == 0
+    plain = typed("topic", "describe", topic, *at).stdout
+    assert "\x1b[1mPARTITION" in terminal.raw
+    assert "\x1b[" not in plain
+    assert [line.split() for line in terminal.shown.splitlines()] == [line.split() for line in plain.splitlines()]

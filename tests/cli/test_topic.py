@@ -1,4 +1,4 @@
-"""headrace topic …, on Apache Kafka and on ours."""
+"""headrace topic, with Apache Kafka and with headrace's broker."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from waiting import eventually
 
 @pytest.fixture
 def at(either):
-    """How to say which broker."""
+    """The arguments that name the broker."""
     return ("-b", either.bootstrap)
 
 
-def test_the_life_of_a_topic(at):
+def test_a_topic_is_created_listed_described_altered_and_deleted(at):
     name = unique("cli-topic")
     assert facts("topic", "create", name, "-p", 3, "-c", "retention.ms=60000", *at) == {
         "created": [name],
         "existed": [],
     }
-    (listed,) = (one for one in facts("topic", "list", *at)["topics"] if one["topic"] == name)
+    (listed,) = (topic for topic in facts("topic", "list", *at)["topics"] if topic["topic"] == name)
     assert (listed["partitions"], listed["replication_factor"], listed["internal"]) == (3, 1, False)
     eventually("the logs are on disk", lambda: _size(name, at) == 0 or None)
     described = facts("topic", "describe", name, *at)
@@ -32,11 +32,11 @@ def test_the_life_of_a_topic(at):
     assert {(p["start_offset"], p["end_offset"], p["size_bytes"]) for p in described["partitions"]} == {(0, 0, 0)}
     assert facts("topic", "alter", name, "--partitions", 5, *at)["partitions"] == 5
     assert facts("topic", "delete", name, "--yes", *at) == {"deleted": [name], "missing": []}
-    assert f"there is no topic '{name}'" in refused(3, "topic", "delete", name, "--yes", *at)
+    assert f"topic '{name}' does not exist" in refused(3, "topic", "delete", name, "--yes", *at)
     assert facts("topic", "delete", name, "--yes", "--if-exists", *at)["missing"] == [name]
 
 
-def test_an_offline_partition_is_shown_as_such_and_does_not_hide_the_others(tmp_path):
+def test_an_offline_partition_is_shown_with_the_others(tmp_path):
     with EmbeddedBroker(data_dir=tmp_path) as broker:
         broker.create_topic("orders", 2)
         with Producer(bootstrap_servers=broker.bootstrap) as producer:
@@ -51,38 +51,38 @@ def test_an_offline_partition_is_shown_as_such_and_does_not_hide_the_others(tmp_
 
 
 def _size(name, at):
-    return next(one["size_bytes"] for one in facts("topic", "list", *at)["topics"] if one["topic"] == name)
+    return next(topic["size_bytes"] for topic in facts("topic", "list", *at)["topics"] if topic["topic"] == name)
 
 
-def test_options_of_a_topic_are_shown_set_and_put_back(either, at):
+def test_topic_options_are_shown_set_and_reset(either, at):
     name = new_topic(either, "cli-config")
     assert facts("topic", "config", name, *at)["configs"] == []
     assert "all options have their defaults" in typed("topic", "config", name, *at).stdout
     changed = facts("topic", "config", name, "--set", "retention.ms=5000", "--set", "cleanup.policy=compact", *at)
-    assert {(one["name"], one["value"], one["source"]) for one in changed["configs"]} == {
+    assert {(option["name"], option["value"], option["source"]) for option in changed["configs"]} == {
         ("retention.ms", "5000", "topic"),
         ("cleanup.policy", "compact", "topic"),
     }
-    back = facts("topic", "config", name, "--delete", "retention.ms", "--all", *at)["configs"]
-    (retention,) = (one for one in back if one["name"] == "retention.ms")
+    options = facts("topic", "config", name, "--delete", "retention.ms", "--all", *at)["configs"]
+    (retention,) = (option for option in options if option["name"] == "retention.ms")
     assert retention["is_default"]
-    assert len(back) > 10
+    assert len(options) > 10
     assert "INVALID_CONFIG" in refused(1, "topic", "config", name, "--set", "retention.ms=soon", *at)
-    assert "keep one of them" in refused(2, "topic", "config", name, "--set", "a=b", "--delete", "a", *at)
+    assert "--set and --delete both name a" in refused(2, "topic", "config", name, "--set", "a=b", "--delete", "a", *at)
 
 
-def test_what_cannot_be_is_told_in_a_paragraph(either, at):
+def test_invalid_changes_are_refused_in_one_paragraph(either, at):
     name = new_topic(either, "cli-refused", partitions=2)
-    assert "--if-not-exists lets that pass" in refused(1, "topic", "create", name, *at)
+    assert "already exists; --if-not-exists accepts that" in refused(1, "topic", "create", name, *at)
     assert facts("topic", "create", name, "--if-not-exists", *at) == {"created": [], "existed": [name]}
     assert "INVALID_TOPIC_EXCEPTION" in refused(1, "topic", "create", "no good", *at)
-    assert "a topic can only grow" in refused(1, "topic", "alter", name, "--partitions", 1, *at)
+    assert "partitions cannot be removed" in refused(1, "topic", "alter", name, "--partitions", 1, *at)
     assert f"did you mean '{name}'?" in refused(3, "topic", "describe", f"{name}x", *at)
-    assert "There is nobody to ask: --yes does it." in refused(2, "topic", "delete", name, *at)
-    assert "-c takes key=value" in refused(2, "topic", "create", "x", "-c", "nonsense", *at)
+    assert "confirmation required: stdin is not a terminal; pass --yes" in refused(2, "topic", "delete", name, *at)
+    assert "invalid -c: expected KEY=VALUE" in refused(2, "topic", "create", "x", "-c", "nonsense", *at)
 
 
-def test_text_is_a_table(either, at):
+def test_text_output_is_a_table(either, at):
     name = new_topic(either, "cli-text", partitions=2)
     lines = typed("topic", "describe", name, *at).stdout.splitlines()
     assert lines[0].startswith(f"{name} (id ")

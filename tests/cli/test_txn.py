@@ -1,4 +1,4 @@
-"""headrace txn …, on transactions of a real producer, and on some that hang."""
+"""headrace txn, with transactions of a real producer and hanging ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS_MAX = 30
 
 @contextmanager
 def open_transaction(bootstrap, topic):
-    """A producer in the middle of a transaction, and its id."""
+    """Yield a producer with an open transaction, and its id."""
     name = unique("writer")
     with Producer(bootstrap_servers=bootstrap, transactional_id=name) as producer:
         producer.init_transactions()
@@ -26,31 +26,31 @@ def open_transaction(bootstrap, topic):
 
 
 def listed(bootstrap, *arguments):
-    found = facts("txn", "list", "-b", bootstrap, *arguments)["transactions"]
-    return {one["transactional_id"]: one for one in found}
+    transactions = facts("txn", "list", "-b", bootstrap, *arguments)["transactions"]
+    return {transaction["transactional_id"]: transaction for transaction in transactions}
 
 
-def test_an_open_transaction_is_listed_described_and_aborted_by_its_id(either):
+def test_an_open_transaction_is_listed_described_and_aborted_by_id(either):
     topic, at = new_topic(either, "cli-txn"), ("-b", either.bootstrap)
     with open_transaction(either.bootstrap, topic) as (producer, name):
-        one = listed(either.bootstrap)[name]
-        assert one["state"] == "Ongoing"
-        assert 0 <= one["age_ms"] <= SECONDS_MAX * 1000
+        listing = listed(either.bootstrap)[name]
+        assert listing["state"] == "Ongoing"
+        assert 0 <= listing["age_ms"] <= SECONDS_MAX * 1000
         assert name in listed(either.bootstrap, "--state", "Ongoing")
         assert name not in listed(either.bootstrap, "--older-than", "1h")
-        found = facts("txn", "describe", name, *at)
-        assert found["producer_id"] == one["producer_id"]
-        assert found["partitions"] == [{"topic": topic, "partition": 0}]
-        assert found["timeout_ms"] == 60_000
-        assert f"in {topic}-0" in typed("txn", "describe", name, *at).stdout
+        described = facts("txn", "describe", name, *at)
+        assert described["producer_id"] == listing["producer_id"]
+        assert described["partitions"] == [{"topic": topic, "partition": 0}]
+        assert described["timeout_ms"] == 60_000
+        assert f"partitions: {topic}-0" in typed("txn", "describe", name, *at).stdout
 
-        said = refused(1, "txn", "abort", "--topic", topic, "--partition", 0, "--start-offset", 0, "--yes", *at)
-        assert f"it is that of '{name}', which its coordinator looks after" in said
-        assert "There is nobody to ask: --yes does it" in refused(2, "txn", "abort", name, *at)
+        message = refused(1, "txn", "abort", "--topic", topic, "--partition", 0, "--start-offset", 0, "--yes", *at)
+        assert f"it is that of '{name}', which its coordinator looks after" in message
+        assert "confirmation required: stdin is not a terminal; pass --yes" in refused(2, "txn", "abort", name, *at)
         assert facts("txn", "abort", name, "--yes", *at)["aborted"] == name
         with pytest.raises(FatalError):
             producer.commit_transaction()
-    assert "has nothing open" in refused(3, "txn", "abort", name, "--yes", *at)
+    assert "has no open transaction" in refused(3, "txn", "abort", name, "--yes", *at)
     assert listed(either.bootstrap)[name]["age_ms"] is None
 
 
@@ -58,45 +58,45 @@ def test_a_hanging_transaction_is_found_and_aborted_in_its_partition(either):
     topic, at = new_topic(either, "cli-hanging"), ("-b", either.bootstrap)
     producer_id, epoch = plant_hanging(either.bootstrap, topic, unique("hanging"))
     where = ("--topic", topic)
-    found = facts("txn", "find-hanging", *where, *at)
-    assert found["partitions"] == 1
-    (one,) = found["hanging"]
-    assert (one["topic"], one["partition"], one["start_offset"]) == (topic, 0, 0)
-    assert (one["producer_id"], one["producer_epoch"]) == (producer_id, epoch)
+    result = facts("txn", "find-hanging", *where, *at)
+    assert result["partitions"] == 1
+    (hanging,) = result["hanging"]
+    assert (hanging["topic"], hanging["partition"], hanging["start_offset"]) == (topic, 0, 0)
+    assert (hanging["producer_id"], hanging["producer_epoch"]) == (producer_id, epoch)
     led = facts("txn", "find-hanging", *where, "--broker", 1, *at)["hanging"]
     assert [(hanging["topic"], hanging["start_offset"]) for hanging in led] == [(topic, 0)]
-    said = typed("txn", "find-hanging", *where, *at).stdout
-    assert f"headrace txn abort --topic {topic} --partition 0 --start-offset 0 aborts the first of them" in said
+    text = typed("txn", "find-hanging", *where, *at).stdout
+    assert f"to abort the first one: headrace txn abort --topic {topic} --partition 0 --start-offset 0" in text
 
     wrong = refused(3, "txn", "abort", *where, "--partition", 0, "--start-offset", 7, "--yes", *at)
     assert "those open there begin at 0" in wrong
     done = facts("txn", "abort", *where, "--partition", 0, "--start-offset", 0, "--yes", *at)
     assert done["aborted"]["producer_id"] == producer_id
     assert facts("txn", "find-hanging", *where, *at)["hanging"] == []
-    assert "no transaction hangs (1 partitions were looked at)" in typed("txn", "find-hanging", *where, *at).stdout
+    assert "no hanging transactions in 1 partitions" in typed("txn", "find-hanging", *where, *at).stdout
 
 
-def test_a_transaction_of_a_coordinator_is_none_that_hangs(either):
+def test_a_transaction_with_a_coordinator_is_not_hanging(either):
     topic = new_topic(either, "cli-young")
     with open_transaction(either.bootstrap, topic) as (producer, _):
-        found = facts("txn", "find-hanging", "--topic", topic, "--max-age", "0s", "-b", either.bootstrap)
-        assert found["hanging"] == []
+        result = facts("txn", "find-hanging", "--topic", topic, "--max-age", "0s", "-b", either.bootstrap)
+        assert result["hanging"] == []
         producer.abort_transaction()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
-        (("describe", "not-there"), 3, "there is no transactional id 'not-there'"),
-        (("abort", "not-there", "--yes"), 3, "there is no transactional id 'not-there'"),
-        (("abort", "--yes"), 2, "either an ID or --topic, --partition and --start-offset"),
-        (("abort", "x", "--topic", "t", "--yes"), 2, "and not both"),
-        (("abort", "--topic", "t", "--yes"), 2, "all three are needed"),
+        (("describe", "not-there"), 3, "transactional id 'not-there' does not exist"),
+        (("abort", "not-there", "--yes"), 3, "transactional id 'not-there' does not exist"),
+        (("abort", "--yes"), 2, "pass either ID, or --topic, --partition and --start-offset"),
+        (("abort", "x", "--topic", "t", "--yes"), 2, "pass either ID, or --topic"),
+        (("abort", "--topic", "t", "--yes"), 2, "must be given together"),
         (("find-hanging", "--topic", "not-there"), 3, "there is no topic 'not-there'"),
         (("find-hanging", "--broker", "77"), 3, "there is no broker 77; there are 1"),
         (("find-hanging", "--max-age", "long"), 2, "'long' is no span of time"),
         (("list", "--older-than", "5"), 2, "'5' is no span of time"),
     ],
 )
-def test_what_is_not_there_or_makes_no_sense_is_said(headrace_broker, arguments, code, said):
-    assert said in refused(code, "txn", *arguments, "-b", headrace_broker.bootstrap)
+def test_missing_resources_and_invalid_usage(headrace_broker, arguments, code, message):
+    assert message in refused(code, "txn", *arguments, "-b", headrace_broker.bootstrap)

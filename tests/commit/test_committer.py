@@ -10,6 +10,8 @@ from headrace.spark.commit_types import Batch
 from headrace.spark.decisions import TaskTransaction
 from headrace.spark.errors import FencedError, NotDecidedError
 from headrace.spark.holders import WRITE_RUN_PREFIX
+from headrace.spark.ledger import Ledger
+from headrace.spark.transactions import ONGOING
 from sink_rig import QUERY, SinkRig, Steps, hours_from_now
 from waiting import eventually
 
@@ -236,4 +238,20 @@ def test_a_wrong_clock_of_the_driver_decides_nothing(rig, hours):
     """How long a transaction has been open is for the broker to say."""
     driver = rig.driver(now_ms=hours_from_now(hours))
     driver.commit(rig.batch(0, rig.task(["a1"])))
+    assert rig.rows() == ["a1"]
+
+
+def test_a_decision_whose_own_transaction_times_out_is_taken_again(rig, monkeypatch):
+    open_ledger = Ledger.open
+    monkeypatch.setattr(Ledger, "open", lambda ledger: open_ledger(ledger, int(EXPIRY_MS)))
+
+    def is_open() -> bool:
+        return bool(rig.transactions.describe([rig.sink])[rig.sink].state == ONGOING)
+
+    def hang() -> None:
+        eventually("the decision is written", is_open)
+        eventually("its transaction times out", lambda: not is_open())
+
+    report = rig.task(["a1"], commit__mode="inline")
+    rig.driver(steps=Steps(decide__written=hang)).commit(rig.batch(0, report))
     assert rig.rows() == ["a1"]

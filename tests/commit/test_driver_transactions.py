@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 from headrace.client.admin import AdminClient
-from headrace.client.blocking import TopicPartition
 from headrace.errors import HeadraceError
 from headrace.spark import transactions
 from headrace.spark.decisions import Span, TaskTransaction
 from headrace.spark.errors import LostError, SinkError
 from headrace.spark.transactions import EndTxnResult, Outcome
+from headrace.types import TopicPartition
 from peers.connection import Connection
 from raw_producer import RawProducer
 from sink_rig import SinkRig

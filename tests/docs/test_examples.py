@@ -11,8 +11,8 @@ import pytest
 from doc_pages import PROJECT
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
+from headrace.types import TopicPartition
 from reader import python
 
 EXAMPLES = PROJECT / "examples"

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.errors import Code
 from headrace.wire import legacy
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import ATTRIBUTES_OFFSET, CONTROL, CRC_OFFSET, Record
 from headrace.wire.records import Producer, encode
@@ -88,6 +89,15 @@ def test_a_batch_over_max_message_bytes_is_too_large(either: Broker, link: Conne
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "x" * 250])
 def test_a_topic_of_no_valid_name_cannot_be_written_to(link: Connection, name: str) -> None:
     assert link.produce(name, BATCH).error_code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION)
+
+
+@pytest.mark.parametrize("creates", [True, False], ids=["may create it", "must not create it"])
+def test_metadata_of_an_invalid_name_is_an_invalid_topic(link: Connection, creates: bool) -> None:
+    message = MetadataRequest(topics=[MetadataRequestTopic(name="not a name!")], allow_auto_topic_creation=creates)
+    response = link.call(message, 9)
+    assert isinstance(response, MetadataResponse)
+    (entry,) = response.topics
+    assert entry.error_code == Code.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])

@@ -11,12 +11,12 @@ from confluent_kafka import Producer
 from headrace.client import connection as client_connection
 from headrace.client import fetcher as fetcher_module
 from headrace.client.admin import AdminClient
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetch_data import FetchedRecord
 from headrace.client.fetcher import Fetcher, OutOfRange
 from headrace.client.metadata import Cluster
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import BrokerError, TimedOutError
+from headrace.types import TopicPartition
 from headrace.wire import legacy
 from headrace.wire.api.fetch import FetchRequest
 from headrace.wire.layout import Record

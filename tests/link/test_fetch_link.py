@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
+from headrace.types import TopicPartition
 from headrace.wire.api.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
 from headrace.wire.api.list_offsets import (
     ListOffsetsPartitionResponse,

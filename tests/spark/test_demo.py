@@ -1,4 +1,4 @@
-"""headrace demo, small: real Spark, real broker, real kills."""
+"""headrace demo with few rows: real Spark, real broker, real kills."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from headrace import Producer
 from headrace.client.admin import AdminClient
-from headrace.demo.processes import all_processes
+from headrace.demo.driver_process import all_processes
 from waiting import eventually
 
 pytest.importorskip("pyspark")
@@ -27,8 +27,8 @@ NO_BROKER, EXIT_STOPPED = 3, 130
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEMO_SECONDS_MAX + 30)]
 
 
-class Running:
-    """The demo in a separate process; its files are in a folder of the test."""
+class RunningDemo:
+    """The demo in a separate process, with its temporary files in a folder of the test."""
 
     def __init__(self, folder, *arguments):
         self.temporary = folder / "temporary"
@@ -42,31 +42,31 @@ class Running:
             text=True,
             env={**os.environ, "TMPDIR": str(self.temporary)},
         )
-        self.said = ""
+        self.stderr = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self):
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.said += line
+            self.stderr += line
 
     def end(self, seconds_max=DEMO_SECONDS_MAX):
-        """What it printed on the standard output."""
+        """Wait for the end, and return its stdout."""
         assert self.process.stdout is not None
         try:
             self.process.wait(seconds_max)
             self._reader.join(seconds_max)
             return self.process.stdout.read()
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it has not ended after {seconds_max} s; it said:\n{self.said}") from None
+            raise AssertionError(f"it has not ended after {seconds_max} s; its stderr:\n{self.stderr}") from None
         finally:
             self.process.kill()
 
     def leftovers(self):
-        """Files and processes that should be gone."""
+        """Return files and processes that should be gone."""
         mark = str(self.temporary)
-        return [*self.temporary.iterdir()] + [entry for entry in all_processes() if mark in entry.command]
+        return [*self.temporary.iterdir()] + [process for process in all_processes() if mark in process.command]
 
 
 @pytest.fixture
@@ -74,26 +74,26 @@ def demo(tmp_path):
     started = []
 
     def start(*arguments):
-        started.append(Running(tmp_path, *arguments))
+        started.append(RunningDemo(tmp_path, *arguments))
         return started[-1]
 
     yield start
-    for entry in started:
-        entry.process.kill()
-        entry.process.communicate()
+    for run in started:
+        run.process.kill()
+        run.process.communicate()
 
 
 def test_every_row_once_while_a_worker_the_driver_and_the_broker_are_killed(demo):
     run = demo("--format", "json")
     printed = run.end()
-    assert run.process.returncode == 0, run.said
+    assert run.process.returncode == 0, run.stderr
     facts = json.loads(printed)
     assert (facts["equal"], facts["rows_in"], facts["rows_visible"]) == (True, ROWS, ROWS)
     assert (facts["lost"], facts["duplicated"], facts["out_of_order"]) == (0, 0, 0)
     assert [kill["what"] for kill in facts["kills"]] == ["worker", "driver", "broker"]
     assert len({kill["pid"] for kill in facts["kills"]}) == 3
     assert all(kill["back_s"] > 0 for kill in facts["kills"])
-    assert "was run again" in facts["kills"][0]["note"]
+    assert "was repeated" in facts["kills"][0]["note"]
     assert all(kill["open_records"] > 0 for kill in facts["kills"][1:])
     assert facts["commit_ms"]["p95"] >= facts["commit_ms"]["p50"] > 0
     text = run.report.read_text()
@@ -102,7 +102,7 @@ def test_every_row_once_while_a_worker_the_driver_and_the_broker_are_killed(demo
 
 
 @pytest.mark.slow
-def test_on_a_users_cluster_an_unexpected_record_is_reported_and_topics_removed(demo, headrace_broker):
+def test_a_foreign_record_in_a_users_cluster_is_found_and_topics_deleted(demo, headrace_broker):
     run = demo("-b", headrace_broker.bootstrap)
     with (
         AdminClient(headrace_broker.bootstrap) as admin,
@@ -111,9 +111,9 @@ def test_on_a_users_cluster_an_unexpected_record_is_reported_and_topics_removed(
         (topic,) = eventually("the topic", lambda: topics(admin, "-decisions"), DEMO_SECONDS_MAX)
         other.send(topic, b"not an order").result(STOP_SECONDS_MAX)
         printed = run.end()
-        assert run.process.returncode == 1, run.said
+        assert run.process.returncode == 1, run.stderr
         assert "source and topic differ" in printed
-        assert "left alone: it is not the demo's" in printed
+        assert "not killed: it does not belong to the demo" in printed
         eventually("the end of the topics", lambda: not topics(admin))
     assert headrace_broker.embedded.is_running
     assert run.leftovers() == []
@@ -123,31 +123,31 @@ def topics(admin, without="none"):
     return [name for name in admin.list_topics() if name.startswith(TOPIC) and not name.endswith(without)]
 
 
-def test_ctrl_c_stops_all_of_it_and_leaves_nothing(demo):
+def test_ctrl_c_ends_all_processes_and_removes_all_files(demo):
     run = demo("--format", "json")
-    eventually("rows", lambda: "rows visible" in run.said or run.process.poll() is not None, DEMO_SECONDS_MAX)
+    eventually("rows", lambda: "rows visible" in run.stderr or run.process.poll() is not None, DEMO_SECONDS_MAX)
     run.process.send_signal(signal.SIGINT)
     assert run.end(STOP_SECONDS_MAX) == ""
     assert run.process.returncode == EXIT_STOPPED
-    assert "no process and no folder is left" in run.said
+    assert "all processes and files are removed" in run.stderr
     assert run.leftovers() == []
     assert not run.report.exists()
 
 
-def test_a_second_signal_ends_it_at_once(demo):
+def test_a_second_signal_ends_the_demo_at_once(demo):
     run = demo("--format", "json")
-    eventually("Spark", lambda: "starting Spark" in run.said or run.process.poll() is not None, DEMO_SECONDS_MAX)
+    eventually("Spark", lambda: "starting Spark" in run.stderr or run.process.poll() is not None, DEMO_SECONDS_MAX)
     run.process.send_signal(signal.SIGTERM)
     run.process.send_signal(signal.SIGTERM)
     run.end(STOP_SECONDS_MAX)
-    assert run.process.returncode in (128 + signal.SIGTERM, EXIT_STOPPED)  # it may be done before the second comes
-    eventually("nothing of it", lambda: not run.leftovers())
+    assert run.process.returncode in (128 + signal.SIGTERM, EXIT_STOPPED)  # it may stop before the second signal
+    eventually("no leftovers", lambda: not run.leftovers())
 
 
-def test_an_unreachable_cluster_fails_at_once(demo):
+def test_an_unreachable_cluster_is_reported_at_once(demo):
     run = demo("-b", "127.0.0.1:1")
     run.end(STOP_SECONDS_MAX)
     assert run.process.returncode == NO_BROKER
-    assert "127.0.0.1:1" in run.said
-    assert "Traceback" not in run.said
+    assert "127.0.0.1:1" in run.stderr
+    assert "Traceback" not in run.stderr
     assert run.leftovers() == []

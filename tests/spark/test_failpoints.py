@@ -39,12 +39,12 @@ def assert_clean(query: StreamInSession, bootstrap: str, topic: str) -> None:
 
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
 @pytest.mark.parametrize(
-    "place", ["task.sent", "task.flushed", "check.done", "decide.written", "decide.done", "end.done"]
+    "failpoint", ["task.sent", "task.flushed", "check.done", "decide.written", "decide.done", "end.done"]
 )
 def test_the_broker_dies_and_comes_back(spark, own_broker, tmp_path, failpoint, mode):
     """With a batch at that failpoint: it succeeds, or fails and succeeds when it is run again."""
     if mode == "inline" and not failpoint.startswith("decide"):
-        pytest.skip("an inline batch is in one place only: the driver's transaction")
+        pytest.skip("an inline batch is only in the transaction of the driver")
     marks = markers(spark)
     topic = new_topic(own_broker, "restart", 3)
     query = StreamInSession(spark, tmp_path, own_broker, topic, commit__mode=mode)

@@ -7,8 +7,8 @@ import datetime
 import pytest
 
 from crashes import committed, open_transactions, settle
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
+from headrace.types import TopicPartition
 from topics import new_topic, unique
 
 MODES = ["inline", "parallel"]
@@ -153,7 +153,7 @@ def test_bad_rows_go_to_the_dead_letter_topic_in_the_same_commit(spark, either, 
     write(frame, either, commit__mode=mode, **options)
     assert values(either, topic) == sorted(str(n) for n in range(20) if n % 5 and n != 7)
     assert len(values(either, dead)) == 5
-    with pytest.raises(Exception, match=r"kafka\.max\.request\.size allows 4000"):
+    with pytest.raises(Exception, match=r"kafka\.max\.request\.size is 4000"):
         write(frame, either, topic, commit__mode=mode, kafka__max__request__size=4000)
     assert len(values(either, topic)) == 15
 

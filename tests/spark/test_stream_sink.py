@@ -127,7 +127,7 @@ def test_a_decided_transaction_that_expired_is_written_again(spark, stream):
 @pytest.mark.behaviour("S06")
 def test_a_decided_batch_whose_records_are_gone_stops_every_start(spark, stream):
     from headrace.client.admin import AdminClient
-    from headrace.client.blocking import TopicPartition
+    from headrace.types import TopicPartition
 
     stream.add_file(300)
     query = begin_and_expire(spark, stream, "redo.begin=raise")

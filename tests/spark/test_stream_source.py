@@ -13,11 +13,11 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from headrace.client.admin import AdminClient
-from headrace.client.blocking import TopicPartition
 from headrace.errors import BrokerError
 from headrace.spark.lookup import Lookup
 from headrace.spark.planning import DataLossError, offsets_behind
 from headrace.spark.reading import FETCHERS
+from headrace.types import TopicPartition
 from peers import librdkafka
 from source_rig import (
     delete_before,

@@ -1,4 +1,4 @@
-"""headrace broker …, run as a user types it."""
+"""Run `headrace broker` in a subprocess."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMAND_SECONDS_MAX = 30
 
 
 def headrace(*arguments: object, state: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """What a command did."""
+    """Run a command until it ends."""
     return subprocess.run(
         [sys.executable, "-m", "headrace", *map(str, arguments)],
         capture_output=True,
@@ -29,7 +29,7 @@ def environment(state: Path | None) -> Mapping[str, str]:
 
 @contextmanager
 def running(*arguments: object, state: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A broker in the foreground of another process, and its ready line."""
+    """Yield a process that runs `broker start`, and its ready line."""
     command = [sys.executable, "-m", "headrace", "broker", "start", *map(str, arguments)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(state)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetcher import Fetcher
+from headrace.types import TopicPartition
 from waiting import eventually
 
 if TYPE_CHECKING:

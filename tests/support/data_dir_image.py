@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from data_dir_brokers import RoutingClient, RunningBrokers
+from headrace.broker.log.files import UNFINISHED
 from headrace.wire.api.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -100,7 +101,8 @@ def prepare(folder: Path, brokers: int) -> None:
         running.run(broker.logs.write_checkpoints())
     facts.records[f"{PRICES}-0"] = _last_of_each_key(facts.records[f"{PRICES}-0"])
     facts.write(folder / FACTS)
-    shutil.copytree(folder / "live", folder / KILLED)
+    # Files that are being replaced come and go under temporary names.
+    shutil.copytree(folder / "live", folder / KILLED, ignore=shutil.ignore_patterns(f"*{UNFINISHED}"))
     client.close()
     running.stop()
     shutil.move(folder / "live", folder / CLEAN)

@@ -1,4 +1,4 @@
-"""Groups on a clock turned by hand, over a log in memory: members that are moved step by step, and a replay to compare.
+"""A group coordinator on a manual clock and a log in memory, with members and a replay to compare.
 
 async with GroupRig() as rig:
     a = rig.member()
@@ -18,9 +18,10 @@ from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.coordinator import GroupCoordinator
-from headrace.broker.groups.group import Claim, Group, State
-from headrace.broker.groups.joining import Client
+from headrace.broker.groups.group import Group, GroupState, MemberClaim
+from headrace.broker.groups.joining import JoiningClient
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from headrace.wire.api.leave_group import MemberIdentity
 from headrace.wire.api.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
@@ -33,11 +34,11 @@ DELAY_MS = 3_000
 HEARTBEAT_MS = 1_000
 VERSION = 9
 EPOCH = 7
-NO_CLAIM = Claim()
+NO_CLAIM = MemberClaim()
 
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine."""
+    """Run a coroutine as a test."""
 
     @functools.wraps(test)
     def run(*arguments: Any, **keywords: Any) -> None:
@@ -47,34 +48,33 @@ def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 def subscription(*topics: str) -> bytes:
-    """What a consumer sends as its metadata."""
+    """Return a consumer's metadata."""
     names = b"".join(len(topic).to_bytes(2, "big") + topic.encode() for topic in topics)
     return b"\x00\x01" + len(topics).to_bytes(4, "big") + names + b"\xff\xff\xff\xff"
 
 
 class FakeTransactions:
-    """Believes everybody, unless told otherwise."""
+    """Accepts every transaction, unless `answer` is set."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int, int, tuple[tuple[str, int], ...], bool]] = []
+        self.asked: list[tuple[str, int, int, tuple[TopicPartition, ...], bool]] = []
         self.answer = Code.NONE
 
     async def ensure_partitions(
         self,
         transactional_id: str,
-        producer_id: int,
-        epoch: int,
-        partitions: Iterable[tuple[str, int]],
+        producer: ProducerIdAndEpoch,
+        partitions: Iterable[TopicPartition],
         *,
         add: bool,
-    ) -> dict[tuple[str, int], Code]:
-        places = tuple(partitions)
-        self.asked.append((transactional_id, producer_id, epoch, places, add))
-        return dict.fromkeys(places, self.answer)
+    ) -> dict[TopicPartition, Code]:
+        requested = tuple(partitions)
+        self.asked.append((transactional_id, *producer, requested, add))
+        return dict.fromkeys(requested, self.answer)
 
 
 class GroupRig:
-    """A coordinator with one partition to keep groups in."""
+    """A coordinator with one partition of __consumer_offsets."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class GroupRig:
             protocol_type=protocol_type,
             protocols=[JoinGroupRequestProtocol(name=name, metadata=data) for name, data in chosen.items()],
         )
-        return self.groups.join(request, Client("client", "/127.0.0.1", version))
+        return self.groups.join(request, JoiningClient("client", "/127.0.0.1", version))
 
     def sync(
         self,
@@ -150,15 +150,15 @@ class GroupRig:
         )
 
     def heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> Code:
-        return Code(code_of(lambda: self.groups.heartbeat(GROUP, Claim(member_id, generation, instance_id))))
+        return Code(code_of(lambda: self.groups.heartbeat(GROUP, MemberClaim(member_id, generation, instance_id))))
 
     def leave(self, *member_ids: str) -> list[Code]:
         return self.groups.leave(GROUP, [MemberIdentity(member_id=member_id) for member_id in member_ids])
 
     async def commit(
-        self, offsets: Mapping[tuple[str, int], int], claim: Claim = NO_CLAIM, group_id: str = GROUP
+        self, offsets: Mapping[tuple[str, int], int], claim: MemberClaim = NO_CLAIM, group_id: str = GROUP
     ) -> None:
-        commits = {place: Commit(offset, metadata="noted") for place, offset in offsets.items()}
+        commits = {TopicPartition(*key): Commit(offset, metadata="noted") for key, offset in offsets.items()}
         codes = await self.groups.commit(group_id, claim, commits)
         assert set(codes.values()) <= {Code.NONE}
 
@@ -166,19 +166,19 @@ class GroupRig:
         self,
         producer_id: int,
         offsets: Mapping[tuple[str, int], int],
-        claim: Claim = NO_CLAIM,
+        claim: MemberClaim = NO_CLAIM,
         *,
         group_id: str = GROUP,
         version: int = 5,
     ) -> None:
-        commits = {place: Commit(offset) for place, offset in offsets.items()}
+        commits = {TopicPartition(*key): Commit(offset) for key, offset in offsets.items()}
         codes = await self.groups.commit_in_transaction(
-            "t", group_id, claim, producer_id, EPOCH, commits, version=version
+            "t", ProducerIdAndEpoch(producer_id, EPOCH), group_id, claim, commits, version=version
         )
         assert set(codes.values()) <= {Code.NONE}
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
-        """Write the marker, as the replica manager does, and tell the coordinator."""
+        """Write the marker like the replica manager, and notify the coordinator."""
         log = self.internal.logs.setdefault((CONSUMER_OFFSETS, 0), [])
         offset = sum(batch.header.record_count for data in log for batch in read_batches(data))
         log.append(bytes(encode_marker(Marker(committed, 0), producer_id, EPOCH, self.clock.time_ms(), offset)))
@@ -187,20 +187,21 @@ class GroupRig:
     def offset(
         self, topic: str = "orders", index: int = 0, *, stable: bool = False, group_id: str = GROUP
     ) -> int | Code:
-        """What is committed, or the error."""
-        found = self.groups.fetch(group_id, [((topic, index), bytes(16))], stable)[topic, index]
-        return found.error or found.offset
+        """Return the committed offset, or the error."""
+        partition = TopicPartition(topic, index)
+        fetched = self.groups.fetch(group_id, [(partition, bytes(16))], stable)[partition]
+        return fetched.error or fetched.offset
 
     # What a client does.
 
     async def new_id(self, *, group_id: str = GROUP) -> str:
-        """The id that a dynamic member is sent back with."""
+        """Return the member id that is assigned to a dynamic member."""
         response = await self.join(group_id=group_id)
         assert response.error_code == Code.MEMBER_ID_REQUIRED
         return response.member_id
 
     async def gathered(self, count: int) -> list[str]:
-        """A stable group of so many new members, the leader first."""
+        """Create a stable group of new members; return their ids, the leader first."""
         ids = [await self.new_id() for _ in range(count)]
         joins = [self.join(member_id) for member_id in ids]
         await self.rebalanced(*joins)
@@ -209,7 +210,7 @@ class GroupRig:
         return sorted(ids, key=lambda member_id: member_id != leader)
 
     async def rebalanced(self, *joins: asyncio.Future[JoinGroupResponse]) -> None:
-        """Let the time of a rebalance pass, as much as it takes."""
+        """Advance the clock until the rebalance completes."""
         for _ in range(REBALANCE_MS // DELAY_MS + 1):
             if all(future.done() for future in joins):
                 return
@@ -217,7 +218,7 @@ class GroupRig:
         raise AssertionError(f"the rebalance is not over; the group is {self.group.state.value}")
 
     async def stabilise(self, joined: Mapping[str, JoinGroupResponse]) -> dict[str, bytes]:
-        """Everybody syncs, the leader with one part for each; who got what."""
+        """Sync all members; return their assignments."""
         syncs = {}
         for member_id, response in joined.items():
             assert response.error_code == Code.NONE, response
@@ -227,7 +228,7 @@ class GroupRig:
         return {member_id: bytes(future.result().assignment) for member_id, future in syncs.items()}
 
     async def pause(self, ms: float) -> None:
-        """Wait, by the clock that is turned by hand."""
+        """Wait for a future while the manual clock advances."""
         over = asyncio.Event()
         self.clock.call_later(ms, over.set)
         await over.wait()
@@ -236,13 +237,13 @@ class GroupRig:
 
     @property
     def group(self) -> Group:
-        found = self.groups.describe(GROUP)
-        assert found is not None
-        return found
+        group = self.groups.describe(GROUP)
+        assert group is not None
+        return group
 
     def view(self) -> dict[str, Any]:
-        """All that a replay has to bring back."""
-        parts = self.groups._parts[0]
+        """Return everything that a replay has to restore."""
+        parts = self.groups._components[0]
         committed, pending = parts.shard.offsets.snapshot()
         return {
             "groups": {group.id: group_view(group) for group in parts.shard.groups.values()},
@@ -251,13 +252,13 @@ class GroupRig:
         }
 
     async def replayed(self) -> dict[str, Any]:
-        """What another broker would make of the log."""
+        """Return the state that another broker would load from the log."""
         async with GroupRig(self.options, clock=self.clock, internal=self.internal) as other:
             return other.view()
 
 
 def group_view(group: Group) -> dict[str, Any]:
-    """A group, as far as the log knows it: of a member's protocols, the chosen one."""
+    """Return a group as it is stored in the log: only the selected protocol of each member."""
     members = {
         member.id: (
             member.instance_id,
@@ -272,7 +273,7 @@ def group_view(group: Group) -> dict[str, Any]:
     }
     return {
         "state": group.state,
-        "since": group.state_time_ms if group.protocol_type else None,  # nobody asks, for offsets without members
+        "since": group.state_time_ms if group.protocol_type else None,  # not used without members
         "generation": group.generation,
         "protocol": (group.protocol_type, group.protocol_name),
         "leader": group.leader_id,
@@ -283,7 +284,7 @@ def group_view(group: Group) -> dict[str, Any]:
 
 
 class Consumer:
-    """What a client does: join, sync, send heartbeats, and join again when it is told to or has changed its mind."""
+    """A consumer: joins, syncs, sends heartbeats, and rejoins when required or at random."""
 
     def __init__(self, rig: GroupRig, topic: str) -> None:
         self.member_id = ""
@@ -298,7 +299,7 @@ class Consumer:
         self._topic, self._has_changed = topic, True
 
     async def die(self) -> None:
-        """Without a word."""
+        """Stop without leaving."""
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
 
@@ -323,21 +324,21 @@ class Consumer:
         if joined.error_code:
             return None
         parts = {row.member_id: row.member_id.encode() for row in joined.members}
-        answer = code_of(lambda: self._rig.sync(self.member_id, joined.generation_id, parts))
-        code = answer if isinstance(answer, Code) else Code((await answer).error_code)
+        response = code_of(lambda: self._rig.sync(self.member_id, joined.generation_id, parts))
+        code = response if isinstance(response, Code) else Code((await response).error_code)
         self.codes.append(code)
         if code is not Code.NONE:
             return None
-        self.assignment = bytes(answer.result().assignment)
+        self.assignment = bytes(response.result().assignment)
         return joined.generation_id
 
 
-SETTLED = (State.EMPTY, State.STABLE)
-"""The states that a replay can bring back."""
+SETTLED = (GroupState.EMPTY, GroupState.STABLE)
+"""The states that a replay can restore."""
 
 
 def code_of(call: Callable[[], Any]) -> Any:
-    """The code that was raised, or else what was returned."""
+    """Return the raised code, or the result."""
     try:
         return call()
     except BrokerError as error:

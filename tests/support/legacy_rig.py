@@ -43,7 +43,7 @@ WAIT_SECONDS_MAX = 20
 
 
 class WaitingFakeClock(FakeClock):
-    """Time passes only for who waits; what is to happen meanwhile is put down beforehand with `at`."""
+    """A clock that advances only in waits, and then runs the actions scheduled with `at`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class WaitingFakeClock(FakeClock):
         self._events: list[tuple[float, Callable[[], object]]] = []
 
     def at(self, in_ms: float, action: Callable[[], object]) -> None:
-        """Let something happen while somebody waits, so long from now."""
+        """Schedule an action for a later wait."""
         self._events.append((self.now_ms + in_ms, action))
         self._events.sort(key=lambda event: event[0])
 
@@ -115,7 +115,7 @@ class FakeChannel:
 
 
 class FakeCluster:
-    """Brokers 1, 2, … at ports 9001, 9002, …; any of them gives metadata."""
+    """Brokers 1, 2, … at ports 9001, 9002, …; all of them serve metadata."""
 
     def __init__(self, leaders: dict[str, list[int]]) -> None:
         self.leaders = leaders
@@ -140,14 +140,14 @@ class FakeCluster:
         return FakeChannel(self, endpoint)
 
     def script(self, *outcomes: Any) -> None:
-        """The end of the next produce requests: HANG_UP, an error code, or codes by (topic, partition)."""
+        """Set the results of the next produce requests: HANG_UP, an error code, or codes by (topic, partition)."""
         self._script.extend(outcomes)
 
     def records(self, topic: str, partition: int) -> list[Record]:
         return [record for data in self.sets[topic, partition] for record in legacy.decode(data)]
 
     def values(self, topic: str) -> list[bytes | None]:
-        """Of all partitions, partition after partition."""
+        """Return the values of all partitions, in order of the partitions."""
         return [record.value for part in range(len(self.leaders[topic])) for record in self.records(topic, part)]
 
     def respond(self, endpoint: Endpoint, version: int, message: Message) -> Message | None:

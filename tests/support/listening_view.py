@@ -1,4 +1,4 @@
-"""A live view's ear without the rest: keeps what is posted, answers as it is told, or not at all."""
+"""A fake live view: an HTTP server that keeps posted reports and responds as configured, or not at all."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class ListeningView:
     def __init__(self, port: int = 0, status: int = 204) -> None:
         self.reports: list[dict[str, Any]] = []
         self.tokens: list[str | None] = []
-        self.asked = 0
+        self.request_count = 0
         self.status = status
-        self.may_answer = threading.Event()
-        self.may_answer.set()
+        self.may_respond = threading.Event()
+        self.may_respond.set()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -33,8 +33,8 @@ class ListeningView:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                view.asked += 1
-                view.may_answer.wait(30)
+                view.request_count += 1
+                view.may_respond.wait(30)
                 if view.status < 300:
                     view.reports.append({"path": self.path, **json.loads(body)})
                     view.tokens.append(self.headers.get("Authorization"))
@@ -55,16 +55,16 @@ class ListeningView:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def until(self, what: str, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """The first report of which that is true."""
-        return eventually(what, lambda: next((one for one in list(self.reports) if wanted(one)), None))
+    def until(self, what: str, matches: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """Wait for the first report that matches."""
+        return eventually(what, lambda: next((report for report in list(self.reports) if matches(report)), None))
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.may_answer.set()
+        self.may_respond.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10)

@@ -1,4 +1,4 @@
-"""`headrace ui` in a process of its own, and what a browser has to say about its pages."""
+"""`headrace ui` in a separate process, a browser for its pages, and screenshots."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ ACTION_MS_MAX = 15_000
 WIDTHS = (1280, 1920)
 HEIGHT = 1000
 SHOTS = Path("build/ui")
-IN_ALL_WAYS = os.environ.get("HEADRACE_UI_SHOTS") == "all"  # `make test-ui`
+ALL_SCHEMES = os.environ.get("HEADRACE_UI_SHOTS") == "all"  # `make test-ui`
 SCHEMES: dict[int, tuple[Literal["light", "dark"], ...]] = {
-    1280: ("light", "dark") if IN_ALL_WAYS else ("light",),
-    1920: ("light", "dark") if IN_ALL_WAYS else ("dark",),
+    1280: ("light", "dark") if ALL_SCHEMES else ("light",),
+    1920: ("light", "dark") if ALL_SCHEMES else ("dark",),
 }
 
 
 def chromium() -> str | None:
-    """The system's Chromium, if there is one."""
+    """Return the path of Chromium, None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class LiveView:
-    """A view that runs."""
+    """A running view."""
 
     def __init__(self, bootstrap: str, *arguments: object, data_dir: Path | None = None) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
@@ -44,7 +44,7 @@ class LiveView:
         listen = () if "--listen" in arguments else ("--listen", "127.0.0.1:0")
         command = [*HEADRACE, "ui", "-b", bootstrap, *listen, *folder, "--format", "json", *map(str, arguments)]
         self.process = subprocess.Popen(
-            [*command, "--until-stdin-closes"],  # it ends with a test that is killed
+            [*command, "--until-stdin-closes"],  # so that it ends with a killed test
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -55,7 +55,7 @@ class LiveView:
         line = self.process.stdout.readline()
         if not line:
             self.process.wait(START_SECONDS_MAX)
-            raise RuntimeError(f"no view: {self.log_text}")
+            raise RuntimeError(f"the view did not start: {self.log_text}")
         self.facts: dict[str, Any] = json.loads(line)
         self.url: str = self.facts["url"]
 
@@ -65,7 +65,7 @@ class LiveView:
         return self._log.read()
 
     def stop(self) -> int:
-        """End it as Ctrl-C would; what it has said must not have been a traceback."""
+        """Stop the view as Ctrl-C does; fail if it logged a traceback."""
         self.process.terminate()
         try:
             code = self.process.wait(STOP_SECONDS_MAX)
@@ -76,9 +76,9 @@ class LiveView:
             assert self.process.stdout is not None
             self.process.stdin.close()
             self.process.stdout.close()
-        said = self.log_text
+        log_text = self.log_text
         self._log.close()
-        assert "Traceback" not in said, said
+        assert "Traceback" not in log_text, log_text
         return code
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class LiveView:
 
 
 class Watch:
-    """What happens in a page that must not: errors, and requests to anybody but the view."""
+    """Errors of a page, and its requests."""
 
     def __init__(self, page: Page) -> None:
         self.errors: list[str] = []
@@ -106,13 +106,13 @@ class Watch:
 
     def check(self) -> None:
         assert not self.errors, self.errors
-        strangers = [url for url in self.requests if "://127.0.0.1:" not in url and "://localhost:" not in url]
-        assert not strangers, strangers
+        foreign = [url for url in self.requests if "://127.0.0.1:" not in url and "://localhost:" not in url]
+        assert not foreign, foreign
 
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """Chromium without a window."""
+    """Headless Chromium."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium(), args=["--no-sandbox"] if os.geteuid() == 0 else []
@@ -125,7 +125,7 @@ def running_browser() -> Iterator[Browser]:
 
 @contextmanager
 def open_tab(browser: Browser, url: str) -> Iterator[tuple[Page, Watch]]:
-    """A tab of a browser that knows nothing yet; addresses are those of the view."""
+    """A tab without cookies; paths are relative to the view."""
     context = browser.new_context(base_url=url, viewport={"width": WIDTHS[0], "height": HEIGHT})
     context.set_default_timeout(ACTION_MS_MAX)
     try:
@@ -136,7 +136,7 @@ def open_tab(browser: Browser, url: str) -> Iterator[tuple[Page, Watch]]:
 
 
 def shoot(page: Page, name: str, folder: Path = SHOTS) -> None:
-    """Pictures of a page, narrow and wide, light and dark; and a look at whether anything lies over anything."""
+    """Take screenshots of a page, narrow and wide, light and dark; fail if elements overlap."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         for width in WIDTHS:

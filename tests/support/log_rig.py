@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fake_internal import START_MS, HandClock
 from headrace.broker.log import AppendInfo, FoundOffset, Log, LogConfig, LogManager, Origin
+from headrace.broker.log.aborted import AbortedTransaction
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.lookup import find_record
 from headrace.broker.log.recovery import NO_FACTS, PartitionFacts
 from headrace.wire.layout import Record
+from headrace.wire.primitives import Buffer
 from headrace.wire.records import NO_PRODUCER, Marker, Producer, RecordBatch, encode, read_batches
 
 TOPIC_ID = bytes(range(16))
@@ -138,18 +141,22 @@ def committed_values(log: Log) -> list[bytes | None]:
     stable = log.last_stable_offset
     data = read_all(log, end_offset=stable)
     aborted = sorted(log.aborted_transactions(log.start_offset, stable), key=lambda each: each.first_offset)
+    return [row.value for row in visible(data, aborted)]
+
+
+def visible(data: Buffer, aborted: Sequence[AbortedTransaction]) -> Iterator[Record]:
+    """The records that a consumer of committed records gets of a response; `aborted` in the order of first offsets."""
+    waiting = deque(aborted)
     ongoing: set[int] = set()
-    values: list[bytes | None] = []
     for each in read_batches(data):
         header = each.header
-        while aborted and aborted[0].first_offset <= header.last_offset:
-            ongoing.add(aborted.pop(0).producer_id)
+        while waiting and waiting[0].first_offset <= header.last_offset:
+            ongoing.add(waiting.popleft().producer_id)
         if header.is_control:
             if header.record_count and each.records()[0].key == b"\0\0\0\0":
                 ongoing.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in ongoing):
-            values += [row.value for row in each.records()]
-    return values
+            yield from each.records()
 
 
 def find_by_time(log: Log, timestamp_ms: int) -> FoundOffset | None:

@@ -1,22 +1,22 @@
-"""What a page owes to people who use a keyboard, a screen reader, or eyes that do not see every shade."""
+"""Accessibility checks of a page: names, contrast, heading levels, tab order."""
 
 from __future__ import annotations
 
 from playwright.sync_api import Page
 
 CONTRAST_MIN = 4.5
-"""WCAG 2, level AA; large text may do with less, but need not here."""
+"""WCAG 2, level AA, for text of any size."""
 
 
 def flaws(page: Page) -> list[str]:
-    """Parts without a name, text that is too pale, headings that skip a level, orders of their own for the Tab key."""
-    found: list[str] = page.evaluate(_SCRIPT, CONTRAST_MIN)
-    return found
+    """Return elements without a name, low contrast, skipped heading levels and explicit tab orders."""
+    messages: list[str] = page.evaluate(_SCRIPT, CONTRAST_MIN)
+    return messages
 
 
 _SCRIPT = """async contrastMin => {
   const still = Promise.allSettled(document.getAnimations().map(each => each.finished));
-  await Promise.race([still, new Promise(done => setTimeout(done, 2000))]);  // colours on their way say nothing yet
+  await Promise.race([still, new Promise(done => setTimeout(done, 2000))]);  // wait for colour transitions
   const found = [];
   const seen = e => e.checkVisibility({opacityProperty: true, visibilityProperty: true});
   const named = e => {

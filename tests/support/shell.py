@@ -1,4 +1,4 @@
-"""`headrace …` in a process of its own: pipes, signals, and a state folder that is not the user's."""
+"""Run `headrace` in a subprocess: pipes, signals, and a separate state folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADRACE = (sys.executable, "-m", "headrace")
 
 
 def environment(state: Path | None = None, **more: str) -> dict[str, str]:
-    """Ours, without settings that a developer may have; with `state`, data go there."""
+    """Return this environment without HEADRACE_* settings; with `state` as the state folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     if "HEADRACE_KERNEL" in os.environ:
         kept["HEADRACE_KERNEL"] = os.environ["HEADRACE_KERNEL"]
@@ -23,7 +23,7 @@ def environment(state: Path | None = None, **more: str) -> dict[str, str]:
 def run(
     *arguments: object, stdin: bytes = b"", state: Path | None = None, **more: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end."""
+    """Run a command until it ends."""
     return subprocess.run(
         [*HEADRACE, *map(str, arguments)],
         input=stdin,
@@ -34,7 +34,7 @@ def run(
 
 
 def begin(*arguments: object, state: Path | None = None) -> Any:
-    """Begin a command, with pipes to it; it is for who began it to end it. A Popen, whose pipes are all there."""
+    """Start a command with pipes; the caller ends it. Returns a Popen."""
     return subprocess.Popen(
         [*HEADRACE, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -45,7 +45,7 @@ def begin(*arguments: object, state: Path | None = None) -> Any:
 
 
 def pipe(script: str, *, state: Path | None = None, **more: str) -> subprocess.CompletedProcess[bytes]:
-    """A line of shell, in which `headrace` is this one."""
+    """Run a line of shell in which `headrace` is this installation."""
     headrace = f'headrace() {{ "{sys.executable}" -m headrace "$@"; }}; set -o pipefail; '
     return subprocess.run(
         ["bash", "-c", headrace + script], capture_output=True, timeout=SECONDS_MAX, env=environment(state, **more)

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.client.admin import AdminClient
-from headrace.client.blocking import TopicPartition
 from headrace.spark.planning import OffsetRange
 from headrace.spark.source import BatchReader, StreamReader
 from headrace.spark.source_options import schema
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from peers.broker import Broker
 from waiting import eventually

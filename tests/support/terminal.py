@@ -1,4 +1,4 @@
-"""A command at a terminal: what it shows there, and what keys do to it."""
+"""Run a command at a pseudo-terminal: its output, and key presses."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """`headrace …` with a terminal of its own, of which it is the only program."""
+    """`headrace` as the only program of a pseudo-terminal."""
 
     def __init__(self, *arguments: object, environment: dict[str, str] | None = None) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self.raw = ""
-        """All that was shown, with what moves the cursor and sets colours."""
+        """All output, including escape sequences."""
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "headrace", *map(str, arguments)],
@@ -41,7 +41,7 @@ class Terminal:
                 stdout=slave,
                 stderr=slave,
                 start_new_session=True,
-                preexec_fn=_take_terminal,  # so that Ctrl-C is a signal
+                preexec_fn=_take_terminal,  # makes Ctrl-C a signal
                 env={**os.environ, "TERM": "xterm-256color", **(environment or {})},
             )
         finally:
@@ -55,23 +55,22 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def see(self, pattern: str, seconds_max: float = SECONDS_MAX) -> None:
-        """Wait until something has been shown."""
+        """Wait until the output matches a pattern."""
         deadline = time.monotonic() + seconds_max
         while not re.search(pattern, self.shown):
             if not self._read(deadline - time.monotonic()):
-                raise TimeoutError(f"{pattern!r} was not shown, but: {self.shown[-2000:]!r}")
+                raise TimeoutError(f"{pattern!r} was not shown; output: {self.shown[-2000:]!r}")
 
     def be_asked(self, pattern: str) -> None:
-        """Wait for a question, and until the command waits for the answer.
+        """Wait for a prompt, and until the command reads the input.
 
-        A key that comes between the two is read all the same; but Ctrl-C, which is a signal, is forgotten by a read
-        that begins a moment after it.
+        A key pressed in between is read later, but Ctrl-C, which is a signal, would be lost.
         """
         self.see(pattern)
-        eventually("it waits for an answer", self._is_asleep)
+        eventually("the command reads the input", self._is_asleep)
 
     def _is_asleep(self) -> bool:
-        """Twice in a row: a write to the terminal may sleep a little too."""
+        """Return whether it sleeps, twice in a row: a write to the terminal may sleep briefly too."""
         states = []
         for _ in range(2):
             time.sleep(_LOOK_SECONDS)
@@ -79,20 +78,20 @@ class Terminal:
         return states == ["S", "S"]
 
     def end(self, seconds_max: float = SECONDS_MAX) -> int:
-        """Wait until it is over; its exit code."""
+        """Wait until the command ends, and return its exit code."""
         deadline = time.monotonic() + seconds_max
         while self._read(deadline - time.monotonic()):
             pass
         return self.process.wait(max(0.1, deadline - time.monotonic()))
 
     def _read(self, seconds: float) -> bool:
-        """Take what is shown next; False at the end, or when nothing has come in time."""
+        """Read output; return False at the end, or if there is none within the time."""
         ready, _, _ = select.select([self._master], [], [], max(0.0, seconds))
         if not ready:
             return False
         try:
             data = os.read(self._master, _READ_BYTES)
-        except OSError:  # the last one to have the terminal open is gone
+        except OSError:  # no process has the terminal open any more
             return False
         self.raw += data.decode(errors="replace")
         return bool(data)

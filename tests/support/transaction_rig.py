@@ -1,4 +1,4 @@
-"""A transaction coordinator on fakes, and how to bring an id into each of its states."""
+"""A transaction coordinator on fakes, with helpers to reach each state."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.coordinator import TransactionCoordinator
-from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import ProducerIdEpoch, Transaction
+from headrace.broker.transactions.transaction import Transaction, TransactionState
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 
 ID = "payments"
 TIMEOUT_MS = 60_000
@@ -28,7 +28,7 @@ PARTITIONS = 200
 
 
 class Rig:
-    """A coordinator, and a world that outlives it: `restarted()` is another one on the same log and partitions."""
+    """A coordinator with a log and partitions that survive it: `restarted()` loads them again."""
 
     def __init__(self, before: Rig | None = None, options: Mapping[str, object] | None = None) -> None:
         self.clock: HandClock = before.clock if before else HandClock()
@@ -47,17 +47,17 @@ class Rig:
         )
 
     def restarted(self) -> Rig:
-        """After kill -9."""
+        """Return a rig with a new coordinator, as after kill -9."""
         rig = Rig(self)
         for index in rig.internal.partitions_led(TRANSACTION_STATE):
             rig.coordinator.load(index)
         return rig
 
-    async def init(self, expected: ProducerIdEpoch | None = None, name: str = ID) -> ProducerIdEpoch:
+    async def init(self, expected: ProducerIdAndEpoch | None = None, name: str = ID) -> ProducerIdAndEpoch:
         return await self.coordinator.init_producer_id(name, TIMEOUT_MS, expected)
 
-    async def init_until_done(self, name: str = ID) -> ProducerIdEpoch:
-        """As producers do: again and again while the coordinator is busy."""
+    async def init_until_done(self, name: str = ID) -> ProducerIdAndEpoch:
+        """Retry like a producer while the coordinator is busy."""
         for _ in range(20):
             try:
                 return await self.init(name=name)
@@ -67,22 +67,22 @@ class Rig:
             await self.clock.run(100)
         raise AssertionError("the coordinator is busy for ever")
 
-    async def add(self, producer: ProducerIdEpoch, *indexes: int, version: int = 1) -> None:
-        partitions = [("t", index) for index in indexes]
-        await self.coordinator.add_partitions(ID, *producer, partitions, version=version)
+    async def add(self, producer: ProducerIdAndEpoch, *indexes: int, version: int = 1) -> None:
+        partitions = [TopicPartition("t", index) for index in indexes]
+        await self.coordinator.add_partitions(ID, producer, partitions, version=version)
 
-    async def end(self, producer: ProducerIdEpoch, committed: bool, version: int = 1) -> ProducerIdEpoch:
-        return await self.coordinator.end_transaction(ID, *producer, committed, version)
+    async def end(self, producer: ProducerIdAndEpoch, committed: bool, version: int = 1) -> ProducerIdAndEpoch:
+        return await self.coordinator.end_transaction(ID, producer, committed, version)
 
     @property
     def current(self) -> Transaction:
         return self.coordinator.describe(ID)
 
-    def state(self) -> State:
+    def state(self) -> TransactionState:
         return self.current.state
 
     def logged(self) -> list[Transaction | None]:
-        """Every step that is in the log."""
+        """Return every transition in the log."""
         rows = []
         for batch in self.internal.batches(TRANSACTION_STATE, 0):
             for record in batch.records():
@@ -97,7 +97,7 @@ def _topic(name: str) -> Event:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a test's coroutine. Whatever it left unfinished goes with its event loop."""
+    """Run the coroutine of a test; unfinished tasks end with its event loop."""
 
     async def bounded() -> None:
         await asyncio.wait_for(main(), 20)
@@ -107,14 +107,14 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 @contextmanager
 def refused(code: Code) -> Iterator[None]:
-    """What is in the block must be refused with this code."""
+    """Expect a BrokerError with this code."""
     with pytest.raises(BrokerError) as caught:
         yield
     assert caught.value.code == code, f"refused with {caught.value}, not {code.name}"
 
 
 async def code_of(work: Awaitable[object]) -> Code:
-    """The code that a request ends with."""
+    """Return the code of a request."""
     try:
         await work
     except BrokerError as error:

@@ -1,4 +1,4 @@
-"""`headrace …` as a user types it, in this process: what it printed, and its exit code."""
+"""Run `headrace` in this process, and return its output and exit code."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from headrace.cli.commands import headrace
 
 
 def typed(*arguments: object, stdin: str | None = None, **environment: str) -> Result:
-    """Run a command. What is no terminal here is none there: nobody answers questions."""
+    """Run a command, without a terminal."""
     return CliRunner().invoke(headrace, [str(argument) for argument in arguments], input=stdin, env=environment)
 
 
 def facts(*arguments: object) -> Any:
-    """What a command that succeeds prints as JSON."""
+    """Return the JSON output of a command that succeeds."""
     done = typed(*arguments, "--format", "json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def refused(code: int, *arguments: object, **environment: str) -> str:
-    """The paragraph with which a command ends that does not succeed: one, without a traceback."""
+    """Return the error of a command that fails: one paragraph, without a traceback."""
     done = typed(*arguments, **environment)
     assert done.exit_code == code, (done.exit_code, done.output)
-    said = done.stderr.strip()
-    assert said, "it said nothing"
+    message = done.stderr.strip()
+    assert message, "no error on stderr"
     assert "Traceback" not in done.output
-    assert "\n\n" not in said.partition("Error:")[2], said
-    return " ".join(said.split())
+    assert "\n\n" not in message.partition("Error:")[2], message
+    return " ".join(message.split())

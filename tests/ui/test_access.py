@@ -1,4 +1,4 @@
-"""Who may look, and who may change: the token of a view that others can reach, and the read-only view."""
+"""Access control: tokens, host and origin checks, read-only views."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATHS = ("/", "/topics", "/transactions", "/groups", "/faults", "/group?name=x",
 
 @pytest.fixture(scope="module")
 def guarded(broker):
-    """A read-only view that others can reach."""
+    """A read-only view on all addresses."""
     with LiveView(broker.bootstrap, "--listen", "0.0.0.0:0", "--read-only", data_dir=broker.data_dir) as view:
         yield view
 
@@ -32,8 +32,8 @@ def address(view):
 
 def status(url, **headers):
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SECONDS_MAX) as answer:
-            return answer.status
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SECONDS_MAX) as response:
+            return response.status
     except urllib.error.HTTPError as error:
         with error:
             return error.code
@@ -43,7 +43,7 @@ def token(view):
     return view.facts["login_url"].partition("token=")[2]
 
 
-def test_nobody_gets_in_without_the_token(guarded):
+def test_requests_without_the_token_are_refused(guarded):
     assert token(guarded), guarded.facts
     for path in PATHS:
         assert status(address(guarded) + path) == 401, path
@@ -53,24 +53,24 @@ def test_nobody_gets_in_without_the_token(guarded):
     assert token(guarded) not in guarded.log_text
 
 
-def test_a_view_of_this_machine_answers_to_its_names_and_pages_of_others_cannot_use_it(live):
+def test_loopback_view_refuses_other_hosts_and_origins(live):
     assert status(live.url) == 200
     assert status(live.url, Host="evil.example") == 421
     assert status(f"{live.url}/_nicegui_ws/socket.io/?EIO=4", Origin="http://evil.example") == 403
 
 
-def test_no_page_of_another_site_can_show_the_view_in_a_frame(live, guarded):
-    for url in (live.url, f"{live.url}/topics", f"{address(guarded)}/"):  # the last one asks for the token
+def test_view_cannot_be_embedded_in_a_frame(live, guarded):
+    for url in (live.url, f"{live.url}/topics", f"{address(guarded)}/"):  # the last one is the login page
         try:
-            answer = urllib.request.urlopen(url, timeout=SECONDS_MAX)
+            response = urllib.request.urlopen(url, timeout=SECONDS_MAX)
         except urllib.error.HTTPError as error:
-            answer = error
-        with answer:
-            assert answer.headers["X-Frame-Options"] == "DENY", url
-            assert answer.headers["Content-Security-Policy"] == "frame-ancestors 'none'", url
+            response = error
+        with response:
+            assert response.headers["X-Frame-Options"] == "DENY", url
+            assert response.headers["Content-Security-Policy"] == "frame-ancestors 'none'", url
 
 
-def test_a_read_only_view_hides_what_changes_things_and_refuses_it(guarded, browser, broker, admin):
+def test_read_only_view_hides_and_refuses_actions(guarded, browser, broker, admin):
     topic, group, name = broker.create_topic(unique("shown")), unique("shown"), unique("shown")
     admin.alter_group_offsets(group, {TopicPartition(topic, 0): 0})
     with (
@@ -82,14 +82,14 @@ def test_a_read_only_view_hides_what_changes_things_and_refuses_it(guarded, brow
         producer.send(topic, b"x").result(SECONDS_MAX)
         page.goto(f"/?token={token(guarded)}")
         expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
-        assert "token" not in page.url  # it is in a cookie now, and in no history
+        assert "token" not in page.url  # moved to a cookie, out of the browser history
         for path in ("/faults", f"/group?name={group}", f"/transaction?id={name}", "/transactions"):
             page.goto(path)
-            expect(page.get_by_text("Nothing can be changed in this view")).to_be_visible()
-            for label in ("Switch on", "Kill", "Preview", "Delete this group", "Abort the transaction", "Abort"):
+            expect(page.get_by_text("This view is read-only")).to_be_visible()
+            for label in ("Inject", "Kill", "Preview", "Delete group", "Abort transaction", "Abort"):
                 expect(page.get_by_role("button", name=label, exact=True)).to_have_count(0)
         expect(page.get_by_role("row").filter(has_text=name).first).to_be_visible()
-        page.evaluate(_PRESS_ABORT, name)  # as somebody would who knows how pages are made
+        page.evaluate(_PRESS_ABORT, name)  # bypasses the hidden button
         expect(page.get_by_role("alert").filter(has_text="this view is read-only")).to_be_visible()
         assert admin.describe_transactions([name])[name].state == "Ongoing"
         producer.abort_transaction()
@@ -102,7 +102,7 @@ _PRESS_ABORT = """name => {
 }"""
 
 
-def test_the_login_page_takes_the_token(guarded, browser):
+def test_login_page_accepts_the_token(guarded, browser):
     with open_tab(browser, address(guarded)) as (page, _):
         page.goto("/groups")
         page.get_by_label("Token").fill(token(guarded))

@@ -1,4 +1,4 @@
-"""What is around every page: navigation, theme, shortcuts; and the overview."""
+"""The frame of every page: navigation, theme, shortcuts; and the overview page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_opens_and_says_where_one_is(page: Page, path: str):
+def test_every_page_opens_and_marks_its_navigation_entry(page: Page, path: str):
     page.goto(path)
     expect(page.get_by_role("heading", level=1)).to_have_text(PAGES[path])
     expect(page.locator('nav [aria-current="page"]').first).to_have_text(PAGES[path])
@@ -29,7 +29,7 @@ def test_every_page_opens_and_says_where_one_is(page: Page, path: str):
     expect(page.get_by_text("All times are UTC")).to_be_visible()
 
 
-def test_the_overview_shows_the_cluster_and_what_goes_through_it(page: Page, broker, shot):
+def test_overview_shows_brokers_and_throughput(page: Page, broker, shot):
     page.goto("/")
     tile = page.locator
     expect(tile('[data-tile="Brokers"]')).to_contain_text("1")
@@ -45,7 +45,7 @@ def test_the_overview_shows_the_cluster_and_what_goes_through_it(page: Page, bro
     shot(page, "overview")
 
 
-def test_keys_lead_to_pages_and_the_theme_stays_chosen(page: Page):
+def test_shortcuts_open_pages_and_the_theme_is_kept(page: Page):
     page.goto("/")
     expect(page.get_by_role("button", name="Theme: auto")).to_be_visible()
     page.keyboard.press("?")
@@ -63,10 +63,10 @@ def test_keys_lead_to_pages_and_the_theme_stays_chosen(page: Page):
     expect(page.get_by_label("Search topics")).to_be_focused()
 
 
-def test_the_first_tab_stop_skips_the_navigation(page: Page):
+def test_first_tab_stop_skips_the_navigation(page: Page):
     page.goto("/topics")
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("#hr-main")).to_be_focused()

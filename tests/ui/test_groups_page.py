@@ -1,4 +1,4 @@
-"""The pages of groups: lag in records and in time, members, resetting offsets; the protocol says whether they are."""
+"""Group pages: lag, members, offset reset, deletion. Effects are checked with an admin client."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def topic(broker):
     then_ms = int(time.time() * 1000) - AGE_MS
     with Producer(bootstrap_servers=broker.bootstrap) as producer:
         sent = [producer.send(name, b"x", partition=n % 2, timestamp_ms=then_ms) for n in range(2 * COUNT)]
-        for one in sent:
-            one.result(SECONDS_MAX)
+        for future in sent:
+            future.result(SECONDS_MAX)
     return name
 
 
 @pytest.fixture
 def group(admin, topic):
-    """A group without members, six records behind in partition 0. Its name needs care in addresses and in pages."""
+    """A group without members and with a lag of six records; its name needs escaping in URLs and HTML."""
     name = unique('billing/ä&?"<b>{{7*7}}')
     admin.alter_group_offsets(name, {TopicPartition(topic, 0): 4, TopicPartition(topic, 1): COUNT})
     return name
 
 
-def answer(page, button, said):
-    """Press a button of the page, and then one of the dialog that asks."""
+def press_and_choose(page, button, choice):
+    """Press a button of the page, then a button of the confirmation dialog."""
     page.get_by_role("main").get_by_role("button", name=button).click()
-    page.get_by_role("alertdialog").get_by_role("button", name=said).click()
+    page.get_by_role("alertdialog").get_by_role("button", name=choice).click()
     expect(page.get_by_role("alertdialog")).to_have_count(0)
 
 
 def committed(admin, group):
-    return [one.offset for _, one in sorted(admin.list_group_offsets(group).items())]
+    return [committed.offset for _, committed in sorted(admin.list_group_offsets(group).items())]
 
 
 def open_group(page, name):
@@ -58,9 +58,7 @@ def open_group(page, name):
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Group {name}")
 
 
-def test_offsets_are_reset_to_what_the_preview_showed_and_only_after_a_confirmation(
-    page: Page, admin, topic, group, shot
-):
+def test_offsets_are_reset_as_previewed_after_confirmation(page: Page, admin, topic, group, shot):
     page.goto("/groups")
     row = page.get_by_role("row").filter(has_text=group)
     expect(row).to_contain_text("6 records")
@@ -69,7 +67,7 @@ def test_offsets_are_reset_to_what_the_preview_showed_and_only_after_a_confirmat
     shot(page, "groups")
     open_group(page, group)
     expect(page.locator('[data-tile="Lag"]')).to_contain_text("6 records")
-    expect(page.locator('[data-tile="Late by"]')).to_contain_text("3 h 0 m")
+    expect(page.locator('[data-tile="Lag in time"]')).to_contain_text("3 h 0 m")
 
     page.get_by_label("Set to", exact=True).select_option("shift")
     page.get_by_label("Number of offsets").fill("-3")
@@ -80,9 +78,9 @@ def test_offsets_are_reset_to_what_the_preview_showed_and_only_after_a_confirmat
     shot(page, "group")
     assert committed(admin, group) == [4, COUNT]
 
-    answer(page, "Set these offsets", "Cancel")
+    press_and_choose(page, "Set offsets", "Cancel")
     assert committed(admin, group) == [4, COUNT]
-    answer(page, "Set these offsets", "Set these offsets")
+    press_and_choose(page, "Set offsets", "Set offsets")
     expect(page.locator('[data-tile="Lag"]')).to_contain_text("12 records")
     assert committed(admin, group) == [1, 7]
 
@@ -90,24 +88,24 @@ def test_offsets_are_reset_to_what_the_preview_showed_and_only_after_a_confirmat
     page.get_by_label("Topic", exact=True).fill(topic)
     page.get_by_role("textbox", name="Partitions", exact=True).fill("0")
     page.get_by_role("button", name="Preview").click()
-    answer(page, "Set these offsets", "Set these offsets")
+    press_and_choose(page, "Set offsets", "Set offsets")
     eventually("the new offsets", lambda: committed(admin, group) == [COUNT, 7])
 
 
-def test_what_makes_no_sense_is_said_beside_the_form(page: Page, group):
+def test_invalid_input_is_shown_next_to_the_form(page: Page, group):
     open_group(page, group)
-    for where, label, value, said in (
-        ("time", "Time", "noon", "'noon' is no time"),
-        ("shift", "Number of offsets", "ten", "'ten' is no whole number"),
+    for target, label, value, error in (
+        ("time", "Timestamp", "noon", "'noon' is no time"),
+        ("shift", "Number of offsets", "ten", "expected an integer, got 'ten'"),
         ("earliest", "Topic", "not-there", "there is no topic 'not-there'"),
     ):
-        page.get_by_label("Set to", exact=True).select_option(where)
+        page.get_by_label("Set to", exact=True).select_option(target)
         page.get_by_role("textbox", name=label).fill(value)
         page.get_by_role("button", name="Preview").click()
-        expect(page.get_by_role("alert").filter(has_text=said)).to_be_visible()
+        expect(page.get_by_role("alert").filter(has_text=error)).to_be_visible()
 
 
-def test_a_group_with_members_shows_them_and_is_not_reset(page: Page, broker, admin, topic, group):
+def test_group_with_members_is_not_reset(page: Page, broker, admin, topic, group):
     with member(broker.bootstrap, group, topic):
         open_group(page, group)
         members = page.locator("section").filter(has_text="Members").get_by_role("table").first
@@ -119,20 +117,20 @@ def test_a_group_with_members_shows_them_and_is_not_reset(page: Page, broker, ad
         assert committed(admin, group) == [4, COUNT]
 
 
-def test_a_group_is_deleted_when_its_name_was_typed(page: Page, admin, group):
+def test_group_is_deleted_after_its_name_is_typed(page: Page, admin, group):
     open_group(page, group)
-    page.get_by_role("button", name="Delete this group").click()
+    page.get_by_role("button", name="Delete group").click()
     dialog = page.get_by_role("alertdialog")
-    sure = dialog.get_by_role("button", name="Delete this group")
-    expect(sure).to_be_disabled()
+    confirm = dialog.get_by_role("button", name="Delete group")
+    expect(confirm).to_be_disabled()
     dialog.get_by_label("to confirm").fill(group)
-    sure.click()
+    confirm.click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Groups")
-    assert group not in [one.group_id for one in admin.list_groups()]
+    assert group not in [listing.group_id for listing in admin.list_groups()]
 
 
 @pytest.mark.slow
-def test_a_group_of_the_newer_protocol_on_apache_kafka_shows_its_members(browser, kafka):
+def test_members_of_a_kip_848_group_on_apache_kafka(browser, kafka):
     topic, group = new_topic(kafka, "newer", partitions=2), unique("newer")
     with (
         member(kafka.bootstrap, group, topic, "consumer"),
@@ -145,7 +143,7 @@ def test_a_group_of_the_newer_protocol_on_apache_kafka_shows_its_members(browser
         expect(members).to_contain_text("billing-1")
         expect(members).to_contain_text(f"{topic}-0, {topic}-1")
         page.goto("/faults")
-        expect(page.get_by_text("Faults can be switched on in brokers of headrace only")).to_be_visible()
+        expect(page.get_by_text("Faults can be injected into headrace brokers only")).to_be_visible()
         page.goto("/transactions")
-        expect(page.get_by_text("No transaction is open")).to_be_visible()
+        expect(page.get_by_text("No open transactions")).to_be_visible()
         watch.check()

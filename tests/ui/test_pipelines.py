@@ -1,4 +1,4 @@
-"""The page of pipelines: what a sink tells of its commits, and one real run of Spark."""
+"""Pipelines page: reported commits, and a real run of Spark."""
 
 from __future__ import annotations
 
@@ -16,29 +16,26 @@ from playwright.sync_api import Locator, Page, expect
 pytest.importorskip("pyspark")
 
 from headrace.client.admin import AdminClient, NewTopic
-from headrace.spark.commit_watch import CommitWatch, TaskTimes, WatchedPlaces, watched
+from headrace.spark.commit_reporter import CommitReporter, TaskTimes, reported
 from headrace.spark.sink_options import SinkOptions
+from headrace.telemetry.listeners import CommitPhase
 from small_pipeline import add_files, small_pipeline
 from topics import unique
 
 RUN_SECONDS_MAX = 150
-INLINE = ["begin.done", "decide.begin", "decide.written", "decide.done"]
+INLINE = [CommitPhase.CHECK, CommitPhase.DECIDE, CommitPhase.END]
 
 
 @pytest.fixture
-def watch(live) -> Iterator[CommitWatch]:
-    """What a committing process has, without Spark around it."""
-    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders"}
+def reporter(live) -> Iterator[CommitReporter]:
+    """The reporter of a committing process, without Spark."""
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders"}
     name = unique("orders")
-    made = CommitWatch(
-        SinkOptions.parse({**given, "view.url": live.url, "view.name": name}, is_stream=True), name, "q", "run-1"
+    reporter = CommitReporter(
+        SinkOptions.parse({**options, "view.url": live.url, "view.name": name}, is_stream=True), name, "q", "run-1"
     )
-    yield made
-    made.close()
-
-
-def name_of(watch: CommitWatch) -> str:
-    return str(watch._about["name"])
+    yield reporter
+    reporter.close()
 
 
 def reports(rows: int, *, transactions: int = 0, dead: int = 0) -> Any:
@@ -56,10 +53,12 @@ def reports(rows: int, *, transactions: int = 0, dead: int = 0) -> Any:
     ]
 
 
-def commit(watch: CommitWatch, number: int, places: list[str], told: Any) -> None:
-    with watched(watch, number, told):
-        for place in places:
-            WatchedPlaces("").reach(place)
+def commit(reporter: CommitReporter, number: int, phases: list[CommitPhase], task_reports: Any) -> None:
+    with reported(reporter, number, task_reports) as listener:
+        for phase in phases:
+            listener.phase_started(phase)
+            if phase is CommitPhase.REDO:
+                listener.transaction_redone()
 
 
 def batch_rows(page: Page) -> Locator:
@@ -67,13 +66,18 @@ def batch_rows(page: Page) -> Locator:
     return page.locator('.hr-table[aria-label="Batches"]').get_by_role("row")
 
 
-def test_batches_are_shown_by_phase_with_what_became_of_them(page: Page, watch, shot):
-    commit(watch, 0, INLINE, reports(1_000))
-    commit(watch, 1, [*INLINE, "redo.done", "end.done"], reports(2_000, transactions=2, dead=3))
-    commit(watch, 1, ["replay.abort"], reports(2_000, transactions=2))
-    with pytest.raises(RuntimeError), watched(watch, 2, reports(5)):
+def test_batches_are_shown_with_phases_and_outcome(page: Page, reporter, shot):
+    commit(reporter, 0, INLINE, reports(1_000))
+    commit(
+        reporter,
+        1,
+        [*INLINE, CommitPhase.REDO, CommitPhase.END, CommitPhase.FINISH],
+        reports(2_000, transactions=2, dead=3),
+    )
+    commit(reporter, 1, [CommitPhase.CHECK, CommitPhase.REPLAY], reports(2_000, transactions=2))
+    with pytest.raises(RuntimeError), reported(reporter, 2, reports(5)):
         raise RuntimeError("the broker has gone")
-    page.goto(f"/pipelines?name={name_of(watch)}")
+    page.goto(f"/pipelines?name={reporter.name}")
     rows = batch_rows(page)
     expect(rows.nth(4)).to_contain_text("✓ committed")
     expect(rows.nth(4)).to_contain_text("inline")
@@ -84,7 +88,13 @@ def test_batches_are_shown_by_phase_with_what_became_of_them(page: Page, watch, 
     expect(rows.nth(1)).to_contain_text("✗ failed")
     expect(page.get_by_role("alert").filter(has_text="Batch 2: the broker has gone")).to_be_visible()
     for tile, figure in {
-        **{"Rows delivered": "5,000 rows", "Decisions": "2", "Failed commits": "1", "Replays": "1", "Redos": "1"},
+        **{
+            "Rows delivered": "5,000 rows",
+            "Batches committed": "2",
+            "Failed commits": "1",
+            "Replays": "1",
+            "Redos": "1",
+        },
         **{"Dead letters": "6", "State": "running"},
     }.items():
         expect(page.locator(f'[data-tile="{tile}"] .hr-tile-figure')).to_have_text(figure)
@@ -94,22 +104,22 @@ def test_batches_are_shown_by_phase_with_what_became_of_them(page: Page, watch, 
     shot(page, "pipelines")
 
 
-def test_the_protocol_shows_where_the_batch_at_hand_is(page: Page, watch):
+def test_diagram_shows_the_phase_of_the_current_batch(page: Page, reporter):
     page.goto("/pipelines")
-    drawn = page.locator("#protocol svg")
-    with watched(watch, 7, reports(123)):
-        WatchedPlaces("").reach("decide.done")
-        page.get_by_label("Search pipelines").fill(name_of(watch))
-        page.get_by_role("link", name=name_of(watch), exact=True).click()
-        expect(drawn).to_contain_text("Batch 7 with 123 rows is being committed")
-        expect(drawn.locator("g").filter(has_text="commit every")).to_contain_text("now")
-    expect(drawn).to_contain_text("Between two commits")
-    expect(drawn.locator("g").filter(has_text="seen by readers")).to_contain_text("last")
+    diagram = page.locator("#protocol svg")
+    with reported(reporter, 7, reports(123)) as listener:
+        listener.phase_started(CommitPhase.END)
+        page.get_by_label("Search pipelines").fill(reporter.name)
+        page.get_by_role("link", name=reporter.name, exact=True).click()
+        expect(diagram).to_contain_text("Committing batch 7 (123 rows)")
+        expect(diagram.locator("g").filter(has_text="commit the tasks")).to_contain_text("now")
+    expect(diagram).to_contain_text("Between commits")
+    expect(diagram.locator("g").filter(has_text="rows visible to")).to_contain_text("last")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(RUN_SECONDS_MAX + 30)
-def test_a_real_run_of_spark_is_seen_from_its_start_to_its_end(page: Page, broker, live, tmp_path: Path, shot):
+def test_real_spark_run_is_shown_from_start_to_end(page: Page, broker, live, tmp_path: Path, shot):
     topic, name = unique("spark"), unique("pipeline")
     with AdminClient(broker.bootstrap) as admin:
         admin.create_topics([NewTopic(topic, partitions=2)])
@@ -118,11 +128,11 @@ def test_a_real_run_of_spark_is_seen_from_its_start_to_its_end(page: Page, broke
     file.write_text(small_pipeline(tmp_path, broker.bootstrap, topic))
     arguments = [str(file), "--view", live.url, "--master", "local[2]", "-X", f"pipeline.name={name}"]
     page.goto(f"/pipelines?name={name}")
-    expect(page.get_by_text("This pipeline is not known here")).to_be_visible()
+    expect(page.get_by_text("Unknown pipeline")).to_be_visible()
     command = [sys.executable, "-m", "headrace", "pipeline", "run", *arguments]
     subprocess.run(command, timeout=RUN_SECONDS_MAX, check=True, cwd=tmp_path)
     expect(page.locator('[data-tile="State"] .hr-tile-figure')).to_have_text("finished")
     expect(page.locator('[data-tile="Rows delivered"] .hr-tile-figure')).to_have_text("4,000 rows")
-    expect(page.locator('[data-tile="Decisions"] .hr-tile-figure')).to_have_text("4")
+    expect(page.locator('[data-tile="Batches committed"] .hr-tile-figure')).to_have_text("4")
     expect(batch_rows(page)).to_have_count(5)
     shot(page, "pipelines-spark")

@@ -1,4 +1,4 @@
-"""The page of producers: real ones that report, and a record's journey with live figures."""
+"""Producers page: real producers that report, and the diagram with their figures."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def row_of(page: Page, client_id: str) -> Locator:
     return table(page, "Producers").get_by_role("row").filter(has_text=client_id)
 
 
-def open_journey(page: Page, client_id: str) -> Locator:
-    """Choose a producer in the list, as one would."""
+def open_diagram(page: Page, client_id: str) -> Locator:
+    """Select a producer in the list."""
     page.goto("/producers")
     page.get_by_label("Search producers").fill(client_id)
     page.get_by_role("link", name=client_id, exact=True).click()
@@ -59,63 +59,62 @@ def open_journey(page: Page, client_id: str) -> Locator:
     return page.locator("#journey")
 
 
-def test_a_journey_is_drawn_with_the_figures_of_every_step(page: Page, broker, live, shot):
+def test_diagram_shows_the_figures_of_every_stage(page: Page, broker, live, shot):
     client_id = unique("shop")
     with busy(broker, live.url, client_id, **{"interceptor.classes": [Stamp()]}) as producer:
         with pytest.raises(SerializationError):
             producer.send("orders", "not bytes")
-        drawn = open_journey(page, client_id)
+        diagram = open_diagram(page, client_id)
         for text in (
             r"\d[\d,.]* k? ?records/s",
             "Stamp",
             "value: BytesSerializer",
             r"of 32.0 MiB used",
             r"0 threads waiting for memory",
-            r"\d+ waiting, for \d+ partition",
+            r"\d+ queued for \d+ partition",
             r"ms old, \d+% full",
             r"broker 1: \d of 5 requests",
-            r"0 records sent again",
+            r"0 records retried",
             r"request: p50 [\d.]+ ms, p99 [\d.]+ ms",
             r"1 record failed",
         ):
-            expect(drawn.locator("svg text").filter(has_text=re.compile(text)).first).to_be_visible()
+            expect(diagram.locator("svg text").filter(has_text=re.compile(text)).first).to_be_visible()
         expect(row_of(page, client_id)).to_contain_text("live")
-        errors = table(page, "Last errors")
+        errors = table(page, "Recent errors")
         expect(errors).to_contain_text("BytesSerializer takes bytes, got str")
         expect(table(page, "Brokers of this producer")).to_contain_text(broker.bootstrap)
         expect(table(page, "Topics of this producer")).to_contain_text("journey-")
         shot(page, "producers")
 
 
-def test_what_is_in_trouble_is_marked_in_words(page: Page, broker, live):
-    """No broker of that address: the producer says so, while its threads wait."""
+def test_unreachable_broker_is_shown(page: Page, broker, live):
     client_id = unique("lost")
     producer = Producer(
         bootstrap_servers="127.0.0.1:1", client_id=client_id, metric_reporters="view", view_url=live.url, max_block_ms=1
     )
     with producer:
-        with pytest.raises(Exception, match="is not known"):
+        with pytest.raises(Exception, match="is not in the metadata"):
             producer.send("orders", b"one").result(0)
-        drawn = open_journey(page, client_id)
-        expect(drawn.locator("svg")).to_contain_text("no broker has answered yet")
-        expect(table(page, "Last errors")).to_contain_text("is a broker running there?")
+        diagram = open_diagram(page, client_id)
+        expect(diagram.locator("svg")).to_contain_text("no broker known yet")
+        expect(table(page, "Recent errors")).to_contain_text("is a broker running there?")
 
 
-def test_a_producer_that_is_closed_says_so(page: Page, broker, live):
+def test_closed_producer_is_shown_as_closed(page: Page, broker, live):
     client_id = unique("short")
     with busy(broker, live.url, client_id):
-        open_journey(page, client_id)
+        open_diagram(page, client_id)
         expect(row_of(page, client_id)).to_contain_text("live")
     expect(row_of(page, client_id)).to_contain_text("closed")
 
 
-def test_an_unknown_producer_is_told_of(page: Page):
+def test_unknown_producer_shows_a_note(page: Page):
     page.goto("/producers?id=nobody")
-    expect(page.get_by_text("This producer is not known here")).to_be_visible()
+    expect(page.get_by_text("Unknown producer")).to_be_visible()
     expect(page.locator("#journey")).to_be_hidden()
 
 
-def test_names_from_producers_are_never_taken_for_markup(page: Page, broker, live):
+def test_names_from_producers_are_escaped(page: Page, broker, live):
     client_id = f"<img src=x onerror=alert(1)>{unique('x')}"
     with busy(broker, live.url, client_id):
         page.goto("/producers")

@@ -1,4 +1,4 @@
-"""Topics in the live view: the list, a topic, and changing it; what happened is asked of the broker."""
+"""Topic pages: list, search, create, change, delete, produce. Effects are checked with an admin client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def confirm(page: Page, label: str) -> None:
     page.get_by_role("alertdialog").get_by_role("button", name=label).click()
 
 
-def test_the_list_is_searched_sorted_and_paged_on_the_server(page: Page, admin, shot):
+def test_topic_list_is_searched_sorted_and_paged_on_the_server(page: Page, admin, shot):
     admin.create_topics([NewTopic(f"listed-{number:02}", 1 + number % 3, 1) for number in range(30)])
     page.goto("/topics")
     page.get_by_label("Search topics").fill("listed-")
@@ -30,68 +30,70 @@ def test_the_list_is_searched_sorted_and_paged_on_the_server(page: Page, admin, 
     expect(rows.first.locator("td").nth(1)).to_have_text("1")
     page.get_by_role("button", name="Partitions").press("Enter")
     expect(rows.first.locator("td").nth(1)).to_have_text("3")
-    page.get_by_label("Search topics").fill("nothing-of-that-name")
-    expect(page.get_by_text("Clear the search field to see all.")).to_be_visible()
+    page.get_by_label("Search topics").fill("no-such-topic")
+    expect(page.get_by_text("Clear the search field to see all rows.")).to_be_visible()
     page.get_by_label("Search topics").fill("listed-0")
     expect(rows).to_have_count(10)
     shot(page, "topics")
 
 
-def test_topics_that_brokers_keep_for_themselves_are_shown_on_demand(page: Page, admin, broker):
+def test_internal_topics_are_shown_on_demand(page: Page, admin, broker):
     admin.alter_group_offsets("for-the-offsets-topic", {TopicPartition(_topic(admin, "kept"), 0): 0})
     page.goto("/topics")
     page.get_by_label("Search topics").fill("__consumer")
-    expect(page.get_by_text("Nothing here has")).to_be_visible()
-    page.get_by_label("Show topics that brokers keep").check()
+    expect(page.get_by_text("No match for")).to_be_visible()
+    page.get_by_label("Show internal topics").check()
     expect(page.get_by_role("link", name="__consumer_offsets")).to_be_visible()
 
 
-def test_a_topic_is_made_changed_emptied_and_deleted(page: Page, admin, broker, shot):
+def test_topic_is_created_changed_emptied_and_deleted(page: Page, admin, broker, shot):
     page.goto("/topics")
-    page.get_by_label("Name").fill("made-here")
+    page.get_by_label("Name").fill("created-here")
     page.get_by_label("Partitions", exact=True).fill("2")
-    page.get_by_role("button", name="Make the topic").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Topic made-here")
-    assert len(admin.describe_topics(["made-here"])["made-here"].partitions) == 2
+    page.get_by_role("button", name="Create topic").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Topic created-here")
+    assert len(admin.describe_topics(["created-here"])["created-here"].partitions) == 2
 
-    page.get_by_label("Option", exact=True).fill("retention.ms")
+    page.get_by_label("Name", exact=True).fill("retention.ms")
     page.get_by_label("Value").fill("123456")
-    page.get_by_role("button", name="Set the option").click()
-    resource = ConfigResource(ResourceKind.TOPIC, "made-here")
+    page.get_by_role("button", name="Set configuration").click()
+    resource = ConfigResource(ResourceKind.TOPIC, "created-here")
     expect(page.get_by_role("row", name=re.compile("^retention.ms"))).to_contain_text("this topic")
     assert admin.describe_configs([resource])[resource]["retention.ms"].value == "123456"
-    page.get_by_role("button", name="Back to the default").click()
-    confirm(page, "Back to the default")
+    page.get_by_role("button", name="Reset to default").click()
+    confirm(page, "Reset to default")
     eventually("the default", lambda: admin.describe_configs([resource])[resource]["retention.ms"].value != "123456")
 
-    page.get_by_label("Partitions in all").fill("3")
+    page.get_by_label("New number of partitions").fill("3")
     page.get_by_role("button", name="Add partitions").click()
     confirm(page, "Add partitions")
-    eventually("a third one", lambda: len(admin.describe_topics(["made-here"])["made-here"].partitions) == 3)
+    eventually(
+        "the third partition", lambda: len(admin.describe_topics(["created-here"])["created-here"].partitions) == 3
+    )
 
     with Producer(bootstrap_servers=broker.bootstrap) as producer:
-        producer.send("made-here", b"x", partition=1).result(20)
+        producer.send("created-here", b"x", partition=1).result(20)
     row = page.locator("tbody tr").filter(has=page.get_by_role("link", name="Messages")).nth(1)
     expect(row.locator("td").nth(5)).to_have_text("1")
     shot(page, "topic")
     page.get_by_role("button", name="Delete all records").click()
     confirm(page, "Delete all records")
-    first = TopicPartition("made-here", 1)
+    first = TopicPartition("created-here", 1)
     eventually("no records", lambda: admin.list_offsets({first: EARLIEST})[first].offset == 1)
 
-    page.get_by_role("button", name="Delete the topic").click()
+    page.get_by_role("button", name="Delete topic").click()
     dialog = page.get_by_role("alertdialog")
-    expect(dialog.get_by_role("button", name="Delete the topic")).to_be_disabled()
-    dialog.get_by_label("Type made-here to confirm").fill("made-here")
-    confirm(page, "Delete the topic")
+    expect(dialog.get_by_role("button", name="Delete topic")).to_be_disabled()
+    dialog.get_by_label("Type created-here to confirm").fill("created-here")
+    confirm(page, "Delete topic")
     expect(page.get_by_role("heading", level=1)).to_have_text("Topics")
-    assert "made-here" not in admin.list_topics()
+    assert "created-here" not in admin.list_topics()
 
 
-def test_what_is_not_confirmed_is_not_done(page: Page, admin):
+def test_unconfirmed_actions_are_not_run(page: Page, admin):
     topic = _topic(admin, "not-confirmed")
     page.goto(f"/topics/{topic}")
-    page.get_by_role("button", name="Delete the topic").click()
+    page.get_by_role("button", name="Delete topic").click()
     page.get_by_role("alertdialog").get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("alertdialog")).to_have_count(0)
     page.get_by_role("button", name="Delete all records").click()
@@ -101,38 +103,38 @@ def test_what_is_not_confirmed_is_not_done(page: Page, admin):
     assert topic in admin.list_topics()
 
 
-def test_an_error_stands_where_it_occurred_in_words(page: Page, admin):
+def test_errors_are_shown_next_to_the_form(page: Page, admin):
     topic = _topic(admin, "refusing")
     page.goto("/topics")
     page.get_by_label("Name").fill(topic)
-    page.get_by_role("button", name="Make the topic").click()
+    page.get_by_role("button", name="Create topic").click()
     expect(page.get_by_role("alert").filter(has_text="TOPIC_ALREADY_EXISTS")).to_be_visible()
     page.goto(f"/topics/{topic}")
-    page.get_by_label("Option", exact=True).fill("no.such.option")
+    page.get_by_label("Name", exact=True).fill("no.such.option")
     page.get_by_label("Value").fill("1")
-    page.get_by_role("button", name="Set the option").click()
+    page.get_by_role("button", name="Set configuration").click()
     expect(page.get_by_role("alert").filter(has_text="no.such.option")).to_be_visible()
     page.goto("/topics/not-there")
-    expect(page.get_by_text("There is no topic not-there.")).to_be_visible()
-    expect(page.get_by_role("button", name="Delete the topic")).to_be_hidden()
+    expect(page.get_by_text("Topic not-there does not exist.")).to_be_visible()
+    expect(page.get_by_role("button", name="Delete topic")).to_be_hidden()
 
 
-def test_a_record_that_is_typed_is_sent(page: Page, admin, broker, shot):
+def test_produce_form_sends_a_record(page: Page, admin, broker, shot):
     topic = _topic(admin, "typed")
     page.goto(f"/topics/{topic}/produce")
     page.get_by_role("textbox", name="Key", exact=True).fill("k1")
     page.get_by_label("Value", exact=True).fill('{"total": 1')
-    page.get_by_label("The value is").select_option("JSON")
+    page.get_by_label("Value format").select_option("JSON")
     page.get_by_label("Headers").fill("trace=abc\nsource=ui")
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("alert").filter(has_text="the value is no JSON")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="invalid value: not JSON")).to_be_visible()
     assert _end(admin, topic) == 0
     page.get_by_label("Value", exact=True).fill('{"total": 1}')
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_text("it is in partition 0 at offset 0")).to_be_visible()
+    expect(page.get_by_text("Sent to partition 0 at offset 0")).to_be_visible()
     assert _end(admin, topic) == 1
     shot(page, "produce")
-    page.get_by_role("link", name="Look at the newest messages").click()
+    page.get_by_role("link", name="Show the newest messages").click()
     row = page.locator("tbody tr")
     expect(row).to_have_count(1)
     expect(row).to_contain_text('k1{"total": 1}2')  # key, value, two headers

@@ -1,4 +1,4 @@
-"""The pages of transactions: what is open and what it holds back, and aborting it; the protocol says whether it is."""
+"""Transaction pages: open and hanging transactions, and aborting them. Effects are checked with an admin client."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ def open_transaction(broker, topic):
         yield producer, name
 
 
-def held(admin, topic):
+def beyond_lso(admin, topic):
     return held_back(admin, [TopicPartition(topic, 0)])
 
 
-def test_an_open_transaction_is_shown_with_what_it_holds_back_and_aborted_after_a_confirmation(
-    page: Page, broker, admin, shot
-):
+def test_open_transaction_is_shown_and_aborted_after_confirmation(page: Page, broker, admin, shot):
     topic = broker.create_topic(unique("txn"))
     with open_transaction(broker, topic) as (producer, name):
         with Producer(bootstrap_servers=broker.bootstrap) as other:
@@ -54,46 +52,46 @@ def test_an_open_transaction_is_shown_with_what_it_holds_back_and_aborted_after_
 
         row.get_by_role("button", name="Abort").click()
         page.get_by_role("button", name="Cancel").click()
-        assert held(admin, topic), "cancelled, and aborted all the same"
+        assert beyond_lso(admin, topic), "aborted although it was cancelled"
 
         row.get_by_role("link", name=name).click()
         expect(page.get_by_role("heading", level=1)).to_have_text(f"Transactional id {name}")
         expect(page.locator('[data-tile="State"]')).to_contain_text("Ongoing")
-        expect(page.locator('[data-tile="Holds back"]')).to_contain_text("3 records")
+        expect(page.locator('[data-tile="Beyond LSO"]')).to_contain_text("3 records")
         steps = page.locator("section").filter(has_text="State history")
         for state in ("Empty", "Ongoing", "PrepareCommit", "CompleteCommit"):
             expect(steps.get_by_role("row").filter(has_text=state).first).to_be_visible()
         shot(page, "transaction")
 
-        page.get_by_role("button", name="Abort the transaction").click()
+        page.get_by_role("button", name="Abort transaction").click()
         dialog = page.get_by_role("alertdialog")
         expect(dialog).to_contain_text(f"Abort the transaction of '{name}'")
-        dialog.get_by_role("button", name="Abort the transaction").click()
+        dialog.get_by_role("button", name="Abort transaction").click()
         expect(page.locator('[data-tile="Open for"]')).to_contain_text("not open")
         for state in ("PrepareAbort", "CompleteAbort"):
             expect(steps.get_by_role("row").filter(has_text=state)).to_be_visible()
-        assert not held(admin, topic)
+        assert not beyond_lso(admin, topic)
         assert admin.describe_transactions([name])[name].partitions == frozenset()
         with pytest.raises(FatalError):
             producer.commit_transaction()
 
 
-def test_a_hanging_transaction_is_marked_and_aborted_in_its_partition(page: Page, broker, admin):
+def test_hanging_transaction_is_listed_and_aborted_in_its_partition(page: Page, broker, admin):
     topic = broker.create_topic(unique("hanging"))
     plant_hanging(broker.bootstrap, topic, unique("lost"))
-    page.goto(f"/topics/{topic}")  # whoever looks at all partitions now knows of this one
+    page.goto(f"/topics/{topic}")  # makes the collector know the new partition
     expect(page.get_by_role("heading", level=1)).to_contain_text(topic)
     page.goto("/transactions")
     row = page.get_by_role("row").filter(has_text=topic)
     expect(row).to_contain_text("1 record", timeout=SECONDS_MAX * 1000)
     row.get_by_role("button", name="Abort").click()
     dialog = page.get_by_role("alertdialog")
-    expect(dialog).to_contain_text(f"Write an abort marker into {topic}-0")
-    dialog.get_by_role("button", name="Abort the transaction").click()
-    eventually("the marker", lambda: not held(admin, topic))
+    expect(dialog).to_contain_text(f"Write an abort marker to {topic}-0")
+    dialog.get_by_role("button", name="Abort transaction").click()
+    eventually("the marker", lambda: not beyond_lso(admin, topic))
     expect(row).to_have_count(0)
 
 
-def test_an_id_that_is_not_there_is_said_in_words(page: Page):
+def test_unknown_transactional_id_shows_an_error(page: Page):
     page.goto("/transaction?id=not%2Fthere")
-    expect(page.get_by_text("There is no transactional id 'not/there'")).to_be_visible()
+    expect(page.get_by_text("Unknown transactional id 'not/there'")).to_be_visible()

@@ -355,10 +355,10 @@ def test_a_batch_that_fills_behind_a_full_one_lingers_on():
 def test_a_node_is_ready_while_a_flush_is_on():
     rig = Rig(linger_ms=50)
     rig.send()
-    waiting = rig.accumulator.begin_flush()
+    waiting = rig.accumulator.begin_flush("flush")
     assert ready_nodes(rig) == [0]
     assert len(waiting) == 1
-    rig.accumulator.end_flush()
+    rig.accumulator.flushes.pop("flush")
     rig.turn(2)
     later = rig.send()
     assert ready_nodes(rig) == []
@@ -368,7 +368,7 @@ def test_a_node_is_ready_while_a_flush_is_on():
 def test_a_flush_does_not_wait_for_what_comes_after_it():
     rig = Rig(linger_ms=50)
     before = rig.send()
-    (waiting,) = rig.accumulator.begin_flush()
+    (waiting,) = rig.accumulator.begin_flush("flush")
     after = rig.send()
     assert before.batch is waiting
     assert after.batch is not waiting
@@ -392,7 +392,7 @@ def test_a_retry_waits_for_its_backoff_which_grows_even_when_in_a_hurry():
         batch.sent_to = 0
         rig.accumulator.reenqueue(batch, rig.clock.now_ms)
         assert batch.attempts == attempts
-        rig.accumulator.begin_flush()
+        rig.accumulator.begin_flush("flush")
         assert ready_nodes(rig) == []
         wait = rig.accumulator.ready(rig.metadata.cluster, rig.clock.now_ms).next_check_ms
         waits.append(wait)

@@ -21,6 +21,7 @@ from headrace import (
     TimedOutError,
 )
 from headrace.producer.buffer_pool import Claim
+from headrace.producer.steps import Steps
 from small_broker import SmallBroker
 
 SECONDS = 10
@@ -89,6 +90,19 @@ def test_records_arrive_in_order_and_their_futures_are_awaited(broker):
 
     asyncio.run(main())
     assert broker.values("t")[:1000] == [b"%d" % n for n in range(1000)]
+
+
+def test_which_plug_ins_there_are_is_not_asked_for_every_record(broker, monkeypatch):
+    asked: list[object] = []
+
+    async def main():
+        async with make(broker) as producer:
+            await producer.send_and_wait("topic", b"first")
+            monkeypatch.setattr(Steps, "are_none", property(asked.append))
+            await (await producer.send("topic", b"second"))
+
+    asyncio.run(main())
+    assert asked == []
 
 
 def test_callbacks_run_on_the_event_loop(broker):

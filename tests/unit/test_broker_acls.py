@@ -1,4 +1,4 @@
-"""Access rules: who wins, what follows from what, and that a change counts at once."""
+"""ACLs: precedence, implied operations and immediate effect."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.acls import Acl, AclFilter, Acls, Pattern, Permission
 from headrace.broker.context import Session
-from headrace.broker.security.acl_authorizer import DECISIONS_MAX, AclAuthorizer, authorizer_of
-from headrace.broker.security.authorizer import CLUSTER_NAME, Authorizer, Operation, Resource
+from headrace.broker.security.authorizer import (
+    CLUSTER_NAME,
+    DECISIONS_MAX,
+    AclAuthorizer,
+    Authorizer,
+    Operation,
+    Resource,
+    create_authorizer,
+)
 from headrace.errors import ConfigError
 
 ANN = Session("10.0.0.1", "PLAINTEXT", "User:ann")
@@ -49,7 +56,7 @@ class Rules:
         return self.authorizer.allows(session, operation, resource, name)
 
 
-def test_what_no_rule_allows_is_denied() -> None:
+def test_operations_without_an_acl_are_denied() -> None:
     rules = Rules(rule())
     assert rules.allow()
     assert not rules.allow(Operation.WRITE)
@@ -58,7 +65,7 @@ def test_what_no_rule_allows_is_denied() -> None:
     assert not rules.allow(resource=Resource.GROUP)
 
 
-def test_a_denial_wins_over_everything_that_is_allowed() -> None:
+def test_deny_takes_precedence_over_allow() -> None:
     denied = rule(permission=Permission.DENY)
     rules = Rules(rule(), rule("*", operation=Operation.ALL), denied)
     assert not rules.allow()
@@ -68,25 +75,25 @@ def test_a_denial_wins_over_everything_that_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("granting", [Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER])
-def test_who_may_use_something_may_see_it(granting) -> None:
+def test_read_write_delete_and_alter_imply_describe(granting) -> None:
     rules = Rules(rule(operation=granting))
     assert rules.allow(Operation.DESCRIBE)
     assert not rules.allow(Operation.DESCRIBE_CONFIGS)
 
 
-def test_who_may_change_options_may_see_them() -> None:
+def test_alter_configs_implies_describe_configs() -> None:
     rules = Rules(rule(operation=Operation.ALTER_CONFIGS))
     assert rules.allow(Operation.DESCRIBE_CONFIGS)
     assert not rules.allow(Operation.DESCRIBE)
 
 
-def test_a_denied_use_leaves_the_right_to_see_it() -> None:
+def test_denying_an_operation_does_not_deny_describe() -> None:
     rules = Rules(rule(operation=Operation.WRITE), rule(permission=Permission.DENY))
     assert rules.allow(Operation.DESCRIBE)
     assert not rules.allow(Operation.READ)
 
 
-def test_rules_for_prefixes_for_all_names_for_all_users_and_for_hosts() -> None:
+def test_acls_match_prefixes_wildcards_users_and_hosts() -> None:
     rules = Rules(
         rule("logs-", pattern=Pattern.PREFIXED),
         rule("logs-secret", permission=Permission.DENY),
@@ -103,7 +110,7 @@ def test_rules_for_prefixes_for_all_names_for_all_users_and_for_hosts() -> None:
     assert not rules.allow(name="far")
 
 
-def test_a_change_of_the_rules_counts_at_once() -> None:
+def test_a_changed_acl_takes_effect_at_once() -> None:
     rules = Rules()
     assert not rules.allow()
     rules.add(rule())
@@ -112,19 +119,19 @@ def test_a_change_of_the_rules_counts_at_once() -> None:
     assert not rules.allow()
 
 
-def test_super_users_may_do_everything_whatever_the_rules_say() -> None:
+def test_super_users_are_never_denied() -> None:
     rules = Rules(rule(permission=Permission.DENY), super_users=frozenset({"User:ann"}))
     assert rules.allow()
     assert rules.allow(Operation.ALTER, CLUSTER_NAME, resource=Resource.CLUSTER)
 
 
-def test_what_no_rule_is_about_may_be_open_to_everybody() -> None:
+def test_resources_without_acls_may_be_open_by_option() -> None:
     rules = Rules(rule("mine"), open_by_default=True)
     assert rules.allow(name="yours", session=BOB)
-    assert not rules.allow(name="mine", session=BOB)  # there is a rule, and it is not for bob
+    assert not rules.allow(name="mine", session=BOB)  # there is an ACL, but not for bob
 
 
-def test_remembered_decisions_are_bounded() -> None:
+def test_the_decision_cache_is_bounded() -> None:
     rules = Rules(rule())
     for number in range(DECISIONS_MAX + 10):
         rules.allow(name=f"made-up-{number}")
@@ -169,12 +176,12 @@ def test_remembered_decisions_are_bounded() -> None:
         ),
     ],
 )
-def test_a_producer_without_transactions_needs_a_topic_to_write_to_or_the_older_right(rules, allowed) -> None:
+def test_idempotent_writes_require_a_writable_topic_or_idempotent_write(rules, allowed) -> None:
     assert Rules(*rules).authorizer.allows_idempotent_write(ANN) is allowed
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("changes", "expected"),
     [
         ({}, {"orders", "or", "*", "group"}),
         ({"resource": Resource.TOPIC}, {"orders", "or", "*"}),
@@ -188,7 +195,7 @@ def test_a_producer_without_transactions_needs_a_topic_to_write_to_or_the_older_
         ({"host": "10.0.0.1"}, set()),
     ],
 )
-def test_filters_find_the_rules_they_describe(wanted, found) -> None:
+def test_filters_match_acls(changes, expected) -> None:
     rules = Rules(
         rule("orders"),
         rule("or", pattern=Pattern.PREFIXED, principal="User:bob"),
@@ -196,10 +203,10 @@ def test_filters_find_the_rules_they_describe(wanted, found) -> None:
         rule("group", resource=Resource.GROUP, operation=Operation.WRITE),
     )
     anything = AclFilter(Resource.ANY, None, Pattern.ANY, None, None, Operation.ANY, Permission.ANY)
-    assert {acl.name for acl in rules.acls.matching(anything._replace(**wanted))} == found
+    assert {acl.name for acl in rules.acls.matching(anything._replace(**changes))} == expected
 
 
-def test_rules_are_there_after_a_restart(tmp_path: Path) -> None:
+def test_acls_survive_a_restart(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog")
     catalog.record(Acls.creation(rule()), Acls.creation(rule("gone")))
     catalog.record(Acls.deletion(rule("gone")))
@@ -209,16 +216,18 @@ def test_rules_are_there_after_a_restart(tmp_path: Path) -> None:
     assert [*again.acls.snapshot()] == [Acls.creation(rule())]
 
 
-def test_the_options_choose_the_authorizer() -> None:
-    assert type(authorizer_of(resolve(), Acls())) is Authorizer
+def test_the_option_selects_the_authorizer() -> None:
+    assert type(create_authorizer(resolve(), Acls())) is Authorizer
     for name in ("acl", "org.apache.kafka.metadata.authorizer.StandardAuthorizer"):
         config = resolve(("file", {"authorizer.class.name": name, "super.users": "User:ann;User:CN=x,O=y"}))
-        chosen = authorizer_of(config, Acls())
-        assert chosen.keeps_rules
+        chosen = create_authorizer(config, Acls())
+        assert chosen.has_acls
         assert chosen.allows(ANN, Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME)
         assert chosen.allows(Session("", "", "User:CN=x,O=y"), Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME)
         assert not chosen.allows(BOB, Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME)
-    with pytest.raises(ConfigError, match=r"authorizer\.class\.name is 'mine'; it may be empty, or one of acl"):
-        authorizer_of(resolve(("file", {"authorizer.class.name": "mine"})), Acls())
-    with pytest.raises(ConfigError, match=r"super\.users has 'ann'; each must be User:name"):
-        authorizer_of(resolve(("file", {"authorizer.class.name": "acl", "super.users": "ann"})), Acls())
+    with pytest.raises(
+        ConfigError, match=r"invalid authorizer\.class\.name 'mine': expected an empty value or one of acl"
+    ):
+        create_authorizer(resolve(("file", {"authorizer.class.name": "mine"})), Acls())
+    with pytest.raises(ConfigError, match=r"invalid super\.users entry 'ann': expected User:name"):
+        create_authorizer(resolve(("file", {"authorizer.class.name": "acl", "super.users": "ann"})), Acls())

@@ -1,4 +1,4 @@
-"""What the options of a listener come to: certificates, mechanisms, users. What cannot work is said at the start."""
+"""The security options of a listener: certificates, mechanisms, users, and errors at start."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fake_internal import HandClock
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog.users import Users
 from headrace.broker.security.authenticator import Authenticator
-from headrace.broker.security.oauth import BearerToken
-from headrace.broker.security.sessions import gate_of
+from headrace.broker.security.mechanisms import BearerToken
+from headrace.broker.security.sasl import sasl_of
 from headrace.broker.server.listener import Listener
 from headrace.errors import BrokerError, Code, ConfigError
 
@@ -36,16 +36,16 @@ def prepared(protocol: str, **options: object) -> tuple[Authenticator, Listener]
 
 
 def logged_in(made: tuple[Authenticator, Listener], mechanism: str, token: bytes) -> str | Code:
-    """The principal that one token makes, or the code that it is refused with."""
+    """Return the principal after one token, or the error code."""
 
     async def scenario() -> str | Code:
         authenticator, listener = made
         session = authenticator.session(listener)
-        gate = gate_of(session)
-        assert gate is not None
-        await gate.choose(mechanism, bare_tokens=False)
+        sasl = sasl_of(session)
+        assert sasl is not None
+        await sasl.choose(mechanism, bare_tokens=False)
         try:
-            await gate.token(token)
+            await sasl.token(token)
         except BrokerError as error:
             return Code(error.code)
         return session.principal
@@ -53,9 +53,9 @@ def logged_in(made: tuple[Authenticator, Listener], mechanism: str, token: bytes
     return asyncio.run(scenario())
 
 
-def test_a_listener_without_sasl_asks_nobody() -> None:
+def test_a_listener_without_sasl_has_anonymous_sessions() -> None:
     authenticator, listener = prepared("PLAINTEXT")
-    assert gate_of(authenticator.session(listener)) is None
+    assert sasl_of(authenticator.session(listener)) is None
     assert authenticator.tls(listener) is None
 
 
@@ -87,13 +87,13 @@ def test_the_users_of_plain_come_from_options(options, tmp_path, monkeypatch) ->
     assert logged_in(made, "PLAIN", b"\0ann\0wrong") == Code.SASL_AUTHENTICATION_FAILED
 
 
-def test_without_any_user_nobody_is_let_in(monkeypatch) -> None:
+def test_without_users_every_login_fails(monkeypatch) -> None:
     made = prepared("SASL_PLAINTEXT")
     monkeypatch.setattr(made[0]._clock, "call_later", lambda _, callback, *arguments: callback(*arguments))
     assert logged_in(made, "PLAIN", b"\0ann\0secret") == Code.SASL_AUTHENTICATION_FAILED
 
 
-def test_tokens_are_checked_by_whom_the_options_name() -> None:
+def test_tokens_are_checked_by_the_configured_validator() -> None:
     made = prepared(
         "SASL_PLAINTEXT",
         sasl_enabled_mechanisms="OAUTHBEARER",
@@ -105,16 +105,16 @@ def test_tokens_are_checked_by_whom_the_options_name() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sasl_enabled_mechanisms": ""}, "names none of PLAIN"),
+        ({"sasl_enabled_mechanisms": ""}, "is empty: set some of PLAIN"),
         ({"sasl_enabled_mechanisms": "GSSAPI"}, "Kerberos is not supported"),
-        ({"sasl_enabled_mechanisms": "OAUTHBEARER"}, "needs somebody to check tokens"),
-        ({"sasl_plain_users": "verysecret"}, "each must be user:password"),
+        ({"sasl_enabled_mechanisms": "OAUTHBEARER"}, "needs a token validator"),
+        ({"sasl_plain_users": "verysecret"}, "expected user:password pairs"),
         ({"sasl_jaas_config": "verysecret"}, "expected `<login module> required"),
-        ({"plain__sasl__server__callback__handler__class": "no.such.thing"}, "cannot find no.such.thing"),
-        ({"plain__sasl__server__callback__handler__class": "os.sep"}, "it may be a function"),
+        ({"plain__sasl__server__callback__handler__class": "no.such.thing"}, "cannot import no.such.thing"),
+        ({"plain__sasl__server__callback__handler__class": "os.sep"}, "expected a function"),
     ],
 )
-def test_what_cannot_work_is_said_without_secrets(options, words) -> None:
+def test_invalid_options_are_reported_without_secrets(options, words) -> None:
     with pytest.raises(ConfigError) as caught:
         prepared("SASL_PLAINTEXT", **options)
     assert words in str(caught.value)
@@ -161,7 +161,7 @@ def test_a_certificate_may_be_a_file_two_files_or_text(pems) -> None:
         assert listener.tls.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_clients_are_asked_for_certificates_as_the_options_say(pems) -> None:
+def test_ssl_client_auth_selects_the_verify_mode(pems) -> None:
     for word, mode in (("requested", ssl.CERT_OPTIONAL), ("required", ssl.CERT_REQUIRED)):
         _, listener = prepared(
             "SSL",
@@ -189,7 +189,7 @@ def test_protocols_and_suites_are_limited(pems) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "needs a certificate"),
+        ({}, "has no certificate"),
         ({"ssl_keystore_location": "{}/nowhere.pem"}, "cannot read"),
         ({"ssl_keystore_location": "{}/store.jks"}, "expected PEM"),
         ({"ssl_keystore_location": "{}/one.pem"}, "cannot be used"),
@@ -201,8 +201,11 @@ def test_protocols_and_suites_are_limited(pems) -> None:
             {"ssl_keystore_location": "{}/one.pem", "ssl_key_location": "{}/locked.key"},
             "needs ssl.key.password",
         ),
-        ({"ssl_keystore_location": "{}/both.pem", "ssl_enabled_protocols": "SSLv3"}, "choose from TLSv1.2, TLSv1.3"),
-        ({"ssl_keystore_location": "{}/both.pem", "ssl_cipher_suites": "NO_WITH_SUCH"}, "OpenSSL knows none"),
+        (
+            {"ssl_keystore_location": "{}/both.pem", "ssl_enabled_protocols": "SSLv3"},
+            "expected some of TLSv1.2, TLSv1.3",
+        ),
+        ({"ssl_keystore_location": "{}/both.pem", "ssl_cipher_suites": "NO_WITH_SUCH"}, "OpenSSL supports none"),
         (
             {
                 "ssl_keystore_location": "{}/both.pem",
@@ -213,6 +216,6 @@ def test_protocols_and_suites_are_limited(pems) -> None:
         ),
     ],
 )
-def test_certificates_that_cannot_be_used_are_refused_at_the_start(pems, options, words) -> None:
+def test_invalid_certificates_are_rejected_at_start(pems, options, words) -> None:
     with pytest.raises(ConfigError, match=words):
         prepared("SSL", **{name: value.format(pems) for name, value in options.items()})

@@ -1,4 +1,4 @@
-"""Options of topics and brokers: which value counts, where it comes from, and what may be changed."""
+"""Options of topics and brokers: precedence, sources and changes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from headrace.broker.broker_options import BROKER_OPTIONS, resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import BROKER, TOPIC
-from headrace.broker.config_changes import Change, Op, change, replace_all
 from headrace.broker.configs import DYNAMIC, Configurations, Entry, ResourceType, Source
+from headrace.broker.handlers.configs import ConfigChange, Op, alter_options, replace_all
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.errors import BrokerError, Code
 
@@ -35,7 +35,7 @@ class Rig:
         return next(entry for entry in self.configurations.of_broker(name) if entry.option.name == option)
 
     def change(self, *changes: tuple[str, Op, str | None], kind=ResourceType.TOPIC, name="orders", dry=False) -> None:
-        change(self.broker, kind, name, [Change(*row) for row in changes], validate_only=dry)
+        alter_options(self.broker, kind, name, [ConfigChange(*row) for row in changes], validate_only=dry)
 
     def set(self, option: str, value: str, **where: Any) -> None:
         self.change((option, Op.SET, value), **where)
@@ -54,14 +54,14 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-def test_every_option_is_there_with_its_default(rig) -> None:
-    found = {entry.option.name: entry for entry in rig.configurations.of_topic("orders")}
-    assert found.keys() == {name for name in TOPIC_OPTIONS if not name.startswith("internal.")}
-    assert all(entry.source == Source.DEFAULT for entry in found.values())
+def test_every_option_has_its_default(rig) -> None:
+    entries = {entry.option.name: entry for entry in rig.configurations.of_topic("orders")}
+    assert entries.keys() == {name for name in TOPIC_OPTIONS if not name.startswith("internal.")}
+    assert all(entry.source == Source.DEFAULT for entry in entries.values())
     assert {entry.option.name for entry in rig.configurations.of_broker(str(NODE))} == BROKER_OPTIONS.keys()
 
 
-def test_a_value_comes_from_the_nearest_place_that_has_one(tmp_path) -> None:
+def test_the_most_specific_value_applies(tmp_path) -> None:
     rig = Rig(tmp_path, message_max_bytes="1000")
     assert (rig.topic("max.message.bytes").value, rig.topic("max.message.bytes").source) == (
         "1000",
@@ -92,14 +92,14 @@ def test_a_value_comes_from_the_nearest_place_that_has_one(tmp_path) -> None:
     assert rig.topic("max.message.bytes").value == "1000"
 
 
-def test_a_time_may_be_set_in_another_unit(tmp_path) -> None:
+def test_a_duration_may_be_set_in_another_unit(tmp_path) -> None:
     rig = Rig(tmp_path, log_retention_hours="24")
     entry = rig.topic("retention.ms")
     assert (entry.value, entry.source) == (str(DAY_MS), Source.STATIC_BROKER)
     assert entry.synonyms[0] == ("log.retention.hours", "24", Source.STATIC_BROKER)
 
 
-def test_secrets_are_not_told(tmp_path) -> None:
+def test_secrets_are_hidden(tmp_path) -> None:
     rig = Rig(tmp_path, ssl_key_password="verysecret")
     entry = rig.node("ssl.key.password")
     assert entry.is_sensitive
@@ -108,7 +108,7 @@ def test_secrets_are_not_told(tmp_path) -> None:
     assert not any("verysecret" in str((row.value, row.synonyms)) for row in rig.configurations.of_broker(str(NODE)))
 
 
-def test_only_what_can_change_at_run_time_is_not_read_only(rig) -> None:
+def test_only_dynamic_options_are_writable(rig) -> None:
     assert not rig.node("log.retention.ms").read_only
     assert rig.node("listeners").read_only
     assert BROKER_OPTIONS.keys() >= DYNAMIC
@@ -117,14 +117,14 @@ def test_only_what_can_change_at_run_time_is_not_read_only(rig) -> None:
     assert caught.value.code == Code.INVALID_REQUEST
 
 
-def test_lists_are_added_to_and_taken_from(rig) -> None:
+def test_lists_support_append_and_subtract(rig) -> None:
     rig.change(("cleanup.policy", Op.APPEND, "compact"))
     assert rig.own == {"cleanup.policy": "delete,compact"}
     rig.change(("cleanup.policy", Op.APPEND, "compact"))
     assert rig.own == {"cleanup.policy": "delete,compact"}
     rig.change(("cleanup.policy", Op.SUBTRACT, "delete"))
     assert rig.own == {"cleanup.policy": "compact"}
-    with pytest.raises(BrokerError, match=r"retention\.ms is no list: APPEND") as caught:
+    with pytest.raises(BrokerError, match=r"APPEND is invalid for retention\.ms: it is not a list") as caught:
         rig.change(("retention.ms", Op.APPEND, "5"))
     assert caught.value.code == Code.INVALID_CONFIG
 
@@ -137,11 +137,15 @@ def test_lists_are_added_to_and_taken_from(rig) -> None:
         ([("retention.sm", Op.SET, "5")], Code.INVALID_CONFIG, "did you mean 'retention.ms'?"),
         ([("retention.sm", Op.DELETE, None)], Code.INVALID_CONFIG, "did you mean 'retention.ms'?"),
         ([("retention.ms", Op.SET, None)], Code.INVALID_REQUEST, "retention.ms has no value"),
-        ([("retention.ms", 9, "5")], Code.INVALID_REQUEST, "there is no operation 9"),
-        ([("retention.ms", Op.SET, "5"), ("retention.ms", Op.SET, "6")], Code.INVALID_REQUEST, "twice"),
+        ([("retention.ms", 9, "5")], Code.INVALID_REQUEST, "invalid operation 9"),
+        (
+            [("retention.ms", Op.SET, "5"), ("retention.ms", Op.SET, "6")],
+            Code.INVALID_REQUEST,
+            "duplicate option retention.ms",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(rig, changes, code, words) -> None:
+def test_an_invalid_change_is_rejected_as_a_whole(rig, changes, code, words) -> None:
     with pytest.raises(BrokerError) as caught:
         rig.change(("segment.ms", Op.SET, "7"), *changes)
     assert caught.value.code == code
@@ -149,14 +153,14 @@ def test_what_cannot_be_is_refused_and_changes_nothing(rig, changes, code, words
     assert rig.own == {}
 
 
-def test_a_dry_run_says_yes_or_no_and_changes_nothing(rig) -> None:
+def test_validate_only_changes_nothing(rig) -> None:
     rig.change(("retention.ms", Op.SET, "5"), dry=True)
     assert rig.own == {}
     with pytest.raises(BrokerError):
         rig.change(("retention.ms", Op.SET, "never"), dry=True)
 
 
-def test_replacing_takes_back_what_is_not_named(rig) -> None:
+def test_replacing_deletes_options_that_are_omitted(rig) -> None:
     rig.set("retention.ms", "5")
     replace_all(rig.broker, ResourceType.TOPIC, "orders", {"segment.ms": "6"}, validate_only=False)
     assert rig.own == {"segment.ms": "6"}
@@ -166,7 +170,7 @@ def test_replacing_takes_back_what_is_not_named(rig) -> None:
     assert rig.own == {}
 
 
-def test_a_change_that_changes_nothing_is_not_recorded(rig) -> None:
+def test_an_unchanged_value_is_not_recorded(rig) -> None:
     rig.set("retention.ms", "5")
     heard: list[object] = []
     rig.catalog.listeners.append(heard.append)
@@ -177,7 +181,7 @@ def test_a_change_that_changes_nothing_is_not_recorded(rig) -> None:
     assert heard == [rig.catalog.configs.change(TOPIC, "orders", {"retention.ms": "6"})]
 
 
-def test_the_current_configuration_has_what_was_changed_since_the_start(rig) -> None:
+def test_the_current_configuration_includes_dynamic_changes(rig) -> None:
     assert rig.configurations.current() is rig.broker.config
     rig.set("log.retention.ms", "5", **ON_ALL)
     rig.set("log.retention.ms", "6", **ON_NODE)
@@ -185,6 +189,6 @@ def test_the_current_configuration_has_what_was_changed_since_the_start(rig) -> 
     assert rig.catalog.configs.of(BROKER, "") == {"log.retention.ms": "5"}
 
 
-def test_another_broker_is_not_here(rig) -> None:
+def test_options_of_another_broker_are_rejected(rig) -> None:
     with pytest.raises(BrokerError, match="there is no broker '9' here; this is broker 1"):
         next(rig.configurations.of_broker("9"))

@@ -12,7 +12,7 @@ from headrace.broker import fetching
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import PartitionPlace, Topics
 from headrace.broker.cluster.leader_fetcher import common_end
-from headrace.broker.fetching import Limits, Read, Replica, Wanted
+from headrace.broker.fetching import FetchLimits, PartitionFetch, Read, Replica
 from headrace.broker.log import LogConfig, Origin
 from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import ReplicaManager
@@ -62,9 +62,9 @@ class Node:
     def fetch_from(self, leader: Node) -> Read:
         """One fetch of a follower, and what it does with the answer."""
         log = self.log
-        wanted = Wanted(0, log.end_offset, 1 << 20, self.partition.leader_epoch, log.latest_epoch)
+        wanted = PartitionFetch(0, log.end_offset, 1 << 20, self.partition.leader_epoch, log.latest_epoch)
         wanted.partition = leader.partition
-        limits = Limits(1, 1 << 20, False, Replica(self.node_id, -1, leader.replicas.follower_fetched))
+        limits = FetchLimits(1, 1 << 20, False, Replica(self.node_id, -1, leader.replicas.follower_fetched))
         (read,), _ = fetching.read_all([wanted], limits)
         if read.diverging is not None:
             log.truncate(common_end(log, *read.diverging))

@@ -16,7 +16,7 @@ from headrace.broker.catalog.topics import PartitionPlace, Topics
 from headrace.broker.cluster.cluster import Cluster
 from headrace.broker.cluster.follower_sessions import FollowerSessions
 from headrace.broker.cluster.in_sync import InSyncSets
-from headrace.broker.fetching import Read, Wanted
+from headrace.broker.fetching import PartitionFetch, Read
 from headrace.broker.log import LogConfig, Origin
 from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import ReplicaManager
@@ -207,7 +207,7 @@ def test_a_session_tells_each_thing_once_and_what_is_marked_again(tmp_path):
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
         place = (rig.partition.topic_id, 0)
-        session.take(place, Wanted(0, 0, 1000, partition=rig.partition))
+        session.take(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
         due = session.due([place])
         assert [*due] == [place]
         quiet = Read(b"", 0, 0, 0)
@@ -231,7 +231,7 @@ def test_a_fetch_that_waits_is_woken_by_records_but_not_by_the_high_watermark(tm
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
         place = (rig.partition.topic_id, 0)
-        session.take(place, Wanted(0, 0, 1000, partition=rig.partition))
+        session.take(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
         session.due([place])
         waiting = asyncio.create_task(session.wait(rig.clock, 500))
         await rig.clock.run()

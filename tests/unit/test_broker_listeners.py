@@ -1,4 +1,4 @@
-"""Where a broker listens and what it tells its clients; which partition a coordinator's key belongs to."""
+"""Listeners: bound and advertised addresses; the partition of a coordinator key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def listeners(**options: str):
     return listeners_of(resolve(("argument", {name.replace("_", "."): value for name, value in options.items()})))
 
 
-def test_by_default_only_this_machine_gets_in():
+def test_by_default_only_localhost_is_bound():
     (listener,) = listeners()
     assert (listener.name, listener.host, listener.port, listener.address) == (
         "PLAINTEXT",
@@ -22,24 +22,24 @@ def test_by_default_only_this_machine_gets_in():
         9092,
         "127.0.0.1:9092",
     )
-    assert not listener.wants_tls
-    assert not listener.wants_sasl
+    assert not listener.uses_tls
+    assert not listener.uses_sasl
 
 
-def test_listeners_have_names_protocols_and_addresses_of_their_own():
-    found = listeners(
+def test_listeners_have_names_protocols_and_addresses():
+    result = listeners(
         listeners="INSIDE://127.0.0.1:9092,outside://:9093,SSL://[::1]:0,CONTROLLER://:9099",
         advertised_listeners="OUTSIDE://kafka.example:19093",
         listener_security_protocol_map="INSIDE:PLAINTEXT, outside:sasl_ssl, SSL:SSL",
         controller_listener_names="CONTROLLER",
     )
-    assert [(one.name, one.host, one.port, one.security_protocol) for one in found] == [
+    assert [(item.name, item.host, item.port, item.security_protocol) for item in result] == [
         ("INSIDE", "127.0.0.1", 9092, "PLAINTEXT"),
         ("OUTSIDE", "", 9093, "SASL_SSL"),
         ("SSL", "::1", 0, "SSL"),
     ]
-    assert [one.address for one in found] == ["127.0.0.1:9092", "kafka.example:19093", "[::1]:0"]
-    assert [(one.wants_tls, one.wants_sasl) for one in found] == [(False, False), (True, True), (True, False)]
+    assert [item.address for item in result] == ["127.0.0.1:9092", "kafka.example:19093", "[::1]:0"]
+    assert [(item.uses_tls, item.uses_sasl) for item in result] == [(False, False), (True, True), (True, False)]
 
 
 @pytest.mark.parametrize(
@@ -48,15 +48,15 @@ def test_listeners_have_names_protocols_and_addresses_of_their_own():
         ({"listeners": "127.0.0.1:9092"}, "NAME://host:port"),
         ({"listeners": "PLAINTEXT://127.0.0.1:99999"}, "NAME://host:port"),
         ({"listeners": "PLAINTEXT://127.0.0.1"}, "NAME://host:port"),
-        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "twice"),
+        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "duplicate listener PLAINTEXT"),
         ({"listeners": "MINE://a:1"}, "listener.security.protocol.map"),
         ({"listener_security_protocol_map": "PLAINTEXT:KERBEROS"}, "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
-        ({"advertised_listeners": "SSL://a:1"}, "which listeners has not"),
+        ({"advertised_listeners": "SSL://a:1"}, "listener SSL is not in listeners"),
         ({"advertised_listeners": "PLAINTEXT://0.0.0.0:9092"}, "cannot connect to '0.0.0.0'"),
         ({"listeners": "CONTROLLER://:1", "controller_listener_names": "CONTROLLER"}, "no listener"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_said(options, said):
+def test_invalid_listeners_are_rejected(options, said):
     with pytest.raises(ConfigError, match=said):
         listeners(**options)
 
@@ -70,4 +70,4 @@ def test_the_hash_of_a_text_is_javas():
     assert java_string_hash("😀") == 1772899  # two units of UTF-16
     assert coordinator_partition("polygenelubricants", 50) == 0
     assert java_string_hash("my-group") == -1906497762
-    assert coordinator_partition("my-group", 50) == 12  # as in many a log of Kafka's
+    assert coordinator_partition("my-group", 50) == 12  # as in Kafka

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from fake_internal import START_MS
 from headrace.broker.log import compaction
 from headrace.broker.log.copying import DELETE_HORIZON
-from headrace.errors import BrokerError, Code
+from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import Producer
 from log_rig import LogRig, batch, batches_of, committed_values, keys_and_values, rows_of, state_of
@@ -487,6 +488,84 @@ def test_a_crash_at_any_step_of_the_exchange_loses_nothing(rig, tmp_path, monkey
         seen = committed_values(found)
         assert keys_and_values(row for row in rows_of(found) if row.value in seen) == expected
         assert not [path for path in found.directory.iterdir() if path.suffix in (".swap", ".cleaned")]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "emptied"])
+def test_a_damaged_swap_file_does_not_replace_the_segments_it_was_made_of(rig, tmp_path, monkeypatch, damage, caplog):
+    log = prepared(rig)
+    originals = rows_of(log)
+    steps: list[tuple[Path, int]] = []  # a copy of the folders, and which segment is damaged
+    real = os.replace
+
+    def copied(*args):
+        real(*args)
+        if swaps := list(log.directory.glob("*.log.swap")):
+            root = tmp_path / f"step-{len(steps)}"
+            shutil.copytree(rig.root, root)
+            path = root / "t-0" / swaps[0].name
+            steps.append((root, int(path.name.split(".")[0])))
+            data = bytearray(path.read_bytes())
+            if damage == "flipped" and data:
+                data[-5] ^= 1
+            path.write_bytes({"flipped": data, "cut": data[:-1], "emptied": b""}[damage])
+
+    plan = compaction.plan(log, rig.clock.time_ms())
+    assert plan is not None
+    result = compaction.run(plan)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", copied)
+        compaction.swap_in(log, plan, result)
+    assert len(steps) > 5
+    bases = [copied.fresh.base_offset for copied in result.copies]
+    ends = dict(zip(bases, [*bases[1:], plan.end_offset], strict=True))
+    for root, base_offset in steps:
+        caplog.clear()
+        found = LogRig(root, rig.clock).log(**COMPACT)
+        span = range(base_offset, ends[base_offset])
+        assert [row for row in rows_of(found) if row.offset in span] == [row for row in originals if row.offset in span]
+        assert found.end_offset == log.end_offset
+        assert ".log.swap is kept as" in caplog.text
+        assert list(found.directory.glob("*.log.damaged"))
+        assert not [path for path in found.directory.iterdir() if path.suffix in (".swap", ".cleaned", ".deleted")]
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_second_crash_while_originals_are_brought_back_loses_nothing(rig, tmp_path, monkeypatch, renames):
+    log = rig.log(**COMPACT)
+    for n in range(3):
+        put(rig, log, b"k%d" % n, b"v%d" % n)
+        log.roll()
+    originals, real = rows_of(log), os.replace
+    plan = compaction.plan(log, rig.clock.time_ms())
+    assert plan is not None
+    result = compaction.run(plan)
+
+    def crash(source, target):
+        if str(target).endswith(".log"):  # the copy is about to take the place of the originals
+            shutil.copytree(rig.root, tmp_path / "first")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        compaction.swap_in(log, plan, result)
+    (path,) = (tmp_path / "first" / "t-0").glob("*.log.swap")
+    path.write_bytes(path.read_bytes()[:-1])
+    left = renames
+
+    def limited(source, target):
+        nonlocal left
+        if str(source).endswith(".deleted"):
+            if not left:
+                raise OSError("crashed")
+            left -= 1
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", limited)
+        with pytest.raises(IllegalStateError, match="crashed"):
+            LogRig(tmp_path / "first", rig.clock)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    assert rows_of(LogRig(tmp_path / "second", rig.clock).log(**COMPACT)) == originals
 
 
 @pytest.mark.parametrize("event", ["truncate", "retention"])

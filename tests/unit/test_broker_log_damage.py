@@ -14,11 +14,13 @@ import pytest
 
 from headrace.broker.log import manager as manager_module
 from headrace.broker.log.files import replace_file
+from headrace.broker.log.producer_state import ProducerState
 from headrace.broker.log.recovery import PartitionFacts
+from headrace.broker.log.snapshots import write_snapshot
 from headrace.broker.log.validation import Origin
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.records import Producer, read_batches
-from log_rig import LogRig, batch, committed_values, find_by_time, read_all, state_of, values_of
+from log_rig import LogRig, batch, committed_values, find_by_time, read_all, state_of, values_of, visible
 
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
 
@@ -513,17 +515,209 @@ def test_a_last_segment_of_another_partition_is_named_after_a_crash(rig, compact
     assert f"t-0/{path.name}" in caplog.text
 
 
-def test_gaps_that_compaction_left_in_a_replica_are_no_damage(rig, caplog):
+def test_a_last_segment_with_lower_offsets_than_its_name_is_not_served_after_a_crash(rig, caplog):
+    log, other = rig.log(), rig.log("u")
+    for n in range(5):
+        rig.append(log, b"value %d" % n)
+    for n in range(8):
+        rig.append(other, b"other %d" % n)
+    log.roll()
+    rig.append(log, b"last")
+    rig.facts = PartitionFacts(is_alone=True)
+    path = rig.root / "t-0" / f"{5:020d}.log"
+    shutil.copyfile(rig.root / "u-0" / f"{0:020d}.log", path)
+    data = path.read_bytes()
+    found = rig.crash().log()
+    assert values_of(found) == [b"value %d" % n for n in range(5)]
+    assert [each.read_bytes() for each in found.directory.glob("*.damaged")] == [data]
+    assert f"t-0/{path.name}" in caplog.text
+
+
+@pytest.mark.parametrize("records", [1, 3, 9])
+@pytest.mark.parametrize("first", [3, 5, 6, 9])
+def test_no_record_of_another_partition_is_served_after_a_clean_stop(rig, first, records, caplog):
+    log, other = rig.log(), rig.log("u")
+    for n in range(5):
+        rig.append(log, b"value %d" % n)
+    for n in range(first):
+        rig.append(other, b"before %d" % n)
+    for each, count in ((log, 3), (other, records)):
+        each.roll()
+        for n in range(count):
+            rig.append(each, b"last %d of %s" % (n, each.topic.encode()))
+    path, source = rig.root / "t-0" / f"{5:020d}.log", rig.root / "u-0" / f"{first:020d}.log"
+    again = stop_and(rig, lambda: shutil.copyfile(source, path))
+    for attempt in (again, stop_and(again, lambda: None)):
+        found = attempt.log()
+        assert readable(found) == {n: b"value %d" % n for n in range(5)}
+        assert found.end_offset == 8
+    assert caplog.text.count("t-0: offsets 5 to 7 are lost or damaged") == 2, "every start says so"
+    assert path.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("is_compacted", [True, False], ids=["compacted still", "not any more"])
+def test_gaps_that_compaction_left_in_a_replica_are_no_damage(rig, is_compacted, caplog):
     leader, follower = rig.log("leader"), rig.log()
     for n in range(20):
         rig.append(leader, b"value %d" % n)
     for each in [*leader.batches()][::3]:
         follower.append(each.view, origin=Origin.REPLICATION)
     records = readable(follower)
-    rig.facts = PartitionFacts(is_alone=True)
+    rig.facts = PartitionFacts(is_alone=True, is_contiguous=not is_compacted)
     found = rig.crash().log()
     assert readable(found) == records
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+# --- transactions whose marker may be lost ---
+
+P, Q = 2, 3  # producers
+HOW = ["crash", "crash after a flush", "clean stop"]
+
+
+def open_again(rig: LogRig, how: str, damage: Callable[[], object]) -> LogRig:
+    """Stop in one of the ways of HOW, damage the files, and start again, without other replicas."""
+    rig.facts = PartitionFacts(is_alone=True)
+    if how == "crash":
+        damage()
+        return rig.crash()
+    return stop_and(rig, damage, clean=how == "clean stop")
+
+
+def opened(rig: LogRig):
+    """The log, as soon as everything in it counts as replicated."""
+    log = rig.log()
+    log.advance_high_watermark(log.end_offset)
+    return log
+
+
+def committed(log) -> tuple[dict[int, bytes | None], set[int]]:
+    """What readers of committed records get, by offset, whatever offset they begin at; the offsets that are refused."""
+    found: dict[int, bytes | None] = {}
+    refused = set()
+    for offset in range(log.start_offset, log.last_stable_offset):
+        try:
+            part = log.read(offset, 1 << 20, end_offset=log.last_stable_offset, at_least_one=True, committed_only=True)
+        except BrokerError as error:
+            refused.add((offset, error.code))
+            continue
+        aborted = sorted(log.aborted_transactions(offset, part.next_offset), key=lambda each: each.first_offset)
+        for each in visible(part.data, aborted):
+            assert found.setdefault(each.offset, each.value) == each.value
+    assert {code for _, code in refused} <= {Code.CORRUPT_MESSAGE}
+    return found, {offset for offset, _ in refused}
+
+
+def with_marker(rig: LogRig, where: str, then: str = "nothing"):
+    """A log whose offset 3 is the marker that commits offset 1; the log, its segment and the position of the marker."""
+    log = rig.log()
+    rig.append(log, b"plain")
+    rig.append(log, b"first", producer=Producer(P, 0, 0, transactional=True))
+    rig.append(log, b"also plain")
+    rig.mark(log, P, 0, committed=True)
+    segment = log.segments[0]
+    position = [*segment.headers(0)][3][0]
+    if where == "closed segment":
+        log.roll()
+    rig.append(log, b"later")
+    if then != "nothing":
+        rig.append(log, b"second", producer=Producer(P, 0, 1, transactional=True))
+    if then in ("commits", "aborts"):
+        rig.mark(log, P, 0, committed=then == "commits")
+    return log, Path(segment.file.path), position
+
+
+@pytest.mark.behaviour("B14")
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("then", ["nothing", "goes on", "commits", "aborts"])
+@pytest.mark.parametrize("where", ["closed segment", "last segment"])
+def test_a_lost_marker_hides_no_committed_record_without_an_error(rig, where, then, how, caplog):
+    _, path, position = with_marker(rig, where, then)
+    again = open_again(rig, how, lambda: flip(path, position + 70))
+    expected = {0: b"plain", 4: b"later"} | ({5: b"second"} if then == "commits" else {})
+    for attempt in (again, stop_and(again, lambda: None), again.crash()):
+        found = opened(attempt)
+        assert committed(found) == (expected, {1, 2, 3})
+        assert len(readable(found)) == found.end_offset - 1, "other readers get all but the marker"
+        assert found.last_stable_offset == (5 if then == "goes on" else found.end_offset)
+    named = "at offset 3 may have ended there, so readers of committed records are refused from offset 1 on"
+    assert sum(record.levelno == logging.ERROR and named in record.getMessage() for record in caplog.records) == 3
+
+
+@pytest.mark.parametrize("how", ["crash", "crash after a flush"])
+def test_a_producer_whose_marker_was_lost_goes_on_with_its_next_transaction(rig, how):
+    _, path, position = with_marker(rig, "last segment")
+    again = open_again(rig, how, lambda: flip(path, position + 70))
+    log = opened(again)
+    for sequence, commits in ((1, False), (2, True)):
+        again.append(log, b"number %d" % sequence, producer=Producer(P, 0, sequence, transactional=True))
+        assert log.last_stable_offset == log.end_offset - 1
+        again.mark(log, P, 0, committed=commits)
+    assert committed(log) == ({0: b"plain", 4: b"later", 7: b"number 2"}, {1, 2, 3})
+    assert committed(stop_and(again, lambda: None).log()) == committed(log)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_transaction_that_is_known_to_go_on_behind_a_damaged_range_is_not_affected(rig, commits, how):
+    log = rig.log()
+    rig.append(log, b"of Q", producer=Producer(Q, 0, 0, transactional=True))
+    rig.append(log, b"first", producer=Producer(P, 0, 0, transactional=True))
+    rig.mark(log, P, 0, committed=True)
+    position = [*log.segments[0].headers(0)][2][0]
+    path = Path(log.segments[0].file.path)
+    log.roll()  # the snapshot of its producers says that Q has not ended
+    rig.append(log, b"later")
+    again = open_again(rig, how, lambda: flip(path, position + 70))
+    found = opened(again)
+    assert found.last_stable_offset == 0
+    assert found.in_transaction(Q, 0)
+    again.mark(found, Q, 0, committed=commits)
+    values = {0: b"of Q"} if commits else {}
+    assert committed(found) == ({**values, 3: b"later"}, {1, 2})
+
+
+def test_a_transaction_that_began_behind_a_damaged_range_is_not_affected(rig):
+    log, path, position = with_marker(rig, "last segment")
+    rig.append(log, b"of Q", producer=Producer(Q, 0, 0, transactional=True))
+    again = open_again(rig, "crash", lambda: flip(path, position + 70))
+    found = opened(again)
+    assert found.last_stable_offset == 5
+    again.mark(found, Q, 0, committed=True)
+    assert committed(found) == ({0: b"plain", 4: b"later", 5: b"of Q"}, {1, 2, 3})
+
+
+def test_a_second_damaged_range_does_not_reach_back_over_the_first(rig):
+    log, path, first = with_marker(rig, "last segment", "commits")
+    second = [*log.segments[0].headers(0)][6][0]
+    rig.append(log, b"end")
+
+    def damage() -> None:
+        flip(path, first + 70)
+        flip(path, second + 70)
+
+    found = opened(open_again(rig, "crash", damage))
+    assert [each.undecided_offset for each in found.damaged] == [1, 5]
+    assert committed(found) == ({0: b"plain", 4: b"later", 7: b"end"}, {1, 2, 3, 5, 6})
+
+
+def test_undecided_transactions_of_damage_that_is_found_in_the_background_are_refused(rig, caplog, monkeypatch):
+    _, path, position = with_marker(rig, "closed segment", "aborts")
+    monkeypatch.setattr(manager_module, "VERIFY_AT_START_BYTES", 0)
+    again = open_again(rig, "clean stop", lambda: flip(path, position + 70))
+    found = opened(again)
+    assert not found.damaged
+    asyncio.run(again.manager.verify_segments())
+    assert committed(found) == ({0: b"plain", 4: b"later"}, {1, 2, 3})
+    assert caplog.text.count("refused from offset 1 on") == 1
+
+
+def test_a_truncation_behind_a_damaged_range_opens_no_transaction_again(rig):
+    _, path, position = with_marker(rig, "last segment", "goes on")
+    found = opened(open_again(rig, "crash", lambda: flip(path, position + 70)))
+    found.truncate(5)
+    assert found.last_stable_offset == found.end_offset == 5
+    assert committed(found) == ({0: b"plain", 4: b"later"}, {1, 2, 3})
 
 
 # --- indexes, snapshots, epochs, checkpoints ---
@@ -653,6 +847,16 @@ def test_a_log_that_cannot_be_opened_is_named(rig):
     path.mkdir()
     with pytest.raises(IllegalStateError, match=r"the log in .*t-0 cannot be opened"):
         LogRig(rig.root, rig.clock)
+
+
+def test_a_snapshot_from_before_the_first_segment_is_no_reason_not_to_open(rig):
+    log = fill(rig)
+    log.delete_records(log.segments[2].base_offset)
+    asyncio.run(rig.manager.delete_old())
+    for path in files(rig, ".snapshot"):
+        path.unlink()
+    write_snapshot(log.directory, 1, ProducerState("t-0"))
+    assert readable(rig.crash().log(**SMALL)) == readable(log)
 
 
 # --- who writes checkpoints ---

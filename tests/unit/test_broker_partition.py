@@ -9,7 +9,7 @@ import pytest
 
 from fake_internal import HandClock
 from headrace.broker.catalog.topics import PartitionPlace
-from headrace.broker.delayed import Replication
+from headrace.broker.delayed import DelayedProduce
 from headrace.broker.partition import Partition, Rules
 from headrace.errors import BrokerError, Code
 from log_rig import LogRig, batch, let_go
@@ -109,7 +109,7 @@ def test_a_produce_that_waits_fails_when_another_epoch_begins_though_this_broker
     async def test():
         rig = PartitionRig(tmp_path, isr=(1, 2, 3))
         rig.write(1)
-        waiting = Replication(rig.partition, 0)
+        waiting = DelayedProduce(rig.partition, 0)
         assert not waiting.try_complete(("t", 0))
         # It followed another leader between the two: what is at the offset now may be of that one.
         rig.place(isr=(1,), leader_epoch=7)

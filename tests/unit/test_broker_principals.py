@@ -1,10 +1,10 @@
-"""From a certificate's name to a user, as Java writes it and Kafka maps it."""
+"""Distinguished names as in Java, and their mapping to users as in Kafka."""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.broker.security.principals import MappingRules, distinguished_name
+from headrace.broker.security.tls import MappingRules, distinguished_name
 from headrace.errors import ConfigError
 
 
@@ -15,7 +15,7 @@ def certificate(*parts: tuple[str, str]) -> dict:
 CLIENT = certificate(("countryName", "DE"), ("organizationName", "Mill"), ("commonName", "Ann"))
 
 
-def test_the_name_begins_with_its_most_specific_part() -> None:
+def test_the_distinguished_name_starts_with_its_most_specific_part() -> None:
     assert distinguished_name(CLIENT) == "CN=Ann,O=Mill,C=DE"
 
 
@@ -35,7 +35,7 @@ def test_special_characters_are_escaped(value, written) -> None:
     assert distinguished_name(certificate(("commonName", value))) == written
 
 
-def test_an_address_has_no_short_word() -> None:
+def test_an_email_address_has_no_short_name() -> None:
     shown = distinguished_name(certificate(("emailAddress", "a@b.c"), ("commonName", "x")))
     assert shown == "CN=x,1.2.840.113549.1.9.1=#16056140622e63"
 
@@ -62,6 +62,6 @@ def test_rules_map_names_to_users(rules, user) -> None:
 
 
 @pytest.mark.parametrize("rules", ["RULE:x", "CN", "RULE:(/a/", "RULE:a/b/X"])
-def test_rules_that_make_no_sense_are_refused(rules) -> None:
+def test_invalid_mapping_rules_are_rejected(rules) -> None:
     with pytest.raises(ConfigError, match=r"ssl\.principal\.mapping\.rules"):
         MappingRules.parse(rules)

@@ -1,4 +1,4 @@
-"""Quotas on a clock that is turned by hand: the rate over sampled windows, the wait, and whose quota it is."""
+"""Quotas on a manual clock: sampled rates, throttle times and matching entities."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Rig:
         )
 
     def limit(self, user, client):
-        found = self.manager._limit(user, client, "producer_byte_rate")
-        return None if found is None else found.value
+        result = self.manager._limit(user, client, "producer_byte_rate")
+        return None if result is None else result.value
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_without_quotas_nobody_is_counted(rig) -> None:
+def test_without_quotas_no_client_is_tracked(rig) -> None:
     assert not rig.manager.active
     assert rig.throttle(request=10**9) == 0
     rig.set({"client-id": "app"}, producer_byte_rate=1.0)
@@ -51,19 +51,19 @@ def test_without_quotas_nobody_is_counted(rig) -> None:
     assert not rig.manager.active
 
 
-def test_the_wait_is_as_long_as_the_rate_takes_to_come_down(rig) -> None:
+def test_the_throttle_time_brings_the_rate_below_the_quota(rig) -> None:
     rig.set({"client-id": "app"}, producer_byte_rate=1000.0)
     # All windows but one count from the start: ten seconds. 10,000 bytes are just within the quota.
     assert rig.throttle(request=10_000) == 0
-    # 15,000 bytes in ten seconds are 1,500 a second: half of the quota too much, half of ten seconds to wait.
+    # 15,000 bytes in ten seconds are 1,500 a second: 50 % above the quota, so half of ten seconds to wait.
     assert rig.throttle(request=5_000) == 5_000
     rig.clock.now_ms += 5_000
-    assert rig.throttle(request=0) == 5_000  # nothing has left the ten seconds yet
+    assert rig.throttle(request=0) == 5_000  # all bytes are still within the ten seconds
     rig.clock.now_ms += 6_001
-    assert rig.throttle(request=0) == 0  # the window with all the bytes has
+    assert rig.throttle(request=0) == 0  # the window with the bytes has expired
 
 
-def test_a_steady_client_within_its_quota_never_waits_and_one_beyond_it_is_held_to_it(rig) -> None:
+def test_only_clients_above_their_quota_are_throttled(rig) -> None:
     rig.set({"client-id": "app"}, producer_byte_rate=1000.0)
     for _ in range(300):
         assert rig.throttle(request=99) == 0
@@ -75,7 +75,7 @@ def test_a_steady_client_within_its_quota_never_waits_and_one_beyond_it_is_held_
     assert sent / (rig.clock.now_ms - start) * 1000 == pytest.approx(1000, rel=0.1)
 
 
-def test_produce_counts_what_comes_and_fetch_what_goes(rig) -> None:
+def test_produce_counts_request_bytes_and_fetch_response_bytes(rig) -> None:
     rig.set({"client-id": "app"}, producer_byte_rate=1000.0, consumer_byte_rate=100.0)
     assert rig.throttle(PRODUCE, request=20_000, response=10**9) == 10_000
     assert rig.throttle(FETCH, request=10**9, response=2_000) == 10_000
@@ -83,7 +83,7 @@ def test_produce_counts_what_comes_and_fetch_what_goes(rig) -> None:
 
 
 @pytest.mark.behaviour("B06")
-def test_work_is_a_percentage_of_a_second_and_its_wait_no_longer_than_a_window(rig) -> None:
+def test_request_percentage_throttles_for_at_most_a_window(rig) -> None:
     rig.set({"client-id": "app"}, request_percentage=10.0)
     assert rig.throttle(METADATA, handler_ms=1_000) == 0  # ten per cent of ten seconds
     assert rig.throttle(METADATA, handler_ms=50) == 500
@@ -111,7 +111,7 @@ def test_the_most_specific_quota_wins(rig) -> None:
     assert rig.limit("bob", "other") == 4.0
 
 
-def test_clients_that_one_quota_is_for_share_its_rate(rig) -> None:
+def test_clients_of_one_quota_share_its_rate(rig) -> None:
     rig.set({"user": "ann"}, producer_byte_rate=1000.0)
     assert rig.throttle(request=10_000, client="one") == 0
     assert rig.throttle(request=10_000, client="two") == 10_000
@@ -125,14 +125,14 @@ def test_clients_of_a_default_have_a_rate_each(rig) -> None:
     assert rig.throttle(request=10_000, client=None) == 0
 
 
-def test_another_quota_counts_at_once(rig) -> None:
+def test_a_changed_quota_takes_effect_at_once(rig) -> None:
     rig.set({"client-id": "app"}, producer_byte_rate=1000.0)
     assert rig.throttle(request=20_000) == 10_000
     rig.set({"client-id": "app"}, producer_byte_rate=2000.0)
     assert rig.throttle(request=0) == 0
 
 
-def test_rates_that_are_remembered_are_bounded(rig) -> None:
+def test_tracked_rates_are_bounded(rig) -> None:
     rig.set({"client-id": None}, producer_byte_rate=1000.0)
     for number in range(RATES_MAX + 10):
         rig.throttle(request=1, client=f"made-up-{number}")
@@ -140,7 +140,7 @@ def test_rates_that_are_remembered_are_bounded(rig) -> None:
     assert len(rig.manager._limits) <= RATES_MAX
 
 
-def test_windows_that_are_over_no_longer_count() -> None:
+def test_expired_windows_do_not_count() -> None:
     rate = Rate(WINDOWS, WINDOW_MS)
     rate.record(1000, 0.0)
     assert rate.measure(0.0) == (100.0, 10_000)
@@ -148,7 +148,7 @@ def test_windows_that_are_over_no_longer_count() -> None:
     assert rate.measure(11_000.0) == (0.0, 0.0)
 
 
-def test_quotas_are_there_after_a_restart(tmp_path: Path) -> None:
+def test_quotas_survive_a_restart(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog")
     both = entity({"user": None, "client-id": "app"})
     assert both == (("client-id", "app"), ("user", None))

@@ -1,4 +1,4 @@
-"""SASL on the broker's side, against our client's side, the RFC's example, and those who cheat."""
+"""SASL mechanisms of the broker against our client, the RFC's example and invalid messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,19 @@ from fake_internal import START_MS, HandClock
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.users import Credential, Users
-from headrace.broker.security.jaas import jaas_options, users_in_short, users_of
-from headrace.broker.security.mechanisms import SCRAM_SHA_256, SCRAM_SHA_512, Mechanism, Plain, check_against
-from headrace.broker.security.oauth import BearerToken, OAuthBearer, UnsecuredTokens
+from headrace.broker.security.mechanisms import (
+    SCRAM_SHA_256,
+    SCRAM_SHA_512,
+    BearerToken,
+    OAuthBearer,
+    Plain,
+    ServerMechanism,
+    UnsecuredTokens,
+    check_against,
+    jaas_options,
+    jaas_users,
+    plain_users,
+)
 from headrace.broker.security.scram import Scram, derive, from_salted
 from headrace.config import Secret
 from headrace.errors import AuthenticationError, ConfigError
@@ -26,7 +36,7 @@ SECRET = "pencil,=§"
 MECHANISMS = pytest.mark.parametrize("mechanism", [SCRAM_SHA_256, SCRAM_SHA_512])
 
 
-def step(mechanism: Mechanism, token: bytes) -> bytes:
+def step(mechanism: ServerMechanism, token: bytes) -> bytes:
     return asyncio.run(mechanism.step(token))
 
 
@@ -37,22 +47,22 @@ def users_with(mechanism: str, name: str = "ann", password: str = SECRET) -> Use
 
 
 def converse(server: Scram, ours: client.ScramMechanism) -> None:
-    """Both sides to the end; an error of either comes out."""
-    answer: bytes | None = ours.first()
-    while answer is not None:
-        answer = ours.step(step(server, answer))
+    """Run both sides to the end; raise the error of either."""
+    response: bytes | None = ours.first()
+    while response is not None:
+        response = ours.step(step(server, response))
 
 
 @MECHANISMS
 @pytest.mark.parametrize("name", ["ann", "a,n=n", "ännchen"])
-def test_who_knows_the_password_is_let_in_and_convinced(mechanism, name) -> None:
+def test_a_valid_password_authenticates_both_sides(mechanism, name) -> None:
     server = Scram(mechanism, users_with(mechanism, name))
     converse(server, client.ScramMechanism("host", mechanism, name, SECRET))
     assert server.user == name
 
 
 @MECHANISMS
-def test_a_wrong_password_and_an_unknown_user_end_alike(mechanism) -> None:
+def test_a_wrong_password_and_an_unknown_user_fail_alike(mechanism) -> None:
     users = users_with(mechanism)
     errors, firsts = [], []
     for name, password in (("ann", "wrong"), ("nobody", SECRET)):
@@ -91,14 +101,14 @@ def test_the_example_of_rfc_7677() -> None:
         b"c=biws,r=other,p=dHzb",  # a nonce of another exchange
         b"c=biws,r=abcSERVERx,p=dHzb",
         b"c=eSws,r=abcSERVER,p=dHzb",  # another header than the first message had
-        b"c=biws,r=abcSERVER,p=dHzb",  # a proof of a wrong length
+        b"c=biws,r=abcSERVER,p=dHzb",  # a proof with a wrong length
         b"c=biws,r=abcSERVER,p=!!!",
         b"c=biws,r=abcSERVER",
         b"",
         b"\xff\xfe",
     ],
 )
-def test_a_final_message_that_does_not_belong_is_refused(final) -> None:
+def test_a_final_message_of_another_exchange_is_rejected(final) -> None:
     server = Scram(SCRAM_SHA_256, users_with(SCRAM_SHA_256), nonce="SERVER")
     step(server, b"n,,n=ann,r=abc")
     with pytest.raises(AuthenticationError):
@@ -112,12 +122,12 @@ def test_a_final_message_that_does_not_belong_is_refused(final) -> None:
     "first",
     [b"", b"y,,n=ann,r=abc", b"n,a=bob,n=ann,r=abc", b"n,,n=a=x,r=abc", b"n,,n=\xff,r=a", b"n,,n=,r=a", b"\0\0"],
 )
-def test_a_first_message_that_makes_no_sense_is_refused(first) -> None:
+def test_an_invalid_first_message_is_rejected(first) -> None:
     with pytest.raises(AuthenticationError):
         step(Scram(SCRAM_SHA_256, users_with(SCRAM_SHA_256)), first)
 
 
-def test_no_part_of_a_credential_is_shown_and_the_password_is_nowhere(tmp_path: Path) -> None:
+def test_credentials_do_not_reveal_secrets(tmp_path: Path) -> None:
     credential = derive(SCRAM_SHA_256, "verysecret")
     assert repr(credential) == "Credential(iterations=4096)"
     catalog = Catalog(tmp_path / "catalog")
@@ -136,7 +146,7 @@ def plain(**users: str) -> Plain:
 
 
 @pytest.mark.parametrize("identity", [b"", b"ann"])
-def test_plain_lets_in_who_knows_the_password(identity) -> None:
+def test_plain_accepts_a_valid_password(identity) -> None:
     mechanism = plain(ann=SECRET)
     assert step(mechanism, identity + b"\0ann\0" + SECRET.encode()) == b""
     assert mechanism.user == "ann"
@@ -146,7 +156,7 @@ def test_plain_lets_in_who_knows_the_password(identity) -> None:
     "token",
     [b"\0ann\0wrong", b"\0bob\0secret", b"bob\0ann\0secret", b"\0ann\0", b"\0\0secret", b"ann", b"\0\0\0\0", b"\xff"],
 )
-def test_plain_refuses_everybody_else_without_repeating_what_they_said(token) -> None:
+def test_plain_rejects_others_without_quoting_their_input(token) -> None:
     mechanism = plain(ann="secret")
     with pytest.raises(AuthenticationError) as caught:
         step(mechanism, token)
@@ -155,7 +165,7 @@ def test_plain_refuses_everybody_else_without_repeating_what_they_said(token) ->
     assert mechanism.user is None
 
 
-def test_a_password_check_of_ones_own_may_take_its_time() -> None:
+def test_a_custom_password_check_may_be_async() -> None:
     async def check(user: str, password: str) -> bool:
         await asyncio.sleep(0)
         return password == user * 2
@@ -179,7 +189,7 @@ def first_message(token: str) -> bytes:
 NOW = START_MS / 1000
 
 
-def test_an_unsecured_token_says_who_it_is_and_until_when() -> None:
+def test_an_unsecured_token_has_a_user_and_an_expiry() -> None:
     mechanism = OAuthBearer(UnsecuredTokens(HandClock()))
     assert step(mechanism, first_message(unsecured(sub="ann", exp=NOW + 60, iat=NOW, scope=["a", "b"]))) == b""
     assert mechanism.user == "ann"
@@ -204,17 +214,17 @@ GOOD = {"sub": "ann", "exp": NOW + 60, "scope": "read write"}
         "a.b.c",
     ],
 )
-def test_a_token_that_is_not_good_is_refused_in_two_steps(token) -> None:
+def test_an_invalid_token_fails_in_two_steps(token) -> None:
     validator = UnsecuredTokens(HandClock(), required_scope=frozenset({"write"}))
     assert validator(unsecured(**GOOD)).principal == "ann"
     mechanism = OAuthBearer(validator)
     assert step(mechanism, first_message(token)) == b'{"status":"invalid_token"}'
-    with pytest.raises(AuthenticationError, match="the token was not accepted"):
+    with pytest.raises(AuthenticationError, match="invalid token"):
         step(mechanism, b"\x01")
     assert mechanism.user is None
 
 
-def test_a_validator_of_ones_own_decides() -> None:
+def test_a_custom_validator_is_used() -> None:
     async def validator(token: str) -> BearerToken:
         if token != "good":
             raise LookupError(token)
@@ -229,29 +239,29 @@ def test_a_validator_of_ones_own_decides() -> None:
 @pytest.mark.parametrize(
     "message", [b"", b"n,,\x01\x01", b"n,,\x01auth=Basic abc\x01\x01", b"y,,\x01auth=Bearer a\x01\x01"]
 )
-def test_what_is_no_bearer_token_is_refused_at_once(message) -> None:
+def test_a_message_without_bearer_token_is_rejected_at_once(message) -> None:
     with pytest.raises(AuthenticationError):
         step(OAuthBearer(UnsecuredTokens(HandClock())), message)
 
 
-def test_the_users_of_a_jaas_text() -> None:
+def test_users_are_parsed_from_jaas() -> None:
     text = (
         'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="a" '
         'user_ann="with \\"quotes\\" and spaces" user_b.o-b=plain;'
     )
-    assert users_of(text) == {"ann": Secret('with "quotes" and spaces'), "b.o-b": Secret("plain")}
+    assert jaas_users(text) == {"ann": Secret('with "quotes" and spaces'), "b.o-b": Secret("plain")}
     assert jaas_options(text)["username"] == "admin"
     with pytest.raises(ConfigError) as caught:
         jaas_options('nonsense user_ann="verysecret"')
     assert "verysecret" not in str(caught.value)
 
 
-def test_the_users_of_plain_in_short() -> None:
-    assert users_in_short("ann:a, bob:b:c") == {"ann": Secret("a"), "bob": Secret("b:c")}
+def test_users_are_parsed_from_sasl_plain_users() -> None:
+    assert plain_users("ann:a, bob:b:c") == {"ann": Secret("a"), "bob": Secret("b:c")}
     made = {"ann": "a,b:c", "b:o,b": '"'}
     for name in ("sasl.plain.users", "sasl_plain_users"):
         text = resolve(("argument", {name: made})).of(Secret, "sasl.plain.users").reveal()
-        assert users_in_short(text) == {user: Secret(password) for user, password in made.items()}
+        assert plain_users(text) == {user: Secret(password) for user, password in made.items()}
     for wrong in ("ann", "ann:", ":a", "ann:a,,bob:b", "{", '{"ann": 5}', '{"": "a"}'):
-        with pytest.raises(ConfigError, match="each must be user:password"):
-            users_in_short(wrong)
+        with pytest.raises(ConfigError, match="expected user:password pairs"):
+            plain_users(wrong)

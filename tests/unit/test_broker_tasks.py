@@ -305,7 +305,7 @@ def test_a_group_partition_that_cannot_be_read_does_not_stop_the_broker(error, c
             assert cast(BrokerError, caught.value).code == Code.COORDINATOR_LOAD_IN_PROGRESS
 
     run(test)
-    assert f"{CONSUMER_OFFSETS}-0 cannot be loaded" in caplog.text
+    assert f"failed to load {CONSUMER_OFFSETS}-0" in caplog.text
 
 
 def test_a_flush_ends_when_the_log_is_truncated_below_what_it_waits_for(tmp_path):

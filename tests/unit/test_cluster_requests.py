@@ -12,7 +12,7 @@ from group_rig import on_loop
 from headrace.broker.catalog import Catalog
 from headrace.broker.cluster.in_sync_requests import InSyncRequests
 from headrace.broker.cluster.link import Peer
-from headrace.broker.transactions.producer_ids import AHEAD, ProducerIds
+from headrace.broker.transactions.producer_ids import REFILL_THRESHOLD, ProducerIds
 from headrace.errors import BrokerError, ClosedError, Code, ConnectionFailedError, HeadraceError
 from headrace.wire.api.alter_partition import (
     AlterPartitionRequest,
@@ -141,10 +141,10 @@ async def test_producer_ids_of_the_controller_are_asked_for_before_they_are_need
         await asyncio.sleep(0.01)
     assert asked == 2
     error = None
-    ids.ask_ahead()
+    ids.prefetch()
     await asyncio.sleep(0.01)
-    assert [ids.take() for _ in range(1001 - AHEAD)] == list(range(1001 - AHEAD))
+    assert [ids.take() for _ in range(1001 - REFILL_THRESHOLD)] == list(range(1001 - REFILL_THRESHOLD))
     await asyncio.sleep(0.01)
     assert asked == 4  # the next block is here before this one is used up
-    assert [ids.take() for _ in range(AHEAD)] == [*range(1001 - AHEAD, 1000), 5000]
+    assert [ids.take() for _ in range(REFILL_THRESHOLD)] == [*range(1001 - REFILL_THRESHOLD, 1000), 5000]
     await ids.close()

@@ -1,4 +1,4 @@
-"""Who may do what to a group, and how a request that failed as a whole is answered in every version."""
+"""Permissions of the group requests, and their failed responses in every version."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from group_rig import GROUP, GroupRig, on_loop
 from headrace.broker.catalog.topics import PartitionPlace, Topic
 from headrace.broker.context import Context, Session
 from headrace.broker.handlers import SUPPORTED, handler
-from headrace.broker.security.authorizer import Operation, Resource
-from headrace.broker.server.dispatch import failure
+from headrace.broker.security.authorizer import Authorizer, Operation, Resource
+from headrace.broker.server.dispatch import failed_response
 from headrace.errors import Code
 from headrace.wire.api import api_name
 from headrace.wire.api.delete_groups import DeleteGroupsRequest
@@ -52,8 +52,8 @@ GROUP_REFUSED, TOPIC_REFUSED = Code.GROUP_AUTHORIZATION_FAILED, Code.TOPIC_AUTHO
 ID_REFUSED = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
-class Doorkeeper:
-    """Allows everything but one thing."""
+class DenyingAuthorizer(Authorizer):
+    """Permits everything except the denied operations."""
 
     def __init__(self, operation: Operation | None = None, resource: Resource | None = None) -> None:
         self._refused = {(operation, resource)}
@@ -65,12 +65,12 @@ class Doorkeeper:
         return (operation, resource) not in self._refused
 
 
-def broker_of(rig: GroupRig, doorkeeper: Doorkeeper) -> Any:
+def broker_of(rig: GroupRig, authorizer: DenyingAuthorizer) -> Any:
     topics = SimpleNamespace(by_name={TOPIC.name: TOPIC}, by_id={TOPIC.id: TOPIC})
     return SimpleNamespace(
         groups=rig.groups,
         internal=rig.internal,
-        authorizer=doorkeeper,
+        authorizer=authorizer,
         catalog=SimpleNamespace(topics=topics),
         node_id=1,
         cluster=None,
@@ -78,14 +78,14 @@ def broker_of(rig: GroupRig, doorkeeper: Doorkeeper) -> Any:
 
 
 async def ask(broker: Any, message: Message, version: int) -> Any:
-    """What a handler answers, after the way over bytes."""
+    """Return the response of a handler after encoding and decoding."""
     context = Context(Session("127.0.0.1", "PLAINTEXT"), message.api_key, version, "client", 1)
     sent = type(message).decode(version, message.encode(version))
-    answer = handler(message.api_key)(broker, context, sent)
-    if inspect.isawaitable(answer):
-        answer = await answer
-    assert isinstance(answer, Message)
-    return type(answer).decode(version, answer.encode(version))
+    response = handler(message.api_key)(broker, context, sent)
+    if inspect.isawaitable(response):
+        response = await response
+    assert isinstance(response, Message)
+    return type(response).decode(version, response.encode(version))
 
 
 COMMIT = OffsetCommitRequest(
@@ -108,11 +108,11 @@ DELETE = OffsetDeleteRequest(
 FIRST = ("topics", 0, "partitions", 0)
 
 
-def picked(answer: Any, *path: str | int) -> Code:
-    """The error code at the end of a path."""
+def picked(response: Any, *path: str | int) -> Code:
+    """Return the error code at the end of a path."""
     for step in path:
-        answer = answer[step] if isinstance(step, int) else getattr(answer, step)
-    return Code(answer.error_code)
+        response = response[step] if isinstance(step, int) else getattr(response, step)
+    return Code(response.error_code)
 
 
 @pytest.mark.parametrize(
@@ -140,55 +140,55 @@ def picked(answer: Any, *path: str | int) -> Code:
     ids=lambda value: api_name(value.api_key) if isinstance(value, Message) else None,
 )
 @on_loop
-async def test_what_is_not_allowed_is_refused(operation, resource, message, version, path, code):
+async def test_denied_requests_fail_with_the_authorization_error(operation, resource, message, version, path, code):
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
-        answer = await ask(broker_of(rig, Doorkeeper(operation, resource)), message, version)
-        assert picked(answer, *path) is code
+        response = await ask(broker_of(rig, DenyingAuthorizer(operation, resource)), message, version)
+        assert picked(response, *path) is code
         assert rig.offset() == 1
 
 
 @on_loop
-async def test_who_may_not_see_the_cluster_sees_the_groups_he_may():
+async def test_list_groups_returns_only_authorized_groups():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
-        doorkeeper = Doorkeeper(Operation.DESCRIBE, Resource.CLUSTER)
-        answer = await ask(broker_of(rig, doorkeeper), ListGroupsRequest(), 5)
-        assert [row.group_id for row in answer.groups] == [GROUP]
-        doorkeeper.refuse(Operation.DESCRIBE, Resource.GROUP)
-        answer = await ask(broker_of(rig, doorkeeper), ListGroupsRequest(), 5)
-        assert not answer.groups
+        authorizer = DenyingAuthorizer(Operation.DESCRIBE, Resource.CLUSTER)
+        response = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
+        assert [row.group_id for row in response.groups] == [GROUP]
+        authorizer.refuse(Operation.DESCRIBE, Resource.GROUP)
+        response = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
+        assert not response.groups
 
 
 @on_loop
-async def test_all_offsets_are_those_of_topics_that_may_be_seen():
+async def test_fetching_all_offsets_returns_only_authorized_topics():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1, ("gone", 0): 1})
         everything = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=GROUP, topics=None)])
-        answer = await ask(broker_of(rig, Doorkeeper()), everything, 9)
-        assert {topic.name for topic in answer.groups[0].topics} == {"orders", "gone"}
-        answer = await ask(broker_of(rig, Doorkeeper()), everything, 10)
-        assert [topic.topic_id for topic in answer.groups[0].topics] == [TOPIC.id]
-        answer = await ask(broker_of(rig, Doorkeeper(Operation.DESCRIBE, Resource.TOPIC)), everything, 9)
-        assert not answer.groups[0].topics
+        response = await ask(broker_of(rig, DenyingAuthorizer()), everything, 9)
+        assert {topic.name for topic in response.groups[0].topics} == {"orders", "gone"}
+        response = await ask(broker_of(rig, DenyingAuthorizer()), everything, 10)
+        assert [topic.topic_id for topic in response.groups[0].topics] == [TOPIC.id]
+        response = await ask(broker_of(rig, DenyingAuthorizer(Operation.DESCRIBE, Resource.TOPIC)), everything, 9)
+        assert not response.groups[0].topics
 
 
 @on_loop
-async def test_a_sync_without_a_protocol_is_refused_from_version_5_on():
+async def test_sync_group_v5_requires_a_protocol():
     async with GroupRig() as rig:
-        broker = broker_of(rig, Doorkeeper())
+        broker = broker_of(rig, DenyingAuthorizer())
         wrong = Code.INCONSISTENT_GROUP_PROTOCOL
         assert picked(await ask(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 5)) is wrong
         assert picked(await ask(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 4)) is Code.UNKNOWN_MEMBER_ID
 
 
 @on_loop
-async def test_the_time_of_a_rebalance_is_that_of_a_session_for_the_oldest_clients():
+async def test_join_group_v0_uses_the_session_timeout_for_rebalances():
     async with GroupRig({"group.initial.rebalance.delay.ms": 0}) as rig:
         protocols = [JoinGroupRequestProtocol(name="p")]
         request = JoinGroupRequest(group_id=GROUP, session_timeout_ms=7_000, protocol_type="x", protocols=protocols)
         context = Context(Session("127.0.0.1", "PLAINTEXT"), 11, 0, None, 1)
-        joining = handler(11)(broker_of(rig, Doorkeeper()), context, request)
+        joining = handler(11)(broker_of(rig, DenyingAuthorizer()), context, request)
         (member,) = rig.group.members.values()
         assert (member.rebalance_timeout_ms, member.client_id, member.client_host) == (7_000, "", "/127.0.0.1")
         await rig.clock.run()
@@ -218,13 +218,13 @@ EACH_VERSION = [
 
 
 @pytest.mark.parametrize(("message", "version"), EACH_VERSION)
-def test_a_failure_of_all_of_it_can_be_said_in_every_version(message, version):
+def test_every_version_has_a_failed_response(message, version):
     context = Context(Session("127.0.0.1", "PLAINTEXT"), message.api_key, version, "client", 1)
     if message.api_key == 9 and version < 8:
         old = OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
         message = OffsetFetchRequest(group_id=GROUP, topics=[old])
-    answer = failure(context, message, Code.COORDINATOR_NOT_AVAILABLE, "as the test told")
-    assert answer is not None
-    assert f"error_code={Code.COORDINATOR_NOT_AVAILABLE!r}" in repr(answer)
-    again = type(answer).decode(version, answer.encode(version))
+    response = failed_response(context, message, Code.COORDINATOR_NOT_AVAILABLE, "as the test told")
+    assert response is not None
+    assert f"error_code={Code.COORDINATOR_NOT_AVAILABLE!r}" in repr(response)
+    again = type(response).decode(version, response.encode(version))
     assert f"error_code={int(Code.COORDINATOR_NOT_AVAILABLE)}" in repr(again)

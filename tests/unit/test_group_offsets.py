@@ -1,4 +1,4 @@
-"""Offsets: committed, fetched, forgotten; with transactions, and what expires."""
+"""Committed offsets: commit, fetch, delete, transactions and expiry."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from fake_internal import START_MS
 from group_rig import EPOCH, GROUP, GroupRig, code_of, on_loop, subscription
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.groups.commits import NOTHING_COMMITTED, Commit, Fetched
-from headrace.broker.groups.group import Claim
+from headrace.broker.groups.group import MemberClaim
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.records import read_batches
 
-PLACE = ("orders", 0)
+ORDERS_0 = TopicPartition("orders", 0)
 UNSTABLE = Code.UNSTABLE_OFFSET_COMMIT
 DAY_MS = 24 * 60 * 60 * 1000
 RETENTION_MS = 7 * DAY_MS
@@ -23,7 +24,7 @@ CHECK_MS = 600_000
 
 async def code_of_commit(rig: GroupRig, version: int) -> Code:
     try:
-        await rig.commit_in_transaction(1, {PLACE: 5}, version=version)
+        await rig.commit_in_transaction(1, {ORDERS_0: 5}, version=version)
     except BrokerError as error:
         return Code(error.code)
     return Code.NONE
@@ -33,23 +34,27 @@ async def code_of_commit(rig: GroupRig, version: int) -> Code:
 
 
 @on_loop
-async def test_an_offset_comes_back_with_epoch_and_metadata():
+async def test_a_fetched_offset_has_its_epoch_and_metadata():
     async with GroupRig() as rig:
-        await rig.groups.commit(GROUP, Claim(), {PLACE: Commit(42, 3, "where I was"), ("orders", 1): Commit(7)})
+        await rig.groups.commit(
+            GROUP, MemberClaim(), {ORDERS_0: Commit(42, 3, "where I was"), TopicPartition("orders", 1): Commit(7)}
+        )
         assert rig.groups.fetch_all(GROUP, False) == {
-            PLACE: Fetched(42, 3, "where I was"),
+            ORDERS_0: Fetched(42, 3, "where I was"),
             ("orders", 1): Fetched(7, -1, ""),
         }
-        assert rig.groups.fetch(GROUP, [(("other", 0), bytes(16))], False) == {("other", 0): NOTHING_COMMITTED}
+        assert rig.groups.fetch(GROUP, [(TopicPartition("other", 0), bytes(16))], False) == {
+            TopicPartition("other", 0): NOTHING_COMMITTED
+        }
         assert rig.groups.fetch_all("nobody", False) == {}
 
 
 @on_loop
-async def test_an_offset_is_not_seen_before_it_is_in_the_log():
+async def test_an_offset_is_invisible_until_it_is_in_the_log():
     async with GroupRig() as rig:
-        await rig.commit({PLACE: 1})
+        await rig.commit({ORDERS_0: 1})
         with rig.internal.held():
-            writing = asyncio.ensure_future(rig.commit({PLACE: 2}))
+            writing = asyncio.ensure_future(rig.commit({ORDERS_0: 2}))
             await rig.clock.run()
             assert rig.offset() == 1
             assert rig.offset(stable=True) is UNSTABLE
@@ -58,10 +63,10 @@ async def test_an_offset_is_not_seen_before_it_is_in_the_log():
 
 
 @on_loop
-async def test_a_commit_whose_client_hangs_up_is_carried_to_its_end():
+async def test_a_commit_completes_after_its_client_disconnects():
     async with GroupRig() as rig:
         with rig.internal.held():
-            writing = asyncio.ensure_future(rig.commit({PLACE: 2}))
+            writing = asyncio.ensure_future(rig.commit({ORDERS_0: 2}))
             await rig.clock.run()
             writing.cancel()
             await rig.clock.run()
@@ -79,30 +84,30 @@ async def test_a_commit_whose_client_hangs_up_is_carried_to_its_end():
     ],
 )
 @on_loop
-async def test_a_commit_that_fails_changes_nothing(failure, told):
+async def test_a_failed_commit_changes_nothing(failure, told):
     async with GroupRig() as rig:
         rig.internal.fail(failure)
         with pytest.raises(BrokerError) as raised:
-            await rig.commit({PLACE: 2})
+            await rig.commit({ORDERS_0: 2})
         assert raised.value.code == told
         assert rig.offset(stable=True) == -1
         assert rig.groups.describe(GROUP) is None
 
 
 @on_loop
-async def test_an_offset_of_a_topic_that_was_made_anew_is_not_shown_to_who_asks_by_id():
+async def test_an_offset_of_a_recreated_topic_is_not_returned_by_topic_id():
     async with GroupRig() as rig:
         old, new = b"o" * 16, b"n" * 16
-        await rig.groups.commit(GROUP, Claim(), {PLACE: Commit(9, topic_id=old)})
-        assert rig.groups.fetch(GROUP, [(PLACE, old)], False)[PLACE].offset == 9
-        assert rig.groups.fetch(GROUP, [(PLACE, new)], False)[PLACE] == NOTHING_COMMITTED
-        assert rig.offset() == 9  # by name it is what it was
+        await rig.groups.commit(GROUP, MemberClaim(), {ORDERS_0: Commit(9, topic_id=old)})
+        assert rig.groups.fetch(GROUP, [(ORDERS_0, old)], False)[ORDERS_0].offset == 9
+        assert rig.groups.fetch(GROUP, [(ORDERS_0, new)], False)[ORDERS_0] == NOTHING_COMMITTED
+        assert rig.offset() == 9  # unchanged by name
 
 
 @on_loop
-async def test_the_offsets_of_a_deleted_topic_are_forgotten_those_of_open_transactions_too():
+async def test_deleting_a_topic_removes_committed_and_pending_offsets():
     async with GroupRig() as rig:
-        await rig.commit({PLACE: 1, ("kept", 0): 1})
+        await rig.commit({ORDERS_0: 1, ("kept", 0): 1})
         await rig.commit_in_transaction(4, {("orders", 1): 2})
         rig.groups.topic_deleted("orders")
         await rig.clock.run()
@@ -115,29 +120,29 @@ async def test_the_offsets_of_a_deleted_topic_are_forgotten_those_of_open_transa
 
 
 @on_loop
-async def test_offsets_of_a_transaction_are_seen_when_it_is_committed():
+async def test_offsets_of_a_transaction_become_visible_with_the_commit():
     async with GroupRig() as rig:
-        await rig.commit({PLACE: 1})
-        await rig.commit_in_transaction(4, {PLACE: 2})
+        await rig.commit({ORDERS_0: 1})
+        await rig.commit_in_transaction(4, {ORDERS_0: 2})
         assert (rig.offset(), rig.offset(stable=True)) == (1, UNSTABLE)
         rig.end_transaction(4, True)
         assert rig.offset(stable=True) == 2
 
 
 @on_loop
-async def test_offsets_of_a_transaction_that_is_aborted_vanish():
+async def test_offsets_of_an_aborted_transaction_are_dropped():
     async with GroupRig() as rig:
-        await rig.commit({PLACE: 1})
-        await rig.commit_in_transaction(4, {PLACE: 2})
+        await rig.commit({ORDERS_0: 1})
+        await rig.commit_in_transaction(4, {ORDERS_0: 2})
         rig.end_transaction(4, False)
         assert rig.offset(stable=True) == 1
 
 
 @on_loop
-async def test_producers_have_their_own_offsets_of_a_group_and_the_later_record_wins():
+async def test_pending_offsets_are_per_producer_and_the_later_record_wins():
     async with GroupRig() as rig:
-        await rig.commit_in_transaction(4, {PLACE: 40, ("orders", 1): 41})
-        await rig.commit_in_transaction(5, {PLACE: 50})
+        await rig.commit_in_transaction(4, {ORDERS_0: 40, ("orders", 1): 41})
+        await rig.commit_in_transaction(5, {ORDERS_0: 50})
         rig.end_transaction(5, True)
         assert (rig.offset(), rig.offset(stable=True)) == (50, UNSTABLE)
         rig.end_transaction(4, True)
@@ -146,9 +151,9 @@ async def test_producers_have_their_own_offsets_of_a_group_and_the_later_record_
 
 
 @on_loop
-async def test_a_marker_that_overtakes_the_acknowledgement_of_its_offsets_does_not_lose_them():
+async def test_a_marker_before_the_acknowledgement_of_offsets_does_not_lose_them():
     async with GroupRig() as rig:
-        shard = rig.groups._parts[0].shard
+        shard = rig.groups._components[0].shard
         append = rig.internal.append
         replicated = asyncio.Event()
 
@@ -158,10 +163,10 @@ async def test_a_marker_that_overtakes_the_acknowledgement_of_its_offsets_does_n
             return first
 
         rig.internal.append = slow  # type: ignore[method-assign]
-        writing = asyncio.ensure_future(rig.commit_in_transaction(4, {PLACE: 2}))
+        writing = asyncio.ensure_future(rig.commit_in_transaction(4, {ORDERS_0: 2}))
         await rig.clock.run()
         rig.end_transaction(4, True)
-        assert shard.offsets.is_unstable(GROUP, PLACE)
+        assert shard.offsets.is_unstable(GROUP, ORDERS_0)
         replicated.set()
         await writing
         await rig.clock.run()
@@ -170,7 +175,7 @@ async def test_a_marker_that_overtakes_the_acknowledgement_of_its_offsets_does_n
 
 
 @on_loop
-async def test_writes_reach_memory_in_the_order_of_the_log_even_if_heard_of_in_another():
+async def test_writes_are_applied_in_log_order():
     async with GroupRig() as rig:
         append = rig.internal.append
         replicated = [asyncio.Event() for _ in range(3)]
@@ -182,11 +187,11 @@ async def test_writes_reach_memory_in_the_order_of_the_log_even_if_heard_of_in_a
             await mine.wait()
             return first
 
-        await rig.commit({PLACE: 0})
+        await rig.commit({ORDERS_0: 0})
         rig.internal.append = slow  # type: ignore[method-assign]
-        first = asyncio.ensure_future(rig.commit({PLACE: 1}))
-        second = asyncio.ensure_future(rig.groups.delete_offsets(GROUP, [PLACE]))
-        third = asyncio.ensure_future(rig.commit({PLACE: 3}))
+        first = asyncio.ensure_future(rig.commit({ORDERS_0: 1}))
+        second = asyncio.ensure_future(rig.groups.delete_offsets(GROUP, [ORDERS_0]))
+        third = asyncio.ensure_future(rig.commit({ORDERS_0: 3}))
         for event in reversed(replicated):
             await rig.clock.run()
             assert rig.offset() == 0
@@ -197,9 +202,9 @@ async def test_writes_reach_memory_in_the_order_of_the_log_even_if_heard_of_in_a
 
 
 @on_loop
-async def test_transactional_offsets_are_written_as_their_producers_batch():
+async def test_transactional_offsets_are_written_as_a_batch_of_the_producer():
     async with GroupRig() as rig:
-        await rig.commit_in_transaction(4, {PLACE: 2})
+        await rig.commit_in_transaction(4, {ORDERS_0: 2})
         (data,) = rig.internal.logs[CONSUMER_OFFSETS, 0]
         (batch,) = read_batches(data)
         header = batch.header
@@ -208,14 +213,14 @@ async def test_transactional_offsets_are_written_as_their_producers_batch():
 
 @pytest.mark.parametrize(("version", "add"), [(0, False), (3, False), (4, False), (5, True)])
 @on_loop
-async def test_the_group_joins_the_transaction_by_itself_from_version_5_on(version, add):
+async def test_txn_offset_commit_v5_adds_the_group_to_the_transaction(version, add):
     async with GroupRig() as rig:
-        await rig.commit_in_transaction(4, {PLACE: 2}, version=version)
+        await rig.commit_in_transaction(4, {ORDERS_0: 2}, version=version)
         assert rig.transactions.asked == [("t", 4, EPOCH, ((CONSUMER_OFFSETS, 0),), add)]
 
 
 @pytest.mark.parametrize(
-    ("answer", "version", "told"),
+    ("response", "version", "told"),
     [
         (Code.TRANSACTION_ABORTABLE, 4, Code.TRANSACTION_ABORTABLE),
         (Code.TRANSACTION_ABORTABLE, 3, Code.INVALID_TXN_STATE),
@@ -226,15 +231,15 @@ async def test_the_group_joins_the_transaction_by_itself_from_version_5_on(versi
     ],
 )
 @on_loop
-async def test_offsets_outside_of_a_transaction_are_refused_in_the_words_of_the_version(answer, version, told):
+async def test_offsets_outside_a_transaction_fail_with_the_code_of_the_version(response, version, told):
     async with GroupRig() as rig:
-        rig.transactions.answer = answer
+        rig.transactions.answer = response
         assert await code_of_commit(rig, version) is told
         assert not rig.internal.appends
 
 
 @on_loop
-async def test_an_instance_that_was_replaced_cannot_commit_in_a_transaction():
+async def test_a_fenced_instance_cannot_commit_in_a_transaction():
     async with GroupRig() as rig:
         joining = rig.join(instance_id="i")
         await rig.rebalanced(joining)
@@ -242,15 +247,15 @@ async def test_an_instance_that_was_replaced_cannot_commit_in_a_transaction():
         await rig.stabilise({old.member_id: old})
         await rig.join(instance_id="i")
         with pytest.raises(BrokerError) as raised:
-            await rig.commit_in_transaction(4, {PLACE: 2}, Claim(old.member_id, 1, "i"))
+            await rig.commit_in_transaction(4, {ORDERS_0: 2}, MemberClaim(old.member_id, 1, "i"))
         assert raised.value.code == Code.FENCED_INSTANCE_ID
 
 
 @on_loop
-async def test_a_group_that_is_deleted_takes_its_offsets_along_also_those_of_open_transactions():
+async def test_deleting_a_group_removes_committed_and_pending_offsets():
     async with GroupRig() as rig:
-        await rig.commit({PLACE: 1})
-        await rig.commit_in_transaction(4, {PLACE: 2, ("orders", 1): 2})
+        await rig.commit({ORDERS_0: 1})
+        await rig.commit_in_transaction(4, {ORDERS_0: 2, ("orders", 1): 2})
         await rig.groups.delete(GROUP)
         rig.end_transaction(4, True)
         assert rig.groups.fetch_all(GROUP, False) == {}
@@ -259,9 +264,9 @@ async def test_a_group_that_is_deleted_takes_its_offsets_along_also_those_of_ope
 
 
 @on_loop
-async def test_one_who_joins_while_the_group_is_being_deleted_is_not_lost():
+async def test_a_member_that_joins_during_deletion_keeps_the_group():
     async with GroupRig() as rig:
-        await rig.commit({PLACE: 1})
+        await rig.commit({ORDERS_0: 1})
         with rig.internal.held():
             deleting = asyncio.ensure_future(rig.groups.delete(GROUP))
             await rig.clock.run()
@@ -281,11 +286,11 @@ async def pass_days(rig: GroupRig, days: float) -> None:
 
 
 @on_loop
-async def test_offsets_of_a_group_expire_a_retention_after_its_last_member_left():
+async def test_offsets_expire_when_the_group_has_been_empty_for_the_retention():
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)
-        await rig.commit({PLACE: 1}, Claim(member_id, 1))
-        for _ in range(30):  # however old the commit is: the member lives
+        await rig.commit({ORDERS_0: 1}, MemberClaim(member_id, 1))
+        for _ in range(30):  # however old the commit is: the member is active
             await rig.clock.run(5_000)
             rig.heartbeat(member_id, 1)
         rig.leave(member_id)
@@ -298,9 +303,9 @@ async def test_offsets_of_a_group_expire_a_retention_after_its_last_member_left(
 
 
 @on_loop
-async def test_offsets_without_a_group_expire_a_retention_after_they_were_committed():
+async def test_offsets_without_membership_expire_after_the_commit():
     async with GroupRig() as rig:
-        await rig.commit({PLACE: 1})
+        await rig.commit({ORDERS_0: 1})
         await pass_days(rig, 3.5)
         await rig.commit({("orders", 1): 1})
         await pass_days(rig, 3.6)
@@ -311,13 +316,13 @@ async def test_offsets_without_a_group_expire_a_retention_after_they_were_commit
 
 
 @on_loop
-async def test_a_living_group_forgets_what_it_no_longer_reads():
+async def test_an_active_group_loses_offsets_of_unsubscribed_topics():
     async with GroupRig({"offsets.retention.minutes": 1, "offsets.retention.check.interval.ms": 1_000}) as rig:
         joining = rig.join(await rig.new_id(), protocols={"range": subscription("read")})
         await rig.rebalanced(joining)
         member_id = joining.result().member_id
         await rig.stabilise({member_id: joining.result()})
-        await rig.commit({("read", 0): 1, ("no longer", 0): 1}, Claim(member_id, 1))
+        await rig.commit({("read", 0): 1, ("no longer", 0): 1}, MemberClaim(member_id, 1))
         for _ in range(13):
             await rig.clock.run(5_000)
             assert rig.heartbeat(member_id, 1) is Code.NONE
@@ -325,25 +330,25 @@ async def test_a_living_group_forgets_what_it_no_longer_reads():
 
 
 @on_loop
-async def test_offsets_of_a_protocol_that_is_not_understood_do_not_expire_while_there_are_members():
+async def test_offsets_of_an_unknown_protocol_do_not_expire_with_members():
     async with GroupRig({"offsets.retention.minutes": 1, "offsets.retention.check.interval.ms": 1_000}) as rig:
         joining = rig.join(version=3, protocol_type="connect", protocols={"v1": b"?"})
         await rig.rebalanced(joining)
         member_id = joining.result().member_id
         await rig.stabilise({member_id: joining.result()})
-        await rig.commit({PLACE: 1}, Claim(member_id, 1))
+        await rig.commit({ORDERS_0: 1}, MemberClaim(member_id, 1))
         for _ in range(13):
             await rig.clock.run(5_000)
             rig.heartbeat(member_id, 1)
         assert rig.offset() == 1
         with pytest.raises(BrokerError, match="NON_EMPTY_GROUP"):
-            await rig.groups.delete_offsets(GROUP, [PLACE])
+            await rig.groups.delete_offsets(GROUP, [ORDERS_0])
 
 
 @on_loop
-async def test_a_retention_that_an_old_client_asked_for_counts():
+async def test_the_retention_in_an_old_commit_request_applies():
     async with GroupRig() as rig:
-        await rig.groups.commit(GROUP, Claim(), {PLACE: Commit(1)}, retention_ms=DAY_MS)
+        await rig.groups.commit(GROUP, MemberClaim(), {ORDERS_0: Commit(1)}, retention_ms=DAY_MS)
         assert rig.view() == await rig.replayed()
         await pass_days(rig, 0.9)
         assert rig.offset() == 1
@@ -352,18 +357,18 @@ async def test_a_retention_that_an_old_client_asked_for_counts():
 
 
 @on_loop
-async def test_a_time_that_an_old_client_gave_its_commit_counts():
+async def test_the_timestamp_in_an_old_commit_request_applies():
     async with GroupRig() as rig:
-        await rig.groups.commit(GROUP, Claim(), {PLACE: Commit(1, commit_time_ms=START_MS - RETENTION_MS)})
+        await rig.groups.commit(GROUP, MemberClaim(), {ORDERS_0: Commit(1, commit_time_ms=START_MS - RETENTION_MS)})
         await rig.clock.run(CHECK_MS)
         assert rig.offset() == -1
 
 
 @on_loop
-async def test_what_an_open_transaction_holds_does_not_expire_nor_does_its_group():
+async def test_pending_offsets_and_their_group_do_not_expire():
     async with GroupRig() as rig:
-        await rig.commit({PLACE: 1})
-        await rig.commit_in_transaction(4, {PLACE: 2})
+        await rig.commit({ORDERS_0: 1})
+        await rig.commit_in_transaction(4, {ORDERS_0: 2})
         await pass_days(rig, 8)
         assert rig.offset() == 1
         rig.end_transaction(4, False)
@@ -372,7 +377,7 @@ async def test_what_an_open_transaction_holds_does_not_expire_nor_does_its_group
 
 
 @on_loop
-async def test_somebody_who_is_about_to_join_keeps_an_empty_group():
+async def test_a_pending_member_keeps_an_empty_group():
     async with GroupRig({"offsets.retention.check.interval.ms": 100}) as rig:
         member_id = await rig.new_id()
         await rig.clock.run(5_000)
@@ -382,9 +387,9 @@ async def test_somebody_who_is_about_to_join_keeps_an_empty_group():
 
 
 @on_loop
-async def test_an_expiry_that_cannot_be_stored_is_tried_again():
+async def test_a_failed_expiry_is_retried():
     async with GroupRig() as rig:
-        await rig.commit({PLACE: 1})
+        await rig.commit({ORDERS_0: 1})
         await pass_days(rig, 6.99)
         rig.internal.fail(Code.NOT_ENOUGH_REPLICAS, times=3)
         await pass_days(rig, 0.02)

@@ -1,11 +1,11 @@
-"""Rebalances: members come, go, die and come back; nobody is lost, nor told without cause that it is unknown."""
+"""Rebalances: members join, leave, time out and return; no member is lost."""
 
 from __future__ import annotations
 
 import pytest
 
 from group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Consumer, GroupRig, code_of, on_loop, subscription
-from headrace.broker.groups.group import Claim, State
+from headrace.broker.groups.group import GroupState, MemberClaim
 from headrace.broker.groups.rebalance import NEW_MEMBER_JOIN_TIMEOUT_MS
 from headrace.errors import Code
 from headrace.wire.api.leave_group import MemberIdentity
@@ -20,17 +20,17 @@ async def test_members_that_start_together_share_one_rebalance():
         await rig.clock.run(DELAY_MS - 1)
         second = rig.join(await rig.new_id())
         await rig.clock.run(2)
-        assert not first.done()  # the second has put off the end
+        assert not first.done()  # the second member has extended the delay
         await rig.clock.run(DELAY_MS)
-        answers = [first.result(), second.result()]
-        assert [answer.generation_id for answer in answers] == [1, 1]
-        assert answers[0].leader == answers[1].leader == answers[0].member_id
-        assert [len(answer.members) for answer in answers] == [2, 0]
-        assert (answers[0].protocol_type, answers[0].protocol_name) == ("consumer", "range")
+        responses = [first.result(), second.result()]
+        assert [response.generation_id for response in responses] == [1, 1]
+        assert responses[0].leader == responses[1].leader == responses[0].member_id
+        assert [len(response.members) for response in responses] == [2, 0]
+        assert (responses[0].protocol_type, responses[0].protocol_name) == ("consumer", "range")
 
 
 @on_loop
-async def test_the_first_delay_never_lasts_longer_than_a_rebalance_may():
+async def test_the_initial_delay_is_bounded_by_the_rebalance_timeout():
     async with GroupRig() as rig:
         first = rig.join(await rig.new_id(), rebalance_ms=7_000)
         for _ in range(4):
@@ -40,18 +40,18 @@ async def test_the_first_delay_never_lasts_longer_than_a_rebalance_may():
 
 
 @on_loop
-async def test_everybody_gets_what_the_leader_hands_out():
+async def test_every_member_gets_its_assignment_from_the_leader():
     async with GroupRig() as rig:
         ids = await rig.gathered(3)
         group = rig.group
-        assert group.state is State.STABLE
+        assert group.state is GroupState.STABLE
         assert {member_id: group.members[member_id].assignment for member_id in ids} == {
             member_id: b"part of " + member_id.encode() for member_id in ids
         }
 
 
 @on_loop
-async def test_a_follower_waits_for_the_leader_and_who_was_forgotten_gets_nothing():
+async def test_a_member_without_assignment_gets_an_empty_one():
     async with GroupRig() as rig:
         leader, *others = await rig.gathered(3)
         joins = {member_id: rig.join(member_id) for member_id in (leader, *others)}
@@ -59,31 +59,33 @@ async def test_a_follower_waits_for_the_leader_and_who_was_forgotten_gets_nothin
         generation = rig.group.generation
         waiting = [rig.sync(member_id, generation) for member_id in others]
         await rig.clock.run(1_000)
-        assert not any(answer.done() for answer in waiting)
+        assert not any(response.done() for response in waiting)
         rig.sync(leader, generation, {leader: b"mine", others[0]: b"yours"})
         await rig.clock.run()
-        assert [bytes(answer.result().assignment) for answer in waiting] == [b"yours", b""]
+        assert [bytes(response.result().assignment) for response in waiting] == [b"yours", b""]
 
 
 @on_loop
-async def test_a_member_that_joins_calls_the_others_back():
+async def test_a_joining_member_starts_a_rebalance():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         new_id = await rig.new_id()
         joins = {new_id: rig.join(new_id)}
         assert rig.heartbeat(leader, 1) is Code.REBALANCE_IN_PROGRESS
         assert code_of(lambda: rig.sync(follower, 1)) is Code.REBALANCE_IN_PROGRESS
-        await rig.commit({("orders", 0): 5}, Claim(follower, 1))  # what was read before may still be committed
+        await rig.commit(
+            {("orders", 0): 5}, MemberClaim(follower, 1)
+        )  # offsets of the old generation may still be committed
         joins |= {member_id: rig.join(member_id) for member_id in (leader, follower)}
         await rig.clock.run()
-        assert all(answer.done() for answer in joins.values())  # all are there: nothing to wait for
-        parts = await rig.stabilise({member_id: answer.result() for member_id, answer in joins.items()})
+        assert all(response.done() for response in joins.values())  # all have joined
+        parts = await rig.stabilise({member_id: response.result() for member_id, response in joins.items()})
         assert all(parts.values())
         assert rig.group.generation == 2
 
 
 @on_loop
-async def test_a_member_that_dies_is_noticed_after_its_session_and_its_work_shared():
+async def test_a_session_timeout_starts_a_rebalance():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         for _ in range(3):
@@ -94,37 +96,37 @@ async def test_a_member_that_dies_is_noticed_after_its_session_and_its_work_shar
         await rig.clock.run(1)
         assert follower not in rig.group.members
         assert rig.heartbeat(leader, 1) is Code.REBALANCE_IN_PROGRESS
-        answer = rig.join(leader)
-        assert (await answer).generation_id == 2
-        assert [row.member_id for row in answer.result().members] == [leader]
+        response = rig.join(leader)
+        assert (await response).generation_id == 2
+        assert [row.member_id for row in response.result().members] == [leader]
 
 
 @on_loop
-async def test_every_sign_of_life_puts_off_the_end_of_a_session():
+async def test_every_request_extends_the_session():
     async with GroupRig() as rig:
         (member_id,) = await rig.gathered(1)
         for _ in range(3):
             await rig.clock.run(SESSION_MS - 1)
             assert rig.heartbeat(member_id, 1) is NONE
             await rig.clock.run(SESSION_MS - 1)
-            await rig.commit({("orders", 0): 1}, Claim(member_id, 1))
+            await rig.commit({("orders", 0): 1}, MemberClaim(member_id, 1))
         await rig.clock.run(SESSION_MS + 1)
-        assert rig.group.state is State.EMPTY
+        assert rig.group.state is GroupState.EMPTY
 
 
 @on_loop
-async def test_when_the_leader_leaves_another_leads():
+async def test_another_member_becomes_leader_when_the_leader_leaves():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         assert rig.leave(leader) == [NONE]
-        answer = await rig.join(follower)
-        assert answer.leader == follower
-        await rig.stabilise({follower: answer})
-        assert rig.group.state is State.STABLE
+        response = await rig.join(follower)
+        assert response.leader == follower
+        await rig.stabilise({follower: response})
+        assert rig.group.state is GroupState.STABLE
 
 
 @on_loop
-async def test_a_leader_that_does_not_come_back_loses_its_place_after_the_time_of_a_rebalance():
+async def test_a_leader_that_does_not_rejoin_is_removed_after_the_timeout():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         joining = rig.join(follower, protocols={"range": subscription("other")})
@@ -136,7 +138,7 @@ async def test_a_leader_that_does_not_come_back_loses_its_place_after_the_time_o
 
 
 @on_loop
-async def test_a_member_that_waits_for_a_rebalance_does_not_time_out():
+async def test_a_member_that_waits_for_a_rebalance_keeps_its_session():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         joining = rig.join(follower, protocols={"range": subscription("other")}, session_ms=6_000)
@@ -147,12 +149,12 @@ async def test_a_member_that_waits_for_a_rebalance_does_not_time_out():
         assert follower in rig.group.members
         rig.join(leader)
         assert (await joining).generation_id == 2
-        await rig.clock.run(6_001)  # and is watched again from then on
+        await rig.clock.run(6_001)  # its session is active again
         assert follower not in rig.group.members
 
 
 @on_loop
-async def test_who_does_not_sync_in_time_is_left_out_of_the_next_generation():
+async def test_a_member_that_does_not_sync_in_time_is_removed():
     async with GroupRig() as rig:
         leader, lazy = await rig.gathered(2)
         await rig.rebalanced(rig.join(leader), rig.join(lazy))
@@ -166,7 +168,7 @@ async def test_who_does_not_sync_in_time_is_left_out_of_the_next_generation():
 
 
 @on_loop
-async def test_who_was_given_an_id_and_never_came_back_holds_up_nobody():
+async def test_a_pending_member_that_never_joins_does_not_block_others():
     async with GroupRig() as rig:
         (leader,) = await rig.gathered(1)
         ghost = await rig.new_id()
@@ -179,7 +181,7 @@ async def test_who_was_given_an_id_and_never_came_back_holds_up_nobody():
 
 
 @on_loop
-async def test_a_new_member_whose_request_got_lost_goes_after_a_while():
+async def test_a_new_member_that_never_syncs_is_removed():
     async with GroupRig() as rig:
         rig.join(version=3, rebalance_ms=NEW_MEMBER_JOIN_TIMEOUT_MS * 3, session_ms=1_800_000)
         static = rig.join(instance_id="i", rebalance_ms=NEW_MEMBER_JOIN_TIMEOUT_MS * 3, session_ms=1_800_000)
@@ -192,19 +194,19 @@ async def test_a_new_member_whose_request_got_lost_goes_after_a_while():
 
 
 @on_loop
-async def test_the_last_one_to_leave_leaves_an_empty_group_of_the_next_generation():
+async def test_a_group_without_members_is_empty_in_the_next_generation():
     async with GroupRig() as rig:
         ids = await rig.gathered(2)
-        await rig.commit({("orders", 0): 5}, Claim(ids[0], 1))
+        await rig.commit({("orders", 0): 5}, MemberClaim(ids[0], 1))
         assert rig.leave(*ids) == [NONE, NONE]
         await rig.clock.run()
-        assert (rig.group.state, rig.group.generation, rig.group.leader_id) == (State.EMPTY, 2, None)
+        assert (rig.group.state, rig.group.generation, rig.group.leader_id) == (GroupState.EMPTY, 2, None)
         assert rig.offset() == 5
         assert rig.view() == await rig.replayed()
 
 
 @on_loop
-async def test_one_who_joins_while_the_assignment_is_being_stored_starts_another_rebalance():
+async def test_joining_while_the_assignment_is_written_starts_a_rebalance():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         joins = [rig.join(leader), rig.join(follower)]
@@ -216,16 +218,16 @@ async def test_one_who_joins_while_the_assignment_is_being_stored_starts_another
             await rig.clock.run()
             assert syncing.result().error_code == Code.REBALANCE_IN_PROGRESS
         await rig.clock.run()
-        assert rig.group.state is State.PREPARING_REBALANCE  # the assignment is in the log, and outdated
+        assert rig.group.state is GroupState.PREPARING_REBALANCE  # the assignment is in the log, and outdated
         joins = [rig.join(leader), rig.join(follower), late]
         await rig.rebalanced(*joins)
-        parts = await rig.stabilise({answer.result().member_id: answer.result() for answer in joins})
+        parts = await rig.stabilise({response.result().member_id: response.result() for response in joins})
         assert all(parts.values())
         assert rig.view() == await rig.replayed()
 
 
 @on_loop
-async def test_a_leader_that_repeats_itself_is_answered_once_more_and_the_first_word_counts():
+async def test_the_first_assignment_of_a_repeated_sync_counts():
     async with GroupRig() as rig:
         (leader,) = await rig.gathered(1)
         await rig.join(leader)
@@ -235,7 +237,7 @@ async def test_a_leader_that_repeats_itself_is_answered_once_more_and_the_first_
             second = rig.sync(leader, 2, {leader: b"second"})
             await rig.clock.run()
         await rig.clock.run()
-        assert first.result().error_code == Code.REBALANCE_IN_PROGRESS  # its connection is gone anyway
+        assert first.result().error_code == Code.REBALANCE_IN_PROGRESS  # its connection is closed anyway
         assert bytes(second.result().assignment) == b"first"
         assert rig.view() == await rig.replayed()
 
@@ -249,19 +251,19 @@ async def test_a_leader_that_repeats_itself_is_answered_once_more_and_the_first_
     ],
 )
 @on_loop
-async def test_an_assignment_that_cannot_be_stored_is_not_handed_out(failure, told):
+async def test_an_assignment_that_cannot_be_written_is_not_distributed(failure, told):
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         await rig.rebalanced(rig.join(leader), rig.join(follower))
         rig.internal.fail(failure)
-        answers = [rig.sync(follower, 2), rig.sync(leader, 2, {leader: b"a", follower: b"b"})]
+        responses = [rig.sync(follower, 2), rig.sync(leader, 2, {leader: b"a", follower: b"b"})]
         await rig.clock.run()
-        assert {answer.result().error_code for answer in answers} == {told}
-        assert rig.group.state is State.PREPARING_REBALANCE
+        assert {response.result().error_code for response in responses} == {told}
+        assert rig.group.state is GroupState.PREPARING_REBALANCE
 
 
 @on_loop
-async def test_a_request_of_a_connection_that_is_gone_is_forgotten_and_its_member_is_not():
+async def test_a_closed_connection_cancels_its_request_but_keeps_the_member():
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         rig.join(follower, protocols={"range": subscription("x")}).cancel()
@@ -271,13 +273,13 @@ async def test_a_request_of_a_connection_that_is_gone_is_forgotten_and_its_membe
 
 
 @on_loop
-async def test_rebalances_that_run_into_one_another_tell_nobody_that_it_is_unknown():
+async def test_overlapping_rebalances_lose_no_member():
     async with GroupRig() as rig:
         consumers = [Consumer(rig, "a") for _ in range(3)]
         await rig.clock.run(2 * DELAY_MS)
         for turn in range(30):
-            for place, consumer in enumerate(consumers):
-                if (turn * 7 + place * 5) % 3 == 0:
+            for partition, consumer in enumerate(consumers):
+                if (turn * 7 + partition * 5) % 3 == 0:
                     consumer.subscribe(f"t{turn % 4}")
             if turn in (9, 12):
                 consumers.append(Consumer(rig, "b"))
@@ -285,7 +287,7 @@ async def test_rebalances_that_run_into_one_another_tell_nobody_that_it_is_unkno
         dead = consumers.pop()
         await dead.die()
         await rig.clock.run(REBALANCE_MS + SESSION_MS)
-        assert rig.group.state is State.STABLE
+        assert rig.group.state is GroupState.STABLE
         assert set(rig.group.members) == {consumer.member_id for consumer in consumers}
         assert all(consumer.assignment == consumer.member_id.encode() for consumer in consumers)
         said = {code for consumer in consumers for code in consumer.codes}
@@ -299,20 +301,20 @@ async def test_rebalances_that_run_into_one_another_tell_nobody_that_it_is_unkno
 
 
 @on_loop
-async def test_a_static_member_that_restarts_gets_its_old_work_back_without_a_rebalance():
+async def test_a_restarted_static_member_keeps_its_assignment():
     async with GroupRig() as rig:
         joins = [rig.join(instance_id=name) for name in ("i", "j")]
         await rig.rebalanced(*joins)
-        old = {answer.result().member_id: answer.result() for answer in joins}
+        old = {response.result().member_id: response.result() for response in joins}
         parts = await rig.stabilise(old)
-        follower = next(answer.result() for answer in joins if not answer.result().members)
+        follower = next(response.result() for response in joins if not response.result().members)
         instance_id = "i" if rig.group.static_members["i"] == follower.member_id else "j"
 
         back = await rig.join(instance_id=instance_id)
         assert (back.error_code, back.generation_id, back.skip_assignment) == (NONE, 1, False)
         assert back.member_id != follower.member_id
         assert bytes((await rig.sync(back.member_id, 1)).assignment) == parts[follower.member_id]
-        assert rig.group.state is State.STABLE
+        assert rig.group.state is GroupState.STABLE
         fenced = Code.FENCED_INSTANCE_ID
         assert rig.heartbeat(follower.member_id, 1, instance_id) is fenced
         assert rig.join(follower.member_id, instance_id=instance_id).result().error_code == fenced
@@ -322,40 +324,40 @@ async def test_a_static_member_that_restarts_gets_its_old_work_back_without_a_re
 
 @pytest.mark.parametrize("version", [5, 8, 9])
 @on_loop
-async def test_a_static_leader_that_restarts_is_kept_from_assigning_again(version):
+async def test_a_restarted_static_leader_does_not_assign_again(version):
     async with GroupRig() as rig:
         joining = rig.join(instance_id="i")
         await rig.rebalanced(joining)
         old = joining.result()
         await rig.stabilise({old.member_id: old})
         back = await rig.join(instance_id="i", version=version)
-        if version >= 9:  # KIP-814: it leads, knows all members, and need not assign
+        if version >= 9:  # KIP-814: the leader gets all members but need not assign
             assert (back.leader, back.skip_assignment, len(back.members)) == (back.member_id, True, 1)
-        else:  # it is told that its former self leads
+        else:  # the response names its predecessor as leader
             assert (back.leader, back.skip_assignment, len(back.members)) == (old.member_id, False, 0)
         assert rig.group.leader_id == back.member_id
 
 
 @on_loop
-async def test_a_static_member_that_comes_back_with_another_protocol_starts_a_rebalance():
+async def test_a_static_member_with_another_protocol_starts_a_rebalance():
     async with GroupRig() as rig:
         both = {"range": b"1", "sticky": b"2"}
         joins = [rig.join(instance_id=name, protocols=both) for name in ("i", "j")]
         await rig.rebalanced(*joins)
-        await rig.stabilise({answer.result().member_id: answer.result() for answer in joins})
+        await rig.stabilise({response.result().member_id: response.result() for response in joins})
         back = rig.join(instance_id="i", protocols={"sticky": b"2"})
         await rig.clock.run()
         assert not back.done()
-        assert rig.group.state is State.PREPARING_REBALANCE
+        assert rig.group.state is GroupState.PREPARING_REBALANCE
 
 
 @on_loop
-async def test_a_static_member_may_be_away_for_its_session_and_no_longer():
+async def test_a_static_member_is_removed_after_its_session_timeout():
     async with GroupRig() as rig:
         joins = [rig.join(instance_id=name, session_ms=20_000) for name in ("i", "j")]
         await rig.rebalanced(*joins)
-        ids = [answer.result().member_id for answer in joins]
-        await rig.stabilise({answer.result().member_id: answer.result() for answer in joins})
+        ids = [response.result().member_id for response in joins]
+        await rig.stabilise({response.result().member_id: response.result() for response in joins})
         await rig.clock.run(19_000)
         assert rig.heartbeat(ids[0], 1, "i") is NONE
         await rig.clock.run(1_000)
@@ -363,7 +365,7 @@ async def test_a_static_member_may_be_away_for_its_session_and_no_longer():
 
 
 @on_loop
-async def test_the_old_self_of_a_static_member_is_fenced_while_it_waits():
+async def test_the_previous_instance_of_a_static_member_is_fenced_while_it_waits():
     async with GroupRig() as rig:
         waiting = rig.join(instance_id="i")
         back = rig.join(instance_id="i")
@@ -374,7 +376,7 @@ async def test_the_old_self_of_a_static_member_is_fenced_while_it_waits():
 
 
 @on_loop
-async def test_a_static_member_that_cannot_be_stored_leaves_its_predecessor_in_place():
+async def test_a_failed_static_replacement_restores_the_predecessor():
     async with GroupRig() as rig:
         joining = rig.join(instance_id="i")
         await rig.rebalanced(joining)
@@ -388,7 +390,7 @@ async def test_a_static_member_that_cannot_be_stored_leaves_its_predecessor_in_p
 
 
 @on_loop
-async def test_an_administrator_removes_a_static_member_by_its_instance():
+async def test_a_static_member_is_removed_by_instance_id():
     async with GroupRig() as rig:
         joining = rig.join(instance_id="i")
         await rig.rebalanced(joining)
@@ -403,18 +405,18 @@ async def test_an_administrator_removes_a_static_member_by_its_instance():
         )
         assert codes == [Code.UNKNOWN_MEMBER_ID, Code.FENCED_INSTANCE_ID, NONE]
         await rig.clock.run()
-        assert rig.group.state is State.EMPTY
+        assert rig.group.state is GroupState.EMPTY
 
 
 @on_loop
-async def test_silent_static_members_hold_their_places_until_their_sessions_end():
+async def test_silent_static_members_stay_until_their_sessions_time_out():
     async with GroupRig() as rig:
         static = rig.join(instance_id="i", session_ms=60_000)
         dynamic = rig.join(await rig.new_id())
         await rig.rebalanced(static, dynamic)
         member_id = dynamic.result().member_id
-        await rig.stabilise({answer.result().member_id: answer.result() for answer in (static, dynamic)})
+        await rig.stabilise({response.result().member_id: response.result() for response in (static, dynamic)})
         joining = rig.join(member_id, protocols={"range": subscription("x")})
         await rig.clock.run(REBALANCE_MS)
-        assert joining.result().generation_id == 2  # without having joined, the static member is in it
+        assert joining.result().generation_id == 2  # the static member is included without having joined
         assert set(rig.group.static_members) == {"i"}

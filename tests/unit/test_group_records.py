@@ -1,4 +1,4 @@
-"""The records of __consumer_offsets, byte for byte as Apache Kafka has them."""
+"""The records of __consumer_offsets, byte for byte as in Apache Kafka."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.groups import records, subscription
-from headrace.broker.groups.group import Group, Member, State
+from headrace.broker.groups import records
+from headrace.broker.groups.group import Group, GroupMember, GroupState, subscribed_topics_in
 from headrace.broker.groups.offsets import Committed
 from headrace.errors import MalformedError
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 
 TOPIC_ID = bytes(range(16))
@@ -21,31 +22,31 @@ def string(text: str) -> bytes:
     return struct.pack(">h", len(text)) + text.encode()
 
 
-def decoded(entry: records.Entry, offset: int = 0) -> object:
+def decoded(entry: records.KeyValue, offset: int = 0) -> object:
     return records.decode(Record(offset, 0, entry.key, entry.value, ()))
 
 
 def test_an_offset():
-    entry = records.offset_entry("g", ("t", 3), Committed(100, 4, "note", 1_000))
+    entry = records.offset_record("g", TopicPartition("t", 3), Committed(100, 4, "note", 1_000))
     assert entry.key == b"\0\1" + string("g") + string("t") + b"\0\0\0\3"
     assert entry.value == b"\0\3" + struct.pack(">qi", 100, 4) + string("note") + struct.pack(">q", 1_000)
 
 
-def test_an_offset_that_expires_by_itself_is_of_version_1():
-    entry = records.offset_entry("g", ("t", 3), Committed(100, -1, "", 1_000, 2_000))
+def test_an_offset_with_an_expiry_time_has_version_1():
+    entry = records.offset_record("g", TopicPartition("t", 3), Committed(100, -1, "", 1_000, 2_000))
     assert entry.value == b"\0\1" + struct.pack(">q", 100) + string("") + struct.pack(">qq", 1_000, 2_000)
 
 
-def test_an_offset_with_a_topic_id_is_of_version_4():
-    entry = records.offset_entry("g", ("t", 3), Committed(100, 4, "m", 1_000, topic_id=TOPIC_ID))
+def test_an_offset_with_a_topic_id_has_version_4():
+    entry = records.offset_record("g", TopicPartition("t", 3), Committed(100, 4, "m", 1_000, topic_id=TOPIC_ID))
     body = struct.pack(">qi", 100, 4) + b"\2m" + struct.pack(">q", 1_000)
     assert entry.value == b"\0\4" + body + b"\1\0\20" + TOPIC_ID
 
 
 def test_a_group():
-    member = Member("m-1", "i", "client", "/host", 30, 10, {"range": b"sub"}, b"asg")
-    group = Group("g", State.STABLE, 99, 7, "consumer", "range", "m-1", members={"m-1": member})
-    entry = records.group_entry(group)
+    member = GroupMember("m-1", "i", "client", "/host", 30, 10, {"range": b"sub"}, b"asg")
+    group = Group("g", GroupState.STABLE, 99, 7, "consumer", "range", "m-1", members={"m-1": member})
+    entry = records.group_record(group)
     assert entry.key == b"\0\2" + string("g")
     row = string("m-1") + string("i") + string("client") + string("/host") + struct.pack(">ii", 30, 10)
     row += b"\0\0\0\3sub" + b"\0\0\0\3asg"
@@ -54,13 +55,15 @@ def test_a_group():
 
 
 def test_an_empty_group():
-    value = records.group_entry(Group("g", state_time_ms=99)).value
+    value = records.group_record(Group("g", state_time_ms=99)).value
     assert value == b"\0\3" + string("") + bytes(4) + b"\xff\xff\xff\xff" + struct.pack(">q", 99) + bytes(4)
 
 
 def test_tombstones():
-    assert records.offset_tombstone("g", ("t", 3)).value is None
-    assert decoded(records.offset_tombstone("g", ("t", 3))) == records.OffsetChange("g", ("t", 3), None)
+    assert records.offset_tombstone("g", TopicPartition("t", 3)).value is None
+    assert decoded(records.offset_tombstone("g", TopicPartition("t", 3))) == records.OffsetChange(
+        "g", TopicPartition("t", 3), None
+    )
     assert decoded(records.group_tombstone("g")) == records.GroupChange("g", None)
 
 
@@ -76,40 +79,40 @@ def test_tombstones():
         st.integers(0, 2**62),
     )
 )
-def test_an_offset_comes_back_as_it_was(committed):
-    entry = records.offset_entry("g", ("t", 3), committed)
-    assert decoded(entry, committed.record_offset) == records.OffsetChange("g", ("t", 3), committed)
+def test_an_offset_record_round_trips(committed):
+    entry = records.offset_record("g", TopicPartition("t", 3), committed)
+    assert decoded(entry, committed.record_offset) == records.OffsetChange("g", TopicPartition("t", 3), committed)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
-def test_groups_of_all_versions_can_be_read(version):
+def test_group_records_of_all_versions_are_decoded(version):
     row = records.MemberMetadata(member_id="m", client_id="c", client_host="h", session_timeout=10, subscription=b"s")
     value = records.GroupMetadataValue(
         protocol_type="consumer", generation=2, protocol="range", leader="m", members=[row]
     )
     key = records.group_tombstone("g").key
-    change = decoded(records.Entry(key, struct.pack(">h", version) + value.encode(version)))
+    change = decoded(records.KeyValue(key, struct.pack(">h", version) + value.encode(version)))
     assert isinstance(change, records.GroupChange)
     assert change.group is not None
-    assert (change.group.state, change.group.generation, change.group.leader_id) == (State.STABLE, 2, "m")
-    assert change.group.members["m"].rebalance_timeout_ms == 10  # as long as the session, before it was told
+    assert (change.group.state, change.group.generation, change.group.leader_id) == (GroupState.STABLE, 2, "m")
+    assert change.group.members["m"].rebalance_timeout_ms == 10  # the session timeout, in versions without it
 
 
 @pytest.mark.parametrize("version", [0, 2, 3, 4])
-def test_offsets_of_all_versions_can_be_read(version):
+def test_offset_records_of_all_versions_are_decoded(version):
     value = records.OffsetCommitValue(offset=5, metadata="m", commit_timestamp=9)
     for kind in (0, 1):
-        key = struct.pack(">h", kind) + records.offset_tombstone("g", ("t", 1)).key[2:]
-        change = decoded(records.Entry(key, struct.pack(">h", version) + value.encode(version)))
-        assert change == records.OffsetChange("g", ("t", 1), Committed(5, -1, "m", 9, record_offset=0))
+        key = struct.pack(">h", kind) + records.offset_tombstone("g", TopicPartition("t", 1)).key[2:]
+        change = decoded(records.KeyValue(key, struct.pack(">h", version) + value.encode(version)))
+        assert change == records.OffsetChange("g", TopicPartition("t", 1), Committed(5, -1, "m", 9, record_offset=0))
 
 
-def test_records_of_other_kinds_of_groups_are_passed_over():
-    assert decoded(records.Entry(struct.pack(">h", 3) + string("g"), b"\0\0")) is None
+def test_records_of_other_group_types_are_skipped():
+    assert decoded(records.KeyValue(struct.pack(">h", 3) + string("g"), b"\0\0")) is None
 
 
 @pytest.mark.parametrize("key", [None, b"", b"\0", b"\0\1", b"\0\1\0\5ab", b"\0\2\0"])
-def test_a_key_that_is_none_is_refused(key):
+def test_an_invalid_key_is_rejected(key):
     with pytest.raises(MalformedError):
         records.decode(Record(0, 0, key, None, ()))
 
@@ -127,4 +130,4 @@ def test_a_key_that_is_none_is_refused(key):
     ],
 )
 def test_the_topics_of_a_subscription(metadata, topics):
-    assert subscription.topics(metadata) == topics
+    assert subscribed_topics_in(metadata) == topics

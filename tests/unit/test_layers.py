@@ -10,7 +10,10 @@ import pytest
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 SOURCES = PROJECT.parent / "src"
-LAYERS = ("errors", "config", "wire", "broker", "client", "producer", "legacy", "spark", "demo", "cli", "ui")
+LAYERS = (
+    *("errors", "types", "config", "wire", "broker", "client", "telemetry", "producer", "legacy", "spark", "demo"),
+    *("cli", "ui"),
+)
 
 
 def lint(sources: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -45,15 +48,16 @@ def test_the_package_keeps_its_layers(tmp_path):
 
 def test_the_whole_house_as_designed_is_allowed(tmp_path):
     imports = {
-        "wire": "import headrace.errors",
+        "wire": "import headrace.errors, headrace.types",
         "client": "import headrace.wire, headrace.config",
-        "producer": "import headrace.client",
+        "telemetry": "import headrace.client",
+        "producer": "import headrace.client, headrace.telemetry",
         "legacy": "import headrace.producer",
         "spark": "import headrace.producer",
         "broker": "import headrace.wire, headrace.config",
         "demo": "import headrace.spark, headrace.broker",
         "cli": "import headrace.spark, headrace.broker, headrace.demo, headrace.ui",
-        "ui": "import headrace.producer",
+        "ui": "import headrace.producer, headrace.telemetry",
     }
     done = lint(plant(tmp_path, imports), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,7 +70,9 @@ def test_the_whole_house_as_designed_is_allowed(tmp_path):
         ("wire", "headrace.config"),
         ("wire", "threading"),
         ("errors", "headrace.wire"),
+        ("types", "headrace.wire"),
         ("client", "headrace.producer"),
+        ("telemetry", "headrace.producer"),
         ("producer", "headrace.spark"),
         ("producer", "headrace.broker"),
         ("spark", "headrace.broker"),

@@ -1,4 +1,4 @@
-"""The queue of the 0.8 producer and the thread that empties it, on a clock that is turned by hand."""
+"""The queue of the 0.8 producer and its send thread, on a fake clock."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 
 from headrace.errors import ClosedError
 from headrace.legacy import KeyedMessage, QueueFullError
-from headrace.legacy.queue import MessageQueue
-from headrace.legacy.send_thread import SendThread
-from headrace.legacy.waiting import SYSTEM_WAITING_CLOCK
+from headrace.legacy.queue import SYSTEM_WAITING_CLOCK, MessageQueue, SendThread
 from legacy_rig import WaitingFakeClock
 
 SECONDS_MAX = 20
@@ -29,9 +27,9 @@ def queue_of(messages_max, enqueue_timeout_ms, *, filled=0):
 
 
 @pytest.mark.behaviour("L03")
-def test_zero_drops_what_finds_the_queue_full_at_once():
+def test_a_timeout_of_zero_drops_at_once():
     queue, clock, started = queue_of(2, 0, filled=2)
-    with pytest.raises(QueueFullError, match=r"full \(2 messages\) and nothing may wait: 1 dropped") as caught:
+    with pytest.raises(QueueFullError, match=r"queue full \(queue.buffering.max.messages=2\), 1 dropped") as caught:
         queue.put(message(2))
     assert caught.value.dropped_count == 1
     assert clock.now_ms == started
@@ -39,16 +37,16 @@ def test_zero_drops_what_finds_the_queue_full_at_once():
 
 
 @pytest.mark.behaviour("L03")
-def test_a_positive_timeout_waits_that_long_and_then_drops():
+def test_a_positive_timeout_waits_and_then_drops():
     queue, clock, started = queue_of(2, 2500, filled=2)
-    with pytest.raises(QueueFullError, match="for 2500 ms"):
+    with pytest.raises(QueueFullError, match="queue full for 2500 ms"):
         queue.put(message(2))
     assert clock.now_ms == started + 2500
     assert len(queue) == 2
 
 
 @pytest.mark.behaviour("L03")
-def test_a_positive_timeout_ends_as_soon_as_there_is_room():
+def test_a_wait_ends_as_soon_as_there_is_room():
     queue, clock, started = queue_of(2, 2500, filled=2)
     clock.at(1700, lambda: queue.take(1, 0))
     queue.put(message(2))
@@ -57,7 +55,7 @@ def test_a_positive_timeout_ends_as_soon_as_there_is_room():
 
 
 @pytest.mark.behaviour("L03")
-def test_a_negative_timeout_waits_for_as_long_as_it_takes():
+def test_a_negative_timeout_waits_without_a_limit():
     queue, clock, started = queue_of(1, -1, filled=1)
     clock.at(3_600_000, lambda: queue.take(1, 0))
     queue.put(message(1))
@@ -65,7 +63,7 @@ def test_a_negative_timeout_waits_for_as_long_as_it_takes():
 
 
 @pytest.mark.behaviour("L03")
-def test_of_many_messages_what_fits_is_taken_and_the_rest_is_dropped_and_counted():
+def test_messages_that_do_not_fit_are_dropped_and_counted():
     queue, _, _ = queue_of(3, 0)
     with pytest.raises(QueueFullError, match="4 dropped") as caught:
         queue.put_all([message(number) for number in range(7)])
@@ -73,7 +71,7 @@ def test_of_many_messages_what_fits_is_taken_and_the_rest_is_dropped_and_counted
     assert queue.take(10, 0).values == [b"0", b"1", b"2"]
 
 
-def test_many_messages_go_through_a_small_queue_in_their_order():
+def test_a_small_queue_preserves_the_order_of_many_messages():
     queue, clock, _ = queue_of(2, -1)
     taken = []
     for after_ms in range(1, 4):
@@ -82,10 +80,10 @@ def test_many_messages_go_through_a_small_queue_in_their_order():
     assert taken + queue.take(9, 0).values == [b"%d" % number for number in range(7)]
 
 
-def test_who_waits_for_room_is_told_when_the_queue_is_closed():
+def test_closing_the_queue_ends_a_wait_for_room():
     queue, clock, _ = queue_of(1, -1, filled=1)
     clock.at(500, queue.close)
-    with pytest.raises(ClosedError, match="1 messages were not taken"):
+    with pytest.raises(ClosedError, match="1 messages were not sent"):
         queue.put(message(1))
     with pytest.raises(ClosedError):
         queue.put_all([message(1)])
@@ -103,7 +101,7 @@ def test_a_batch_is_taken_when_it_is_complete():
 
 
 @pytest.mark.behaviour("L02")
-def test_what_has_come_is_taken_when_the_time_is_up():
+def test_an_incomplete_batch_is_taken_after_the_wait():
     queue, clock, started = queue_of(10, 0)
     clock.at(100, lambda: queue.put(message(0)))
     assert queue.take(3, 5000).values == [b"0"]
@@ -111,13 +109,13 @@ def test_what_has_come_is_taken_when_the_time_is_up():
     assert len(queue.take(3, 5000)) == 0
 
 
-def test_a_batch_is_no_larger_than_asked_for():
+def test_a_batch_is_limited_in_size():
     queue, _, _ = queue_of(10, 0, filled=10)
     assert [len(queue.take(4, 0)) for _ in range(4)] == [4, 4, 2, 0]
 
 
 class Handler:
-    """Notes when it got what; fails where it is told to."""
+    """Records batches with their times; fails on request."""
 
     def __init__(self, clock, *, fails_on=(), takes_ms=0.0):
         self.batches = []
@@ -137,8 +135,8 @@ class Handler:
 
 
 def run_thread(queue, handler, clock, *, batch_messages=200, age_ms_max=5000.0):
-    """On this thread: it ends with the queue."""
-    SendThread("test", queue, handler, batch_messages, age_ms_max, clock).run()
+    """Run the send thread's loop on this thread, until the queue is drained."""
+    SendThread("test", queue, handler, batch_messages=batch_messages, age_ms_max=age_ms_max, clock=clock).run()
     return [(round(at_ms), values) for at_ms, values in handler.batches]
 
 
@@ -159,7 +157,7 @@ def test_the_thread_sends_on_count_or_age():
 
 
 @pytest.mark.behaviour("L02")
-def test_age_counts_from_the_end_of_the_last_send():
+def test_the_age_is_measured_from_the_end_of_the_last_send():
     queue, clock, started = queue_of(10, 0, filled=3)
     handler = Handler(clock, takes_ms=7000)
     clock.at(20_000, queue.close)
@@ -170,15 +168,15 @@ def test_age_counts_from_the_end_of_the_last_send():
 
 
 @pytest.mark.behaviour("L01")
-def test_the_thread_outlives_a_lost_batch(caplog):
+def test_the_thread_survives_a_failed_batch(caplog):
     queue, clock, _ = queue_of(10, 0, filled=3)
     handler = Handler(clock, fails_on=[b"1"])
     clock.at(100, queue.close)
     assert [values for _, values in run_thread(queue, handler, clock, batch_messages=1)] == [[b"0"], [b"1"], [b"2"]]
-    assert "a batch of 1 messages was not sent" in caplog.text
+    assert "sending a batch of 1 messages failed" in caplog.text
 
 
-def test_many_threads_lose_nothing_mix_up_nothing_and_keep_their_order():
+def test_messages_of_many_threads_are_complete_and_ordered():
     queue = MessageQueue(7, -1, SYSTEM_WAITING_CLOCK)
     starts = range(0, 8000, 1000)
 
@@ -212,11 +210,11 @@ def test_many_threads_lose_nothing_mix_up_nothing_and_keep_their_order():
 
 
 @pytest.mark.behaviour("L02")
-def test_what_is_put_right_before_the_close_is_sent():
-    """The end is told by the same look at the queue that found it empty."""
+def test_messages_put_just_before_close_are_sent():
+    """The check that finds the queue empty also decides that it is drained."""
     queue, clock, _ = queue_of(10, 0)
     handler = Handler(clock)
-    thread = SendThread("test", queue, handler, 200, 5000.0, clock)
+    thread = SendThread("test", queue, handler, batch_messages=200, age_ms_max=5000.0, clock=clock)
     take = queue.take
 
     def take_and_then_put(count_max, wait_ms):
@@ -231,11 +229,11 @@ def test_what_is_put_right_before_the_close_is_sent():
     assert [values for _, values in handler.batches] == [[b"1"]]
 
 
-def test_a_message_that_comes_between_the_last_look_and_the_end_is_refused_not_lost():
+def test_a_message_put_after_the_last_check_is_refused_not_lost():
     queue, _, _ = queue_of(10, 0)
 
     class Late(list):
-        """The fields, at the moment when a thread has found room and is stopped before it puts."""
+        """Fields that close the queue between the check for room and the append."""
 
         def __iadd__(self, fields):  # type: ignore[misc]
             queue.close()
@@ -244,11 +242,11 @@ def test_a_message_that_comes_between_the_last_look_and_the_end_is_refused_not_l
             return self
 
     queue._fields = Late()
-    with pytest.raises(ClosedError, match="1 messages were not taken"):
+    with pytest.raises(ClosedError, match="1 messages were not sent"):
         queue.put(message(1))
 
 
-def test_a_message_that_comes_between_the_look_and_the_close_is_still_sent():
+def test_a_message_put_between_check_and_close_is_sent():
     queue, _, _ = queue_of(10, 0)
 
     class Late(list):
@@ -266,7 +264,7 @@ def test_a_message_that_comes_between_the_look_and_the_close_is_still_sent():
 
 
 @pytest.mark.parametrize("thread_count", [1, 8])
-def test_threads_that_put_while_the_queue_is_closed_lose_nothing_they_were_not_told_of(thread_count):
+def test_every_put_during_close_is_sent_or_raises(thread_count):
     for _ in range(20):
         queue = MessageQueue(1000, -1, SYSTEM_WAITING_CLOCK)
         accepted: list[int] = []

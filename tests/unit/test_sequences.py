@@ -6,13 +6,8 @@ import pytest
 
 from headrace.errors import BrokerError, TimedOutError
 from headrace.producer.batch import ProducerBatch
-from headrace.producer.sequences import (
-    NO_PRODUCER_ID_AND_EPOCH,
-    PartitionSequences,
-    ProducerIdAndEpoch,
-    SequenceTable,
-    next_sequence,
-)
+from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH, PartitionSequences, SequenceTable, next_sequence
+from headrace.types import ProducerIdAndEpoch
 
 LAST = 0x7FFFFFFF
 PRODUCER = ProducerIdAndEpoch(9, 0)

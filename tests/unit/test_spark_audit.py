@@ -79,22 +79,22 @@ SOURCE = ("--source-format", "parquet", "--source-path", "x")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        ((), "--pipeline FILE or --source-format NAME is needed"),
-        (SOURCE, "--topic is needed"),
-        ((*SOURCE, "--topic", "t"), "-b HOST:PORT is needed"),
-        ((*SOURCE, "--topic-option", "x", "--topic", "t"), "--topic-option takes key=value, not 'x'"),
-        ((*SOURCE, "-X", "a.b=c"), "-X changes what is in a pipeline file"),
-        (("--pipeline", __file__, *SOURCE), "--source-format and --pipeline exclude each other"),
+        ((), "no source: pass --pipeline FILE or --source-format NAME"),
+        (SOURCE, "no topic: pass --topic NAME"),
+        ((*SOURCE, "--topic", "t"), "no bootstrap servers: pass -b HOST:PORT"),
+        ((*SOURCE, "--topic-option", "x", "--topic", "t"), "invalid --topic-option: expected KEY=VALUE, got 'x'"),
+        ((*SOURCE, "-X", "a.b=c"), "-X overrides a value of a pipeline file: it requires --pipeline FILE"),
+        (("--pipeline", __file__, *SOURCE), "--source-format and --pipeline are mutually exclusive"),
         (("--pipeline", __file__), "is not TOML"),
         (("--examples", "-1"), "-1"),
     ],
 )
-def test_invalid_usage_has_another_exit_code_than_a_difference(arguments, said):
+def test_invalid_usage_exits_with_2(arguments, message):
     done = typed("audit", *arguments)
     assert done.exit_code == 2
-    assert said in " ".join(done.output.split())
+    assert message in " ".join(done.output.split())
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def outcome(monkeypatch):
                 raise result
             return result
 
-        monkeypatch.setattr(audit_command, "_audited", audited)
+        monkeypatch.setattr(audit_command, "_run_audit", audited)
         return typed("audit", *arguments)
 
     return invoke

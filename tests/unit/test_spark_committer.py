@@ -31,6 +31,7 @@ from headrace.spark.holders import DriverProcess, Holders
 from headrace.spark.ledger import TRANSACTION_MS
 from headrace.spark.origins import OriginColumns, OriginFilter, base_for, known_origins
 from headrace.spark.transactions import EndTxnResult, OpenState, Outcome
+from headrace.telemetry.listeners import CommitPhase
 
 SINK, QUERY = "sink", "query"
 ON_THE_DRIVER = [name for name in FAILPOINTS if not name.startswith("task.")]
@@ -1298,3 +1299,43 @@ def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():
         driver.committer.commit(late)
     driver.committer.abort(late)
     assert_delivered_once(world, 4)
+
+
+class RecordingListener:
+    """Keeps the phases of a commit."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    def phase_started(self, phase: CommitPhase) -> None:
+        self.phases.append(phase)
+
+    def transaction_redone(self) -> None:
+        self.phases.append("redone")
+
+
+@pytest.mark.parametrize(
+    ("mode", "phases"),
+    [("inline", "begin check decide end"), ("parallel", "begin check decide end finish")],
+)
+def test_listener_follows_the_phases_of_a_commit(mode, phases):
+    driver, listener = Driver(World(), "run"), RecordingListener()
+    driver.committer.commit(driver.tasks(0, mode), listener)
+    assert listener.phases == phases.split()
+    listener.phases.clear()
+    driver.process(1, mode)
+    assert listener.phases == []  # a listener follows one commit
+
+
+def test_listener_follows_redo_replay_and_abort():
+    world, listener = World(), RecordingListener()
+    with pytest.raises(Crash):
+        Driver(world, "run-1", "decide.done").process(0, "parallel")
+    world.expire()
+    heir = Driver(world, "run-2")
+    heir.committer.commit(heir.tasks(0, "parallel"), listener)
+    redo = ["redo", "redone", "end"]
+    assert listener.phases == ["begin", *redo, *redo, "finish", "check", "begin", "check", "replay"]
+    listener.phases.clear()
+    heir.committer.abort(heir.tasks(1, "parallel"), listener)
+    assert listener.phases == ["abort"]

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.pipeline_output import JsonLines, LiveLine, PlainLines, finished_text, reporter_for, started_text
+from headrace.cli.pipeline import (
+    JsonReporter,
+    LiveReporter,
+    PlainReporter,
+    finished_text,
+    reporter_for,
+    started_text,
+)
 from headrace.spark.progress import BatchProgress, ProgressWatch, Started, Tasks, Totals, running_tasks
 
 
@@ -131,17 +138,17 @@ def tell(reporter):
 
 
 def test_plain_lines(capsys):
-    tell(PlainLines())
+    tell(PlainReporter())
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
-        "orders: resuming after batch 7 on local[2], from the checkpoint /c",
+        "orders: resuming after batch 7 on local[2], checkpoint /c",
         "batch 8: 12,000 rows, 45,000 rows/s, write 210 ms, commit 40 ms, 3 behind (total 12,000 rows)",
     ]
     assert lines[2].startswith("finished: 12,000 rows in 1 batch, ")
 
 
 def test_json_lines(capsys):
-    tell(JsonLines())
+    tell(JsonReporter())
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [event["event"] for event in events] == ["started", "batch", "finished"]
     assert events[0]["resumes_after"] == 7
@@ -150,7 +157,7 @@ def test_json_lines(capsys):
 
 
 def test_the_live_line_leaves_the_last_batch_and_the_summary(capsys):
-    reporter = LiveLine()
+    reporter = LiveReporter()
     tell(reporter)
     reporter.close()
     out = capsys.readouterr().out
@@ -158,18 +165,18 @@ def test_the_live_line_leaves_the_last_batch_and_the_summary(capsys):
     assert "finished: 12,000 rows" in out
 
 
-def test_who_looks_decides(monkeypatch):
-    assert isinstance(reporter_for("json"), JsonLines)
+def test_the_reporter_depends_on_format_and_terminal(monkeypatch):
+    assert isinstance(reporter_for("json"), JsonReporter)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert isinstance(reporter_for("text"), LiveLine)
+    assert isinstance(reporter_for("text"), LiveReporter)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-    assert isinstance(reporter_for("text"), PlainLines)
+    assert isinstance(reporter_for("text"), PlainReporter)
 
 
-def test_other_beginnings_and_ends():
+def test_texts_of_starts_and_ends():
     assert started_text(Started("p", False, "m")) == "p: one batch on m"
-    assert started_text(Started("p", True, "m")) == "p: a stream on m, without a checkpoint"
-    assert started_text(Started("p", True, "m", "/c")) == "p: a new stream on m, checkpoint /c"
+    assert started_text(Started("p", True, "m")) == "p: stream on m, without a checkpoint"
+    assert started_text(Started("p", True, "m", "/c")) == "p: new stream on m, checkpoint /c"
     assert "resuming at its first batch" in started_text(Started("p", True, "m", "/c", -1))
-    assert finished_text(Totals(stopped="cancelled")) == "cancelled in the middle of the batch"
+    assert finished_text(Totals(stopped="cancelled")) == "cancelled during the batch"
     assert finished_text(Totals(stopped="stopped", behind=4)).startswith("stopped: 0 rows in 0 batches")

@@ -11,12 +11,12 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import types
 
-from headrace.client.blocking import TopicPartition
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import ConfigError
 from headrace.spark import consumer_options
 from headrace.spark.offset_specs import OffsetSpec, Subscription
 from headrace.spark.source_options import Mode, check_columns, parse, schema, schema_of, warn_of_no_effect
+from headrace.types import TopicPartition
 
 LEAST = {"kafka.bootstrap.servers": "host:9092", "subscribe": "t"}
 ALL_COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]

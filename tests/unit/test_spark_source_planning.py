@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client.blocking import TopicPartition
 from headrace.spark.planning import (
     Behind,
     OffsetRange,
@@ -21,6 +20,7 @@ from headrace.spark.planning import (
     recreated,
     split,
 )
+from headrace.types import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 

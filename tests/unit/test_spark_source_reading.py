@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from headrace.client.blocking import TopicPartition
 from headrace.client.fetch_data import FETCH_BYTES_MIN, FIRST_FETCH_BYTES_MAX, PartitionReader
 from headrace.client.offsets import PartitionOffset
 from headrace.errors import BrokerError, Code, ConfigError
@@ -19,6 +18,7 @@ from headrace.spark import lookup, reading, source
 from headrace.spark.lookup import Lookup
 from headrace.spark.reading import AHEAD_MAX, Fetchers, ReadAhead
 from headrace.spark.source_options import Mode, parse, schema
+from headrace.types import TopicPartition
 from waiting import eventually
 
 TP = TopicPartition("t", 0)

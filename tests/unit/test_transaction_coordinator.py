@@ -1,4 +1,4 @@
-"""The transaction coordinator: what each request gets in each state."""
+"""The transaction coordinator: the response to each request in each state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from headrace.broker.transactions.states import LEGAL, State
-from headrace.broker.transactions.transaction import ProducerIdEpoch, Transaction
+from headrace.broker.transactions.transaction import VALID_TRANSITIONS, Transaction, TransactionState
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from transaction_rig import ID, TIMEOUT_MS, Rig, code_of, refused, run
 
 NONE, CONCURRENT, FENCED = Code.NONE, Code.CONCURRENT_TRANSACTIONS, Code.PRODUCER_FENCED
@@ -21,27 +21,27 @@ ABORTABLE = Code.TRANSACTION_ABORTABLE
 
 UNKNOWN = "unknown"
 PENDING = "pending"
-STATES: list[State | str] = [
+STATES: list[TransactionState | str] = [
     UNKNOWN,
-    State.EMPTY,
+    TransactionState.EMPTY,
     PENDING,
-    State.ONGOING,
-    State.PREPARE_COMMIT,
-    State.PREPARE_ABORT,
-    State.COMPLETE_COMMIT,
-    State.COMPLETE_ABORT,
+    TransactionState.ONGOING,
+    TransactionState.PREPARE_COMMIT,
+    TransactionState.PREPARE_ABORT,
+    TransactionState.COMPLETE_COMMIT,
+    TransactionState.COMPLETE_ABORT,
 ]
 
 
 @asynccontextmanager
-async def in_state(state: State | str, version: int = 1) -> AsyncIterator[tuple[Rig, ProducerIdEpoch]]:
-    """A coordinator that has the id in a state, and the producer whom it belongs to (before the last end, if any)."""
+async def in_state(state: TransactionState | str, version: int = 1) -> AsyncIterator[tuple[Rig, ProducerIdAndEpoch]]:
+    """Return a coordinator with the id in a state, and its producer before the last end."""
     rig = Rig()
     if state == UNKNOWN:
-        yield rig, ProducerIdEpoch(0, 0)
+        yield rig, ProducerIdAndEpoch(0, 0)
         return
     producer = await rig.init()
-    if state == State.EMPTY:
+    if state == TransactionState.EMPTY:
         yield rig, producer
     elif state == PENDING:
         with rig.internal.held():
@@ -51,10 +51,10 @@ async def in_state(state: State | str, version: int = 1) -> AsyncIterator[tuple[
         await waiting
     else:
         await rig.add(producer, 0, version=version)
-        committed = state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
-        if state == State.ONGOING:
+        committed = state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
+        if state == TransactionState.ONGOING:
             yield rig, producer
-        elif state in (State.PREPARE_COMMIT, State.PREPARE_ABORT):
+        elif state in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT):
             with rig.replicas.held():
                 await rig.end(producer, committed, version)
                 yield rig, producer
@@ -65,10 +65,10 @@ async def in_state(state: State | str, version: int = 1) -> AsyncIterator[tuple[
             yield rig, producer
 
 
-def verified(rig: Rig, producer: ProducerIdEpoch) -> Awaitable[object]:
+def verified(rig: Rig, producer: ProducerIdAndEpoch) -> Awaitable[object]:
     async def verify() -> None:
-        answers = await rig.coordinator.ensure_partitions(ID, *producer, [("t", 0)], add=False)
-        await _raise(answers["t", 0])
+        responses = await rig.coordinator.ensure_partitions(ID, producer, [TopicPartition("t", 0)], add=False)
+        await _raise(responses[TopicPartition("t", 0)])
 
     return verify()
 
@@ -78,10 +78,10 @@ async def _raise(code: Code) -> None:
         raise BrokerError(code=code)
 
 
-REQUESTS: dict[str, Callable[[Rig, ProducerIdEpoch], Awaitable[object]]] = {
+REQUESTS: dict[str, Callable[[Rig, ProducerIdAndEpoch], Awaitable[object]]] = {
     "init": lambda rig, producer: rig.init(),
     "init as who I was": lambda rig, producer: rig.init(producer),
-    "init as somebody else": lambda rig, producer: rig.init(ProducerIdEpoch(999, 0)),
+    "init as somebody else": lambda rig, producer: rig.init(ProducerIdAndEpoch(999, 0)),
     "add what is in": lambda rig, producer: rig.add(producer, 0),
     "add more": lambda rig, producer: rig.add(producer, 0, 1),
     "add with another epoch": lambda rig, producer: rig.add(producer._replace(epoch=7), 0),
@@ -95,7 +95,7 @@ REQUESTS: dict[str, Callable[[Rig, ProducerIdEpoch], Awaitable[object]]] = {
     "abort v2": lambda rig, producer: rig.end(producer, False, 2),
 }
 
-# For each request the codes in the states above, in their order. The transaction is one of version 1.
+# The code of each request in the states above, for a transaction of version 1.
 VERSION_1 = {
     "init": [NONE, NONE, CONCURRENT, CONCURRENT, CONCURRENT, CONCURRENT, NONE, NONE],
     "init as who I was": [NONE, NONE, CONCURRENT, CONCURRENT, CONCURRENT, CONCURRENT, NONE, NONE],
@@ -112,7 +112,7 @@ VERSION_1 = {
     "commit v2": [MAPPING, INVALID, CONCURRENT, NONE, CONCURRENT, CONCURRENT, INVALID, INVALID],
     "abort v2": [MAPPING, NONE, CONCURRENT, NONE, CONCURRENT, CONCURRENT, NONE, NONE],
 }
-# The same, but the transaction is one of version 2; the producer comes with the epoch that it had in it.
+# The same for version 2; the producer uses the epoch of the transaction.
 VERSION_2 = {
     "add what is in": [MAPPING, NONE, CONCURRENT, NONE, CONCURRENT, CONCURRENT, FENCED, FENCED],
     "verify": [MAPPING, ABORTABLE, ABORTABLE, NONE, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_EPOCH]
@@ -124,39 +124,39 @@ VERSION_2 = {
 
 
 @pytest.mark.parametrize(("version", "request_name"), [*((1, r) for r in VERSION_1), *((2, r) for r in VERSION_2)])
-def test_each_request_gets_its_answer_in_each_state(version: int, request_name: str) -> None:
+def test_each_request_gets_its_response_in_each_state(version: int, request_name: str) -> None:
     expected = (VERSION_1 if version == 1 else VERSION_2)[request_name]
 
     async def main() -> None:
         for state, code in zip(STATES, expected, strict=True):
             async with in_state(state, version) as (rig, producer):
-                answer = await code_of(REQUESTS[request_name](rig, producer))
-                assert answer == code, f"{request_name} in {state!r}: {answer.name}, not {code.name}"
+                response = await code_of(REQUESTS[request_name](rig, producer))
+                assert response == code, f"{request_name} in {state!r}: {response.name}, not {code.name}"
 
     run(main)
 
 
-def test_only_the_listed_steps_exist() -> None:
-    """From every state to every other one, by every way the code has."""
-    for state in State:
-        base = Transaction(ID, 5, 3, TIMEOUT_MS, state, 0, 0, frozenset({("t", 0)}))
-        steps: list[tuple[State, Callable[[], Transaction]]] = [
-            (State.EMPTY, partial(base.initialized, 1, 1, None)),
-            (State.EMPTY, partial(base.rotated, 6, 1, 1, keep_last=False)),
-            (State.ONGOING, partial(base.extended, [("t", 1)], 1, 1)),
-            (State.PREPARE_COMMIT, partial(base.prepared, True, 1, 1, -1)),
-            (State.PREPARE_ABORT, partial(base.prepared, False, 1, 1, -1)),
+def test_only_the_listed_transitions_are_valid() -> None:
+    """Try every transition from every state."""
+    for state in TransactionState:
+        base = Transaction(ID, 5, 3, TIMEOUT_MS, state, 0, 0, frozenset({TopicPartition("t", 0)}))
+        steps: list[tuple[TransactionState, Callable[[], Transaction]]] = [
+            (TransactionState.EMPTY, partial(base.initialized, 1, 1, None)),
+            (TransactionState.EMPTY, partial(base.rotated, 6, 1, 1, keep_last=False)),
+            (TransactionState.ONGOING, partial(base.extended, [TopicPartition("t", 1)], 1, 1)),
+            (TransactionState.PREPARE_COMMIT, partial(base.prepared, True, 1, 1, -1)),
+            (TransactionState.PREPARE_ABORT, partial(base.prepared, False, 1, 1, -1)),
         ]
         for target, step in steps:
-            if target in LEGAL[state]:
+            if target in VALID_TRANSITIONS[state]:
                 assert step().state == target
             else:
-                with pytest.raises(AssertionError, match="no step leads"):
+                with pytest.raises(AssertionError, match="illegal state transition"):
                     step()
-        if state in (State.PREPARE_COMMIT, State.PREPARE_ABORT):
-            assert base.completed(1).state in LEGAL[state]
+        if state in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT):
+            assert base.completed(1).state in VALID_TRANSITIONS[state]
         else:
-            with pytest.raises(AssertionError, match="no step leads"):
+            with pytest.raises(AssertionError, match="illegal state transition"):
                 base.completed(1)
 
 
@@ -166,9 +166,9 @@ def test_an_empty_id_is_an_invalid_request(request_name: str) -> None:
         coordinator = Rig().coordinator
         with refused(Code.INVALID_REQUEST):
             if request_name == "add":
-                await coordinator.add_partitions("", 0, 0, [("t", 0)])
+                await coordinator.add_partitions("", ProducerIdAndEpoch(0, 0), [TopicPartition("t", 0)])
             elif request_name == "end":
-                await coordinator.end_transaction("", 0, 0, True, 1)
+                await coordinator.end_transaction("", ProducerIdAndEpoch(0, 0), True, 1)
             elif request_name == "init":
                 await coordinator.init_producer_id("", TIMEOUT_MS)
             else:
@@ -178,14 +178,14 @@ def test_an_empty_id_is_an_invalid_request(request_name: str) -> None:
 
 
 @pytest.mark.parametrize(("timeout_ms", "code"), [(0, 50), (-1, 50), (900_001, 50), (900_000, 0), (1, 0)])
-def test_the_time_out_has_bounds(timeout_ms: int, code: int) -> None:
+def test_the_transaction_timeout_has_bounds(timeout_ms: int, code: int) -> None:
     async def main() -> None:
         assert await code_of(Rig().coordinator.init_producer_id(ID, timeout_ms)) == code
 
     run(main)
 
 
-def test_without_a_transactional_id_everybody_gets_an_id_of_his_own() -> None:
+def test_without_a_transactional_id_every_producer_gets_a_new_id() -> None:
     async def main() -> None:
         rig = Rig()
         ids = [await rig.coordinator.init_producer_id(None, 0) for _ in range(2_500)]
@@ -197,7 +197,7 @@ def test_without_a_transactional_id_everybody_gets_an_id_of_his_own() -> None:
     run(main)
 
 
-def test_when_no_id_can_be_reserved_the_producer_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_id_reservation_is_retriable(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         rig = Rig()
 
@@ -214,7 +214,7 @@ def test_when_no_id_can_be_reserved_the_producer_is_told_to_come_again(monkeypat
     run(main)
 
 
-def test_a_step_is_answered_only_when_it_is_in_the_log() -> None:
+def test_a_response_is_sent_only_after_the_log_write() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -222,7 +222,7 @@ def test_a_step_is_answered_only_when_it_is_in_the_log() -> None:
             adding = asyncio.ensure_future(rig.add(producer, 0))
             await rig.clock.run()
             assert not adding.done()
-            assert rig.current.state == State.EMPTY
+            assert rig.current.state == TransactionState.EMPTY
         await adding
         assert rig.logged()[-1] == rig.current
         assert rig.current.partitions == {("t", 0)}
@@ -230,7 +230,7 @@ def test_a_step_is_answered_only_when_it_is_in_the_log() -> None:
     run(main)
 
 
-def test_a_subset_that_is_in_already_is_answered_without_a_write() -> None:
+def test_adding_known_partitions_writes_nothing() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -242,7 +242,7 @@ def test_a_subset_that_is_in_already_is_answered_without_a_write() -> None:
     run(main)
 
 
-def test_the_end_is_answered_before_the_markers_are_written_and_complete_after() -> None:
+def test_end_txn_responds_before_the_markers_are_written() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -250,9 +250,9 @@ def test_the_end_is_answered_before_the_markers_are_written_and_complete_after()
         with rig.replicas.held():
             await rig.end(producer, True)
             await rig.clock.run(5_000)
-            assert rig.state() == State.PREPARE_COMMIT
+            assert rig.state() == TransactionState.PREPARE_COMMIT
         await rig.clock.run()
-        assert rig.state() == State.COMPLETE_COMMIT
+        assert rig.state() == TransactionState.COMPLETE_COMMIT
         assert [(m.topic, m.partition, m.committed, m.epoch) for m in rig.replicas.markers] == [
             ("t", 0, True, 0),
             ("t", 1, True, 0),
@@ -262,7 +262,7 @@ def test_the_end_is_answered_before_the_markers_are_written_and_complete_after()
 
 
 @pytest.mark.parametrize(
-    ("failure", "answer"),
+    ("failure", "response"),
     [
         (Code.NOT_ENOUGH_REPLICAS, Code.COORDINATOR_NOT_AVAILABLE),
         (Code.REQUEST_TIMED_OUT, Code.COORDINATOR_NOT_AVAILABLE),
@@ -270,11 +270,11 @@ def test_the_end_is_answered_before_the_markers_are_written_and_complete_after()
         (Code.RECORD_LIST_TOO_LARGE, Code.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_a_step_that_cannot_be_written_changes_nothing(failure: Code, answer: Code) -> None:
+def test_a_failed_write_changes_nothing(failure: Code, response: Code) -> None:
     async def main() -> None:
         rig = Rig()
         rig.internal.fail(failure)
-        with refused(answer):
+        with refused(response):
             await rig.init()
         with refused(Code.TRANSACTIONAL_ID_NOT_FOUND):
             rig.coordinator.describe(ID)
@@ -283,7 +283,7 @@ def test_a_step_that_cannot_be_written_changes_nothing(failure: Code, answer: Co
         before = rig.current
         for request in (rig.add(producer, 1), rig.end(producer, True), rig.init()):
             rig.internal.fail(failure)
-            with refused(answer):
+            with refused(response):
                 await request
             assert rig.current == before
         await rig.end(producer, True)
@@ -291,8 +291,8 @@ def test_a_step_that_cannot_be_written_changes_nothing(failure: Code, answer: Co
     run(main)
 
 
-def test_a_request_that_is_given_up_leaves_memory_and_log_alike() -> None:
-    """A connection that breaks cancels its handler, but the write may be on disk already."""
+def test_a_cancelled_request_leaves_memory_and_log_consistent() -> None:
+    """A closed connection cancels its handler, but the write may be on disk already."""
 
     async def main() -> None:
         rig = Rig()
@@ -304,13 +304,13 @@ def test_a_request_that_is_given_up_leaves_memory_and_log_alike() -> None:
             await rig.clock.run()
         await rig.clock.run()
         assert rig.current == rig.logged()[-1]
-        assert rig.current.state == State.ONGOING
+        assert rig.current.state == TransactionState.ONGOING
         await rig.end(producer, True)
 
     run(main)
 
 
-def test_two_requests_at_the_same_moment_are_not_both_served() -> None:
+def test_concurrent_requests_are_not_both_served() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -320,12 +320,12 @@ def test_two_requests_at_the_same_moment_are_not_both_served() -> None:
         )
         assert list(codes) == [NONE, CONCURRENT, CONCURRENT]
         await rig.clock.run()
-        assert rig.current.state == State.COMPLETE_COMMIT
+        assert rig.current.state == TransactionState.COMPLETE_COMMIT
 
     run(main)
 
 
-def test_a_write_of_version_2_waits_a_little_for_the_end_before_it() -> None:
+def test_a_v2_write_waits_for_the_completion_of_the_previous_transaction() -> None:
     async def main() -> None:
         rig = Rig()
         first = await rig.init()
@@ -333,7 +333,9 @@ def test_a_write_of_version_2_waits_a_little_for_the_end_before_it() -> None:
         with rig.replicas.held():
             second = await rig.end(first, True, 2)
             writing = asyncio.ensure_future(
-                rig.coordinator.ensure_partitions(ID, *second, [("t", 1), ("u", 0)], add=True)
+                rig.coordinator.ensure_partitions(
+                    ID, second, [TopicPartition("t", 1), TopicPartition("u", 0)], add=True
+                )
             )
             await rig.clock.run(50)
             assert not writing.done()
@@ -342,7 +344,9 @@ def test_a_write_of_version_2_waits_a_little_for_the_end_before_it() -> None:
         assert rig.current.partitions == {("t", 1), ("u", 0)}
         with rig.replicas.held():
             third = await rig.end(second, True, 2)
-            writing = asyncio.ensure_future(rig.coordinator.ensure_partitions(ID, *third, [("t", 1)], add=True))
+            writing = asyncio.ensure_future(
+                rig.coordinator.ensure_partitions(ID, third, [TopicPartition("t", 1)], add=True)
+            )
             await rig.clock.run(100)
             assert writing.done()
             assert await writing == {("t", 1): CONCURRENT}
@@ -350,30 +354,30 @@ def test_a_write_of_version_2_waits_a_little_for_the_end_before_it() -> None:
     run(main)
 
 
-def test_a_fenced_writer_is_told_so_by_the_code_it_knows() -> None:
+def test_a_fenced_writer_gets_invalid_producer_epoch() -> None:
     async def main() -> None:
         rig = Rig()
         old = await rig.init()
         await rig.init()
         for add in (True, False):
-            codes = await rig.coordinator.ensure_partitions(ID, *old, [("t", 1)], add=add)
+            codes = await rig.coordinator.ensure_partitions(ID, old, [TopicPartition("t", 1)], add=add)
             assert codes == {("t", 1): Code.INVALID_PRODUCER_EPOCH}
 
     run(main)
 
 
-def test_the_offsets_of_a_group_join_by_their_partition() -> None:
+def test_add_offsets_adds_the_partition_of_the_group() -> None:
     async def main() -> None:
         rig = Rig()
         rig.internal._counts[CONSUMER_OFFSETS] = 50
         producer = await rig.init()
-        await rig.coordinator.add_offsets(ID, *producer, "a")
+        await rig.coordinator.add_offsets(ID, producer, "a")
         assert rig.current.partitions == {(CONSUMER_OFFSETS, 97 % 50)}
 
     run(main)
 
 
-def test_ids_of_another_brokers_partition_are_sent_away() -> None:
+def test_ids_of_another_coordinator_fail_with_not_coordinator() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()

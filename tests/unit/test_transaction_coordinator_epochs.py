@@ -1,12 +1,12 @@
-"""The transaction coordinator and its fences: who may go on, with which epoch, and who may not."""
+"""Epochs and fencing in the transaction coordinator."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import EPOCH_MAX, ProducerIdEpoch
+from headrace.broker.transactions.transaction import EPOCH_MAX, TransactionState
 from headrace.errors import Code
+from headrace.types import ProducerIdAndEpoch
 from transaction_rig import ID, Rig, code_of, refused, run
 
 CONCURRENT, FENCED = Code.CONCURRENT_TRANSACTIONS, Code.PRODUCER_FENCED
@@ -22,12 +22,12 @@ def test_a_second_producer_fences_the_first_and_aborts_its_transaction() -> None
             with refused(CONCURRENT):
                 await rig.init()
             await rig.clock.run()
-            # In the gap before the second asks again the first must not slip in: not with its own epoch, nor by
-            # having the abort taken for its own.
+            # Before the second producer retries, the first must not continue: neither with its own epoch, nor with
+            # the abort taken for its own.
             for request in (rig.add(first, 1), rig.end(first, True, version), rig.end(first, False, version)):
                 assert await code_of(request) == FENCED
             second = await rig.init()
-            assert second == ProducerIdEpoch(first.producer_id, first.epoch + 2)
+            assert second == ProducerIdAndEpoch(first.producer_id, first.epoch + 2)
             assert [(m.committed, m.epoch) for m in rig.replicas.markers] == [(False, first.epoch + 1)]
             assert await code_of(rig.init(first)) == FENCED
             for request in (rig.add(first, 1), rig.end(first, True, version), rig.end(first, False, version)):
@@ -36,7 +36,7 @@ def test_a_second_producer_fences_the_first_and_aborts_its_transaction() -> None
     run(main)
 
 
-def test_a_zombie_that_wants_to_go_on_does_not_abort_its_successor() -> None:
+def test_a_zombie_that_recovers_does_not_abort_its_successor() -> None:
     async def main() -> None:
         rig = Rig()
         zombie = await rig.init()
@@ -44,38 +44,38 @@ def test_a_zombie_that_wants_to_go_on_does_not_abort_its_successor() -> None:
         await rig.add(owner, 0)
         with refused(FENCED):
             await rig.init(zombie)
-        assert rig.current.state == State.ONGOING
+        assert rig.current.state == TransactionState.ONGOING
         await rig.end(owner, True)
 
     run(main)
 
 
-def test_a_producer_that_goes_on_after_an_error_gets_the_next_epoch_and_the_same_again() -> None:
+def test_a_recovering_producer_gets_the_next_epoch_and_a_retry_the_same() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
         bumped = await rig.init(producer)
         assert bumped == producer._replace(epoch=1)
-        assert await rig.init(producer) == bumped  # the answer was lost
+        assert await rig.init(producer) == bumped  # the response was lost
         assert await rig.init(bumped) == producer._replace(epoch=2)
         with refused(FENCED):
             await rig.init(producer)
-        await rig.init()  # somebody new: nobody goes on from before
+        await rig.init()  # a new producer: the previous ones are fenced
         with refused(FENCED):
             await rig.init(bumped)
 
     run(main)
 
 
-def exhausted(rig: Rig) -> ProducerIdEpoch:
-    """Make the id one whose epochs are used up."""
+def exhausted(rig: Rig) -> ProducerIdAndEpoch:
+    """Exhaust the epochs of the id."""
     (partition,) = rig.coordinator._store.partitions.values()
     entry = partition.entries[ID]
     entry.current = replace(entry.current, epoch=EPOCH_MAX - 1)
     return entry.current.producer
 
 
-def test_when_epochs_are_used_up_an_init_gives_another_id() -> None:
+def test_init_with_exhausted_epochs_assigns_another_id() -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()
@@ -83,7 +83,7 @@ def test_when_epochs_are_used_up_an_init_gives_another_id() -> None:
         fresh = await rig.init(last)
         assert fresh.epoch == 0
         assert fresh.producer_id != last.producer_id
-        assert await rig.init(last) == fresh  # the answer was lost
+        assert await rig.init(last) == fresh  # the response was lost
         with refused(FENCED):
             await rig.init(last._replace(epoch=3))
         assert await rig.init() == fresh._replace(epoch=1)
@@ -107,7 +107,7 @@ def test_a_producer_at_its_last_epoch_can_still_be_fenced() -> None:
     run(main)
 
 
-def test_the_epoch_that_fences_is_nobodys() -> None:
+def test_the_fencing_epoch_belongs_to_no_producer() -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()
@@ -121,7 +121,7 @@ def test_the_epoch_that_fences_is_nobodys() -> None:
     run(main)
 
 
-def test_in_version_2_every_end_gives_the_next_epoch() -> None:
+def test_in_version_2_every_end_bumps_the_epoch() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -130,18 +130,18 @@ def test_in_version_2_every_end_gives_the_next_epoch() -> None:
             after = await rig.end(producer, n % 2 == 0, 2)
             assert after == producer._replace(epoch=producer.epoch + 1)
             await rig.clock.run()
-            assert await rig.end(producer, n % 2 == 0, 2) == after  # the answer was lost
+            assert await rig.end(producer, n % 2 == 0, 2) == after  # the response was lost
             producer = after
         assert [m.epoch for m in rig.replicas.markers] == [1, 2, 3, 4]
         assert {m.transaction_version for m in rig.replicas.markers} == {2}
-        assert await rig.end(producer, False, 2) == producer._replace(epoch=5)  # of nothing
+        assert await rig.end(producer, False, 2) == producer._replace(epoch=5)  # an empty transaction
         with refused(INVALID):
             await rig.end(producer._replace(epoch=5), True, 2)
 
     run(main)
 
 
-def test_a_delayed_end_of_one_transaction_cannot_touch_the_next() -> None:
+def test_a_late_end_does_not_affect_the_next_transaction() -> None:
     async def main() -> None:
         rig = Rig()
         first = await rig.init()
@@ -152,13 +152,13 @@ def test_a_delayed_end_of_one_transaction_cannot_touch_the_next() -> None:
         for committed in (True, False):
             with refused(FENCED):
                 await rig.end(first, committed, 2)
-        assert rig.current.state == State.ONGOING
+        assert rig.current.state == TransactionState.ONGOING
         assert rig.current.partitions == {("t", 1)}
 
     run(main)
 
 
-def test_when_epochs_are_used_up_an_end_of_version_2_gives_another_id() -> None:
+def test_a_v2_end_with_exhausted_epochs_assigns_another_id() -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()
@@ -168,13 +168,13 @@ def test_when_epochs_are_used_up_an_end_of_version_2_gives_another_id() -> None:
             fresh = await rig.end(last, True, 2)
             assert fresh.epoch == 0
             assert fresh.producer_id != last.producer_id
-            # The new id is on its way only, but its producer may come with it already.
+            # The new id is pending, but its producer may use it already.
             with refused(CONCURRENT):
                 await rig.add(fresh, 1, version=2)
             again = rig.restarted()
         await again.clock.run()
         assert again.current.producer == fresh
-        assert await again.end(last, True, 2) == fresh  # the answer was lost
+        assert await again.end(last, True, 2) == fresh  # the response was lost
         with refused(INVALID):
             await again.end(last, False, 2)
         await again.add(fresh, 1, version=2)

@@ -1,4 +1,4 @@
-"""The transaction coordinator after kill -9: what was decided is finished, once and for all; nothing else is."""
+"""Recovery of the transaction coordinator: decided transactions are completed, others are not."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fake_internal import Fuse
 from headrace.broker.catalog.topics import TRANSACTION_STATE
 from headrace.broker.transactions import log_records, store
-from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import ProducerIdEpoch, Transaction
+from headrace.broker.transactions.transaction import Transaction, TransactionState
 from headrace.errors import Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.layout import Record
 from transaction_rig import TIMEOUT_MS, Rig, code_of, refused, run
 
@@ -27,7 +27,13 @@ transactions = st.builds(
     producer_id=st.integers(0, 2**63 - 1),
     epoch=st.integers(0, 2**15 - 1),
     timeout_ms=st.integers(1, 2**31 - 1),
-    state=st.sampled_from([s for s in State if s not in (State.DEAD, State.EMPTY, State.PREPARE_EPOCH_FENCE)]),
+    state=st.sampled_from(
+        [
+            s
+            for s in TransactionState
+            if s not in (TransactionState.DEAD, TransactionState.EMPTY, TransactionState.PREPARE_EPOCH_FENCE)
+        ]
+    ),
     updated_ms=st.integers(0, 2**60),
     started_ms=st.integers(0, 2**60),
     partitions=st.frozensets(st.tuples(st.sampled_from(["t", "u", "ü"]), st.integers(0, 9))),
@@ -38,37 +44,46 @@ transactions = st.builds(
 
 
 @given(transactions)
-def test_what_is_written_is_read_back(transaction: Transaction) -> None:
+def test_a_transaction_record_round_trips(transaction: Transaction) -> None:
     assert log_records.decode(log_records.encode(transaction, 1)) == (transaction.transactional_id, transaction)
-    empty = replace(transaction, state=State.EMPTY, partitions=frozenset(), started_ms=-1)
+    empty = replace(transaction, state=TransactionState.EMPTY, partitions=frozenset(), started_ms=-1)
     assert log_records.decode(log_records.encode(empty, 1)) == (empty.transactional_id, empty)
     assert log_records.decode(log_records.tombstone(empty.transactional_id, 1)) == (empty.transactional_id, None)
 
 
-def test_the_format_is_kafkas() -> None:
-    """Key version 0; value version 1 with the ids before and after, and the version of the client, as tagged fields."""
+def test_the_record_format_is_kafkas() -> None:
+    """Key version 0, value version 1 with previous and next producer id and client version as tagged fields."""
     transaction = Transaction(
-        "tx", 7, 3, 60_000, State.PREPARE_COMMIT, 9, 8, frozenset({("t", 1)}), 2, previous_producer_id=6
+        "tx",
+        7,
+        3,
+        60_000,
+        TransactionState.PREPARE_COMMIT,
+        9,
+        8,
+        frozenset({TopicPartition("t", 1)}),
+        2,
+        previous_producer_id=6,
     )
     record = log_records.encode(transaction, 1)
     assert record.key == bytes.fromhex("0000 0002 7478")
     assert record.value == bytes.fromhex(
-        "0001 0000000000000007 0003 0000ea60 02"  # producer id, epoch, time-out, state
-        "02 02 74 02 00000001 00"  # one topic of one letter, with one partition
+        "0001 0000000000000007 0003 0000ea60 02"  # producer id, epoch, timeout, state
+        "02 02 74 02 00000001 00"  # topic "t" with partition 1
         "0000000000000009 0000000000000008"
         "02 00 08 0000000000000006 02 02 0002"  # two tagged fields
     )
 
 
-def test_values_of_version_0_are_read() -> None:
+def test_values_of_version_0_are_decoded() -> None:
     value = bytes.fromhex("0000 0000000000000007 0003 0000ea60 04 ffffffff 0000000000000009 0000000000000008")
     row = log_records.decode(Record(0, 0, bytes.fromhex("0000 0002 7478"), value, ()))
-    assert row == ("tx", Transaction("tx", 7, 3, 60_000, State.COMPLETE_COMMIT, 9, 8, version=0))
+    assert row == ("tx", Transaction("tx", 7, 3, 60_000, TransactionState.COMPLETE_COMMIT, 9, 8, version=0))
 
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_decided_transaction_is_finished_after_a_restart(committed: bool, version: int) -> None:
+def test_a_decided_transaction_is_completed_after_a_restart(committed: bool, version: int) -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -78,7 +93,9 @@ def test_a_decided_transaction_is_finished_after_a_restart(committed: bool, vers
             again = rig.restarted()
             assert await code_of(again.end(producer, committed, version)) == Code.CONCURRENT_TRANSACTIONS
         await again.clock.run()
-        assert again.current.state == (State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT)
+        assert again.current.state == (
+            TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
+        )
         assert {m.committed for m in again.replicas.markers} == {committed}
         assert await again.end(producer, committed, version) == after
         assert await code_of(again.end(producer, not committed, version)) == Code.INVALID_TXN_STATE
@@ -86,7 +103,7 @@ def test_a_decided_transaction_is_finished_after_a_restart(committed: bool, vers
     run(main)
 
 
-def test_an_open_transaction_goes_on_after_a_restart_with_the_time_it_had_left() -> None:
+def test_an_open_transaction_keeps_its_timeout_across_a_restart() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -96,16 +113,16 @@ def test_an_open_transaction_goes_on_after_a_restart_with_the_time_it_had_left()
         again.coordinator.start()
         await again.add(producer, 1)
         await again.clock.run(10_000)
-        assert again.state() == State.ONGOING
+        assert again.state() == TransactionState.ONGOING
         await again.clock.run(10_000)
-        assert again.state() == State.COMPLETE_ABORT
+        assert again.state() == TransactionState.COMPLETE_ABORT
 
     run(main)
 
 
-def test_until_its_log_is_read_a_coordinator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loading_coordinator_fails_with_load_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(store, "BATCHES_A_TURN_MAX", 2)
+        monkeypatch.setattr(store, "LOAD_SLICE_BATCHES", 2)
         rig = Rig()
         producer = await rig.init()
         for n in range(6):
@@ -121,21 +138,21 @@ def test_until_its_log_is_read_a_coordinator_says_so(monkeypatch: pytest.MonkeyP
     run(main)
 
 
-def test_a_log_that_cannot_be_read_is_not_taken_for_an_empty_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_log_is_not_treated_as_empty(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()
         rig.internal.logs[TRANSACTION_STATE, 0].append(b"\0" * 70)
         with caplog.at_level(logging.ERROR):
             again = rig.restarted()
-        assert "cannot be read" in caplog.text
+        assert "failed to load __transaction_state-0" in caplog.text
         with refused(Code.COORDINATOR_NOT_AVAILABLE):
             await again.init()
 
     run(main)
 
 
-def test_records_of_an_unknown_kind_are_left_alone() -> None:
+def test_records_of_unknown_type_are_skipped() -> None:
     async def main() -> None:
         rig = Rig()
         await rig.init()
@@ -145,7 +162,7 @@ def test_records_of_an_unknown_kind_are_left_alone() -> None:
     run(main)
 
 
-def test_a_partition_that_was_lost_and_won_again_is_read_anew() -> None:
+def test_a_partition_is_reloaded_when_leadership_returns() -> None:
     async def main() -> None:
         rig = Rig()
         producer = await rig.init()
@@ -154,15 +171,15 @@ def test_a_partition_that_was_lost_and_won_again_is_read_anew() -> None:
             await rig.clock.run()
             rig.coordinator.unload(0)
             rig.coordinator.load(0)
-        with refused(Code.NOT_COORDINATOR):  # it was written, but not by whom who answers now
+        with refused(Code.NOT_COORDINATOR):  # written, but the coordinator has changed
             await adding
-        assert rig.current.state == State.EMPTY
+        assert rig.current.state == TransactionState.EMPTY
 
     run(main)
 
 
 class Writer:
-    """A producer that runs transactions by plan, and notes what it was told."""
+    """A producer that runs planned transactions and records the responses."""
 
     def __init__(self, rig: Rig, version: int, plan: list[tuple[int, bool]]) -> None:
         self._rig = rig
@@ -170,10 +187,10 @@ class Writer:
         self._plan = plan
         self.begun = 0
         self.told: dict[int, bool] = {}
-        self.producer = ProducerIdEpoch(-1, -1)
+        self.producer = ProducerIdAndEpoch(-1, -1)
 
     async def run(self) -> None:
-        """Transaction number n has partitions of its own: 10n, 10n+1, …"""
+        """Return the partitions of transaction n: 10n, 10n+1, …"""
         self.producer = await self._rig.init()
         for n, (partitions, committed) in enumerate(self._plan):
             self.begun = n + 1
@@ -184,7 +201,7 @@ class Writer:
 
     async def _add_patiently(self, index: int) -> None:
         while await code_of(self._rig.add(self.producer, index, version=self._version)):
-            await self._rig.clock.run()  # the transaction before is being ended
+            await self._rig.clock.run()  # the previous transaction is being completed
 
 
 @settings(deadline=None, max_examples=15)
@@ -194,11 +211,11 @@ class Writer:
     crashes=st.lists(st.integers(1, 8), max_size=2),
     answers_last=st.booleans(),
 )
-def test_a_crash_after_any_write_leaves_each_transaction_one_outcome(
+def test_a_crash_after_any_write_leaves_one_outcome_per_transaction(
     version: int, plan: list[tuple[int, bool]], crashes: list[int], answers_last: bool
 ) -> None:
-    """A write is a step in the log or a marker in a partition. The process dies with the write done, answered or not,
-    perhaps dies again while it recovers, and in the end a new producer comes and takes the id over."""
+    """A write is a transition in the log or a marker in a partition. The process crashes after the write, with or
+    without a response, perhaps crashes again during recovery, and finally a new producer initializes the id."""
 
     async def main() -> None:
         for writes in range(1, WRITES_MAX):
@@ -210,7 +227,7 @@ def test_a_crash_after_any_write_leaves_each_transaction_one_outcome(
 
 
 async def is_harmless(fuses: list[Fuse], version: int, plan: list[tuple[int, bool]]) -> bool:
-    """Run a plan into crashes and check what is left of it. True if the first one would have come after its end."""
+    """Run a plan with crashes and check the result. Return True if the first crash would be after its end."""
     rig = Rig()
     rig.internal.fuse = rig.replicas.fuse = fuses[0]
     writer = Writer(rig, version, plan)
@@ -225,7 +242,7 @@ async def is_harmless(fuses: list[Fuse], version: int, plan: list[tuple[int, boo
     rig = rig.restarted()
     successor = await rig.init_until_done()
 
-    assert rig.state() == State.EMPTY
+    assert rig.state() == TransactionState.EMPTY
     assert rig.restarted().current == replace(rig.current, last_epoch=-1)
     for n, (partitions, _) in enumerate(plan[: writer.begun]):
         ends = [(m.partition, m.committed) for m in rig.replicas.markers if m.partition // 10 == n]

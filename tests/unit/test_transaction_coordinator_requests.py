@@ -1,4 +1,4 @@
-"""The transaction requests from message to message: versions, rights, partitions that cannot join, lists."""
+"""The transaction handlers: versions, permissions, invalid partitions and listings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from headrace.broker.context import Context, Session
 from headrace.broker.handlers import SUPPORTED, handler
 from headrace.broker.log.producer_state import ProducerView
 from headrace.broker.security.authorizer import Authorizer, Operation, Resource
-from headrace.broker.transactions.states import State
+from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api import request_class, response_class
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest
 from headrace.wire.api.add_partitions_to_txn import (
@@ -33,8 +34,8 @@ from headrace.wire.schema import Message
 from transaction_rig import ID, TIMEOUT_MS, Rig, run
 
 
-class Guard(Authorizer):
-    """Everything may be done but what is listed."""
+class DenyingAuthorizer(Authorizer):
+    """Permits everything except the denied operations."""
 
     def __init__(self) -> None:
         self.denied: set[tuple[Operation, Resource, str]] = set()
@@ -47,11 +48,11 @@ class Guard(Authorizer):
 
 
 class Desk:
-    """Where requests are handed in: each goes through its bytes, both ways."""
+    """Sends requests to the handlers, encoded and decoded in both directions."""
 
     def __init__(self) -> None:
         self.rig = Rig()
-        self.guard = Guard()
+        self.guard = DenyingAuthorizer()
         self.broker: Any = SimpleNamespace(
             transactions=self.rig.coordinator,
             replicas=self.rig.replicas,
@@ -65,11 +66,11 @@ class Desk:
         assert SUPPORTED[key].first <= version <= SUPPORTED[key].last
         context = Context(Session("127.0.0.1", "PLAINTEXT"), key, version, "test", 1)
         decoded = request_class(key).decode(version, message.encode(version))
-        answer = handler(key)(self.broker, context, decoded)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        assert isinstance(answer, Message)
-        return response_class(key).decode(version, answer.encode(version))
+        response = handler(key)(self.broker, context, decoded)
+        if inspect.isawaitable(response):
+            response = await response
+        assert isinstance(response, Message)
+        return response_class(key).decode(version, response.encode(version))
 
     async def init(self, name: str | None = ID, version: int = 5, **fields: Any) -> Any:
         message = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=TIMEOUT_MS, **fields)
@@ -77,7 +78,7 @@ class Desk:
 
     async def add(self, epoch: int, *partitions: tuple[str, int], version: int = 3) -> dict[tuple[str, int], int]:
         topics = [AddPartitionsToTxnTopic(name=topic, partitions=[index]) for topic, index in partitions]
-        answer = await self.ask(
+        response = await self.ask(
             AddPartitionsToTxnRequest(
                 v3_and_below_transactional_id=ID,
                 v3_and_below_producer_id=0,
@@ -86,7 +87,7 @@ class Desk:
             ),
             version,
         )
-        return _codes(answer.results_by_topic_v3_and_below)
+        return _codes(response.results_by_topic_v3_and_below)
 
     async def end(self, epoch: int, version: int = 5, committed: bool = True) -> Any:
         message = EndTxnRequest(transactional_id=ID, producer_id=0, producer_epoch=epoch, committed=committed)
@@ -101,7 +102,7 @@ def _codes(topics: Sequence[Any]) -> dict[tuple[str, int], int]:
     }
 
 
-def test_a_fenced_producer_is_told_so_in_the_words_of_its_version() -> None:
+def test_a_fenced_producer_gets_the_code_of_its_version() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()
@@ -116,19 +117,19 @@ def test_a_fenced_producer_is_told_so_in_the_words_of_its_version() -> None:
                 assert (await desk.ask(offsets, version)).error_code == code
             if version >= 3:
                 code = Code.PRODUCER_FENCED if version >= 4 else Code.INVALID_PRODUCER_EPOCH
-                answer = await desk.init(version=version, producer_id=0, producer_epoch=0)
-                assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (code, -1, -1)
+                response = await desk.init(version=version, producer_id=0, producer_epoch=0)
+                assert (response.error_code, response.producer_id, response.producer_epoch) == (code, -1, -1)
 
     run(main)
 
 
-def test_version_5_of_the_end_returns_who_the_producer_is_next() -> None:
+def test_end_txn_v5_returns_the_next_producer_id_and_epoch() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()
         await desk.add(0, ("t", 0))
-        answer = await desk.end(0)
-        assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, 0, 1)
+        response = await desk.end(0)
+        assert (response.error_code, response.producer_id, response.producer_epoch) == (0, 0, 1)
         await desk.rig.clock.run()
         await desk.add(1, ("t", 0))
         assert (await desk.end(1, 4)).error_code == 0
@@ -137,23 +138,23 @@ def test_version_5_of_the_end_returns_who_the_producer_is_next() -> None:
     run(main)
 
 
-def test_producer_id_and_epoch_go_together() -> None:
+def test_producer_id_without_epoch_is_invalid() -> None:
     async def main() -> None:
         desk = Desk()
-        for answer in (await desk.init(producer_id=5), await desk.init(producer_epoch=5)):
-            assert answer.error_code == Code.INVALID_REQUEST
+        for response in (await desk.init(producer_id=5), await desk.init(producer_epoch=5)):
+            assert response.error_code == Code.INVALID_REQUEST
 
     run(main)
 
 
 @pytest.mark.parametrize("version", [0, 3])
-def test_one_partition_that_cannot_join_keeps_the_others_out(version: int) -> None:
+def test_one_invalid_partition_prevents_adding_the_others(version: int) -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()
         desk.guard.denied.add((Operation.WRITE, Resource.TOPIC, "u"))
-        wanted = [("t", 0), ("u", 0), ("t", 999), ("nowhere", 0), ("t", -1), (CONSUMER_OFFSETS, 0)]
-        assert await desk.add(0, *wanted, version=version) == {
+        expected = [("t", 0), ("u", 0), ("t", 999), ("nowhere", 0), ("t", -1), (CONSUMER_OFFSETS, 0)]
+        assert await desk.add(0, *expected, version=version) == {
             ("t", 0): Code.OPERATION_NOT_ATTEMPTED,
             ("u", 0): Code.TOPIC_AUTHORIZATION_FAILED,
             ("t", 999): Code.UNKNOWN_TOPIC_OR_PARTITION,
@@ -161,7 +162,7 @@ def test_one_partition_that_cannot_join_keeps_the_others_out(version: int) -> No
             ("t", -1): Code.UNKNOWN_TOPIC_OR_PARTITION,
             (CONSUMER_OFFSETS, 0): Code.TOPIC_AUTHORIZATION_FAILED,
         }
-        assert desk.rig.state() == State.EMPTY
+        assert desk.rig.state() == TransactionState.EMPTY
         assert await desk.add(0, ("t", 0), ("t", 1)) == {("t", 0): 0, ("t", 1): 0}
 
     run(main)
@@ -186,8 +187,8 @@ def test_brokers_add_and_verify_many_transactions_at_once() -> None:
                 transaction(ID, 999, True),
             ]
         )
-        answer = await desk.ask(message, 5)
-        assert [_codes(row.topic_results) for row in answer.results_by_transaction] == [
+        response = await desk.ask(message, 5)
+        assert [_codes(row.topic_results) for row in response.results_by_transaction] == [
             {("t", 0): 0},
             {("t", 0): 0},
             {("t", 1): Code.TRANSACTION_ABORTABLE},
@@ -195,14 +196,14 @@ def test_brokers_add_and_verify_many_transactions_at_once() -> None:
             {("t", 999): Code.UNKNOWN_TOPIC_OR_PARTITION},
         ]
         desk.guard.denied.add((Operation.CLUSTER_ACTION, Resource.CLUSTER, "kafka-cluster"))
-        answer = await desk.ask(message, 4)
-        assert answer.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
-        assert answer.results_by_transaction == ()
+        response = await desk.ask(message, 4)
+        assert response.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
+        assert response.results_by_transaction == ()
 
     run(main)
 
 
-def test_without_the_right_to_the_id_nothing_is_done() -> None:
+def test_requests_without_permission_for_the_id_are_denied() -> None:
     async def main() -> None:
         desk = Desk()
         denied = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -215,14 +216,14 @@ def test_without_the_right_to_the_id_nothing_is_done() -> None:
         assert (await desk.end(0)).error_code == denied
         offsets = AddOffsetsToTxnRequest(transactional_id=ID, producer_id=0, producer_epoch=0, group_id="g")
         assert (await desk.ask(offsets, 4)).error_code == denied
-        answer = await desk.ask(DescribeTransactionsRequest(transactional_ids=[ID]), 0)
-        assert [row.error_code for row in answer.transaction_states] == [denied]
+        response = await desk.ask(DescribeTransactionsRequest(transactional_ids=[ID]), 0)
+        assert [row.error_code for row in response.transaction_states] == [denied]
         assert desk.rig.internal.appends == []
 
     run(main)
 
 
-def test_offsets_need_the_right_to_their_group() -> None:
+def test_adding_offsets_requires_read_on_the_group() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()
@@ -236,11 +237,11 @@ def test_offsets_need_the_right_to_their_group() -> None:
     run(main)
 
 
-def test_an_id_without_transactions_needs_something_to_write_to() -> None:
+def test_an_idempotent_producer_id_requires_a_writable_topic() -> None:
     async def main() -> None:
         desk = Desk()
         desk.guard.denied.add((Operation.WRITE, Resource.TOPIC, "*"))
-        assert (await desk.init(None)).error_code == 0  # the older right
+        assert (await desk.init(None)).error_code == 0  # the older permission
         desk.guard.denied.add((Operation.IDEMPOTENT_WRITE, Resource.CLUSTER, "kafka-cluster"))
         assert (await desk.init(None)).error_code == Code.CLUSTER_AUTHORIZATION_FAILED
         desk.guard.denied.discard((Operation.WRITE, Resource.TOPIC, "*"))
@@ -255,31 +256,31 @@ def test_transactions_are_described() -> None:
         await desk.init()
         await desk.add(0, ("t", 3), ("t", 1), ("u", 2))
         desk.guard.denied.add((Operation.DESCRIBE, Resource.TOPIC, "u"))
-        answer = await desk.ask(DescribeTransactionsRequest(transactional_ids=[ID, "who", ""]), 0)
-        found, unknown, empty = answer.transaction_states
-        assert (found.transaction_state, found.transaction_timeout_ms) == ("Ongoing", TIMEOUT_MS)
-        assert (found.producer_id, found.producer_epoch) == (0, 0)
-        assert found.transaction_start_time_ms == desk.rig.clock.time_ms()
-        assert [(row.topic, row.partitions) for row in found.topics] == [("t", (1, 3))]
+        response = await desk.ask(DescribeTransactionsRequest(transactional_ids=[ID, "who", ""]), 0)
+        result, unknown, empty = response.transaction_states
+        assert (result.transaction_state, result.transaction_timeout_ms) == ("Ongoing", TIMEOUT_MS)
+        assert (result.producer_id, result.producer_epoch) == (0, 0)
+        assert result.transaction_start_time_ms == desk.rig.clock.time_ms()
+        assert [(row.topic, row.partitions) for row in result.topics] == [("t", (1, 3))]
         assert unknown.error_code == Code.TRANSACTIONAL_ID_NOT_FOUND
         assert empty.error_code == Code.INVALID_REQUEST
 
     run(main)
 
 
-def test_transactions_are_listed_by_state_producer_age_and_pattern() -> None:
+def test_transactions_are_listed_by_state_producer_duration_and_pattern() -> None:
     async def main() -> None:
         desk = Desk()
         for name in ("payments-1", "payments-2", "orders"):
             await desk.init(name)
-        await desk.rig.coordinator.add_partitions("payments-2", 1, 0, [("t", 0)])
+        await desk.rig.coordinator.add_partitions("payments-2", ProducerIdAndEpoch(1, 0), [TopicPartition("t", 0)])
         await desk.rig.clock.run(5_000)
-        await desk.rig.coordinator.add_partitions("orders", 2, 0, [("t", 0)])
+        await desk.rig.coordinator.add_partitions("orders", ProducerIdAndEpoch(2, 0), [TopicPartition("t", 0)])
 
         async def listed(**filters: Any) -> list[str]:
-            answer = await desk.ask(ListTransactionsRequest(**filters), 2)
-            assert answer.error_code == 0
-            return sorted(row.transactional_id for row in answer.transaction_states)
+            response = await desk.ask(ListTransactionsRequest(**filters), 2)
+            assert response.error_code == 0
+            return sorted(row.transactional_id for row in response.transaction_states)
 
         assert await listed() == ["orders", "payments-1", "payments-2"]
         assert await listed(state_filters=["Empty"]) == ["payments-1"]
@@ -291,26 +292,26 @@ def test_transactions_are_listed_by_state_producer_age_and_pattern() -> None:
         assert await listed(transactional_id_pattern="") == ["orders", "payments-1", "payments-2"]
         desk.guard.denied.add((Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "orders"))
         assert await listed(state_filters=["Ongoing"]) == ["payments-2"]
-        answer = await desk.ask(ListTransactionsRequest(state_filters=["Asleep"]), 0)
-        assert (answer.unknown_state_filters, answer.transaction_states) == (("Asleep",), ())
+        response = await desk.ask(ListTransactionsRequest(state_filters=["Asleep"]), 0)
+        assert (response.unknown_state_filters, response.transaction_states) == (("Asleep",), ())
         for pattern in ("(", "a)(b", "(?=x)"):
-            answer = await desk.ask(ListTransactionsRequest(transactional_id_pattern=pattern), 2)
-            assert answer.error_code == Code.INVALID_REGULAR_EXPRESSION
+            response = await desk.ask(ListTransactionsRequest(transactional_id_pattern=pattern), 2)
+            assert response.error_code == Code.INVALID_REGULAR_EXPRESSION
 
     run(main)
 
 
-def test_a_pattern_cannot_stop_the_broker() -> None:
+def test_a_malicious_pattern_does_not_block_the_broker() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init("a" * 60 + "!")
-        answer = await desk.ask(ListTransactionsRequest(transactional_id_pattern="(a+)+b"), 2)
-        assert answer.transaction_states == ()
+        response = await desk.ask(ListTransactionsRequest(transactional_id_pattern="(a+)+b"), 2)
+        assert response.transaction_states == ()
 
     run(main)
 
 
-def test_markers_are_written_where_they_can_be() -> None:
+def test_each_marker_has_its_own_result() -> None:
     async def main() -> None:
         desk = Desk()
         desk.rig.replicas.fail("t", 1, Code.INVALID_PRODUCER_EPOCH)
@@ -322,16 +323,16 @@ def test_markers_are_written_where_they_can_be() -> None:
             topics=[WritableTxnMarkerTopic(name="t", partition_indexes=[0, 1])],
         )
         for version in (0, 1, 2):
-            answer = await desk.ask(WriteTxnMarkersRequest(markers=[marker]), version)
-            (row,) = answer.markers
+            response = await desk.ask(WriteTxnMarkersRequest(markers=[marker]), version)
+            (row,) = response.markers
             assert row.producer_id == 7
             code = Code.INVALID_PRODUCER_EPOCH if version == 0 else 0
             assert [(p.partition_index, p.error_code) for p in row.topics[0].partitions] == [(0, 0), (1, code)]
         assert desk.rig.replicas.markers[0] == ("t", 0, 7, 3, False, 2, 1)
         for operation in (Operation.ALTER, Operation.CLUSTER_ACTION):
             desk.guard.denied.add((operation, Resource.CLUSTER, "kafka-cluster"))
-        answer = await desk.ask(WriteTxnMarkersRequest(markers=[marker]), 1)
-        codes = {row.error_code for row in answer.markers[0].topics[0].partitions}
+        response = await desk.ask(WriteTxnMarkersRequest(markers=[marker]), 1)
+        codes = {row.error_code for row in response.markers[0].topics[0].partitions}
         assert codes == {Code.CLUSTER_AUTHORIZATION_FAILED}
 
     run(main)
@@ -348,21 +349,21 @@ def test_producers_of_a_partition_are_described() -> None:
         desk = Desk()
         desk.broker.replicas = SimpleNamespace(partition=partition)
         desk.guard.denied.add((Operation.READ, Resource.TOPIC, "u"))
-        wanted = [("t", [0, 1]), ("u", [0]), ("../t", [0])]
-        topics = [TopicRequest(name=name, partition_indexes=indexes) for name, indexes in wanted]
-        answer = await desk.ask(DescribeProducersRequest(topics=topics), 0)
-        first, missing = answer.topics[0].partitions
+        expected = [("t", [0, 1]), ("u", [0]), ("../t", [0])]
+        topics = [TopicRequest(name=name, partition_indexes=indexes) for name, indexes in expected]
+        response = await desk.ask(DescribeProducersRequest(topics=topics), 0)
+        first, missing = response.topics[0].partitions
         (producer,) = first.active_producers
         assert tuple(producer)[:6] == (7, 3, 11, 1_000, 2, 40)
         assert missing.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
         assert "no such partition" in missing.error_message
-        assert answer.topics[1].partitions[0].error_code == Code.TOPIC_AUTHORIZATION_FAILED
-        assert answer.topics[2].partitions[0].error_code == Code.INVALID_TOPIC_EXCEPTION
+        assert response.topics[1].partitions[0].error_code == Code.TOPIC_AUTHORIZATION_FAILED
+        assert response.topics[2].partitions[0].error_code == Code.INVALID_TOPIC_EXCEPTION
 
     run(main)
 
 
-def test_the_transaction_log_is_closed_to_transactions() -> None:
+def test_internal_topics_cannot_be_added_to_a_transaction() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init()

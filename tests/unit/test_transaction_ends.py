@@ -18,8 +18,8 @@ from headrace.errors import (
     TimedOutError,
 )
 from headrace.producer.records import PreparedRecord
-from headrace.producer.sequences import ProducerIdAndEpoch
 from headrace.producer.transaction_state import State
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
 from headrace.wire.api.end_txn import EndTxnResponse
 from rig import (

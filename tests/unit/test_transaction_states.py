@@ -11,8 +11,8 @@ from headrace.errors import (
     HeadraceError,
     IllegalStateError,
 )
-from headrace.producer.sequences import ProducerIdAndEpoch
 from headrace.producer.transaction_state import LEGAL, State, is_legal
+from headrace.types import ProducerIdAndEpoch
 from rig import (
     GROUP,
     Rig,

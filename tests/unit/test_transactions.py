@@ -9,7 +9,7 @@ import pytest
 from fakes import DISCONNECT, SILENCE, After
 from headrace.errors import BrokerError, ClosedError, FatalError, IllegalStateError
 from headrace.producer.pending import PendingResult
-from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH, ProducerIdAndEpoch
+from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH
 from headrace.producer.transaction_requests import (
     AddOffsets,
     AddPartitions,
@@ -18,6 +18,7 @@ from headrace.producer.transaction_requests import (
     InitProducerId,
 )
 from headrace.producer.transaction_state import State
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.init_producer_id import InitProducerIdResponse
 from headrace.wire.records import read_batches
 from rig import (

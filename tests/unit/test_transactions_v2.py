@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import AbortableError, FatalError
-from headrace.producer.sequences import ProducerIdAndEpoch
 from headrace.producer.transaction_state import State
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.end_txn import EndTxnResponse
 from headrace.wire.records import read_batches
 from rig import (

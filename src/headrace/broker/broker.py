@@ -33,9 +33,8 @@ from headrace.broker.log.manager import partition_folders
 from headrace.broker.log.recovery import PartitionFacts
 from headrace.broker.quotas import QuotaManager
 from headrace.broker.replica_manager import ReplicaManager
-from headrace.broker.security.acl_authorizer import authorizer_of
 from headrace.broker.security.authenticator import Authenticator
-from headrace.broker.security.authorizer import Authorizer
+from headrace.broker.security.authorizer import Authorizer, create_authorizer
 from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
 from headrace.broker.tasks import on_loop_error
@@ -116,10 +115,10 @@ class Broker:
         self.logs.load(self._facts_of)
         has_lost_records = self.logs.lost_tails or any(map(self._has_replica, self.logs.missing))
         if has_lost_records or self.logs.strays or self._has_logs_of_other_topics():
-            previous_epoch = -1  # what was committed is not all here: the controller must not count on us
+            previous_epoch = self._distrusted(previous_epoch)
         self._started.push_async_callback(self.logs.stop)
         self.authenticator = Authenticator(config, self.catalog.users, clock)
-        self.authorizer = authorizer_of(config, self.catalog.acls)
+        self.authorizer = create_authorizer(config, self.catalog.acls)
         self.quotas = QuotaManager(self.catalog.quotas, clock, config)
         lag_ms_max = config.of(int, "replica.lag.time.max.ms")
         self.replicas = ReplicaManager(self.node_id, self.logs, self.catalog, clock, self.log_config, lag_ms_max)
@@ -130,8 +129,9 @@ class Broker:
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
         self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)
         self.replicas.marker_listener = self.groups.complete_transaction
+        self._note_lost_transactions()  # before anything that can fail: a stop notes the logs as they are now
         await self._enter_cluster(controller, previous_epoch)
-        self._note_lost_transactions()
+        self._note_lost_transactions()  # with the producer ids of a newer catalog
         self.transactions.ids.seen(self.logs.last_producer_id)
         self.replicas.start()
         self.logs.start()
@@ -154,7 +154,7 @@ class Broker:
         if self.cluster is not None:
             self._started.push_async_callback(self.cluster.leave)
             await self.cluster.joined()
-            self.transactions.ids.ask_ahead()
+            self.transactions.ids.prefetch()
 
     def _note_lost_transactions(self) -> None:
         """Remember which partitions of the transaction log have lost records, also over the next starts.
@@ -204,6 +204,19 @@ class Broker:
         from headrace.broker.cluster.trust import previous_epoch
 
         return previous_epoch(self.logs.root)
+
+    def _distrusted(self, previous_epoch: int) -> int:
+        """Return the epoch of a broker that has lost records: the controller must not count on what it had.
+
+        It is kept on disk as well. This run may end before it registers, and the next one finds nothing missing: the
+        logs and high watermarks that this one notes are those that are left.
+        """
+        from headrace.broker.cluster.cluster import NO_EPOCH
+        from headrace.broker.cluster.trust import keep_epoch
+
+        if previous_epoch != NO_EPOCH:
+            keep_epoch(self.logs.root, NO_EPOCH)
+        return NO_EPOCH
 
     async def _enter_cluster(self, controller: str | None, previous_epoch: int) -> None:
         """Know the cluster before its partitions are taken over."""

@@ -4,7 +4,7 @@
     broker                      on this broker > on all brokers > in its configuration > default
 
 "Set on" means by AlterConfigs, kept in the catalog. A topic's option may have several names on a broker, in different
-units (log.retention.ms, .minutes, .hours): the first that is set counts. `config_changes` is how they are set.
+units (log.retention.ms, .minutes, .hours): the first that is set counts. `handlers/configs.py` changes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a handler is told beside the message."""
+"""What a handler knows about a request in addition to the message."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ANONYMOUS = "User:ANONYMOUS"
 
 @dataclass(slots=True)
 class Session:
-    """A connection, as far as handlers care."""
+    """A client connection, as handlers see it."""
 
-    host: str  # of the peer, as an address
-    listener: str  # its name: PLAINTEXT, SSL, …
+    host: str  # the client's IP address
+    listener: str  # name: PLAINTEXT, SSL, …
     principal: str = ANONYMOUS
-    client_software: str = ""  # name and version, from ApiVersions 3+
+    client_software: str = ""  # name and version, from ApiVersions v3+
 
 
 class Context(NamedTuple):
-    """The request that a message came in."""
+    """The header of a request, and the session it came from."""
 
     session: Session
     api_key: int
@@ -31,5 +31,5 @@ class Context(NamedTuple):
     correlation_id: int
 
 
-Answer = Message | Awaitable[Message | None] | None
-"""What a handler returns. None: say nothing (acks=0). An awaitable: later; the connection waits."""
+HandlerResult = Message | Awaitable[Message | None] | None
+"""What a handler returns: a response, an awaitable of one, or None for no response (acks=0)."""

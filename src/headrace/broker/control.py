@@ -155,7 +155,7 @@ def call(path: Path | str, op: str, seconds_max: float = CALL_SECONDS_MAX, **arg
 
 def _raised(told: dict[str, Any]) -> errors.HeadraceError:
     """The error that the broker raised, as one of our own."""
-    if told["kind"] == "BrokerError":
+    if "code" in told:  # a BrokerError, which may be of a subclass
         return errors.BrokerError(told["message"], code=told["code"])
     kind = errors.ConfigError if told["kind"] == "ConfigError" else errors.IllegalStateError
     return kind(told["message"])

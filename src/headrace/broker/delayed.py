@@ -1,4 +1,4 @@
-"""What waits for replicas: a produce that all in-sync ones are to have, a deletion that all are to have carried out."""
+"""Delayed operations that wait for replicas: Produce with acks=all, and DeleteRecords."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headrace.errors import BrokerError, Code
 Key = tuple[str, int]
 
 
-class Replication:
-    """A produce that waits for the in-sync replicas."""
+class DelayedProduce:
+    """A Produce that waits for the in-sync replicas."""
 
     def __init__(self, partition: Partition, offset: int) -> None:
         self._partition = partition
@@ -24,8 +24,8 @@ class Replication:
         partition = self._partition
         if not partition.is_leader or partition.leader_epoch != self._leader_epoch:
             self._fail(
-                f"{partition.topic}-{partition.index}: offset {self._offset} was written, but broker "
-                f"{partition.leader} leads now, and may not have it",
+                f"{partition.topic}-{partition.index}: offset {self._offset} was written, but the new leader, broker "
+                f"{partition.leader}, may not have it",
                 Code.NOT_LEADER_OR_FOLLOWER,
             )
             return True
@@ -35,24 +35,24 @@ class Replication:
             return True
         if len(partition.isr) < partition.min_isr:
             if not self.future.done():
-                self.future.set_exception(not_enough(partition, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
+                self.future.set_exception(not_enough_replicas_error(partition, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
             return True
         return False
 
     def expire(self) -> None:
         self._fail(
-            f"{self._partition.topic}-{self._partition.index}: offset {self._offset} was written, but not all "
-            "in-sync replicas have it in time",
+            f"{self._partition.topic}-{self._partition.index}: offset {self._offset} was written, but timed out "
+            "waiting for the in-sync replicas",
             Code.REQUEST_TIMED_OUT,
         )
 
-    def _fail(self, why: str, code: Code) -> None:
+    def _fail(self, reason: str, code: Code) -> None:
         if not self.future.done():
-            self.future.set_exception(BrokerError(why, code=code))
+            self.future.set_exception(BrokerError(reason, code=code))
 
 
-class Deletion:
-    """A request to delete records that waits for all replicas that live."""
+class DelayedDeleteRecords:
+    """A DeleteRecords that waits for all live replicas."""
 
     def __init__(self, partition: Partition, before: int, low_watermark: Callable[[Partition], int]) -> None:
         self._partition = partition
@@ -63,7 +63,7 @@ class Deletion:
     def try_complete(self, key: Key) -> bool:
         partition = self._partition
         if not partition.is_leader:
-            self._fail(f"broker {partition.leader} leads now, and sees to the rest", Code.NOT_LEADER_OR_FOLLOWER)
+            self._fail(f"broker {partition.leader} is the new leader", Code.NOT_LEADER_OR_FOLLOWER)
             return True
         if self._low_watermark(partition) < self._before:
             return False
@@ -72,19 +72,19 @@ class Deletion:
         return True
 
     def expire(self) -> None:
-        self._fail("not all replicas have done the same in time", Code.REQUEST_TIMED_OUT)
+        self._fail("timed out waiting for the other replicas", Code.REQUEST_TIMED_OUT)
 
-    def _fail(self, why: str, code: Code) -> None:
+    def _fail(self, reason: str, code: Code) -> None:
         if not self.future.done():
             name = f"{self._partition.topic}-{self._partition.index}"
             self.future.set_exception(
-                BrokerError(f"{name}: records below {self._before} are deleted here, but {why}", code=code)
+                BrokerError(f"{name}: records below {self._before} are deleted on the leader, but {reason}", code=code)
             )
 
 
-def not_enough(partition: Partition, code: Code) -> BrokerError:
+def not_enough_replicas_error(partition: Partition, code: Code) -> BrokerError:
     return BrokerError(
-        f"{partition.topic}-{partition.index} has {len(partition.isr)} in-sync replicas of the "
-        f"{partition.min_isr} that min.insync.replicas wants",
+        f"{partition.topic}-{partition.index} has {len(partition.isr)} in-sync replicas, below "
+        f"min.insync.replicas={partition.min_isr}",
         code=code,
     )

@@ -1,18 +1,18 @@
-"""Faults on demand: chosen requests are answered with an error, late, never, or not at all because the broker dies.
+"""Fault injection: selected requests fail, are delayed, get no response, or crash the broker.
 
     inject(api=…, topic=…, error=…|delay_ms=…|drop|close|crash) → a rule
-    request → `match` → Fault → `run`, in place of the handler alone
+    request → `match` → Fault → `run`, instead of the handler alone
 
-What the dispatcher does with it, for every request once it is decoded::
+The dispatcher uses it for every decoded request::
 
-    if faults.active and (fault := faults.match(context, message)) is not None:
-        answer = fault.run(context, message, lambda: handle(broker, context, message))     # a coroutine
+    if faults.active and (fault := faults.match(context, request)) is not None:
+        result = fault.run(context, request, lambda: handle(broker, context, request))     # a coroutine
     else:
-        answer = handle(broker, context, message)
+        result = handle(broker, context, request)
 
-`run` gives what a handler gives: a message, or None for silence. It raises `CloseConnection` where the connection is to
-be closed without an answer. The first rule that fits takes the request, in the order of injection. `when="after"` lets
-the handler do its work first, and spoils the answer only: an acknowledgement that got lost.
+`run` returns what a handler returns: a response, or None. It raises `CloseConnection` to close the connection without a
+response. The first matching rule applies, in the order of injection. `when="after"` runs the handler first and then
+loses or replaces its response.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headrace.broker.context import Answer, Context
-from headrace.broker.fault_answers import error_answer, topics_in
+from headrace.broker.context import Context, HandlerResult
+from headrace.broker.error_responses import error_response, topics_in
 from headrace.errors import Code, ConfigError, IllegalStateError
 from headrace.wire.api import APIS, api_name
+from headrace.wire.api_keys import ApiKey
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
@@ -38,23 +39,22 @@ if TYPE_CHECKING:
 
 RULES_MAX = 1000
 DELAY_MS_MAX = 3_600_000
-# A dropped request holds up its connection, for answers keep their order. No client waits longer than this.
+# A dropped request blocks its connection, because responses keep their order. No client waits longer than this.
 DROP_SECONDS_MAX = 900.0
-CRASH_EXIT_CODE = 137  # what a shell reports of a process that was killed
-_PRODUCE = 0
+CRASH_EXIT_CODE = 137  # what a shell reports for a killed process
 _WHEN = ("before", "after")
 
 
 class CloseConnection(Exception):  # noqa: N818 - an order, not an error
-    """Close the connection that the request came by, and say nothing."""
+    """Close the connection of the request without a response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
-    """What is to go wrong, and for whom. As plain values, so that it travels as JSON."""
+    """The specification of a fault, in values that JSON can represent."""
 
     api: str | int | None = None  # name or key; None: every request
-    topic: str | None = None  # a name, or a pattern as of a shell
+    topic: str | None = None  # a name or a shell pattern
     client_id: str | None = None  # likewise
     error: str | int | None = None  # name or number of Kafka's code
     delay_ms: float = 0
@@ -67,57 +67,61 @@ class FaultSpec:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        endings = [name for name in ("drop", "close", "crash") if getattr(self, name)]
-        endings += ["error"] if self.error is not None else []
-        if len(endings) > 1:
-            raise ConfigError(f"a fault ends a request in one way, not in {len(endings)}: {', '.join(endings)}")
-        if not endings and not self.delay_ms:
-            raise ConfigError("a fault needs one of error, delay_ms, drop, close and crash")
+        outcomes = [name for name in ("drop", "close", "crash") if getattr(self, name)]
+        outcomes += ["error"] if self.error is not None else []
+        if len(outcomes) > 1:
+            raise ConfigError(f"invalid fault: expected one of drop, close, crash and error, got {', '.join(outcomes)}")
+        if not outcomes and not self.delay_ms:
+            raise ConfigError("invalid fault: expected one of error, delay_ms, drop, close and crash")
         if self.when not in _WHEN:
-            raise ConfigError(f"when is {self.when!r}; it may be before or after")
+            raise ConfigError(f"invalid when {self.when!r}: expected before or after")
         if not 0 <= self.delay_ms <= DELAY_MS_MAX:
-            raise ConfigError(f"delay_ms is {self.delay_ms!r}; it may be 0 to {DELAY_MS_MAX}")
+            raise ConfigError(f"invalid delay_ms {self.delay_ms!r}: expected 0 to {DELAY_MS_MAX}")
         if self.count is not None and self.count < 1:
-            raise ConfigError(f"count is {self.count!r}; it may be 1 or more, or left out")
+            raise ConfigError(f"invalid count {self.count!r}: expected at least 1")
         if not 0 < self.probability <= 1:
-            raise ConfigError(f"probability is {self.probability!r}; it may be more than 0, up to 1")
+            raise ConfigError(f"invalid probability {self.probability!r}: expected more than 0, up to 1")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> FaultSpec:
-        """The specification in an object of JSON; names that nobody knows are errors."""
-        known = {one.name for one in fields(cls)}
+        """Parse a JSON object; unknown names are errors."""
+        known = {spec_field.name for spec_field in fields(cls)}
         for name in values.keys() - known:
-            raise ConfigError(f"a fault has no {name!r}; it has {', '.join(sorted(known))}")
+            raise ConfigError(f"unknown field {name!r} of a fault: expected {', '.join(sorted(known))}")
         try:
             return cls(**values)
         except TypeError as error:
-            raise ConfigError(f"a value of the fault is of the wrong type: {error}") from error
+            raise ConfigError(f"invalid type of a value of the fault: {error}") from error
 
     def to_json(self) -> dict[str, Any]:
-        """Only what differs from the defaults."""
-        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        """Return the values that differ from the defaults."""
+        return {
+            spec_field.name: value
+            for spec_field in fields(self)
+            if (value := getattr(self, spec_field.name)) != spec_field.default
+        }
 
 
 def api_key_of(api: str | int) -> int:
-    """The key of an API by key or name; `AddPartitionsToTxn` and `add_partitions_to_txn` are the same."""
+    """Return an API key by number or name; `AddPartitionsToTxn` and `add_partitions_to_txn` are equal."""
     if isinstance(api, int) or api.isdecimal():
         if int(api) in APIS:
             return int(api)
-        raise ConfigError(f"there is no API with key {api}")
-    found = _APIS_BY_NAME.get(_folded(api))
-    if found is None:
-        raise ConfigError(f"there is no API {api!r}; there are {', '.join(name for name, _ in APIS.values())}")
-    return found
+        raise ConfigError(f"unknown API key {api}")
+    rule = _APIS_BY_NAME.get(_folded(api))
+    if rule is None:
+        raise ConfigError(f"unknown API {api!r}: expected one of {', '.join(name for name, _ in APIS.values())}")
+    return rule
 
 
 def error_code_of(error: str | int) -> int:
-    """The code of an error by number or name."""
+    """Return an error code by number or name."""
     if isinstance(error, int) or error.lstrip("-").isdecimal():
         return int(error)
     try:
         return Code[error.upper().replace("-", "_")]
     except KeyError:
-        raise ConfigError(f"there is no error {error!r}; NOT_LEADER_OR_FOLLOWER is one") from None
+        raise ConfigError(f"unknown error {error!r}: expected a name such as NOT_LEADER_OR_FOLLOWER") from None
 
 
 def _folded(name: str) -> str:
@@ -129,7 +133,7 @@ _APIS_BY_NAME = {_folded(name): key for key, (name, _) in APIS.items()}
 
 @dataclass(slots=True, kw_only=True)
 class Rule:
-    """A fault that was injected, and how often it came to pass."""
+    """An injected fault and its number of hits."""
 
     id: int
     spec: FaultSpec
@@ -151,20 +155,20 @@ class Faults:
     """The rules of one broker. Event loop only."""
 
     def __init__(self) -> None:
-        self.active = False  # whether any rule is left: all that a request costs when there is none
-        self.may_crash = True  # not where the broker shares its process
-        self.topic_name: Callable[[bytes], str | None] = _unknown  # new versions name topics by id
+        self.active = False  # whether any rule is left: without rules a request costs only this check
+        self.may_crash = True  # False if the broker shares its process
+        self.topic_name: Callable[[bytes], str | None] = _unknown  # newer requests have topic ids
         self._released = asyncio.Event()
         self._rules: dict[int, Rule] = {}
         self._ids = itertools.count(1)
 
     def inject(self, **values: Any) -> Rule:
-        """Add a fault; see `FaultSpec` for what it takes."""
+        """Add a fault; see `FaultSpec` for the arguments."""
         spec = FaultSpec.from_json(values)
         if spec.crash and not self.may_crash:
-            raise IllegalStateError("a broker in a thread of its user cannot crash: start it in a process of its own")
+            raise IllegalStateError("crash is not possible for a broker in a thread: start it in a separate process")
         if len(self._rules) >= RULES_MAX:
-            raise IllegalStateError(f"there are {RULES_MAX} faults already: remove some first")
+            raise IllegalStateError(f"the maximum of {RULES_MAX} faults is reached: remove some first")
         from random import Random
 
         rule = Rule(
@@ -179,24 +183,24 @@ class Faults:
         return rule
 
     def list(self) -> list[Rule]:
-        """All that were injected and not removed, the spent ones too."""
+        """Return all rules that were not removed, including spent ones."""
         return [*self._rules.values()]
 
     def remove(self, rule_id: int) -> bool:
-        """Take one away; whether it was there."""
-        found = self._rules.pop(rule_id, None)
+        """Remove a rule; return whether it existed."""
+        rule = self._rules.pop(rule_id, None)
         self._update()
-        return found is not None
+        return rule is not None
 
     def clear(self) -> int:
-        """Take all away; how many there were."""
+        """Remove all rules; return how many there were."""
         count = len(self._rules)
         self._rules.clear()
         self._update()
         return count
 
     def match(self, context: Context, message: Message) -> Fault | None:
-        """The fault that this request meets, if any; it counts as a hit."""
+        """Return the fault for a request, if any, and count a hit."""
         for rule in self._rules.values():
             if self._fits(rule, context, message):
                 rule.hits += 1
@@ -206,12 +210,12 @@ class Faults:
         return None
 
     async def pause(self, seconds: float) -> None:
-        """Let time pass, unless the broker is to stop."""
+        """Sleep, unless the broker stops."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._released.wait(), seconds)
 
     def release(self) -> None:
-        """The broker is to stop: nobody is kept waiting any longer."""
+        """Remove all rules and end all pauses: the broker stops."""
         self.clear()
         self._released.set()
 
@@ -236,7 +240,7 @@ def _unknown(topic_id: bytes) -> None:
 
 
 class Fault:
-    """What happens to one request."""
+    """The fault of one request."""
 
     __slots__ = ("_pause", "_rule")
 
@@ -244,12 +248,12 @@ class Fault:
         self._rule = rule
         self._pause = pause
 
-    async def run(self, context: Context, message: Message, handle: Callable[[], Answer]) -> Message | None:
-        """Do it: in place of the handler, before it, or after it."""
+    async def run(self, context: Context, message: Message, handle: Callable[[], HandlerResult]) -> Message | None:
+        """Apply the fault instead of, before or after the handler."""
         spec = self._rule.spec
-        answer: Message | None = None
+        response: Message | None = None
         if spec.when == "after":
-            answer = await _answer(handle)
+            response = await _call_handler(handle)
         if spec.delay_ms:
             await self._pause(spec.delay_ms / 1000)
         if spec.crash:
@@ -260,16 +264,18 @@ class Fault:
             await self._pause(DROP_SECONDS_MAX)
             raise CloseConnection
         if self._rule.error_code is not None:
-            if context.api_key == _PRODUCE and getattr(message, "acks", None) == 0:
-                raise CloseConnection  # all that a broker can say to who wants no answer
-            return await error_answer(context, message, self._rule.error_code, lambda: _answer(handle, answer))
-        return answer if spec.when == "after" else await _answer(handle)
+            if context.api_key == ApiKey.PRODUCE and getattr(message, "acks", None) == 0:
+                raise CloseConnection  # with acks=0 an error closes the connection
+            return await error_response(
+                context, message, self._rule.error_code, lambda: _call_handler(handle, response)
+            )
+        return response if spec.when == "after" else await _call_handler(handle)
 
 
-async def _answer(handle: Callable[[], Answer], given: Message | None = None) -> Message | None:
-    """What the handler says; `given` if it was asked already."""
-    answer = handle() if given is None else given
-    return await answer if inspect.isawaitable(answer) else answer
+async def _call_handler(handle: Callable[[], HandlerResult], known: Message | None = None) -> Message | None:
+    """Return the response of the handler, or `known` if it was called already."""
+    response = handle() if known is None else known
+    return await response if inspect.isawaitable(response) else response
 
 
 def _crash() -> NoReturn:

@@ -1,7 +1,7 @@
-"""Reading partitions for a fetch, and waiting until there is enough to read.
+"""Reading partitions for a fetch, and waiting until enough bytes are available.
 
-read_all    every wanted partition in turn, within the bytes that are allowed
-wait        not enough: until enough has been written behind the high watermark, or time is up
+read_all    read every partition, within the byte limits
+wait        wait until enough bytes have been written below the high watermark, or for the timeout
 """
 
 from __future__ import annotations
@@ -24,170 +24,182 @@ Key = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Wanted:
-    """A partition that a fetch asks for."""
+class PartitionFetch:
+    """A partition of a fetch request."""
 
     index: int
     offset: int
     bytes_max: int
-    leader_epoch: int = -1  # as the client knows it
+    leader_epoch: int = -1  # known to the client; -1: any
     last_fetched_epoch: int = -1
-    start_offset: int = -1  # of the log of a follower
-    partition: Partition | None = None  # set: it may be read
-    preferred_replica: int = -1  # who is nearer to the reader; -1: nobody
+    start_offset: int = -1  # of the follower's log
+    partition: Partition | None = None  # None: not authorized or unknown
+    preferred_replica: int = -1  # a replica nearer to the client; -1: none
     error: BrokerError | None = None
 
 
 @dataclass(slots=True)
 class Read:
-    """What there is of it."""
+    """The result of reading a partition."""
 
     data: Buffer = b""
     high_watermark: int = -1
     last_stable_offset: int = -1
     start_offset: int = -1
     aborted: Sequence[AbortedTransaction] | None = None
-    diverging: tuple[int, int] | None = None  # the epoch that we know, and where it ended
+    diverging: tuple[int, int] | None = None  # the last common epoch and its end offset
     preferred_replica: int = -1
     error_code: int = Code.NONE
 
 
 class Replica(NamedTuple):
-    """A follower that fetches."""
+    """The follower of a fetch request."""
 
     node_id: int
     broker_epoch: int
     fetched: Callable[[int, int, Partition, int, int], None]
-    """Told what it asks for before it is read, so that the answer has the news.
+    """Called before reading, so that the response has the new high watermark.
 
-    That is its number, its broker epoch, the partition, the offset it asks for, and where its log begins.
+    Arguments: node id, broker epoch, partition, fetch offset and start offset of the follower's log.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a fetch allows and demands."""
+class FetchLimits:
+    """The limits of a fetch request."""
 
     bytes_min: int
     bytes_max: int
     committed_only: bool
-    replica: Replica | None = None  # who asks, if it is a follower
-    from_follower: bool = False  # clients may read here what another broker leads (KIP-392)
+    replica: Replica | None = None  # None: a client
+    from_follower: bool = False  # clients may read from followers (KIP-392)
 
     def end(self, partition: Partition) -> int:
-        """Where reading has to stop."""
+        """Return the offset at which reading stops."""
         if self.replica is not None:
             return partition.log.end_offset
         return partition.log.last_stable_offset if self.committed_only else partition.log.high_watermark
 
 
-def read_all(wanted: Sequence[Wanted], limits: Limits) -> tuple[list[Read], bool]:
-    """What there is of each, and whether that is worth an answer now.
+def read_all(fetches: Sequence[PartitionFetch], limits: FetchLimits) -> tuple[list[Read], bool]:
+    """Read all partitions; return the results, and whether to respond now.
 
-    Who asks for more partitions than fit into an answer gets them in turns: reading begins at any of them. The first
-    batch that is found comes whole, whatever its size, else a small limit would stop a reader for ever (KIP-74).
+    Reading starts at a random partition, so that partitions take turns if the response is too small for all. The first
+    batch is returned whole, whatever its size: otherwise a small limit would block a consumer forever (KIP-74).
     """
-    reads = [Read()] * len(wanted)
+    reads = [Read()] * len(fetches)
     left = limits.bytes_max
-    found = 0
+    total_bytes = 0
     urgent = False
-    first = random.randrange(len(wanted)) if len(wanted) > 1 else 0
-    for turn in range(len(wanted)):
-        place = (first + turn) % len(wanted)
-        read = _read(wanted[place], limits, left, at_least_one=not found)
-        reads[place] = read
+    first = random.randrange(len(fetches)) if len(fetches) > 1 else 0
+    for turn in range(len(fetches)):
+        index = (first + turn) % len(fetches)
+        read = _read(fetches[index], limits, left, at_least_one=not total_bytes)
+        reads[index] = read
         size = len(read.data)
-        found += size
+        total_bytes += size
         left = max(left - size, 0)
         if read.error_code or read.diverging is not None or read.preferred_replica >= 0:
             urgent = True
-    return reads, urgent or found >= limits.bytes_min
+    return reads, urgent or total_bytes >= limits.bytes_min
 
 
-def _read(wanted: Wanted, limits: Limits, left: int, *, at_least_one: bool) -> Read:
-    partition = wanted.partition
+def _read(fetch: PartitionFetch, limits: FetchLimits, left: int, *, at_least_one: bool) -> Read:
+    partition = fetch.partition
     try:
-        if wanted.error is not None or partition is None:
-            raise wanted.error or BrokerError(code=Code.UNKNOWN_TOPIC_OR_PARTITION)
-        if not partition.is_leader and not limits.from_follower:  # any more
-            raise BrokerError(f"{partition.key} has another leader now", code=Code.NOT_LEADER_OR_FOLLOWER)
-        partition.check_epoch(wanted.leader_epoch)
+        if fetch.error is not None or partition is None:
+            raise fetch.error or BrokerError(code=Code.UNKNOWN_TOPIC_OR_PARTITION)
+        if not partition.is_leader and not limits.from_follower:
+            raise BrokerError(
+                f"broker {partition.leader} is the leader of {partition.key}", code=Code.NOT_LEADER_OR_FOLLOWER
+            )
+        partition.check_epoch(fetch.leader_epoch)
         log = partition.log
-        if wanted.last_fetched_epoch >= 0:
-            diverging = _diverging(partition, wanted)
+        if fetch.last_fetched_epoch >= 0:
+            diverging = _diverging(partition, fetch)
             if diverging is not None:
                 return Read(b"", log.high_watermark, log.last_stable_offset, log.start_offset, diverging=diverging)
-        if wanted.preferred_replica >= 0:
-            there = wanted.preferred_replica
-            return Read(b"", log.high_watermark, log.last_stable_offset, log.start_offset, preferred_replica=there)
+        if fetch.preferred_replica >= 0:
+            replica = fetch.preferred_replica
+            return Read(b"", log.high_watermark, log.last_stable_offset, log.start_offset, preferred_replica=replica)
         if limits.replica is not None:
             node_id, broker_epoch, fetched = limits.replica
-            fetched(node_id, broker_epoch, partition, wanted.offset, wanted.start_offset)
-        bytes_max = min(wanted.bytes_max, left)
-        part = log.read(wanted.offset, bytes_max, end_offset=limits.end(partition), at_least_one=at_least_one)
+            fetched(node_id, broker_epoch, partition, fetch.offset, fetch.start_offset)
+        bytes_max = min(fetch.bytes_max, left)
+        part = log.read(
+            fetch.offset,
+            bytes_max,
+            end_offset=limits.end(partition),
+            at_least_one=at_least_one,
+            committed_only=limits.committed_only,
+        )
         aborted: Sequence[AbortedTransaction] | None = None
         if limits.committed_only:
-            aborted = log.aborted_transactions(wanted.offset, part.next_offset) if len(part.data) else ()
+            aborted = log.aborted_transactions(fetch.offset, part.next_offset) if len(part.data) else ()
         return Read(part.data, log.high_watermark, log.last_stable_offset, log.start_offset, aborted)
     except BrokerError as error:
         return Read(aborted=() if partition is None else None, error_code=error.code)
 
 
-def _diverging(partition: Partition, wanted: Wanted) -> tuple[int, int] | None:
-    """Where the reader's log and ours part, if they do: the epoch that both know, and where it ended here (KIP-595)."""
+def _diverging(partition: Partition, fetch: PartitionFetch) -> tuple[int, int] | None:
+    """Return the last common epoch and its end offset if the logs diverge, otherwise None (KIP-595)."""
     log = partition.log
-    epoch, end = log.end_of_epoch(wanted.last_fetched_epoch)
-    if epoch < 0 or wanted.offset < log.start_offset:
+    epoch, end = log.end_of_epoch(fetch.last_fetched_epoch)
+    if epoch < 0 or fetch.offset < log.start_offset:
         raise BrokerError(
-            f"{log.name}: where epoch {wanted.last_fetched_epoch} ended before {wanted.offset} is not known here",
+            f"{log.name}: unknown leader epoch {fetch.last_fetched_epoch} before offset {fetch.offset}",
             code=Code.OFFSET_OUT_OF_RANGE,
         )
-    return (epoch, end) if epoch < wanted.last_fetched_epoch or end < wanted.offset else None
+    return (epoch, end) if epoch < fetch.last_fetched_epoch or end < fetch.offset else None
 
 
 async def wait(
-    purgatory: Purgatory[Key], wanted: Sequence[Wanted], limits: Limits, missing_bytes: int, timeout_ms: int
+    purgatory: Purgatory[Key],
+    fetches: Sequence[PartitionFetch],
+    limits: FetchLimits,
+    missing_bytes: int,
+    timeout_ms: int,
 ) -> None:
-    """Return when `missing_bytes` more can be read, when something happened that the client has to know, or in time."""
-    delayed = _DelayedFetch(wanted, limits.end, missing_bytes)
+    """Wait until `missing_bytes` more can be read, the leader changes, or the timeout."""
+    delayed = _DelayedFetch(fetches, limits.end, missing_bytes)
     purgatory.watch(delayed, [*delayed.keys()], timeout_ms)
     try:
-        await delayed.over
+        await delayed.done_waiting
     finally:
         purgatory.forget(delayed)
 
 
 class _DelayedFetch:
-    """Counts what is written behind the point where reading stopped."""
+    """Counts the bytes written after the point where reading stopped."""
 
-    def __init__(self, wanted: Sequence[Wanted], end: Callable[[Partition], int], missing_bytes: int) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, fetches: Sequence[PartitionFetch], end: Callable[[Partition], int], missing_bytes: int) -> None:
+        self.done_waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._missing_bytes = missing_bytes
         self._end = end
-        # Where each partition stood: what could be read of it, its bytes, and its leader's epoch.
-        self._stood = {
-            one.partition.key: (one.partition, end(one.partition), one.partition.log.size_bytes)
-            for one in wanted
-            if one.partition is not None
+        # Each partition at the start of the wait: readable end offset and size.
+        self._initial: dict[Key, tuple[Partition, int, int]] = {
+            fetch.partition.key: (fetch.partition, end(fetch.partition), fetch.partition.log.size_bytes)
+            for fetch in fetches
+            if fetch.partition is not None
         }
-        self._led = {key: partition.is_leader for key, (partition, _, _) in self._stood.items()}
-        self._epochs = {key: partition.leader_epoch for key, (partition, _, _) in self._stood.items()}
+        self._was_leader = {key: partition.is_leader for key, (partition, _, _) in self._initial.items()}
+        self._epochs = {key: partition.leader_epoch for key, (partition, _, _) in self._initial.items()}
         self._written: dict[Key, int] = {}
 
     def keys(self) -> Sequence[Key]:
-        return [*self._stood]
+        return [*self._initial]
 
     def try_complete(self, key: Key) -> bool:
-        partition, end, size_bytes = self._stood[key]
+        partition, end, size_bytes = self._initial[key]
         if (
-            partition.is_leader is not self._led[key]
+            partition.is_leader is not self._was_leader[key]
             or partition.leader_epoch != self._epochs[key]
             or partition.is_deleted
         ):
             self.expire()
             return True
         if self._end(partition) > end:
-            # Retention may have taken more away than was written: then nobody can tell, and it counts as enough.
+            # Retention may have removed more than was written: then assume enough.
             grown = partition.log.size_bytes - size_bytes
             self._written[key] = grown if grown > 0 else self._missing_bytes
         if sum(self._written.values()) < self._missing_bytes:
@@ -196,5 +208,5 @@ class _DelayedFetch:
         return True
 
     def expire(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
+        if not self.done_waiting.done():
+            self.done_waiting.set_result(None)

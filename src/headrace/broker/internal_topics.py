@@ -1,4 +1,4 @@
-"""The topics that coordinators keep their state in: made when first asked for, written and replayed batch by batch."""
+"""The internal topics of the coordinators: created on first use, written and replayed in batches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.broker")
 
 CONFIRM_PAUSE_MS = 50.0
-"""Between looks whether enough replicas are in sync for a coordinator to begin."""
+"""The interval for checking whether enough replicas are in sync to start a coordinator."""
 APPEND_TIMEOUT_MS = 5_000
-"""How long a change of state may take to reach the in-sync replicas: offsets.commit.timeout.ms in Kafka."""
+"""How long a write waits for the in-sync replicas; offsets.commit.timeout.ms in Kafka."""
 
 _FOR_CLIENTS: dict[int, Code] = {
     Code.UNKNOWN_TOPIC_OR_PARTITION: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.INVALID_TOPIC_EXCEPTION: Code.COORDINATOR_NOT_AVAILABLE,  # its folders are there, but are not known
+    Code.INVALID_TOPIC_EXCEPTION: Code.COORDINATOR_NOT_AVAILABLE,  # a stray data directory has its name
     Code.NOT_ENOUGH_REPLICAS: Code.COORDINATOR_NOT_AVAILABLE,
     Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.COORDINATOR_NOT_AVAILABLE,
     Code.REQUEST_TIMED_OUT: Code.COORDINATOR_NOT_AVAILABLE,
@@ -44,13 +44,13 @@ _FOR_CLIENTS: dict[int, Code] = {
 
 
 def code_for_clients(error: BrokerError) -> int:
-    """What went wrong with our own topic means nothing to a client, but for where to go, or to come again."""
+    """Return the client's code for an error of an internal topic: retry, or find the coordinator again."""
     return _FOR_CLIENTS.get(error.code, error.code)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Where the options of an internal topic are."""
+    """The names of the options of an internal topic."""
 
     partitions: str
     replication_factor: str
@@ -70,7 +70,7 @@ _KINDS = {
 
 
 class InternalTopics:
-    """What a coordinator may do with its topic."""
+    """Creates, writes and reads the internal topics for the coordinators."""
 
     def __init__(self, catalog: Catalog, replicas: ReplicaManager, admin: TopicAdmin, config: Config) -> None:
         self._catalog = catalog
@@ -78,16 +78,16 @@ class InternalTopics:
         self._admin = admin
         self._config = config
         self._tasks: set[asyncio.Task[None]] = set()
-        self.make_elsewhere: Callable[[str], Awaitable[None]] | None = None
-        """Has the controller make a topic; None: we are the controller, or alone."""
+        self.create_on_controller: Callable[[str], Awaitable[None]] | None = None
+        """Creates a topic on the controller; None if this broker is the controller or standalone."""
 
     def ensure(self, topic: str) -> int:
-        """Make it if it is missing; how many partitions it has."""
-        found = self._catalog.topics.by_name.get(topic)
-        if found is None and self.make_elsewhere is not None:
-            self._spawn(self._make_elsewhere(topic, self.make_elsewhere))
-            raise BrokerError(f"{topic} is being made", code=Code.COORDINATOR_NOT_AVAILABLE)
-        if found is None:
+        """Create a topic if it is missing; return its number of partitions."""
+        existing = self._catalog.topics.by_name.get(topic)
+        if existing is None and self.create_on_controller is not None:
+            self._spawn(self._create_on_controller(topic, self.create_on_controller))
+            raise BrokerError(f"{topic} is being created", code=Code.COORDINATOR_NOT_AVAILABLE)
+        if existing is None:
             kind = _KINDS[topic]
             configs = {
                 "cleanup.policy": "compact",
@@ -100,20 +100,20 @@ class InternalTopics:
                     "unclean.leader.election.enable": "false",
                     "min.insync.replicas": str(self._config.of(int, "transaction.state.log.min.isr")),
                 }
-            found = self._admin.create(
+            existing = self._admin.create(
                 topic,
                 self._config.of(int, kind.partitions),
                 self._config.of(int, kind.replication_factor),
                 configs,
                 internal=True,
             )
-        return len(found.partitions)
+        return len(existing.partitions)
 
-    async def _make_elsewhere(self, topic: str, make: Callable[[str], Awaitable[None]]) -> None:
+    async def _create_on_controller(self, topic: str, create: Callable[[str], Awaitable[None]]) -> None:
         try:
-            await make(topic)
-        except HeadraceError as error:  # whoever needs it asks again
-            log.warning("%s could not be made: %s", topic, error)
+            await create(topic)
+        except HeadraceError as error:  # clients retry
+            log.warning("failed to create %s: %s", topic, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = start_task(work, "internal topics")
@@ -121,20 +121,21 @@ class InternalTopics:
         task.add_done_callback(self._tasks.discard)
 
     def partitions_led(self, topic: str) -> list[int]:
-        """The partitions that this broker leads, and coordinates; none if the topic is not there."""
+        """Return the partitions of a topic that this broker leads."""
         return [p.index for p in self._replicas.partitions() if p.topic == topic and p.is_leader]
 
     async def append(
         self, topic: str, index: int, records: Sequence[Record], *, producer: Producer = NO_PRODUCER
     ) -> int:
-        """Write records as one batch, or several if they are too large for one; the first offset, when replicated."""
+        """Append records in as few batches as possible; return the first offset when they are replicated."""
         from headrace.broker.log import Origin
 
         partition = self._replicas.partition(topic, index)
         first = last = -1
         for chunk in _chunks(records, partition.log.config.max_message_bytes):
             data = batches_.encode(
-                [record._replace(offset=place) for place, record in enumerate(chunk)], producer=producer
+                [record._replace(offset=index_in_batch) for index_in_batch, record in enumerate(chunk)],
+                producer=producer,
             )
             info = self._replicas.append(partition, data, origin=Origin.COORDINATOR, acks=-1)
             first = info.first_offset if first < 0 else first
@@ -145,14 +146,14 @@ class InternalTopics:
         return first
 
     def batches(self, topic: str, index: int) -> Iterator[RecordBatch]:
-        """All that is there, from the beginning."""
+        """Yield all batches of a partition."""
         yield from self._replicas.partition(topic, index).log.batches()
 
     def when_confirmed(self, topic: str, index: int, then: Callable[[], None]) -> None:
-        """Call back when all that is there now is replicated; never, if another broker leads before.
+        """Call `then` when all current records are replicated; never if the leader changes before.
 
-        A new leader may have records that the others do not have yet. Whoever acts on them, and is gone before they
-        are replicated, has done what the next one knows nothing of.
+        A new leader may have records that its followers do not have yet. A coordinator must not act on them: if it
+        failed, the next leader would not know them.
         """
         partition = self._replicas.partition(topic, index)
         if partition.log.high_watermark >= partition.log.end_offset:
@@ -170,11 +171,11 @@ class InternalTopics:
                 then()
                 return
             except BrokerError as error:
-                log.info("%s-%d: its coordinator waits for replicas: %s", partition.topic, partition.index, error)
+                log.info("%s-%d: the coordinator waits for replicas: %s", partition.topic, partition.index, error)
             await asyncio.sleep(CONFIRM_PAUSE_MS / 1000)
 
     async def stop(self) -> None:
-        """Give up what is waited for."""
+        """Cancel background tasks."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -182,14 +183,14 @@ class InternalTopics:
 
 
 def _chunks(records: Sequence[Record], bytes_max: int) -> Iterator[list[Record]]:
-    """Cut records into batches of at most `bytes_max`."""
+    """Split records into batches of at most `bytes_max`."""
     chunk: list[Record] = []
     size = HEADER_BYTES
     for record in records:
         more = record_bytes_max(record.key, record.value, record.headers)
         if HEADER_BYTES + more > bytes_max:
             raise BrokerError(
-                f"a record of {more} bytes does not fit a batch of {bytes_max}", code=Code.RECORD_LIST_TOO_LARGE
+                f"a record of {more} bytes exceeds the batch limit of {bytes_max}", code=Code.RECORD_LIST_TOO_LARGE
             )
         if chunk and size + more > bytes_max:
             yield chunk

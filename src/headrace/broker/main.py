@@ -1,7 +1,7 @@
 """A broker in a process of its own.
 
     python -m headrace.broker.main    one line of JSON on standard input says what to start: see `EmbeddedBroker`
-    headrace broker start             for people, in cli/broker.py; the same `run`
+    headrace broker start             for people, in cli/broker_start.py; the same `run`
 
 A process that another one started for itself (`EmbeddedBroker`) keeps reading its standard input: the end of it is the
 end of the other one, however that came about, and then it stops as well and leaves nothing behind.

@@ -1,4 +1,4 @@
-"""The brokers that clients are told of: where each is, on the listener that the client has come by."""
+"""The brokers in responses to clients, with their addresses on the listener of the client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Node(NamedTuple):
-    """A broker and its address."""
+    """A broker and its advertised address."""
 
     node_id: int
     host: str
@@ -22,9 +22,9 @@ class Node(NamedTuple):
 
 
 def nodes(broker: Broker, listener: str, *, with_fenced: bool = False) -> list[Node]:
-    """All that live and have such a listener; only this one if it is alone."""
+    """Return the live brokers with this listener; a standalone broker returns itself."""
     if broker.cluster is None:
-        return [_alone(broker, listener)]
+        return [_standalone_node(broker, listener)]
     return [
         Node(row.node_id, *row.listeners[listener], row.rack, row.fenced)
         for _, row in sorted(broker.catalog.brokers.by_id.items())
@@ -33,19 +33,19 @@ def nodes(broker: Broker, listener: str, *, with_fenced: bool = False) -> list[N
 
 
 def node(broker: Broker, listener: str, node_id: int) -> Node:
-    """One of them. BROKER_NOT_AVAILABLE if it does not live, or cannot be reached by such a listener."""
+    """Return a broker, or raise BROKER_NOT_AVAILABLE if it is not live or has no such listener."""
     if broker.cluster is None:
-        return _alone(broker, listener)
+        return _standalone_node(broker, listener)
     row = broker.catalog.brokers.by_id.get(node_id)
     if row is None or row.fenced or listener not in row.listeners:
         raise BrokerError(
-            f"broker {node_id} is not there, or has no listener {listener}", code=Code.BROKER_NOT_AVAILABLE
+            f"broker {node_id} is not available, or has no listener {listener}", code=Code.BROKER_NOT_AVAILABLE
         )
     return Node(node_id, *row.listeners[listener], row.rack)
 
 
 def controller_id(broker: Broker) -> int:
-    """Whom clients are told to ask for changes: any broker takes them, also if the controller is none of them."""
+    """Return the controller for clients: any broker accepts changes, so a live broker if the controller is separate."""
     brokers = broker.catalog.brokers
     if broker.cluster is None or brokers.is_live(brokers.controller_id):
         return broker.node_id if broker.cluster is None else brokers.controller_id
@@ -53,12 +53,12 @@ def controller_id(broker: Broker) -> int:
 
 
 def offline(broker: Broker, replicas: Sequence[int]) -> tuple[int, ...]:
-    """Those of a partition's replicas that are on brokers which do not live."""
+    """Return the replicas on brokers that are not live."""
     if broker.cluster is None:
         return ()
     return tuple(node_id for node_id in replicas if not broker.catalog.brokers.is_live(node_id))
 
 
-def _alone(broker: Broker, listener: str) -> Node:
+def _standalone_node(broker: Broker, listener: str) -> Node:
     own = broker.listener(listener)
     return Node(broker.node_id, own.advertised_host, own.advertised_port or own.port, broker.rack)

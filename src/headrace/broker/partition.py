@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.broker.catalog.topics import PartitionPlace
 from headrace.broker.clock import Clock
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 
 if TYPE_CHECKING:
     from headrace.broker.cluster.follower_sessions import FollowerSession
@@ -86,7 +87,7 @@ class Partition:
     def __init__(self, topic: str, index: int, log: Log, place: PartitionPlace, rules: Rules) -> None:
         self.topic = topic
         self.index = index
-        self.key = (topic, index)
+        self.key = TopicPartition(topic, index)
         self.log = log
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()

@@ -1,11 +1,11 @@
-"""Where requests wait: until something happens to a key they watch, or until their time is up.
+"""The purgatory: delayed operations that wait for an event of a key, or for their timeout.
 
     watch(operation, keys, timeout_ms)           the operation is not complete yet
-    wake(key) ─► operation.try_complete(key)     true: it is over, and forgotten under all its keys
-    time is up ─► operation.expire()
+    wake(key) ─► operation.try_complete(key)     true: it is complete and removed from all its keys
+    timeout   ─► operation.expire()
 
-Waking a key that nobody watches costs one look into a dictionary. Whoever waits no longer (a connection that is gone)
-calls `forget`: nothing of it stays behind.
+Waking a key without watchers costs one dictionary look-up. `forget` removes an operation that is no longer needed, for
+example because its connection is closed.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ K = TypeVar("K", bound=Hashable)
 K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
 
-class Operation(Protocol[K_contra]):
-    """Something that waits."""
+class DelayedOperation(Protocol[K_contra]):
+    """An operation that waits."""
 
     def try_complete(self, key: K_contra) -> bool:
-        """Something happened to a key: whether that was it. Called no more once it said so."""
+        """Return whether the operation is complete after an event of a key. Not called again after that."""
         ...
 
     def expire(self) -> None:
-        """Time is up. Called no more after that."""
+        """Complete with a timeout. Not called again."""
         ...
 
 
 class Purgatory(Generic[K]):
-    """Operations that wait, by the keys they watch. Event loop only."""
+    """Delayed operations by the keys they watch. Event loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._watchers: dict[K, dict[int, Operation[K]]] = {}
-        self._waiting: dict[int, tuple[Operation[K], Collection[K], Timer]] = {}  # by identity
+        self._watchers: dict[K, dict[int, DelayedOperation[K]]] = {}
+        self._waiting: dict[int, tuple[DelayedOperation[K], Collection[K], Timer]] = {}  # by identity
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def watch(self, operation: Operation[K], keys: Collection[K], timeout_ms: float) -> None:
-        """Let an operation wait. The caller has found it not to be complete."""
+    def watch(self, operation: DelayedOperation[K], keys: Collection[K], timeout_ms: float) -> None:
+        """Add an operation that is not complete yet."""
         timer = self._clock.call_later(timeout_ms, self._expire, operation)
         self._waiting[id(operation)] = (operation, keys, timer)
         for key in keys:
             self._watchers.setdefault(key, {})[id(operation)] = operation
 
     def wake(self, key: K) -> None:
-        """Something happened to a key."""
+        """Try to complete the operations that watch a key."""
         watchers = self._watchers.get(key)
         if watchers is None:
             return
@@ -58,8 +58,8 @@ class Purgatory(Generic[K]):
             if id(operation) in self._waiting and operation.try_complete(key):
                 self.forget(operation)
 
-    def forget(self, operation: Operation[K]) -> None:
-        """It waits no longer. May be called again."""
+    def forget(self, operation: DelayedOperation[K]) -> None:
+        """Remove an operation. Idempotent."""
         entry = self._waiting.pop(id(operation), None)
         if entry is None:
             return
@@ -71,7 +71,7 @@ class Purgatory(Generic[K]):
             if not watchers:
                 del self._watchers[key]
 
-    def _expire(self, operation: Operation[K]) -> None:
+    def _expire(self, operation: DelayedOperation[K]) -> None:
         if id(operation) in self._waiting:
             self.forget(operation)
             operation.expire()

@@ -1,10 +1,10 @@
-"""Quotas at work: how fast clients go, and how long one that goes too fast has to wait.
+"""Enforcing quotas: the rates of clients and their throttle times.
 
-    request → the quota of its user and client id, the most specific there is → Rate over the last windows
-            → above the limit: as long as it takes for the rate to come down to it, if nothing more is sent
+    request → the most specific quota of its user and client id → Rate over the last windows
+            → above the quota: throttle until the rate is below it, if nothing more is sent
 
-As in Kafka, the answer says how long, and the connection is not served for that time. Clients that one quota is for
-share its rate.
+As in Kafka, the response contains the throttle time, and the connection is muted for that time. Clients of the same
+quota share its rate.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from headrace.broker.catalog.quotas import (
 from headrace.broker.clock import Clock
 from headrace.broker.context import Context
 from headrace.config import Config
+from headrace.wire.api_keys import ApiKey
 
 RATES_MAX = 10_000
-"""Clients whose rates are remembered; those that were silent longest are forgotten first."""
+"""How many rates are tracked; the least recently used are dropped first."""
 
-_PRODUCE, _FETCH = 0, 1
-_BYTE_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}
-_NEVER_THROTTLED = frozenset({17, 18, 36})  # without them no client could say who it is
+_BYTE_RATES: dict[int, str] = {ApiKey.PRODUCE: PRODUCER_BYTE_RATE, ApiKey.FETCH: CONSUMER_BYTE_RATE}
+_NEVER_THROTTLED = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE})
 
 
 class _Limit(NamedTuple):
     value: float
-    shared_by: tuple[str | None, str | None]  # user and client id whose rate it is; None: of all
+    shared_by: tuple[str | None, str | None]  # user and client id; None: any
 
 
 class Rate:
-    """What was used, in windows of equal length."""
+    """The usage of a quota, in windows of equal length."""
 
     __slots__ = ("_samples", "_window_ms", "_windows_max")
 
     def __init__(self, windows_max: int, window_ms: int) -> None:
         self._windows_max = windows_max
         self._window_ms = window_ms
-        self._samples: list[list[float]] = []  # when each began, and what was used in it
+        self._samples: list[list[float]] = []  # start time and usage of each window
 
     def record(self, value: float, now_ms: float) -> None:
         if not self._samples or now_ms - self._samples[-1][0] >= self._window_ms:
@@ -55,9 +55,9 @@ class Rate:
         self._samples[-1][1] += value
 
     def measure(self, now_ms: float) -> tuple[float, float]:
-        """The rate a second, and the time that it is taken over, in milliseconds.
+        """Return the rate per second and its time span in ms.
 
-        That time is at least all windows but one: else the first request of a client would be an endless rate.
+        The span is at least all windows but one: otherwise the first request of a client would have an infinite rate.
         """
         oldest = now_ms - self._windows_max * self._window_ms
         self._samples = [sample for sample in self._samples if sample[0] > oldest]
@@ -70,7 +70,7 @@ class Rate:
 
 
 class QuotaManager:
-    """Keeps count of what clients use. Event loop only."""
+    """Tracks the usage of clients. Event loop only."""
 
     def __init__(self, quotas: Quotas, clock: Clock, config: Config) -> None:
         self._quotas = quotas
@@ -83,20 +83,20 @@ class QuotaManager:
 
     @property
     def active(self) -> bool:
-        """Whether there is any quota: if not, nobody needs to be counted."""
+        """Whether any quota is set; otherwise usage is not tracked."""
         return bool(self._quotas.by_entity)
 
     def throttle_ms(
         self, context: Context, *, api_key: int, request_bytes: int, response_bytes: int, handler_ms: float
     ) -> int:
-        """Count a request that was answered, and say how long its client has to wait."""
+        """Record a served request; return its throttle time."""
         if api_key in _NEVER_THROTTLED or not self.active:
             return 0
         used = 0
         rate = _BYTE_RATES.get(api_key)
         if rate is not None:
-            used = self._record(context, rate, request_bytes if api_key == _PRODUCE else response_bytes)
-        # As in Kafka: a second of work is 100 %, and no wait for it is longer than a window.
+            used = self._record(context, rate, request_bytes if api_key == ApiKey.PRODUCE else response_bytes)
+        # As in Kafka: 100 % is one second per second, and throttling is limited to one window.
         percent = self._record(context, REQUEST_PERCENTAGE, handler_ms / 10)
         return max(used, min(percent, self._window_ms))
 
@@ -119,7 +119,7 @@ class QuotaManager:
             rate = Rate(self._windows_max, self._window_ms)
             if len(self._rates) >= RATES_MAX:
                 del self._rates[next(iter(self._rates))]
-        self._rates[key] = rate  # now the last one
+        self._rates[key] = rate  # most recently used
         return rate
 
     def _limit(self, user: str, client_id: str, name: str) -> _Limit | None:
@@ -142,7 +142,7 @@ class QuotaManager:
 
 
 def _candidates(user: str, client_id: str) -> Iterator[tuple[Entity, tuple[str | None, str | None]]]:
-    """Entities whose quota could be meant, the most specific first (Kafka's order), and who shares it."""
+    """Yield the entities that may have the quota, most specific first as in Kafka, and the clients that share it."""
     for user_name in (user, None):
         for client_name in (client_id, None):
             yield ((CLIENT_ID, client_name), (USER, user_name)), (user, client_id)

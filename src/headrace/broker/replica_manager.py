@@ -20,7 +20,7 @@ from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, Topic
 from headrace.broker.clock import Clock
-from headrace.broker.delayed import Deletion, Replication, not_enough
+from headrace.broker.delayed import DelayedDeleteRecords, DelayedProduce, not_enough_replicas_error
 from headrace.broker.log.files import METADATA
 from headrace.broker.partition import UNKNOWN_OFFSET, Partition, Rules
 from headrace.broker.purgatory import Purgatory
@@ -298,7 +298,7 @@ class ReplicaManager:
     def _check_in_sync(self, partition: Partition) -> None:
         """Before anything is written that must not be lost."""
         if len(partition.isr) < partition.min_isr:
-            raise not_enough(partition, Code.NOT_ENOUGH_REPLICAS)
+            raise not_enough_replicas_error(partition, Code.NOT_ENOUGH_REPLICAS)
 
     def raise_high_watermark(self, partition: Partition) -> None:
         """As far as the in-sync replicas allow; wakes those who wait for it."""
@@ -315,7 +315,7 @@ class ReplicaManager:
         """When all in-sync replicas have `offset`: None if they have it already, else a future to wait for."""
         if partition.log.high_watermark > offset:
             return None
-        waiting = Replication(partition, offset)
+        waiting = DelayedProduce(partition, offset)
         self.delayed_produces.watch(waiting, [partition.key], timeout_ms)
         waiting.future.add_done_callback(lambda _: self.delayed_produces.forget(waiting))
         return waiting.future
@@ -334,7 +334,7 @@ class ReplicaManager:
         """When no replica has anything below an offset: None if that is so, else a future to wait for."""
         if self.low_watermark(partition) >= before:
             return None
-        waiting = Deletion(partition, before, self.low_watermark)
+        waiting = DelayedDeleteRecords(partition, before, self.low_watermark)
         self.delayed_deletes.watch(waiting, [partition.key], timeout_ms)
         waiting.future.add_done_callback(lambda _: self.delayed_deletes.forget(waiting))
         return waiting.future

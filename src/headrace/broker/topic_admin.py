@@ -1,4 +1,4 @@
-"""Making, growing and deleting topics: what is asked for is checked here, then recorded in the catalog."""
+"""Creating, extending and deleting topics: validation, then an event in the catalog."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from headrace.broker.log.manager import Stray
 
 PARTITIONS_MAX = 10_000
-"""Of one topic, and to be made by one request: Kafka's controller has the same limit."""
+"""The limit for a topic and for a request, as in Kafka's controller."""
 DEFAULT = -1
-"""A number of partitions or replicas that is left to the broker's configuration."""
+"""A number of partitions or replicas that the broker's configuration determines."""
 
 Assignment = Sequence[Sequence[int]]
-"""For each partition the brokers that have it, the leader first."""
+"""The replicas of each partition, the preferred leader first."""
 
 
 class TopicAdmin:
-    """Changes topics. Every refusal is a BrokerError with the code that Kafka would give."""
+    """Creates, extends and deletes topics. Errors are BrokerErrors with Kafka's codes."""
 
     def __init__(
         self, catalog: Catalog, node_id: int | None, config: Config, strays: Mapping[tuple[str, int], Stray]
     ) -> None:
-        """`node_id` is the broker that has all partitions while there is no other one; None: it has none.
+        """`node_id` is the broker for all partitions of a standalone broker; None: it has no partitions.
 
-        `strays` are folders of this broker by topic and partition: a new topic must not take their place.
+        `strays` are stray data directories by topic and partition, whose names new topics must not use.
         """
         self._catalog = catalog
         self._node_id = node_id
@@ -50,7 +50,7 @@ class TopicAdmin:
         validate_only: bool = False,
         internal: bool = False,
     ) -> Topic:
-        """Make a topic; with `validate_only`, say what it would be."""
+        """Create a topic; with `validate_only` only return what it would be."""
         self._check_new_name(name, internal)
         if assignment is None:
             assignment = self._assign(partitions, replication_factor)
@@ -62,17 +62,17 @@ class TopicAdmin:
             scratch = Topics()
             scratch.apply(creation)
             return scratch.by_name[name]
-        # The options first: the log is made when the topic is there.
+        # The options first: the log is created with the topic.
         changes = [Configs.change(TOPIC, name, configs)] if configs else []
         self._catalog.record(*changes, creation)
         return self._catalog.topics.by_name[name]
 
     def auto_create(self, name: str) -> Topic:
-        """Make a topic because somebody asked for it."""
+        """Create a topic with default settings, for auto.create.topics.enable."""
         return self.create(name)
 
     def delete(self, topic: Topic) -> None:
-        """Delete a topic and what is set on it."""
+        """Delete a topic and its options."""
         if not self._config.of(bool, "delete.topic.enable"):
             raise BrokerError("delete.topic.enable is false on this broker", code=Code.TOPIC_DELETION_DISABLED)
         configs = self._catalog.configs.of(TOPIC, topic.name)
@@ -82,11 +82,11 @@ class TopicAdmin:
     def add_partitions(
         self, topic: Topic, total: int, assignment: Assignment | None = None, *, validate_only: bool = False
     ) -> None:
-        """Let a topic have `total` partitions; the new ones on the brokers of `assignment`."""
+        """Extend a topic to `total` partitions; `assignment` has the replicas of the new ones."""
         added = total - len(topic.partitions)
         if added <= 0:
             raise BrokerError(
-                f"topic {topic.name} has {len(topic.partitions)} partitions already, {total} are not more",
+                f"invalid partition count {total}: topic {topic.name} already has {len(topic.partitions)} partitions",
                 code=Code.INVALID_PARTITIONS,
             )
         _check_count(added)
@@ -94,7 +94,7 @@ class TopicAdmin:
             assignment = self._assign(added, len(topic.partitions[0].replicas), number=len(topic.partitions))
         elif len(assignment) != added:
             raise BrokerError(
-                f"the assignment is for {len(assignment)} partitions, {added} are to be added",
+                f"invalid assignment: it has {len(assignment)} partitions, expected {added}",
                 code=Code.INVALID_REPLICA_ASSIGNMENT,
             )
         else:
@@ -103,7 +103,7 @@ class TopicAdmin:
             self._catalog.record(Topics.growth(topic, assignment, self._is_active))
 
     def check_configs(self, configs: Mapping[str, str | None]) -> None:
-        """Raise INVALID_CONFIG unless each is an option of topics, with a value that it may have."""
+        """Raise INVALID_CONFIG unless all are topic options with valid values."""
         for name, value in configs.items():
             if value is None:
                 raise BrokerError(f"{name} has no value", code=Code.INVALID_CONFIG)
@@ -114,20 +114,20 @@ class TopicAdmin:
     def _check_new_name(self, name: str, internal: bool) -> None:
         check_name(name)
         if name in self._catalog.topics.by_name:
-            raise BrokerError(f"topic {name} exists", code=Code.TOPIC_ALREADY_EXISTS)
+            raise BrokerError(f"topic {name} already exists", code=Code.TOPIC_ALREADY_EXISTS)
         if Topic(name, b"", []).is_internal and not internal:
-            raise BrokerError(f"topic {name} is made by the broker itself", code=Code.INVALID_TOPIC_EXCEPTION)
+            raise BrokerError(f"topic {name} is internal and created by the broker", code=Code.INVALID_TOPIC_EXCEPTION)
         for (topic, _), stray in self._strays.items():
             if topic == name:
                 raise BrokerError(
-                    f"topic {name} is not created: {stray.folder} has records of another topic of that name "
-                    f"({stray.reason}). `headrace broker repair` on that broker's data folder shows what can be done",
+                    f"cannot create topic {name}: {stray.folder} has records of another topic of that name "
+                    f"({stray.reason}); run `headrace broker repair` on that broker's data directory",
                     code=Code.INVALID_TOPIC_EXCEPTION,
                 )
-        twin = next((other for other in self._catalog.topics.by_name if _folded(other) == _folded(name)), None)
-        if twin is not None:
+        similar = next((other for other in self._catalog.topics.by_name if _folded(other) == _folded(name)), None)
+        if similar is not None:
             raise BrokerError(
-                f"topic {name} differs from {twin} only in . and _, which metrics cannot tell apart",
+                f"invalid topic name {name}: it collides with {similar} in metrics (. and _ are equal there)",
                 code=Code.INVALID_TOPIC_EXCEPTION,
             )
 
@@ -137,20 +137,25 @@ class TopicAdmin:
         if replication_factor == DEFAULT:
             replication_factor = self._config.of(int, "default.replication.factor")
         if partitions < 1:
-            raise BrokerError(f"a topic cannot have {partitions} partitions", code=Code.INVALID_PARTITIONS)
+            raise BrokerError(
+                f"invalid partition count {partitions}: expected at least 1", code=Code.INVALID_PARTITIONS
+            )
         _check_count(partitions)
         if replication_factor < 1:
-            raise BrokerError(f"there cannot be {replication_factor} replicas", code=Code.INVALID_REPLICATION_FACTOR)
+            raise BrokerError(
+                f"invalid replication factor {replication_factor}: expected at least 1",
+                code=Code.INVALID_REPLICATION_FACTOR,
+            )
         if self._catalog.brokers.by_id or self._node_id is None:
             from headrace.broker.cluster.placement import place_in_cluster
 
             rows = self._catalog.brokers.by_id
             racks = {node_id: row.rack for node_id, row in rows.items() if self._is_active(node_id)}
-            away = [node_id for node_id in sorted(rows) if node_id not in racks]
-            return place_in_cluster(racks, away, partitions, replication_factor, number)
+            inactive = [node_id for node_id in sorted(rows) if node_id not in racks]
+            return place_in_cluster(racks, inactive, partitions, replication_factor, number)
         if replication_factor > 1:
             raise BrokerError(
-                f"{replication_factor} replicas of a partition need as many brokers; this is the only one",
+                f"invalid replication factor {replication_factor}: this is the only broker",
                 code=Code.INVALID_REPLICATION_FACTOR,
             )
         return [[self._node_id]] * partitions
@@ -158,33 +163,34 @@ class TopicAdmin:
     def _check_assignment(self, assignment: Assignment, partitions: int, replication_factor: int) -> None:
         if partitions != DEFAULT or replication_factor != DEFAULT:
             raise BrokerError(
-                "either an assignment, or a number of partitions and replicas: not both", code=Code.INVALID_REQUEST
+                "invalid request: an assignment excludes partition count and replication factor",
+                code=Code.INVALID_REQUEST,
             )
         _check_count(len(assignment))
         for index, brokers in enumerate(assignment):
             self.check_replicas(f"partition {index}", brokers)
             if not any(map(self._is_active, brokers)):
                 raise BrokerError(
-                    f"partition {index}: none of the brokers {list(brokers)} lives",
+                    f"partition {index}: none of the brokers {list(brokers)} is live",
                     code=Code.INVALID_REPLICA_ASSIGNMENT,
                 )
             if len(brokers) != len(assignment[0]):
                 raise BrokerError(
-                    f"partition {index} has {len(brokers)} replicas, the first one {len(assignment[0])}",
+                    f"partition {index} has {len(brokers)} replicas, partition 0 has {len(assignment[0])}",
                     code=Code.INVALID_REPLICA_ASSIGNMENT,
                 )
 
     def check_replicas(self, what: str, brokers: Sequence[int]) -> None:
-        """Raise unless these can be the replicas of a partition: brokers that there are, each once."""
+        """Raise unless the replicas are known brokers without duplicates."""
         if not brokers or len(set(brokers)) != len(brokers):
             raise BrokerError(
-                f"{what}: the brokers {list(brokers)} must be one or more, each once",
+                f"{what}: invalid replicas {list(brokers)}: expected one or more brokers without duplicates",
                 code=Code.INVALID_REPLICA_ASSIGNMENT,
             )
         known = self._catalog.brokers.by_id.keys() or {self._node_id}
         for broker in brokers:
             if broker not in known:
-                raise BrokerError(f"{what}: there is no broker {broker}", code=Code.INVALID_REPLICA_ASSIGNMENT)
+                raise BrokerError(f"{what}: unknown broker {broker}", code=Code.INVALID_REPLICA_ASSIGNMENT)
 
     def _is_active(self, node_id: int) -> bool:
         row = self._catalog.brokers.by_id.get(node_id)
@@ -198,6 +204,6 @@ def _folded(name: str) -> str:
 def _check_count(partitions: int) -> None:
     if partitions > PARTITIONS_MAX:
         raise BrokerError(
-            f"{partitions} partitions are more than the {PARTITIONS_MAX} that a topic may have",
+            f"invalid partition count {partitions}: the maximum is {PARTITIONS_MAX}",
             code=Code.POLICY_VIOLATION,
         )

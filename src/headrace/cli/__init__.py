@@ -1,27 +1,22 @@
 """The command `headrace`.
 
-commands.py      the command of all commands, each imported when it is asked for: one module a command
+commands.py        the top-level group, which imports a command's module when it is called; `completion`
+produce.py         headrace produce: produce_input.py reads, record_sender.py sends
+consume.py         headrace consume: offset_ranges.py selects, record_reader.py reads
+record_json.py     a record as a line of JSON, and back
+topic.py, group.py, txn.py, audit.py, bench.py, config_show.py, demo.py, pipeline.py, ui.py
+                   one command each
+broker.py          headrace broker; `broker start` in broker_start.py
+doctor.py          headrace doctor: checks of this machine (doctor_machine.py) and of brokers (doctor_broker.py,
+                   listener_probe.py)
 
-produce.py       headrace produce: input (produce_input), sending, progress (produce_progress)
-consume.py       headrace consume: ranges (offset_ranges), filters, reading, formats (consume_output)
-record_json.py   a record as JSON, and back
-topic.py         headrace topic …; what is known of topics in topic_facts.py
-group.py         headrace group …; lag in group_lag.py, resetting offsets in group_reset.py
-txn.py           headrace txn …; those that hang in txn_hanging.py, what is known of them in txn_facts.py
-broker.py        headrace broker …; its faults in broker_faults.py
-ui.py            headrace ui: the live view; beside a broker or the demo by ui_option.py and view_process.py
-demo.py          headrace demo; its table and bars in demo_output.py
-pipeline.py      headrace pipeline …; its progress in pipeline_output.py
-audit.py         headrace audit
-doctor.py        headrace doctor: this machine (doctor_machine), brokers (doctor_broker, listener_probe); findings.py
-config_show.py   headrace config show
-bench.py         headrace bench …; the producer's own in bench_producer.py
-completion.py    headrace completion
-
-connection.py    -b, -X, --config: the cluster of a command; settings.py has the precedence, reaching.py the first
-                 contact, borrowed_broker.py the broker that is started for a command, running.py one that runs
-output.py        formats, errors in one paragraph, exit codes; tables.py, times.py, partitions.py, confirming.py
-stopping.py      Ctrl-C, for what stops in good order
+connection.py      -b, -X, --config: the cluster that a command uses
+settings.py        precedence of flags, environment, file and defaults
+connectivity.py    the first connection to a cluster, and its errors
+broker_control.py  brokers on this machine: control calls, and starting one for a command
+output.py          text, tables, JSON, errors and exit codes
+shared_options.py  options and parsers that several commands share
+signals.py         graceful stop on SIGINT and SIGTERM
 """
 
 from __future__ import annotations
@@ -30,11 +25,12 @@ import sys
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
+    # Imported here: click is an optional dependency, and its absence gets a message instead of a traceback.
     try:
-        import click  # noqa: F401 - the one import that is not a matter of course
-    except ImportError:
+        from headrace.cli.commands import headrace
+    except ImportError as error:
+        if error.name != "click":
+            raise
         sys.exit("headrace: the command line needs click, which is not installed: pip install 'headrace[cli]'")
-    from headrace.cli.commands import headrace
-
     headrace()

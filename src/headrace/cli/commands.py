@@ -1,4 +1,4 @@
-"""The command of all commands."""
+"""The top-level command group, and `headrace completion`."""
 
 from __future__ import annotations
 
@@ -7,100 +7,124 @@ from importlib import import_module
 from typing import NamedTuple, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from headrace import __version__
+from headrace.cli.output import command_errors
+
+PROGRAM = "headrace"
+COMPLETION_VARIABLE = "_HEADRACE_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
 
 
-class Place(NamedTuple):
-    """Where a command is, and what it is for."""
+class CommandInfo(NamedTuple):
+    """The module of a command, and its line in `headrace --help`."""
 
     module: str
-    about: str
+    help: str
     section: str
 
 
-_DATA, _CLUSTER, _SPARK, _HELP = "Records", "Clusters", "Spark", "Finding out"
+_RECORDS, _CLUSTERS, _SPARK, _DIAGNOSTICS = "Records", "Clusters", "Spark", "Diagnostics"
 
-# Each command is in a module of its own, under its own name, and imported when it is asked for: the imports of all of
-# them would take longer than a broker takes to start.
-_PLACES = {
-    "produce": Place("produce", "Write records: lines, JSON or files, with transactions if wanted.", _DATA),
-    "consume": Place("consume", "Read records: ranges of offsets and times, filters, formats.", _DATA),
-    "topic": Place("topic", "List, make, look at, change and delete topics.", _CLUSTER),
-    "group": Place("group", "Look at groups and their lag, reset their offsets, delete them.", _CLUSTER),
-    "txn": Place("txn", "Look at transactions, find those that hang, and end them.", _CLUSTER),
-    "broker": Place("broker", "Run a Kafka broker on this machine, and let it fail on demand.", _CLUSTER),
-    "ui": Place("ui", "Show a cluster in the browser, live: messages, producers, commits.", _CLUSTER),
-    "demo": Place("demo", "Deliver a million orders exactly once while things are killed.", _SPARK),
-    "pipeline": Place("pipeline", "Run a pipeline: a source, SQL, a topic that gets every row once.", _SPARK),
-    "audit": Place("audit", "Compare a source with a topic: lost, duplicated, out of order.", _SPARK),
-    "doctor": Place("doctor", "Look for what is missing here, and on the way to a broker.", _HELP),
-    "config": Place("config_show", "Show options: their values, where those came from, what they do.", _HELP),
-    "bench": Place("bench", "Measure the producer, the broker, Spark, the wire format.", _HELP),
-    "completion": Place("completion", "Print what lets a shell complete these commands.", _HELP),
+# A command's module is imported when the command is called: importing all of them takes longer than starting a broker.
+_COMMANDS = {
+    "produce": CommandInfo("produce", "Write records: lines, JSON or files, optionally in transactions.", _RECORDS),
+    "consume": CommandInfo("consume", "Read records: by offset or time, filtered, in several formats.", _RECORDS),
+    "topic": CommandInfo("topic", "List, create, describe, alter and delete topics.", _CLUSTERS),
+    "group": CommandInfo("group", "Show consumer groups and their lag, reset offsets, delete groups.", _CLUSTERS),
+    "txn": CommandInfo("txn", "Show transactions, find hanging ones, abort them.", _CLUSTERS),
+    "broker": CommandInfo("broker", "Run a Kafka broker on this machine, and inject faults.", _CLUSTERS),
+    "ui": CommandInfo("ui", "Show a cluster in the browser: messages, producers, commits.", _CLUSTERS),
+    "demo": CommandInfo("demo", "Deliver a million orders exactly once while processes are killed.", _SPARK),
+    "pipeline": CommandInfo("pipeline", "Run a pipeline: a source, SQL, and an exactly-once topic sink.", _SPARK),
+    "audit": CommandInfo("audit", "Compare a source with a topic: lost, duplicated, out of order.", _SPARK),
+    "doctor": CommandInfo("doctor", "Check this machine and the connection to the brokers.", _DIAGNOSTICS),
+    "config": CommandInfo("config_show", "Show options, their values and where they come from.", _DIAGNOSTICS),
+    "bench": CommandInfo("bench", "Measure the producer, the broker, Spark, the wire format.", _DIAGNOSTICS),
+    "completion": CommandInfo("commands", "Print a shell completion script.", _DIAGNOSTICS),
 }
 
 
-class LazyCommands(click.Group):
-    """Knows its commands by name, and imports the one that is called."""
+class LazyCommandGroup(click.Group):
+    """A group that knows its commands by name and imports the one that is called."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return [*_PLACES]
+        return [*_COMMANDS]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in _PLACES:
+        if name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"headrace.cli.{_PLACES[name].module}"), name)
+        command: click.Command = getattr(import_module(f"headrace.cli.{_COMMANDS[name].module}"), name)
         return command
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _PLACES and not args[0].startswith("-"):
-            _refuse(args[0])
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            _raise_unknown_command(args[0])
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The lists of `--help`, without importing them all."""
-        width = max(map(len, _PLACES))
-        for section in (_DATA, _CLUSTER, _SPARK, _HELP):
+        """Write the command lists of `--help` without importing the commands."""
+        width = max(map(len, _COMMANDS))
+        for section in (_RECORDS, _CLUSTERS, _SPARK, _DIAGNOSTICS):
             with formatter.section(section):
                 formatter.write_dl(
-                    [(name.ljust(width), place.about) for name, place in _PLACES.items() if place.section == section]
+                    [(name.ljust(width), info.help) for name, info in _COMMANDS.items() if info.section == section]
                 )
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Without importing them all."""
-        found = [
-            CompletionItem(name, help=place.about) for name, place in _PLACES.items() if name.startswith(incomplete)
+        """Complete command names without importing the commands."""
+        items = [
+            CompletionItem(name, help=info.help) for name, info in _COMMANDS.items() if name.startswith(incomplete)
         ]
-        return found or super().shell_complete(context, incomplete)
+        return items or super().shell_complete(context, incomplete)
 
 
-def _refuse(name: str) -> NoReturn:
-    near = difflib.get_close_matches(name, _PLACES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_PLACES)}."
-    raise click.UsageError(f"there is no command {name!r}{hint}")
+def _raise_unknown_command(name: str) -> NoReturn:
+    near = difflib.get_close_matches(name, _COMMANDS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_COMMANDS)}"
+    raise click.UsageError(f"unknown command {name!r}; {hint}")
 
 
-@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="headrace")
+@click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name=PROGRAM)
 def headrace() -> None:
     """Exactly-once delivery from Spark to Kafka, in Python.
 
     \b
-    Without -b, commands use the broker that runs on this machine, or start one for as long as they run:
+    Without -b, commands use the broker that runs on this machine, or start one and stop it when they end:
       seq 3 | headrace produce numbers && headrace consume numbers
 
     \b
     Exit codes:
-      0    done
-      1    it failed; one paragraph on the standard error says what, where and what to do
-      2    the command line makes no sense
-      3    what was asked for is not there: a topic, a group, a transaction, a broker
+      0    success
+      1    failure; one paragraph on stderr gives the cause and a remedy
+      2    invalid usage
+      3    not found: a topic, group, transaction or broker
       130  interrupted
 
-    Settings: a flag counts more than -X key=value, then comes the environment (HEADRACE_LINGER_MS for linger.ms), then
-    the file of --config, then the default. `headrace config show` tells what is in effect, and where it came from.
+    Precedence of settings: flags, then -X key=value, then the environment (HEADRACE_LINGER_MS for linger.ms), then the
+    file given with --config, then the defaults. `headrace config show` prints the values in effect and their sources.
     """
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+@command_errors
+def completion(shell: str) -> None:
+    """Print the completion script for a SHELL.
+
+    \b
+    bash   headrace completion bash > ~/.local/share/bash-completion/completions/headrace
+    zsh    headrace completion zsh > ~/.zfunc/_headrace       (with fpath+=~/.zfunc before compinit in ~/.zshrc)
+    fish   headrace completion fish > ~/.config/fish/completions/headrace.fish
+    once   eval "$(headrace completion bash)"
+
+    \b
+    Exit codes: 0 success; 2 invalid usage.
+    """
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    click.echo(completion_class(headrace, {}, PROGRAM, COMPLETION_VARIABLE).source())

@@ -1,165 +1,154 @@
-"""Which cluster a command talks to, and with which options: -b, -X, --config, HEADRACE_*.
+"""The cluster that a command uses, and the client options for it: -b, -X, --config, HEADRACE_*.
 
     @click.command()
     @connection_options
     @debug_option
     @command_errors
-    def list_(connection: Connection, debug: bool) -> None:
+    def list_(connection: ClusterConnection, debug: bool) -> None:
         with connection.admin() as admin:
             ...
 
-Without -b it is the broker that runs on the default data folder; where none runs, one is started for the command
-(borrowed_broker.py), when the address is first asked for. What the options come to is in settings.py.
+Without -b it is the broker that runs on the default data folder. If none runs, one is started for the command when the
+address is first needed (broker_control.py).
 """
 
 from __future__ import annotations
 
 import functools
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
 from headrace.cli import settings
+from headrace.cli.connectivity import check_reachable, explained, fetch_metadata
 from headrace.cli.output import log_to_stderr, quiet_log
-from headrace.cli.reaching import dial, explained, make_contact
-from headrace.cli.settings import Setting
+from headrace.cli.settings import Setting, merge_settings
+from headrace.cli.signals import sigterm_as_exit
+from headrace.client.admin import AdminClient
+from headrace.client.blocking import BlockingClient, ClientSettings
+from headrace.config import Config, Options
 from headrace.errors import HeadraceError
+from headrace.producer.options import PRODUCER_OPTIONS
+from headrace.spark.consumer_options import CONSUMER_OPTIONS, client_settings, fetcher_arguments
 
 if TYPE_CHECKING:
-    from headrace.cli.borrowed_broker import BorrowedBroker
-    from headrace.client.admin import AdminClient
-    from headrace.client.blocking import BlockingClient, ClientSettings
+    from headrace.cli.broker_control import LocalBroker
     from headrace.client.fetcher import Fetcher
-    from headrace.config import Config, Options
     from headrace.producer.producer import Producer
 
 BOOTSTRAP = "bootstrap.servers"
 CLIENT_ID = "headrace-cli"
 CLOSE_SECONDS_MAX = 5.0
-"""For what is left when a command ends in the middle; one that ends well has waited for everything before."""
-RUNNING_BROKER = "the broker that runs here"
-STARTED_BROKER = "a broker started for this command"
+"""For unsent records when a command fails; a command that succeeds has flushed before."""
+RUNNING_BROKER = "broker on this machine"
+STARTED_BROKER = "broker started for this command"
 
 R = TypeVar("R")
 
 
-class Connection:
-    """The cluster of a command. Options are known at once; a broker is looked for when it is needed."""
+class ClusterConnection:
+    """The cluster of a command. The options are known at once; a local broker is looked up when it is needed."""
 
     def __init__(self, given: Mapping[str, Setting]) -> None:
         self._given = dict(given)
-        self._borrowed: BorrowedBroker | None = None
+        self._local_broker: LocalBroker | None = None
 
     # -- options ---------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
-        """host:port, several with commas. May start a broker."""
+        """The bootstrap servers, comma-separated. May start a broker."""
         if BOOTSTRAP in self._given:
             return self._given[BOOTSTRAP].value
-        if self._borrowed is None:
-            self._borrowed = _borrow()
-        return self._borrowed.bootstrap
+        if self._local_broker is None:
+            self._local_broker = _find_or_start_broker()
+        return self._local_broker.bootstrap
 
     def find_bootstrap(self) -> str | None:
-        """The address that was given, or of the broker that runs here; None if there is neither. Starts nothing."""
-        if BOOTSTRAP in self._given or self._borrowed is not None:
+        """Return the address that was given, or that of the running local broker, or None. Starts nothing."""
+        if BOOTSTRAP in self._given or self._local_broker is not None:
             return self.bootstrap
-        from headrace.cli.borrowed_broker import find
-        from headrace.cli.running import default_data_dir
+        # Imported here to keep the broker and asyncio out of commands that are given an address.
+        from headrace.cli.broker_control import default_data_dir, find_broker
 
-        self._borrowed = find(default_data_dir().absolute())
-        return None if self._borrowed is None else self._borrowed.bootstrap
+        self._local_broker = find_broker(default_data_dir().absolute())
+        return None if self._local_broker is None else self._local_broker.bootstrap
 
     @property
     def is_given(self) -> bool:
-        """Whether the user said which cluster."""
+        """Whether the user has named a cluster."""
         return BOOTSTRAP in self._given
 
     def given(self) -> dict[str, Setting]:
-        """All that was set, by the names of the options, with where it came from."""
+        """Return the options that are set, with their sources."""
         return dict(self._given)
 
     def options(self, known: Options | None = None) -> dict[str, str]:
-        """Options for a client, with its address: those that were set, and that it knows."""
-        found = {name: setting.value for name, setting in self._given.items() if known is None or name in known}
-        return {**found, BOOTSTRAP: self.bootstrap}
+        """Return the options that are set and `known` to a client, with bootstrap.servers."""
+        options = {name: setting.value for name, setting in self._given.items() if known is None or name in known}
+        return {**options, BOOTSTRAP: self.bootstrap}
 
     def source_of(self, name: str) -> str:
-        """Where the value of an option comes from: flag, -X, environment NAME, file PATH, default, …"""
+        """Return where the value of an option comes from: flag, -X, environment NAME, file PATH, default, …"""
         if name in self._given:
             return self._given[name].source
-        if name == BOOTSTRAP and self._borrowed is not None:
-            return STARTED_BROKER if self._borrowed.started else RUNNING_BROKER
+        if name == BOOTSTRAP and self._local_broker is not None:
+            return STARTED_BROKER if self._local_broker.started else RUNNING_BROKER
         return settings.DEFAULT
 
     # -- clients ---------------------------------------------------------------------------------
 
-    def reading_config(self, **overrides: str) -> Config:
-        """The options of a reader, resolved; overrides by their names with underscores."""
-        from headrace.spark.consumer_options import CONSUMER_OPTIONS
-
+    def consumer_config(self, **overrides: str) -> Config:
+        """Return the resolved consumer options; the names of overrides have underscores instead of dots."""
         named = {str(name): str(value) for name, value in CONSUMER_OPTIONS.named(overrides).items()}
         return CONSUMER_OPTIONS.resolve(("argument", {**self.options(CONSUMER_OPTIONS), **named}))
 
     def client_settings(self) -> ClientSettings:
-        """How to reach the cluster, for clients that ask and wait."""
-        from headrace.spark.consumer_options import client_settings
-
-        config = self.reading_config()
+        """Return the settings of blocking clients."""
+        config = self.consumer_config()
         return client_settings(config, config.of(str, "client.id") or CLIENT_ID)
 
     @contextmanager
     def client(self) -> Iterator[BlockingClient]:
-        """A client that has reached the cluster."""
-        from headrace.client.blocking import BlockingClient
-
+        """Yield a client that has reached the cluster."""
         bootstrap = self.bootstrap
-        dial(bootstrap)
+        check_reachable(bootstrap)
         with explained(bootstrap), BlockingClient(self.client_settings()) as client:
             with quiet_log():
-                make_contact(client)
+                fetch_metadata(client)
             yield client
 
     @contextmanager
     def admin(self) -> Iterator[AdminClient]:
-        """An admin client that has reached the cluster."""
-        from dataclasses import fields
-
-        from headrace.client.admin import AdminClient
-
-        bootstrap, found = self.bootstrap, self.client_settings()
-        dial(bootstrap)
-        options: dict[str, Any] = {field.name: getattr(found, field.name) for field in fields(found)}
+        """Yield an admin client that has reached the cluster."""
+        bootstrap, client = self.bootstrap, self.client_settings()
+        check_reachable(bootstrap)
+        options: dict[str, Any] = {field.name: getattr(client, field.name) for field in fields(client)}
         with explained(bootstrap), AdminClient(**options) as admin:
             with quiet_log():
-                make_contact(admin.client)
+                fetch_metadata(admin.client)
             yield admin
 
     def fetcher(self, client: BlockingClient, **overrides: str) -> Fetcher:
-        """A reader of partitions, on a client that stays its owner's; `overrides` as of `reading_config`."""
-        from headrace.client.fetcher import Fetcher
-        from headrace.spark.consumer_options import fetcher_arguments
+        """Return a fetcher that uses `client` but does not own it; `overrides` as in `consumer_config`."""
+        from headrace.client.fetcher import Fetcher  # imports pyarrow
 
-        return Fetcher(client, **fetcher_arguments(self.reading_config(**overrides)))
+        return Fetcher(client, **fetcher_arguments(self.consumer_config(**overrides)))
 
     @contextmanager
     def producer(self, overrides: Mapping[str, str] | None = None) -> Iterator[Producer]:
-        """A producer of a cluster that was reached; `overrides` by the names of the options.
+        """Yield a producer for a reachable cluster; `overrides` have the option names with dots.
 
-        It is for who uses it to flush: what is left at the end is waited for a few seconds only.
+        The caller flushes: closing waits only a few seconds for unsent records.
         """
-        from headrace.producer.options import PRODUCER_OPTIONS
-        from headrace.producer.producer import Producer
+        from headrace.producer.producer import Producer  # imports pyarrow
 
         with self.client():
-            pass  # a producer would try for a minute before it told that there is nobody
+            pass  # A producer would retry for a minute before it reported an unreachable cluster.
         with explained(self.bootstrap):
             producer = Producer({**self.options(PRODUCER_OPTIONS), **(overrides or {})})
             try:
@@ -167,71 +156,54 @@ class Connection:
             finally:
                 producer.close(CLOSE_SECONDS_MAX)
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- close -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of a broker that was started for this command, or is shared with one that did."""
-        borrowed, self._borrowed = self._borrowed, None
-        if borrowed is not None:
-            borrowed.release()
+        """Release a broker that was started for commands; it stops when the last one has released it."""
+        broker, self._local_broker = self._local_broker, None
+        if broker is not None:
+            broker.release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        with suppress(HeadraceError, OSError):  # it stops by itself
+        with suppress(HeadraceError, OSError):  # The broker stops on its own when its users are gone.
             self.close()
 
 
-def _borrow() -> BorrowedBroker:
-    from headrace.cli.borrowed_broker import find_or_start
-    from headrace.cli.running import default_data_dir
+def _find_or_start_broker() -> LocalBroker:
+    # Imported here to keep the broker and asyncio out of commands that are given an address.
+    from headrace.cli.broker_control import default_data_dir, find_or_start_broker
 
-    borrowed = find_or_start(default_data_dir())
-    if borrowed.started:
+    broker = find_or_start_broker(default_data_dir())
+    if broker.started:
         click.echo(
-            f"note: no -b, and no broker runs here: started one for this command, with its data in {borrowed.folder}",
+            f"note: -b is not set and no broker runs here: started one for this command (data in {broker.folder})",
             err=True,
         )
-    return borrowed
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does: transactions are aborted, brokers are let go of."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end(number: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    return broker
 
 
 assignments_option = click.option(
-    "-X", "assignments", metavar="KEY=VALUE", multiple=True, help="A client option, by Kafka's name; repeatable."
+    "-X", "assignments", metavar="KEY=VALUE", multiple=True, help="Client option with Kafka's name; repeatable."
 )
 config_file_option = click.option(
     "--config",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A properties file of client options. [default: $HEADRACE_CONFIG]",
+    help="Properties file with client options. [default: $HEADRACE_CONFIG]",
 )
 
 
 def connection_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Gives a command -b, -X and --config, and hands it what they come to as `connection`."""
+    """Decorate a command with -b, -X and --config, passed to it as `connection`."""
 
     @click.option(
         "-b",
         "--bootstrap",
         metavar="HOST:PORT",
-        help="Brokers to ask first; several with commas. [default: the broker that runs here, else one is started]",
+        help="Bootstrap servers, comma-separated. [default: the broker on this machine; if none runs, one is started]",
     )
     @assignments_option
     @config_file_option
@@ -241,7 +213,7 @@ def connection_options(command: Callable[..., R]) -> Callable[..., R]:
     ) -> R:
         log_to_stderr(bool(kwargs.get("debug")))
         flags = {} if bootstrap is None else {BOOTSTRAP: bootstrap}
-        with _ended_by_sigterm(), Connection(settings.merged(flags, assignments, config_file)) as connection:
+        with sigterm_as_exit(), ClusterConnection(merge_settings(flags, assignments, config_file)) as connection:
             return command(*args, connection=connection, **kwargs)
 
     return connected

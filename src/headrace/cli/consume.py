@@ -1,55 +1,85 @@
-"""headrace consume: records of topics, printed."""
+"""headrace consume: print the records of topics, as values, JSON, in full or by a template."""
 
 from __future__ import annotations
 
+import re
+import struct
 import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.connection import Connection, connection_options
-from headrace.cli.output import WrongUsageError, command_errors, debug_option
+from headrace.cli.connection import ClusterConnection, connection_options
+from headrace.cli.offset_ranges import BoundRange, parse_partitions, parse_range
+from headrace.cli.output import InvalidUsageError, command_errors, debug_option
+from headrace.cli.record_json import to_line
+from headrace.cli.shared_options import parse_flag, unescape
+from headrace.client.facts.filters import filters_of, header_of, pattern_of
+from headrace.wire.layout import NO_TIMESTAMP, Record
 
 if TYPE_CHECKING:
-    from headrace.cli.consume_output import Printer
-    from headrace.cli.reading import GroupOffsets, Reading
+    from headrace.cli.record_reader import GroupOffsets, RecordReader
+
+Formatter = Callable[[str, int, Record, bool], bytes]
+"""Topic, partition, record, whether its timestamp is the append time → the bytes to print."""
+_NULL_SIZE = -1
+_length = struct.Struct(">i")
+_DIRECTIVE = re.compile(rb"%(.?)", re.DOTALL)
+_DIRECTIVES: dict[bytes, Callable[[str, int, Record], bytes]] = {
+    b"%": lambda topic, partition, record: b"%",
+    b"t": lambda topic, partition, record: topic.encode(),
+    b"p": lambda topic, partition, record: b"%d" % partition,
+    b"o": lambda topic, partition, record: b"%d" % record.offset,
+    b"T": lambda topic, partition, record: b"%d" % record.timestamp,
+    b"k": lambda topic, partition, record: record.key or b"",
+    b"K": lambda topic, partition, record: b"%d" % _size(record.key),
+    b"s": lambda topic, partition, record: record.value or b"",
+    b"S": lambda topic, partition, record: b"%d" % _size(record.value),
+    b"R": lambda topic, partition, record: _length.pack(_size(record.value)),
+    b"h": lambda topic, partition, record: _headers(record),
+}
 
 
 @click.command()
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("-p", "--partitions", metavar="N", multiple=True, help="As 0, 0,2 or 1-3; repeatable. [default: all]")
+@click.option("-p", "--partitions", metavar="N", multiple=True, help="0, 0,2 or 1-3; repeatable. [default: all]")
 @click.option(
     "-o",
     "--offsets",
     metavar="RANGE",
-    help="start, end, 5, -5 (the last 5), +5 (5 after the start), 5:10, :end, @TIME, @TIME:@TIME; "
-    "of each partition. [default: start]",
+    help="Range in each partition: start, end, 5, -5 (the last 5), +5 (5 after the start), 5:10, :end, @TIME, "
+    "@TIME:@TIME. [default: start]",
 )
-@click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="Stop after N records were printed.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C. [default: stop at the end]")
-@click.option("-g", "--group", metavar="NAME", help="Begin where the group is, and commit what was printed.")
+@click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="Stop after printing N records.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for new records until Ctrl-C. [default: stop at the end]")
+@click.option(
+    "-g", "--group", metavar="NAME", help="Start at the group's offsets, and commit those of printed records."
+)
 @click.option(
     "--isolation",
     type=click.Choice(["read_committed", "read_uncommitted"]),
-    help="Leave out what is not committed, or show it. [default: read_committed]",
+    help="Skip or show uncommitted records. [default: read_committed]",
 )
-@click.option("--key-match", metavar="REGEX", help="Only records with such a key.")
-@click.option("--value-match", metavar="REGEX", help="Only records with such a value.")
-@click.option("--header", "headers", metavar="NAME[=VALUE]", multiple=True, help="Only records with it; repeatable.")
+@click.option("--key-match", metavar="REGEX", help="Print only records whose key matches.")
+@click.option("--value-match", metavar="REGEX", help="Print only records whose value matches.")
+@click.option("--header", "headers", metavar="NAME[=VALUE]", multiple=True, help="Print only records with this header.")
 @click.option(
     "--format",
     "output_format",
     type=click.Choice(["text", "json", "full"]),
     default="text",
     show_default=True,
-    help="A line with the value; a line of JSON, which `produce --format json` takes; all there is, for people.",
+    help="The value on a line; a line of JSON, as accepted by `produce --format json`; all fields.",
 )
-@click.option("--template", metavar="TEXT", help=r"As kcat's -f: '%t %p %o %k %s\n', also %T %h %K %S %R %%.")
+@click.option("--template", metavar="TEXT", help=r"Like kcat's -f: '%t %p %o %k %s\n', also %T %h %K %S %R %%.")
 @connection_options
 @debug_option
 @command_errors
 def consume(
-    connection: Connection,
+    *,
+    connection: ClusterConnection,
     topics: tuple[str, ...],
     partitions: tuple[str, ...],
     offsets: str | None,
@@ -64,10 +94,11 @@ def consume(
     template: str | None,
     debug: bool,
 ) -> None:
-    """Print the records of a TOPIC, from the start to the end as it is now.
+    """Print the records of a TOPIC, from the start to the current end.
 
-    TIME is milliseconds since 1970 or ISO 8601, as 2026-11-16T12:00:00Z. The order is that of each partition. In text,
-    null looks as empty does; JSON tells them apart, and shows bytes that are no text as base64.
+    TIME is milliseconds since 1970 or ISO 8601, such as 2026-11-16T12:00:00Z. Records are ordered within each
+    partition. Text prints null and empty values alike; JSON distinguishes them, and prints bytes that are not UTF-8 as
+    base64.
 
     \b
     headrace consume orders -n 5 --format full
@@ -76,48 +107,126 @@ def consume(
     headrace consume a --format json -o :end | headrace produce b --format json
 
     \b
-    Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 there is no such topic or partition, or no broker;
-    130 interrupted.
+    Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no such topic or partition, or no broker; 130 interrupted.
     """
-    from headrace.cli.consume_output import printer_for
-    from headrace.cli.filters import filters_of
-    from headrace.cli.offset_ranges import OffsetRange, parse_partitions, parse_range
-    from headrace.cli.reading import GroupOffsets, Reading, partitions_of, spans_of
+    # Imported here: it imports pyarrow, which invalid usage and --help should not wait for.
+    from headrace.cli.record_reader import GroupOffsets, RecordReader, resolve_ranges, select_partitions
 
     if group is not None and offsets is not None:
-        raise WrongUsageError("--group and --offsets exclude each other: the group says where to begin")
+        raise InvalidUsageError("--group and --offsets are mutually exclusive: the group's offsets set the start")
     if template is not None and output_format != "text":
-        raise WrongUsageError("--template and --format exclude each other")
-    wanted = OffsetRange() if offsets is None else parse_range(offsets)
+        raise InvalidUsageError("--template and --format are mutually exclusive")
+    bounds = BoundRange() if offsets is None else parse_range(offsets)
     numbers = parse_partitions(partitions) if partitions else set()
-    matches = filters_of(key_match, value_match, headers)
-    printer = printer_for(output_format, template)
+    filters = filters_of(
+        None if key_match is None else parse_flag("--key-match", pattern_of, key_match),
+        None if value_match is None else parse_flag("--value-match", pattern_of, value_match),
+        [parse_flag("--header", header_of, text) for text in headers],
+    )
+    formatter = _formatter(output_format, template)
     overrides = {} if isolation is None else {"isolation_level": isolation}
     with connection.client() as client:
         fetcher = connection.fetcher(client, **overrides)
-        chosen = partitions_of(client, topics, numbers)
-        committing = None if group is None else GroupOffsets(client, group)
-        spans = spans_of(fetcher, chosen, wanted, follow=follow)
-        if committing is not None:
-            committing.begin(spans)
-        reading = Reading(fetcher, spans, matches)
-        _print_all(reading, printer, count, committing)
-    if not reading.matched:
-        click.echo(reading.nothing_matched(), err=True)
+        selected = select_partitions(client, topics, numbers)
+        group_offsets = None if group is None else GroupOffsets(client, group)
+        ranges = resolve_ranges(fetcher, selected, bounds, follow=follow)
+        if group_offsets is not None:
+            group_offsets.apply_to(ranges)
+        reader = RecordReader(fetcher, ranges, filters)
+        _print_records(reader, formatter, count, group_offsets)
+    if not reader.matched_count:
+        click.echo(reader.empty_result_text(), err=True)
 
 
-def _print_all(reading: Reading, printer: Printer, count: int | None, committing: GroupOffsets | None) -> None:
-    """Print what is read; committed is what has left this process."""
+def _print_records(
+    reader: RecordReader, formatter: Formatter, count: int | None, group_offsets: GroupOffsets | None
+) -> None:
+    """Print records, and commit the offsets of those that have left this process."""
     out = sys.stdout.buffer
-    printed = reading.positions()
+    printed = reader.positions()
     try:
-        for poll in reading.polls(count):
+        for poll in reader.polls(count):
             for (topic, partition), is_append_time, records in poll:
-                out.write(b"".join([printer(topic, partition, record, is_append_time) for record in records]))
+                out.write(b"".join([formatter(topic, partition, record, is_append_time) for record in records]))
             out.flush()
-            printed = reading.positions()
-            if committing is not None:
-                committing.commit(printed, now=False)
+            printed = reader.positions()
+            if group_offsets is not None:
+                group_offsets.commit(printed, now=False)
     finally:
-        if committing is not None:
-            committing.commit(printed, now=True)
+        if group_offsets is not None:
+            group_offsets.commit(printed, now=True)
+
+
+# -- formats ---------------------------------------------------------------------------------------
+
+
+def _formatter(output_format: str, template: str | None) -> Formatter:
+    if template is not None:
+        return _template_formatter(template)
+    return {"text": _value, "json": _json, "full": _full}[output_format]
+
+
+def _value(topic: str, partition: int, record: Record, is_append_time: bool) -> bytes:
+    return (record.value or b"") + b"\n"
+
+
+def _json(topic: str, partition: int, record: Record, is_append_time: bool) -> bytes:
+    return to_line(topic, partition, record, is_append_time=is_append_time)
+
+
+def _full(topic: str, partition: int, record: Record, is_append_time: bool) -> bytes:
+    """Format all fields of a record, on several lines."""
+    lines = [f"{topic}-{partition} at {record.offset}, {_time(record.timestamp, is_append_time)}".encode()]
+    lines += [b"  header %s: %s" % (name.encode(), _printable(value)) for name, value in record.headers]
+    lines.append(b"  key: " + _printable(record.key))
+    lines.append(b"  value: " + _printable(record.value))
+    return b"\n".join(lines) + b"\n"
+
+
+def _time(timestamp: int, is_append_time: bool) -> str:
+    if timestamp == NO_TIMESTAMP:
+        return "no timestamp"
+    try:
+        text = datetime.fromtimestamp(timestamp / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):  # a producer may send any number
+        text = f"{timestamp} ms"
+    return f"{text} ({'append' if is_append_time else 'create'} time)"
+
+
+def _printable(data: bytes | None) -> bytes:
+    """Return UTF-8 unchanged, and other bytes as a Python literal."""
+    if data is None:
+        return b"null"
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return f"{len(data):,} bytes {data!r}".encode()
+    return data
+
+
+def _size(data: bytes | None) -> int:
+    return _NULL_SIZE if data is None else len(data)
+
+
+def _headers(record: Record) -> bytes:
+    return b",".join(b"%s=%s" % (name.encode(), b"NULL" if value is None else value) for name, value in record.headers)
+
+
+def _template_formatter(template: str) -> Formatter:
+    pattern = unescape(template, "--template")
+    pieces: list[bytes | Callable[[str, int, Record], bytes]] = []
+    position = 0
+    for match in _DIRECTIVE.finditer(pattern):
+        if match[1] not in _DIRECTIVES:
+            supported = " ".join(f"%{name.decode()}" for name in _DIRECTIVES)
+            raise InvalidUsageError(
+                f"--template: unknown directive %{match[1].decode('latin-1')}; supported: {supported}"
+            )
+        pieces += [pattern[position : match.start()], _DIRECTIVES[match[1]]]
+        position = match.end()
+    pieces.append(pattern[position:])
+
+    def formatted(topic: str, partition: int, record: Record, is_append_time: bool) -> bytes:
+        return b"".join(piece if isinstance(piece, bytes) else piece(topic, partition, record) for piece in pieces)
+
+    return formatted

@@ -1,6 +1,6 @@
-"""The part of `headrace doctor` that looks at brokers, step by step, each of which needs the one before it.
+"""Checks of `headrace doctor`: brokers. Each step depends on the one before it.
 
-name → TCP → what speaks there → TLS → SASL → metadata → the addresses that the cluster tells its clients
+DNS → TCP → protocol → TLS → SASL → metadata → advertised addresses
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from headrace.cli.findings import Finding, fail, ok, warn
+from headrace.cli.doctor_machine import Finding, fail, ok, warn
 from headrace.cli.listener_probe import (
-    ANSWER_SECONDS_MAX,
     CONNECT_SECONDS_MAX,
-    Heard,
-    Speaks,
-    ask_listener,
+    RESPONSE_SECONDS_MAX,
+    ListenerProtocol,
+    ProbeResult,
     connected,
-    listen_to,
+    probe,
+    query_listener,
     secured,
 )
+from headrace.cli.output import count_text
+from headrace.cli.shared_options import is_loopback
 from headrace.client import tls
 from headrace.client.addresses import Address, Endpoint, resolve
 from headrace.client.blocking import BlockingClient, ClientSettings
@@ -34,143 +36,145 @@ from headrace.wire.api.metadata import MetadataRequest
 from headrace.wire.api.produce import ProduceRequest
 from headrace.wire.schema import Message
 
-CLUSTER_MS_MAX = 10_000
+METADATA_MS_MAX = 10_000
 CERTIFICATE_DAYS_MIN = 14
-_NEEDED: dict[str, type[Message]] = {"Produce": ProduceRequest, "Fetch": FetchRequest, "Metadata": MetadataRequest}
-_LOOPBACK = ("127.", "::1", "localhost")
+_REQUIRED_APIS: dict[str, type[Message]] = {
+    "Produce": ProduceRequest,
+    "Fetch": FetchRequest,
+    "Metadata": MetadataRequest,
+}
 
 
 def check_brokers(endpoints: list[Endpoint], settings: ClientSettings) -> Iterator[Finding]:
-    """Every bootstrap address, then every address that the cluster advertises."""
+    """Check every bootstrap address, then every address that the cluster advertises."""
     cluster: Cluster | None = None
     via: Endpoint | None = None
     for endpoint in endpoints:
-        address = yield from _reach(endpoint)
-        if address is None or not (yield from _listener(endpoint, address, settings)):
+        address = yield from _check_reachable(endpoint)
+        if address is None or not (yield from _check_listener(endpoint, address, settings)):
             continue
-        found = yield from _metadata(endpoint, settings)
-        if found is not None:
-            cluster, via = found, endpoint
+        described = yield from _check_metadata(endpoint, settings)
+        if described is not None:
+            cluster, via = described, endpoint
     if cluster is not None and via is not None:
-        yield from _advertised(cluster, via, endpoints)
+        yield from _check_advertised(cluster, via, endpoints)
 
 
-# -- name and TCP ----------------------------------------------------------------------------------
+# -- DNS and TCP -----------------------------------------------------------------------------------
 
 
-def _reach(endpoint: Endpoint) -> Generator[Finding, None, Address | None]:
-    """Findings; the address that answered is returned."""
+def _check_reachable(endpoint: Endpoint) -> Generator[Finding, None, Address | None]:
+    """Yield findings; return the address that accepted a connection."""
     try:
         addresses = resolve(endpoint)
     except OSError as error:
         yield fail(
             f"{endpoint} name",
             error.strerror or str(error),
-            "look for a slip in the name; if it is right, this machine's DNS or /etc/hosts does not have it",
+            "check the spelling of the host name, and the DNS or /etc/hosts of this machine",
         )
         return None
     numbers = [str(address.sockaddr[0]) for address in addresses]
     if numbers != [endpoint.host]:
-        yield ok(f"{endpoint} name", f"{endpoint.host} is {', '.join(numbers)}")
-    refusals: list[OSError] = []
+        yield ok(f"{endpoint} name", f"{endpoint.host} resolves to {', '.join(numbers)}")
+    failures: list[OSError] = []
     for address in addresses:
         try:
             with connected(address):
                 pass
         except OSError as error:
-            refusals.append(error)
+            failures.append(error)
         else:
-            others = f"; {len(refusals)} of its addresses before that did not" if refusals else ""
-            yield ok(f"{endpoint} tcp", f"{address} takes connections{others}")
+            others = f"; {len(failures)} other addresses of this host did not" if failures else ""
+            yield ok(f"{endpoint} tcp", f"{address} accepts connections{others}")
             return address
-    yield fail(f"{endpoint} tcp", *_unreachable(endpoint, refusals[0]))
+    yield fail(f"{endpoint} tcp", *_unreachable(endpoint, failures[0]))
     return None
 
 
 def _unreachable(endpoint: Endpoint, error: OSError) -> tuple[str, str]:
+    """Return fact and remedy."""
     if isinstance(error, ConnectionRefusedError):
         return (
-            f"{endpoint} refuses connections: nothing listens on port {endpoint.port} there",
-            "start the broker (`headrace broker start` starts one here), or correct the port",
+            f"{endpoint} refused the connection: nothing listens on port {endpoint.port}",
+            "start the broker (here: `headrace broker start`), or correct the port",
         )
     if isinstance(error, TimeoutError):
         return (
-            f"{endpoint} did not answer in {CONNECT_SECONDS_MAX:g} s",
-            "a firewall drops the packets, or the address is wrong: try the same from a machine beside the broker",
+            f"{endpoint} timed out after {CONNECT_SECONDS_MAX:g} s",
+            "check the address and firewalls: try to connect from a machine in the broker's network",
         )
-    return f"{endpoint} cannot be reached: {error.strerror or error}", "see to the network between here and there"
+    return f"{endpoint} is not reachable: {error.strerror or error}", "check the network between here and the broker"
 
 
-# -- what speaks there -----------------------------------------------------------------------------
+# -- protocol, TLS, SASL ---------------------------------------------------------------------------
 
 
-def _listener(endpoint: Endpoint, address: Address, settings: ClientSettings) -> Generator[Finding, None, bool]:
-    """Findings; True is returned if a client with these settings has a chance."""
+def _check_listener(endpoint: Endpoint, address: Address, settings: ClientSettings) -> Generator[Finding, None, bool]:
+    """Yield findings; return whether a client with these settings can connect."""
     context = None
     if settings.tls is not None:
         context = tls.context(settings.tls)
-        finding = _handshake(endpoint, address, context)
-        if finding.failed:  # for what it is, rather than for what TLS makes of it
-            yield _wrong_protocol(endpoint, listen_to(address), settings) or finding
+        finding = _check_tls(endpoint, address, context)
+        if finding.failed:  # the actual protocol explains more than the TLS error
+            yield _protocol_mismatch(endpoint, probe(address), settings) or finding
             return False
         yield finding
-    elif (problem := _wrong_protocol(endpoint, listen_to(address), settings)) is not None:
+    elif (problem := _protocol_mismatch(endpoint, probe(address), settings)) is not None:
         yield problem
         return False
     try:
-        offered, answer = ask_listener(address, endpoint.host, context)
+        mechanisms, versions = query_listener(address, endpoint.host, context)
     except (OSError, HeadraceError) as error:
-        hint = "a listener for clients answers: is it the port of a controller, or of another program?"
-        yield fail(f"{endpoint} protocol", f"it does not say what it speaks, nor whether it wants SASL: {error}", hint)
+        remedy = "check the port: it may belong to a controller or another program"
+        yield fail(f"{endpoint} protocol", f"no response to ApiVersions or SaslHandshake: {error}", remedy)
         return False
-    findings = [_versions(endpoint, answer), _sasl(endpoint, offered, settings)]
+    findings = [_check_versions(endpoint, versions), _check_sasl(endpoint, mechanisms, settings)]
     yield from findings
     return not any(finding.failed for finding in findings)
 
 
-def _wrong_protocol(endpoint: Endpoint, heard: Heard, settings: ClientSettings) -> Finding | None:
+def _protocol_mismatch(endpoint: Endpoint, result: ProbeResult, settings: ClientSettings) -> Finding | None:
     check = f"{endpoint} protocol"
     prefix = "SASL_" if settings.sasl is not None else ""
-    if heard.speaks is Speaks.HTTP:
-        remedy = "use the port of the broker; 8080, 8081, 8082 and 8083 are usually those of consoles and registries"
-        return fail(check, f"an HTTP server answers at {endpoint}, not a Kafka broker", remedy)
-    if heard.speaks is Speaks.OTHER:
-        remedy = "it is the port of another program: correct it"
-        return fail(check, f"{endpoint} does not speak Kafka; it says {heard.shown!r}", remedy)
-    if heard.speaks is Speaks.TLS and settings.tls is None:
+    if result.protocol is ListenerProtocol.HTTP:
+        remedy = "use the port of the broker; 8080 to 8083 are usually consoles and schema registries"
+        return fail(check, f"{endpoint} is an HTTP server, not a Kafka broker", remedy)
+    if result.protocol is ListenerProtocol.OTHER:
+        remedy = "correct the port: it belongs to another program"
+        return fail(check, f"{endpoint} is not a Kafka broker; it sent {result.excerpt!r}", remedy)
+    if result.protocol is ListenerProtocol.TLS and settings.tls is None:
         remedy = (
-            f"-X security.protocol={prefix}SSL, and -X ssl.truststore.location=FILE if its certificate is of an "
-            "authority of your own"
+            f"-X security.protocol={prefix}SSL, and -X ssl.truststore.location=FILE if the certificate is issued by a "
+            "private authority"
         )
-        return fail(check, f"{endpoint} speaks TLS, and the settings do not", remedy)
-    if heard.speaks is Speaks.KAFKA and settings.tls is not None:
+        return fail(check, f"{endpoint} requires TLS, which is not configured", remedy)
+    if result.protocol is ListenerProtocol.KAFKA and settings.tls is not None:
         remedy = f"-X security.protocol={prefix}PLAINTEXT, or use the port of its TLS listener"
-        return fail(check, f"{endpoint} speaks Kafka without TLS, and the settings ask for TLS", remedy)
-    if heard.speaks is Speaks.NOTHING:
-        remedy = "it may hang, be a proxy without a broker behind it, or another program: look at what listens there"
-        return fail(check, f"{endpoint} takes connections and does not answer within {ANSWER_SECONDS_MAX:g} s", remedy)
+        return fail(check, f"{endpoint} is a Kafka listener without TLS, but TLS is configured", remedy)
+    if result.protocol is ListenerProtocol.NO_RESPONSE:
+        remedy = "check what listens there: a hanging broker, a proxy without a broker, or another program"
+        fact = f"{endpoint} accepts connections but does not respond within {RESPONSE_SECONDS_MAX:g} s"
+        return fail(check, fact, remedy)
     return None
 
 
-def _versions(endpoint: Endpoint, answer: ApiVersionsResponse) -> Finding:
-    ranges = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+def _check_versions(endpoint: Endpoint, response: ApiVersionsResponse) -> Finding:
     check = f"{endpoint} protocol"
-    spoken = ", ".join(
-        f"{name} {low} to {high}" for name, cls in _NEEDED.items() for low, high in [ranges.get(cls.api_key, (0, -1))]
-    )
-    for name, cls in _NEEDED.items():
-        low, high = ranges.get(cls.api_key, (0, -1))
-        if high < cls.versions.first or low > cls.versions.last:
-            ours = f"{cls.versions.first} to {cls.versions.last}"
-            remedy = f"headrace speaks {name} {ours}: take another release of headrace or of the broker"
-            return fail(check, f"it speaks {name} in versions {low} to {high} only", remedy)
+    ranges = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
+    required = [(name, cls.versions, ranges.get(cls.api_key, (0, -1))) for name, cls in _REQUIRED_APIS.items()]
+    for name, ours, (low, high) in required:
+        if high < ours.first or low > ours.last:
+            remedy = f"headrace supports {name} {ours.first} to {ours.last}: use another release of it or of the broker"
+            return fail(check, f"the broker supports only {name} {low} to {high}", remedy)
+    supported = ", ".join(f"{name} {low} to {high}" for name, _, (low, high) in required)
     if InitProducerIdRequest.api_key not in ranges:
         remedy = "set enable.idempotence=false, or upgrade to Kafka 0.11 or newer"
-        return warn(check, f"an old broker, without transactions and idempotence ({spoken})", remedy)
-    return ok(check, f"Kafka, {len(ranges)} APIs: {spoken}")
+        return warn(check, f"an old broker, without idempotence and transactions ({supported})", remedy)
+    return ok(check, f"Kafka, {len(ranges)} APIs: {supported}")
 
 
-def _handshake(endpoint: Endpoint, address: Address, context: ssl.SSLContext) -> Finding:
+def _check_tls(endpoint: Endpoint, address: Address, context: ssl.SSLContext) -> Finding:
     check = f"{endpoint} tls"
     try:
         with secured(address, endpoint.host, context) as sock:
@@ -183,47 +187,41 @@ def _handshake(endpoint: Endpoint, address: Address, context: ssl.SSLContext) ->
     if not isinstance(expires, str):
         return ok(check, f"{version}")
     end = datetime.fromtimestamp(ssl.cert_time_to_seconds(expires), UTC)
-    found = f"{version}, its certificate is good until {end:%Y-%m-%d}"
+    fact = f"{version}, certificate valid until {end:%Y-%m-%d}"
     days_left = (end - datetime.now(UTC)).days
     if days_left < CERTIFICATE_DAYS_MIN:
-        return warn(check, f"{found}: {days_left} days", "renew the certificate of the broker")
-    return ok(check, found)
+        return warn(check, f"{fact} ({days_left} days)", "renew the certificate of the broker")
+    return ok(check, fact)
 
 
-def _sasl(endpoint: Endpoint, offered: tuple[str, ...] | None, settings: ClientSettings) -> Finding:
+def _check_sasl(endpoint: Endpoint, mechanisms: tuple[str, ...] | None, settings: ClientSettings) -> Finding:
     check = f"{endpoint} sasl"
     kind = "PLAINTEXT" if settings.tls is None else "SSL"
-    if offered is None:
+    if mechanisms is None:
         if settings.sasl is None:
-            return ok(check, "none wanted")
-        return fail(check, "the listener wants no SASL", f"-X security.protocol={kind}, or use a SASL listener's port")
-    names = ", ".join(offered)
+            return ok(check, "not enabled")
+        remedy = f"-X security.protocol={kind}, or use the port of a SASL listener"
+        return fail(check, "SASL is configured, but not enabled on the listener", remedy)
+    names, first = ", ".join(mechanisms), mechanisms[0] if mechanisms else "…"
     if settings.sasl is None:
-        remedy = (
-            f"-X security.protocol=SASL_{kind} -X sasl.mechanism={offered[0] if offered else '…'} "
-            "-X sasl.username=… -X sasl.password=…"
-        )
-        return fail(check, f"the listener wants SASL ({names}), and the settings have none", remedy)
-    if settings.sasl.name not in offered:
-        return fail(
-            check,
-            f"the listener offers {names}, not {settings.sasl.name}",
-            f"-X sasl.mechanism={offered[0] if offered else '…'}",
-        )
-    return ok(check, f"{settings.sasl.name} is offered")
+        remedy = f"-X security.protocol=SASL_{kind} -X sasl.mechanism={first} -X sasl.username=… -X sasl.password=…"
+        return fail(check, f"the listener requires SASL ({names}), which is not configured", remedy)
+    if settings.sasl.name not in mechanisms:
+        return fail(check, f"the listener supports {names}, not {settings.sasl.name}", f"-X sasl.mechanism={first}")
+    return ok(check, f"{settings.sasl.name} is supported")
 
 
 # -- the cluster -----------------------------------------------------------------------------------
 
 
-def _metadata(endpoint: Endpoint, settings: ClientSettings) -> Generator[Finding, None, Cluster | None]:
-    """Findings; what the cluster says of itself is returned. Here a real client connects, and logs in."""
+def _check_metadata(endpoint: Endpoint, settings: ClientSettings) -> Generator[Finding, None, Cluster | None]:
+    """Yield findings; return the cluster metadata, as read by a client that connects and authenticates."""
     check = f"{endpoint} cluster"
     limited = replace(
         settings,
         bootstrap_servers=[str(endpoint)],
-        timeout_ms=min(settings.timeout_ms, CLUSTER_MS_MAX),
-        request_timeout_ms=min(settings.request_timeout_ms, CLUSTER_MS_MAX),
+        timeout_ms=min(settings.timeout_ms, METADATA_MS_MAX),
+        request_timeout_ms=min(settings.request_timeout_ms, METADATA_MS_MAX),
     )
     try:
         with BlockingClient(limited) as client:
@@ -233,26 +231,24 @@ def _metadata(endpoint: Endpoint, settings: ClientSettings) -> Generator[Finding
         yield fail(f"{endpoint} login", fact, remedy or "correct sasl.username and sasl.password")
         return None
     except HeadraceError as error:
-        yield fail(check, str(error), "look into the log of the broker")
+        yield fail(check, str(error), "check the log of the broker")
         return None
     if settings.sasl is not None:
         yield ok(f"{endpoint} login", f"{settings.sasl.name} succeeded")
-    count = len(cluster.brokers)
-    yield ok(check, f"{count} broker{'' if count == 1 else 's'}, controller {cluster.controller_id}")
+    yield ok(check, f"{count_text(len(cluster.brokers), 'broker')}, controller {cluster.controller_id}")
     return cluster
 
 
-def _advertised(cluster: Cluster, via: Endpoint, known: list[Endpoint]) -> Iterator[Finding]:
-    """Clients read from and write to these addresses, and no others."""
+def _check_advertised(cluster: Cluster, via: Endpoint, known: list[Endpoint]) -> Iterator[Finding]:
+    """Check the advertised addresses, which clients use for reading and writing."""
     for node_id, endpoint in sorted(cluster.brokers.items()):
         check = f"broker {node_id} advertised as {endpoint}"
         remedy = f"set advertised.listeners of broker {node_id} to an address that this machine can reach"
-        if _is_loopback(endpoint.host) and not _is_loopback(via.host):
-            fact = f"{via} tells clients to connect to {endpoint}, which is their own machine"
-            yield fail(check, fact, remedy)
+        if is_loopback(endpoint.host) and not is_loopback(via.host):
+            yield fail(check, f"{via} advertises {endpoint}, which is the client's own machine", remedy)
             continue
         if endpoint in known:
-            yield ok(check, "as it was given")
+            yield ok(check, "same as the bootstrap address")
             continue
         try:
             address = resolve(endpoint)[0]
@@ -263,8 +259,4 @@ def _advertised(cluster: Cluster, via: Endpoint, known: list[Endpoint]) -> Itera
         except OSError as error:
             yield fail(check, _unreachable(endpoint, error)[0], remedy)
         else:
-            yield ok(check, f"{address} takes connections")
-
-
-def _is_loopback(host: str) -> bool:
-    return host.startswith(_LOOPBACK)
+            yield ok(check, f"{address} accepts connections")

@@ -3,107 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.confirming import is_confirmed, yes_option
-from headrace.cli.connection import Connection, connection_options
+from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.output import (
     CommandError,
-    NotFoundError,
-    WrongUsageError,
+    InvalidUsageError,
+    ResourceNotFoundError,
     command_errors,
     debug_option,
     emit,
     format_option,
+    render_table,
 )
-from headrace.cli.tables import table
+from headrace.cli.shared_options import confirm, parse_time_ms, parse_topic_partitions, yes_option
+from headrace.client.admin import AdminClient
+from headrace.client.facts.groups import GroupFacts, look_up
+from headrace.client.facts.resets import Target, plan
 from headrace.client.facts.times import duration_ms
 from headrace.errors import BrokerError, Code
-
-if TYPE_CHECKING:
-    from headrace.client.admin import AdminClient
-    from headrace.client.facts.groups import GroupFacts
 
 
 @click.group()
 def group() -> None:
-    """Look at groups and their lag, reset their offsets, delete them.
+    """Show consumer groups and their lag, reset offsets, delete groups.
 
     \b
-    Exit codes of all of them: 0 done; 1 it failed; 2 wrong usage; 3 there is no such group, or no broker;
+    Exit codes of all subcommands: 0 success; 1 failure; 2 invalid usage; 3 no such group, or no broker;
     130 interrupted.
     """
 
 
 @group.command(name="list")
-@click.option("--state", "states", multiple=True, metavar="NAME", help="Only these: Stable, Empty, …; repeatable.")
+@click.option("--state", "states", multiple=True, metavar="NAME", help="Only this state: Stable, Empty, …; repeatable.")
 @connection_options
 @format_option
 @debug_option
 @command_errors
-def list_(connection: Connection, states: tuple[str, ...], output_format: str, debug: bool) -> None:
-    """Show all groups: state, type and protocol.
+def list_(connection: ClusterConnection, states: tuple[str, ...], output_format: str, debug: bool) -> None:
+    """List all groups: state, type and protocol.
 
     \b
-    Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 no broker; 130 interrupted.
+    Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no broker; 130 interrupted.
     """
     with connection.admin() as admin:
-        groups = admin.list_groups(states)
+        listings = admin.list_groups(states)
     facts = [
-        {"group": one.group_id, "state": one.state, "type": one.type.lower(), "protocol": one.protocol_type}
-        for one in groups
+        {
+            "group": listing.group_id,
+            "state": listing.state,
+            "type": listing.type.lower(),
+            "protocol": listing.protocol_type,
+        }
+        for listing in listings
     ]
     rows = [tuple(fact.values()) for fact in facts]
-    emit(output_format, {"groups": facts}, table(("group", "state", "type", "protocol"), rows) if rows else "no groups")
+    text = render_table(("group", "state", "type", "protocol"), rows) if rows else "no groups"
+    emit(output_format, {"groups": facts}, text)
 
 
 @group.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
-@click.option("--no-time", is_flag=True, help="Leave out the lag in time, which takes a fetch.")
+@click.option("--no-time", is_flag=True, help="Do not show the lag in time, which takes a fetch.")
 @connection_options
 @format_option
 @debug_option
 @command_errors
-def describe(connection: Connection, names: tuple[str, ...], no_time: bool, output_format: str, debug: bool) -> None:
-    """Show members, committed offsets, and how far a GROUP is behind: in records and in time.
+def describe(
+    connection: ClusterConnection, names: tuple[str, ...], no_time: bool, output_format: str, debug: bool
+) -> None:
+    """Show the members, committed offsets and lag of a GROUP, in records and in time.
 
-    The lag in time is the age of the first record that was not consumed: 0 if there is none. Records that were
-    deleted before they were read no longer count. With several groups, JSON has a line for each of them.
+    The lag in time is the age of the first record that was not consumed, or 0 if there is none. Records that were
+    deleted before they were read do not count. With several groups, JSON has a line for each.
 
     \b
-    Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 there is no such group, or no broker; 130 interrupted.
+    Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no such group, or no broker; 130 interrupted.
     """
-    from headrace.client.facts.lag_times import LagTimes
+    from headrace.client.facts.lag_times import LagTimes  # imports pyarrow
 
     with connection.admin() as admin:
         for name in names:
-            facts = _found(admin, name)
+            facts = _existing_group(admin, name)
             if not no_time:
                 LagTimes().fill(facts.partitions, admin)
-            emit(output_format, facts.to_json(), _described(facts))
+            emit(output_format, facts.to_json(), _description(facts))
 
 
 @group.command()
 @click.argument("name", metavar="GROUP")
-@click.option("--to", metavar="WHERE", help="earliest, latest, an offset, or @TIME: the first record of then or later.")
-@click.option("--shift", type=int, metavar="N", help="Forward by N offsets, or back with a negative N.")
+@click.option(
+    "--to", metavar="OFFSET", help="earliest, latest, an offset, or @TIME: the first record at or after that time."
+)
+@click.option("--shift", type=int, metavar="N", help="Move by N offsets; a negative N moves back.")
 @click.option(
     "--topic",
     "topics",
     multiple=True,
     metavar="TOPIC[:PARTITIONS]",
-    help="Only these, as orders or orders:0,2; repeatable. [default: all that the group has committed]",
+    help="Only these, such as orders or orders:0,2; repeatable. [default: all partitions with a committed offset]",
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would change.")
+@click.option("--dry-run", is_flag=True, help="Only show the changes.")
 @yes_option
 @connection_options
 @format_option
 @debug_option
 @command_errors
 def reset(
-    connection: Connection,
+    *,
+    connection: ClusterConnection,
     name: str,
     to: str | None,
     shift: int | None,
@@ -113,10 +122,10 @@ def reset(
     output_format: str,
     debug: bool,
 ) -> None:
-    """Set the committed offsets of a GROUP that has no members at the moment.
+    """Set the committed offsets of a GROUP without active members.
 
-    A table shows what changes; then it asks, at a terminal, or does it, with --yes. Otherwise nothing is changed.
-    Offsets stay within what a partition has. A group that does not exist yet is made, if --topic is given.
+    Shows a table of the changes, and applies them after confirmation at a terminal, or with --yes. Otherwise nothing
+    is changed. Offsets are limited to the range of the partition. With --topic, a new group can be created.
 
     \b
     headrace group reset billing --to earliest
@@ -124,38 +133,46 @@ def reset(
     headrace group reset billing --shift -100 --topic orders:0,2 --yes
 
     \b
-    Exit codes: 0 done, or nothing was to be done; 1 it failed, as when the group has members; 2 wrong usage;
-    3 there is no such group, topic or broker; 130 interrupted.
+    Exit codes: 0 success, or nothing to change; 1 failure, for example because the group has members;
+    2 invalid usage; 3 no such group or topic, or no broker; 130 interrupted.
     """
-    from headrace.cli.group_reset import parse_target
-    from headrace.cli.partitions import named_partitions
-    from headrace.client.facts.groups import look_up
-    from headrace.client.facts.resets import plan
-
-    target = parse_target(to, shift)
+    target = _parse_target(to, shift)
     with connection.admin() as admin:
-        found = look_up(admin, name)
-        if found is None and not topics:
-            raise no_such_group(name)
-        changes = plan(admin, name, found, target, named_partitions(admin, topics) if topics else None)
+        current = look_up(admin, name)
+        if current is None and not topics:
+            raise _unknown_group(name)
+        changes = plan(admin, name, current, target, parse_topic_partitions(admin, topics) if topics else None)
         facts = [change.to_json() for change in changes]
-        rows = [(c.at.topic, c.at.partition, c.before, c.after, c.moved) for c in changes]
-        text = table(("topic", "partition", "before", "after", "moved"), rows)
         if output_format == "text":
-            click.echo(text)
-        applied = not dry_run and _wants_reset(name, yes)
+            rows = [(c.at.topic, c.at.partition, c.before, c.after, c.moved) for c in changes]
+            click.echo(render_table(("topic", "partition", "before", "after", "moved"), rows))
+        applied = not dry_run and _confirm_reset(name, yes)
         if applied:
             admin.alter_group_offsets(name, {change.at: change.after for change in changes})
-    said = f"{len(changes)} offsets set" if applied else "nothing was changed"
-    hint = "" if applied or dry_run else "; --yes applies it"
-    emit(output_format, {"group": name, "applied": applied, "offsets": facts}, said + hint)
+    summary = f"{len(changes)} offsets set" if applied else "nothing was changed"
+    hint = "" if applied or dry_run else "; pass --yes to apply"
+    emit(output_format, {"group": name, "applied": applied, "offsets": facts}, summary + hint)
 
 
-def _wants_reset(name: str, yes: bool) -> bool:
-    """A table that nobody confirms is a dry run: unlike a deletion it has shown something."""
+def _parse_target(to: str | None, shift: int | None) -> Target:
+    if (to is None) == (shift is None):
+        raise InvalidUsageError("pass either --to or --shift")
+    if to is None:
+        return Target(shift=shift)
+    if to in ("earliest", "latest"):
+        return Target(end=to)
+    if to.startswith("@"):
+        return Target(time_ms=parse_time_ms(to[1:], "--to"))
+    if not to.isdecimal():
+        raise InvalidUsageError(f"invalid --to: expected earliest, latest, an offset or @TIME, got {to!r}")
+    return Target(offset=int(to))
+
+
+def _confirm_reset(name: str, yes: bool) -> bool:
+    """Confirm; without a terminal the reset is a dry run, not an error, because the table was shown."""
     try:
-        return is_confirmed(f"Set these offsets of group {name!r}?", yes)
-    except WrongUsageError:
+        return confirm(f"Set these offsets of group {name!r}?", yes)
+    except InvalidUsageError:
         return False
 
 
@@ -166,81 +183,77 @@ def _wants_reset(name: str, yes: bool) -> bool:
 @format_option
 @debug_option
 @command_errors
-def delete(connection: Connection, names: tuple[str, ...], yes: bool, output_format: str, debug: bool) -> None:
-    """Delete groups that have no members, with all they have committed.
+def delete(connection: ClusterConnection, names: tuple[str, ...], yes: bool, output_format: str, debug: bool) -> None:
+    """Delete groups without active members, and their committed offsets.
 
-    At a terminal it asks first; elsewhere --yes is needed.
+    Asks for confirmation at a terminal; elsewhere --yes is required.
 
     \b
-    Exit codes: 0 done; 1 it failed, as when a group has members, or the answer was no; 2 wrong usage;
-    3 there is no such group, or no broker; 130 interrupted.
+    Exit codes: 0 success; 1 failure, for example because a group has members, or not confirmed; 2 invalid usage;
+    3 no such group, or no broker; 130 interrupted.
     """
-    what = f"group {names[0]!r}" if len(names) == 1 else f"{len(names)} groups"
-    if not is_confirmed(f"Delete {what} and all they have committed?" if len(names) > 1 else f"Delete {what}?", yes):
+    label = f"group {names[0]!r}" if len(names) == 1 else f"{len(names)} groups"
+    if not confirm(f"Delete {label} and all committed offsets?" if len(names) > 1 else f"Delete {label}?", yes):
         raise CommandError("nothing was deleted")
     with connection.admin() as admin:
         for name in names:
             try:
                 admin.delete_groups([name])
             except BrokerError as error:
-                raise _undeletable(admin, name, error) from error
-    emit(output_format, {"deleted": list(names)}, f"{what} deleted")
+                raise _delete_error(admin, name, error) from error
+    emit(output_format, {"deleted": list(names)}, f"{label} deleted")
 
 
-def _undeletable(admin: AdminClient, name: str, error: BrokerError) -> Exception:
+def _delete_error(admin: AdminClient, name: str, error: BrokerError) -> Exception:
     if error.code == Code.NON_EMPTY_GROUP:
-        return CommandError(f"group {name!r} has {_found(admin, name).members_text}: stop them first, then delete it")
+        members = _existing_group(admin, name).members_text
+        return CommandError(f"group {name!r} has {members}: stop them before you delete it")
     if error.code == Code.GROUP_ID_NOT_FOUND:
-        return no_such_group(name)
+        return _unknown_group(name)
     return error
 
 
-def _found(admin: AdminClient, name: str) -> GroupFacts:
-    from headrace.client.facts.groups import look_up
-
+def _existing_group(admin: AdminClient, name: str) -> GroupFacts:
     facts = look_up(admin, name)
     if facts is None:
-        raise no_such_group(name)
+        raise _unknown_group(name)
     return facts
 
 
-def no_such_group(name: str) -> NotFoundError:
-    return NotFoundError(f"there is no group {name!r}; `headrace group list` shows those there are")
+def _unknown_group(name: str) -> ResourceNotFoundError:
+    return ResourceNotFoundError(f"group {name!r} does not exist; `headrace group list` shows the existing ones")
 
 
-def _described(facts: GroupFacts) -> str:
-    behind = f"{facts.lag:,} records behind"
+def _description(facts: GroupFacts) -> str:
+    lag = f"{facts.lag:,} records behind"
     if facts.lag_ms is not None:
-        behind += f", {duration_ms(facts.lag_ms)}"
-    head = f"{facts.name}: {facts.state}, {facts.type}{', ' + facts.assignor if facts.assignor else ''}; {behind}"
+        lag += f", {duration_ms(facts.lag_ms)}"
+    head = f"{facts.name}: {facts.state}, {facts.type}{', ' + facts.assignor if facts.assignor else ''}; {lag}"
     return "\n".join([head, *_partition_lines(facts), *_member_lines(facts)])
 
 
 def _partition_lines(facts: GroupFacts) -> Iterable[str]:
     if not facts.partitions:
-        yield "nothing is committed, and no partition is assigned"
+        yield "no committed offsets and no assigned partitions"
         return
-    heads = ("topic", "partition", "committed", "end", "lag", "behind", "client")
-    yield table(
-        heads,
+    rows = [
         (
-            (
-                one.at.topic,
-                one.at.partition,
-                one.committed,
-                one.end if one.end is not None else "unknown",
-                one.lag,
-                duration_ms(one.lag_ms),
-                None if one.member is None else one.member.client_id,
-            )
-            for one in facts.partitions
-        ),
-    )
+            partition.at.topic,
+            partition.at.partition,
+            partition.committed,
+            partition.end if partition.end is not None else "unknown",
+            partition.lag,
+            duration_ms(partition.lag_ms),
+            None if partition.member is None else partition.member.client_id,
+        )
+        for partition in facts.partitions
+    ]
+    yield render_table(("topic", "partition", "committed", "end", "lag", "behind", "client"), rows)
 
 
 def _member_lines(facts: GroupFacts) -> Iterable[str]:
     if facts.members is None:
-        yield f"members: not shown, for it is a group of the kind {facts.type}"
+        yield f"members: not shown for groups of type {facts.type}"
     elif not facts.members:
         yield "no members"
     else:
@@ -248,4 +261,4 @@ def _member_lines(facts: GroupFacts) -> Iterable[str]:
             (member.client_id, member.host, member.instance_id, len(member.partitions), member.member_id)
             for member in facts.members
         ]
-        yield table(("client", "host", "instance", "partitions", "member"), rows)
+        yield render_table(("client", "host", "instance", "partitions", "member"), rows)

@@ -1,4 +1,4 @@
-"""The ranges that `consume --offsets` takes, and what they come to in a partition.
+"""The ranges that `consume --offsets` accepts, and their offsets in a partition.
 
 start  end  N  -N (the last N)  +N (N after the start)  @TIME        FROM, FROM:TO, :TO, FROM:
 """
@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from headrace.cli.output import WrongUsageError
-from headrace.cli.times import parse_time_ms
+from headrace.cli.output import InvalidUsageError
+from headrace.cli.shared_options import parse_time_ms
 
 FLAG = "--offsets"
 PARTITIONS_MAX = 100_000
-"""Of a topic; far more than a broker has."""
+"""Per topic; far more than a broker supports."""
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>[0-9]{1,18})", re.ASCII)
 
 
-class Kind(Enum):
+class BoundKind(Enum):
     START = auto()
     END = auto()
     OFFSET = auto()
@@ -32,96 +32,96 @@ class Kind(Enum):
 class Bound:
     """One side of a range."""
 
-    kind: Kind
+    kind: BoundKind
     number: int = 0
 
-    def offset(self, start: int, end: int, at_time: int | None) -> int:
-        """The offset it means in a partition that has `start` to `end`."""
+    def offset(self, start: int, end: int, offset_at_time: int | None) -> int:
+        """Return the offset of this bound in a partition that has the offsets `start` to `end`."""
         match self.kind:
-            case Kind.START:
+            case BoundKind.START:
                 return start
-            case Kind.END:
+            case BoundKind.END:
                 return end
-            case Kind.OFFSET:
+            case BoundKind.OFFSET:
                 return self.number
-            case Kind.BEFORE_END:
+            case BoundKind.BEFORE_END:
                 return max(start, end - self.number)
-            case Kind.AFTER_START:
+            case BoundKind.AFTER_START:
                 return start + self.number
-            case Kind.TIME:
-                return end if at_time is None else at_time
+            case BoundKind.TIME:
+                return end if offset_at_time is None else offset_at_time
 
 
-START, END = Bound(Kind.START), Bound(Kind.END)
+START, END = Bound(BoundKind.START), Bound(BoundKind.END)
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """From a bound on, up to another one; without that, up to the end as it is now."""
+class BoundRange:
+    """A range between two bounds; without an upper bound it ends at the current end."""
 
     begin: Bound = START
     until: Bound | None = None
 
     @property
     def times_ms(self) -> set[int]:
-        """The times that offsets have to be found for."""
-        return {bound.number for bound in (self.begin, self.until) if bound is not None and bound.kind is Kind.TIME}
+        """The times whose offsets are needed to resolve this range."""
+        bounds = (self.begin, self.until)
+        return {bound.number for bound in bounds if bound is not None and bound.kind is BoundKind.TIME}
+
+    def resolve(
+        self, start: int, end: int, offsets_at_times: Mapping[int, int | None], *, follow: bool
+    ) -> tuple[int, int | None]:
+        """Return the first offset and the end of the range in a partition; None if the range has no end."""
+        begin = self.begin.offset(start, end, offsets_at_times.get(self.begin.number))
+        if self.until is None:
+            return begin, None if follow else end
+        until = self.until.offset(start, end, offsets_at_times.get(self.until.number))
+        return begin, until if follow else min(until, end)
 
 
-def parse_range(text: str) -> OffsetRange:
-    """What `--offsets` says. A time may have colons of its own, so the longest first half that makes sense counts."""
+def parse_range(text: str) -> BoundRange:
+    """Parse the value of `--offsets`. A time may contain colons, so the longest valid first half is used."""
     if (bound := _bound(text)) is not None:
-        return OffsetRange(bound)
+        return BoundRange(bound)
     for i in reversed([i for i, letter in enumerate(text) if letter == ":"]):
         left, right = text[:i], text[i + 1 :]
         begin = START if left == "" else _bound(left)
         until = None if right == "" else _bound(right)
         if begin is not None and (until is not None or right == ""):
-            comparable = until is not None and begin.kind is until.kind in (Kind.OFFSET, Kind.TIME)
+            comparable = until is not None and begin.kind is until.kind in (BoundKind.OFFSET, BoundKind.TIME)
             if until is not None and comparable and begin.number > until.number:
-                raise WrongUsageError(f"{FLAG}: {text!r} ends before it begins")
-            return OffsetRange(begin, until)
+                raise InvalidUsageError(f"invalid {FLAG}: {text!r} ends before it begins")
+            return BoundRange(begin, until)
     if text.startswith("@"):
-        parse_time_ms(text[1:], FLAG)  # says what a time looks like
-    raise WrongUsageError(
-        f"{FLAG}: {text!r} is no range; it may be start, end, 5, -5 (the last 5), +5 (5 after the start), "
-        f"5:10, :end, @2026-11-16T12:00:00Z, @TIME:@TIME"
+        parse_time_ms(text[1:], FLAG)  # its error describes the time formats
+    raise InvalidUsageError(
+        f"invalid {FLAG}: expected start, end, 5, -5 (the last 5), +5 (5 after the start), 5:10, :end, "
+        f"@2026-11-16T12:00:00Z or @TIME:@TIME, got {text!r}"
     )
 
 
 def _bound(text: str) -> Bound | None:
     if text in ("start", "end"):
         return START if text == "start" else END
-    if found := _NUMBER.fullmatch(text):
-        kind = {"": Kind.OFFSET, "-": Kind.BEFORE_END, "+": Kind.AFTER_START}[found["sign"]]
-        return Bound(kind, int(found["digits"]))
+    if match := _NUMBER.fullmatch(text):
+        signs = {"": BoundKind.OFFSET, "-": BoundKind.BEFORE_END, "+": BoundKind.AFTER_START}
+        return Bound(signs[match["sign"]], int(match["digits"]))
     if text.startswith("@"):
         try:
-            return Bound(Kind.TIME, parse_time_ms(text[1:], FLAG))
-        except WrongUsageError:
+            return Bound(BoundKind.TIME, parse_time_ms(text[1:], FLAG))
+        except InvalidUsageError:
             return None
     return None
 
 
 def parse_partitions(texts: Iterable[str]) -> set[int]:
-    """What `--partitions` says: 0, 0,2, 1-3."""
-    found: set[int] = set()
+    """Parse the values of `--partitions`: 0, 0,2, 1-3."""
+    partitions: set[int] = set()
     for part in ",".join(texts).split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise WrongUsageError(f"-p takes numbers as 0, 0,2 or 1-3, not {part!r}")
+            raise InvalidUsageError(f"invalid -p: expected numbers such as 0, 0,2 or 1-3, got {part!r}")
         if dash and int(last) - int(first) >= PARTITIONS_MAX:
-            raise WrongUsageError(f"-p: {part!r} is more than {PARTITIONS_MAX:,} partitions")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
-
-
-def resolved(
-    wanted: OffsetRange, start: int, end: int, at_times: Mapping[int, int | None], *, follow: bool
-) -> tuple[int, int | None]:
-    """First offset and end of what is to be read of a partition; no end: as long as there is more to come."""
-    begin = wanted.begin.offset(start, end, at_times.get(wanted.begin.number))
-    if wanted.until is None:
-        return begin, None if follow else end
-    until = wanted.until.offset(start, end, at_times.get(wanted.until.number))
-    return begin, until if follow else min(until, end)
+            raise InvalidUsageError(f"invalid -p: {part!r} is more than {PARTITIONS_MAX:,} partitions")
+        partitions.update(range(int(first), int(last or first) + 1))
+    return partitions

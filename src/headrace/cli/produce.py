@@ -1,23 +1,34 @@
-"""headrace produce: lines, JSON or files into a topic."""
+"""headrace produce: write lines, JSON or files to a topic, with a progress bar on stderr."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from headrace.cli.connection import Connection, connection_options
-from headrace.cli.output import NotFoundError, WrongUsageError, command_errors, debug_option, emit
-from headrace.cli.settings import key_value
+from headrace.cli.connection import ClusterConnection, connection_options
+from headrace.cli.output import (
+    InvalidUsageError,
+    ResourceNotFoundError,
+    command_errors,
+    count_text,
+    debug_option,
+    emit,
+)
+from headrace.cli.produce_input import Chunk, Input, LineFormat
+from headrace.cli.record_json import from_line
+from headrace.cli.shared_options import parse_key_value, parse_time_ms, unescape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from rich.progress import Progress
 
-    from headrace.cli.produce_input import Chunk, Input
     from headrace.producer.producer import Producer
 
 PARTITION_MAX = 2**31 - 1
+_REFRESH_SECONDS = 0.1
 
 
 @click.command()
@@ -29,26 +40,33 @@ PARTITION_MAX = 2**31 - 1
     type=click.Choice(["lines", "json", "raw"]),
     default="lines",
     show_default=True,
-    help="A record for each line; for each line of JSON, as `consume --format json` prints it; for each file.",
+    help="One record per line; per line of JSON, as printed by `consume --format json`; per file.",
 )
-@click.option("-K", "--key-separator", metavar="SEP", help=r"What is before it in a line is the key; \t is a tab.")
-@click.option("-k", "--key", help="The key of all records.")
-@click.option("-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="Of all records; repeatable.")
-@click.option("-p", "--partition", type=click.IntRange(0, PARTITION_MAX), help="[default: by key, else any]")
+@click.option("-K", "--key-separator", metavar="SEP", help=r"Separates key and value in a line; \t is a tab.")
+@click.option("-k", "--key", help="Key of all records.")
+@click.option(
+    "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="Header of all records; repeatable."
+)
+@click.option(
+    "-p", "--partition", type=click.IntRange(0, PARTITION_MAX), help="Partition of all records. [default: by key]"
+)
 @click.option("--timestamp", metavar="TIME", help="Milliseconds or ISO 8601. [default: the time of sending]")
-@click.option("--null-value", metavar="MARKER", help="A key or value of a line that is just this is null.")
-@click.option("-Z", "empty_is_null", is_flag=True, help="A key or value of a line that is empty is null.")
-@click.option("--ignore-partition", is_flag=True, help="Of JSON records, let the key choose instead.")
-@click.option("--transactional-id", metavar="ID", help="Send in a transaction, which is aborted on any error.")
+@click.option("--null-value", metavar="MARKER", help="Send null for a key or value of a line equal to MARKER.")
+@click.option("-Z", "empty_is_null", is_flag=True, help="Send null for an empty key or value of a line.")
+@click.option("--ignore-partition", is_flag=True, help="Partition JSON records by key, not by their partition field.")
+@click.option("--transactional-id", metavar="ID", help="Send in a transaction, which any error aborts.")
 @click.option(
     "--transaction-size", type=click.IntRange(1), metavar="N", help="Commit after N records. [default: at the end]"
 )
-@click.option("--report", type=click.Choice(["text", "json"]), default="text", help="json: the summary, on stdout.")
+@click.option(
+    "--report", type=click.Choice(["text", "json"]), default="text", help="json: print the summary to stdout."
+)
 @connection_options
 @debug_option
 @command_errors
 def produce(
-    connection: Connection,
+    *,
+    connection: ClusterConnection,
     topic: str,
     files: tuple[str, ...],
     input_format: str,
@@ -65,10 +83,10 @@ def produce(
     report: str,
     debug: bool,
 ) -> None:
-    """Write records to TOPIC, from files or the standard input (-).
+    """Write records to TOPIC, from files or stdin (-).
 
-    Every record is acknowledged when the command ends well; else it says how many were. Compression, acks and the like
-    are client options: -X compression.type=zstd.
+    When the command succeeds, every record is acknowledged; when it fails, it says how many are. Compression, acks and
+    the like are client options: -X compression.type=zstd.
 
     \b
     seq 100 | headrace produce numbers
@@ -78,85 +96,128 @@ def produce(
     headrace produce orders --transactional-id load-7 orders.txt
 
     \b
-    Exit codes: 0 all were sent; 1 it failed; 2 wrong usage; 3 there is no such topic, or no broker;
-    130 interrupted.
+    Exit codes: 0 all records sent; 1 failure; 2 invalid usage; 3 no such topic, or no broker; 130 interrupted.
     """
-    from headrace.cli.produce_input import Input
-    from headrace.cli.produce_progress import ProgressLine, say, summary
-    from headrace.cli.sending import Fixed, Sending, partition_count
-    from headrace.cli.times import parse_time_ms
+    # Imported here: it imports pyarrow, which invalid usage and --help should not wait for.
+    from headrace.cli.record_sender import RecordOverrides, RecordSender, ensure_topic
 
-    _check_flags(input_format, key_separator, key, null_value, empty_is_null, transactional_id, transaction_size)
-    given = Input(files)
-    fixed = Fixed(
+    if empty_is_null and null_value is not None:
+        raise InvalidUsageError("-Z and --null-value are mutually exclusive: -Z is short for --null-value ''")
+    if transaction_size is not None and transactional_id is None:
+        raise InvalidUsageError("--transaction-size requires --transactional-id")
+    line_flags = {"-K": key_separator, "--null-value": null_value, "-Z": empty_is_null or None}
+    if input_format != "lines" and (given := [flag for flag, value in line_flags.items() if value is not None]):
+        raise InvalidUsageError(f"{given[0]} requires --format lines, got --format {input_format}")
+    if key is not None and key_separator is not None:
+        raise InvalidUsageError("-k and -K are mutually exclusive: one key for all records, or one in each line")
+    input_ = Input(files)
+    overrides = RecordOverrides(
         key=None if key is None else _encoded(key),
-        headers=tuple((name, _encoded(value)) for name, value in (key_value(text, "-H") for text in headers)),
+        headers=tuple((name, _encoded(value)) for name, value in (parse_key_value(text, "-H") for text in headers)),
         partition=partition,
         timestamp_ms=None if timestamp is None else parse_time_ms(timestamp, "--timestamp"),
         ignore_partition=ignore_partition,
     )
-    if given.is_typed:
-        say(f"a record for each line to {topic}; Ctrl-D ends it")
-    marker = b"" if empty_is_null else None if null_value is None else _encoded(null_value)
-    partitions = partition_count(connection, topic)
-    if partition is not None and partition >= partitions:
-        raise NotFoundError(f"topic {topic!r} has {partitions} partitions, from 0 on, and none with number {partition}")
-    overrides = {} if transactional_id is None else {"transactional.id": transactional_id}
+    if input_.is_interactive:
+        click.echo(f"each line is sent to {topic} as a record; Ctrl-D ends the input", err=True)
+    null_marker = b"" if empty_is_null else None if null_value is None else _encoded(null_value)
+    partition_count = ensure_topic(connection, topic)
+    if partition is not None and partition >= partition_count:
+        raise ResourceNotFoundError(
+            f"topic {topic!r} has no partition {partition}; its partitions are 0 to {partition_count - 1}"
+        )
+    options = {} if transactional_id is None else {"transactional.id": transactional_id}
     with (
-        connection.producer(overrides) as producer,
-        Sending(producer, topic, partitions, fixed, transaction_size) as sending,
-        ProgressLine(given.size, is_typed=given.is_typed) as progress,
+        connection.producer(options) as producer,
+        RecordSender(
+            producer, topic, partition_count, overrides=overrides, transaction_size=transaction_size
+        ) as sender,
+        ProduceProgress(input_.size, is_interactive=input_.is_interactive) as progress,
     ):
-        for chunk in _chunks(given, input_format, key_separator, marker, producer):
-            sending.send(chunk.records)
-            progress.advance(chunk.size, sending.sent, sending.seconds)
+        for chunk in _chunks(input_, input_format, key_separator, null_marker, producer):
+            sender.send(chunk.records)
+            progress.advance(chunk.size, sender.sent_count, sender.seconds)
             if chunk.error is not None:
                 raise chunk.error
-        sending.finish()
-    facts = sending.facts()
+        sender.finish()
+    facts = sender.facts()
     if report == "json":
         emit("json", facts, "")
     else:
-        say(summary(facts))
-
-
-def _check_flags(
-    input_format: str,
-    key_separator: str | None,
-    key: str | None,
-    null_value: str | None,
-    empty_is_null: bool,
-    transactional_id: str | None,
-    transaction_size: int | None,
-) -> None:
-    """Refuse what contradicts itself."""
-    if empty_is_null and null_value is not None:
-        raise WrongUsageError("-Z and --null-value exclude each other: -Z stands for --null-value ''")
-    if transaction_size is not None and transactional_id is None:
-        raise WrongUsageError("--transaction-size needs --transactional-id")
-    lines_only = {"-K": key_separator, "--null-value": null_value, "-Z": empty_is_null or None}
-    if input_format != "lines" and (wrong := [flag for flag, value in lines_only.items() if value is not None]):
-        raise WrongUsageError(f"{wrong[0]} is for --format lines, and this is {input_format}")
-    if key is not None and key_separator is not None:
-        raise WrongUsageError("-k and -K exclude each other: a key for all, or one for each line")
+        click.echo(_summary(facts), err=True)
 
 
 def _chunks(
-    given: Input, input_format: str, key_separator: str | None, marker: bytes | None, producer: Producer
+    input_: Input, input_format: str, key_separator: str | None, null_marker: bytes | None, producer: Producer
 ) -> Iterator[Chunk]:
-    from headrace.cli.produce_input import LineFormat, unescaped
-    from headrace.cli.record_json import from_line
-
     if input_format == "raw":
-        return given.whole(producer.settings.max_request_size)
+        return input_.whole(producer.settings.max_request_size)
     if input_format == "json":
-        return given.lines(from_line)
-    separator = None if key_separator is None else unescaped(key_separator, "-K")
+        return input_.lines(from_line)
+    separator = None if key_separator is None else unescape(key_separator, "-K")
     if separator == b"":
-        raise WrongUsageError("-K takes a separator that is not empty")
-    return given.lines(LineFormat(separator, marker).parse)
+        raise InvalidUsageError("-K requires a non-empty separator")
+    return input_.lines(LineFormat(separator, null_marker).parse)
 
 
 def _encoded(text: str) -> bytes:
-    """A command-line argument as the bytes that were typed."""
+    """Return a command-line argument as the bytes that were typed."""
     return text.encode(sys.getfilesystemencoding(), "surrogateescape")
+
+
+class ProduceProgress:
+    """Shows a bar if the size of the input is known, else a counter; nothing without a terminal, or for typed input."""
+
+    def __init__(self, total_bytes: int | None, *, is_interactive: bool) -> None:
+        self._total_bytes = total_bytes
+        self._progress: Progress | None = None
+        self._refreshed_at = 0.0
+        self._read_bytes = 0
+        self._is_shown = sys.stderr.isatty() and not is_interactive
+
+    def __enter__(self) -> Self:
+        if self._is_shown:
+            # Imported here: only a terminal needs rich.
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+
+            bar = () if self._total_bytes is None else (BarColumn(bar_width=30), TaskProgressColumn())
+            self._progress = Progress(
+                SpinnerColumn(), *bar, TextColumn("{task.description}"), console=Console(stderr=True), transient=True
+            )
+            self._progress.add_task("", total=self._total_bytes)
+            self._progress.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def advance(self, read_bytes: int, records: int, seconds: float) -> None:
+        """Add `read_bytes` to the progress; `records` were sent in total."""
+        self._read_bytes += read_bytes
+        if self._progress is None or time.monotonic() - self._refreshed_at < _REFRESH_SECONDS:
+            return
+        self._refreshed_at = time.monotonic()
+        rate = records / seconds if seconds else 0.0
+        self._progress.update(
+            self._progress.task_ids[0],
+            completed=self._read_bytes,
+            description=f"{records:,} records, {_bytes_text(self._read_bytes)}, {rate:,.0f}/s",
+        )
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    seconds = facts["seconds"]
+    text = f"sent {count_text(facts['records'], 'record')} ({_bytes_text(facts['bytes'])}) to {facts['topic']}"
+    if facts["transactions"] is not None:
+        text += f" in {count_text(facts['transactions'], 'transaction')}"
+    return f"{text}, {seconds:,.2f} s ({facts['records'] / max(seconds, 1e-9):,.0f} records/s)"
+
+
+def _bytes_text(size: int) -> str:
+    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= unit_bytes:
+            return f"{size / unit_bytes:,.1f} {unit}"
+    return f"{size} B"

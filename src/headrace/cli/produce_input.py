@@ -1,16 +1,15 @@
-"""What `headrace produce` sends: files or the standard input → records, a chunk at a time.
+"""The input of `headrace produce`: files or stdin, parsed to records in chunks.
 
-    bytes → lines → key and value       lines of text
+    bytes → lines → key and value       --format lines
     bytes → lines → record_json         --format json
     bytes → one record                  --format raw
 
-No more is in memory than a chunk and the line that it cuts.
+At most one chunk and one incomplete line are in memory.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,45 +17,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.cli.output import CommandError, WrongUsageError
+from headrace.cli.output import CommandError, InvalidUsageError
 from headrace.cli.record_json import ParsedRecord
 
 STDIN = "-"
 CHUNK_BYTES = 256 * 1024
 LINE_BYTES_MAX = 128 * 1024 * 1024
-"""Far more than any broker takes; a file without line ends is not read into memory whole."""
-_ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
-_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
+"""Far more than any broker accepts; keeps a file without line ends from being read into memory."""
 
 
-class BadInputError(CommandError):
-    """A line that is no record."""
+class InvalidInputError(CommandError):
+    """Input that is not a valid record."""
 
 
 class Chunk(NamedTuple):
-    """The records of some bytes of input."""
+    """The records of a part of the input."""
 
     records: list[ParsedRecord]
     size: int
-    """Of the input that was read for them."""
-    error: BadInputError | None = None
-    """What comes after the records, if it makes no sense."""
+    """Bytes of input."""
+    error: InvalidInputError | None = None
+    """The error in the input after the records."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """How a line of text becomes a record."""
+    """How a line of text is parsed to a record."""
 
     key_separator: bytes | None = None
     null_marker: bytes | None = None
-    """A key or value that is just this is null."""
+    """A key or value equal to this is null."""
 
     def parse(self, line: bytes) -> ParsedRecord:
         key: bytes | None = None
         value: bytes | None = line
         if self.key_separator is not None:
-            head, found, tail = line.partition(self.key_separator)
-            if found:
+            head, separator, tail = line.partition(self.key_separator)
+            if separator:
                 key, value = head, tail
         if self.null_marker is not None:
             key = None if key == self.null_marker else key
@@ -65,50 +62,50 @@ class LineFormat:
 
 
 class Input:
-    """Files, one after another; `-` is the standard input."""
+    """Files that are read in order; `-` is stdin."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names or (STDIN,)
         if self._names.count(STDIN) > 1:
-            raise WrongUsageError("the standard input (-) is named twice, and can be read once")
+            raise InvalidUsageError("stdin (-) is given twice, but can be read only once")
         for name in self._names:
             if name != STDIN and Path(name).is_dir():
-                raise WrongUsageError(f"{name} is a folder; name the files in it")
+                raise InvalidUsageError(f"{name} is a directory; pass the files in it")
             if name != STDIN and not Path(name).exists():
-                raise WrongUsageError(f"there is no file {name}; {STDIN} is the standard input")
+                raise InvalidUsageError(f"file {name} does not exist; use {STDIN} for stdin")
 
     @property
     def size(self) -> int | None:
-        """Bytes of it all, if that is known beforehand."""
+        """The total number of bytes, or None if it is not known in advance."""
         total = 0
         for name in self._names:
             fd = sys.stdin.fileno() if name == STDIN else None
-            facts = os.stat(name) if fd is None else os.fstat(fd)
+            status = os.stat(name) if fd is None else os.fstat(fd)
             if not os.path.isfile(name if fd is None else f"/dev/fd/{fd}"):
                 return None
-            total += facts.st_size
+            total += status.st_size
         return total
 
     @property
-    def is_typed(self) -> bool:
-        """Whether somebody types it in."""
+    def is_interactive(self) -> bool:
+        """Whether the input is typed at a terminal."""
         return STDIN in self._names and sys.stdin.isatty()
 
     def lines(self, parse: Callable[[bytes], ParsedRecord]) -> Iterator[Chunk]:
-        """Records of lines. The last line needs no line end."""
+        """Yield a record for each line; the last one may lack a line end."""
         for name in self._names:
             with ExitStack() as opened:
-                yield from _of_lines(_label(name), _open(name, opened), parse)
+                yield from _read_lines(_label(name), _open(name, opened), parse)
 
     def whole(self, bytes_max: int) -> Iterator[Chunk]:
-        """A record for each file."""
+        """Yield a record for each file."""
         for name in self._names:
             with ExitStack() as opened:
-                yield _of_file(_label(name), _open(name, opened), bytes_max)
+                yield _read_whole(_label(name), _open(name, opened), bytes_max)
 
 
 def _open(name: str, opened: ExitStack) -> Callable[[int], bytes]:
-    """Reads what there is, without waiting for more: what is typed is sent line by line."""
+    """Return a function that reads available bytes without waiting for a full buffer: typed lines are sent at once."""
     if name == STDIN:
         fd = sys.stdin.fileno()
     else:
@@ -118,69 +115,54 @@ def _open(name: str, opened: ExitStack) -> Callable[[int], bytes]:
 
 
 def _label(name: str) -> str:
-    return "standard input" if name == STDIN else name
+    return "stdin" if name == STDIN else name
 
 
-def _of_lines(label: str, read: Callable[[int], bytes], parse: Callable[[bytes], ParsedRecord]) -> Iterator[Chunk]:
+def _read_lines(label: str, read: Callable[[int], bytes], parse: Callable[[bytes], ParsedRecord]) -> Iterator[Chunk]:
     number = 0
-    kept: list[bytes] = []  # of a line that is not whole yet
-    kept_bytes = 0
+    incomplete: list[bytes] = []  # parts of the last line
+    incomplete_bytes = 0
     while data := read(CHUNK_BYTES):
-        *whole, rest = data.split(b"\n")
-        if whole:
-            whole[0] = b"".join([*kept, whole[0]])
-            kept, kept_bytes = [], 0
-        records, error = _parsed(label, number, whole, parse)
-        number += len(whole)
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*incomplete, lines[0]])
+            incomplete, incomplete_bytes = [], 0
+        records, error = _parse_lines(label, number, lines, parse)
+        number += len(lines)
         yield Chunk(records, len(data), error)
-        kept.append(rest)
-        kept_bytes += len(rest)
-        if kept_bytes > LINE_BYTES_MAX:
-            raise BadInputError(
-                f"{label}, line {number + 1}: no end after {kept_bytes:,} bytes; does it have lines? --format raw "
-                f"sends a file as one record"
+        incomplete.append(rest)
+        incomplete_bytes += len(rest)
+        if incomplete_bytes > LINE_BYTES_MAX:
+            raise InvalidInputError(
+                f"{label}, line {number + 1}: no line end in {incomplete_bytes:,} bytes; --format raw sends a file as "
+                "one record"
             )
-    if last := b"".join(kept):
-        records, error = _parsed(label, number, [last], parse)
+    if last := b"".join(incomplete):
+        records, error = _parse_lines(label, number, [last], parse)
         yield Chunk(records, 0, error)
 
 
-def _parsed(
+def _parse_lines(
     label: str, before: int, lines: list[bytes], parse: Callable[[bytes], ParsedRecord]
-) -> tuple[list[ParsedRecord], BadInputError | None]:
+) -> tuple[list[ParsedRecord], InvalidInputError | None]:
     records: list[ParsedRecord] = []
     for line in lines:
         try:
             records.append(parse(line))
         except ValueError as error:
-            return records, BadInputError(f"{label}, line {before + len(records) + 1}: {error}")
+            return records, InvalidInputError(f"{label}, line {before + len(records) + 1}: {error}")
     return records, None
 
 
-def _of_file(label: str, read: Callable[[int], bytes], bytes_max: int) -> Chunk:
+def _read_whole(label: str, read: Callable[[int], bytes], bytes_max: int) -> Chunk:
     parts: list[bytes] = []
     size = 0
     while data := read(CHUNK_BYTES):
         parts.append(data)
         size += len(data)
         if size > bytes_max:
-            raise BadInputError(
-                f"{label} has more than {bytes_max:,} bytes, the most that a record may have: raise it by "
-                f"-X max.request.size=…, and max.message.bytes of the topic"
+            raise InvalidInputError(
+                f"{label} is larger than {bytes_max:,} bytes (max.request.size): raise it with -X max.request.size=…, "
+                "and max.message.bytes of the topic"
             )
     return Chunk([ParsedRecord(None, b"".join(parts), (), None, None)], size)
-
-
-def unescaped(text: str, flag: str) -> bytes:
-    r"""A text with \t, \n, \r, \0, \\ and \xNN in it, as bytes."""
-
-    def replaced(found: re.Match[str]) -> str:
-        code, letter = found[1], found[2]
-        if code is not None:
-            return bytes([int(code, 16)]).decode("latin-1")
-        if letter not in _ESCAPES:
-            raise WrongUsageError(rf"{flag}: \{letter} means nothing; there are \t, \n, \r, \0, \\ and \xNN")
-        return _ESCAPES[letter].decode()
-
-    # By way of latin-1, so that \xff is the byte and not the letter.
-    return _ESCAPE.sub(replaced, text.encode(errors="surrogateescape").decode("latin-1")).encode("latin-1")

@@ -1,10 +1,10 @@
-"""A record as a line of JSON, and back, with nothing lost on the way.
+"""A record as a line of JSON, and back, without loss.
 
     {"topic": "orders", "partition": 0, "offset": 7, "timestamp": 1760000000000, "timestamp_type": "create",
      "key": "k", "value": {"base64": "//4="}, "headers": [["trace", null]]}
 
-Keys, values and values of headers are null, text where the bytes are UTF-8, and base64 where they are not. So nothing
-is encoded twice, and null, empty and binary stay what they are.
+Keys, values and header values are null, a string if the bytes are UTF-8, or base64 if they are not. Null, empty and
+binary values are preserved, and nothing is encoded twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": ")).encode
 
 
 class ParsedRecord(NamedTuple):
-    """What of a line is for the producer; None: it is not said, or null."""
+    """The fields of a line that are sent; None if a field is missing or null."""
 
     key: bytes | None
     value: bytes | None
@@ -33,25 +33,25 @@ class ParsedRecord(NamedTuple):
 
 
 def to_json(topic: str, partition: int, record: Record, *, is_append_time: bool) -> dict[str, Any]:
-    """A record that was read, as a JSON object."""
+    """Return a record that was read as a JSON object."""
     return {
         "topic": topic,
         "partition": partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
         "timestamp_type": "append" if is_append_time else "create",
-        "key": _shown(record.key),
-        "value": _shown(record.value),
-        "headers": [[name, _shown(value)] for name, value in record.headers],
+        "key": _encoded(record.key),
+        "value": _encoded(record.value),
+        "headers": [[name, _encoded(value)] for name, value in record.headers],
     }
 
 
 def to_line(topic: str, partition: int, record: Record, *, is_append_time: bool) -> bytes:
-    """A record that was read, as a line."""
+    """Return a record that was read as a line of JSON."""
     return _encode(to_json(topic, partition, record, is_append_time=is_append_time)).encode() + b"\n"
 
 
-def _shown(data: bytes | None) -> str | dict[str, str] | None:
+def _encoded(data: bytes | None) -> str | dict[str, str] | None:
     if data is None:
         return None
     try:
@@ -61,50 +61,51 @@ def _shown(data: bytes | None) -> str | dict[str, str] | None:
 
 
 def from_line(line: bytes) -> ParsedRecord:
-    """A line that is to be sent; ValueError says what is wrong with it.
+    """Parse a line to send; raise ValueError if it is invalid.
 
-    Only the value has to be there. Topic, offset and kind of timestamp are the business of where it goes.
+    Only the value is required. Topic, offset and timestamp type are ignored: the destination sets them.
     """
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except RecursionError:
-        raise ValueError("it is nested too deeply for a record") from None
+        raise ValueError("invalid JSON: nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error.msg} at column {error.colno}") from None
-    except ValueError as error:  # bytes that are no text
-        raise ValueError(f"it is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"a record is an object, and this is {_kind(found)}")
-    for name in found.keys() - {*_FIELDS}:
+        raise ValueError(f"invalid JSON: {error.msg} at column {error.colno}") from None
+    except ValueError as error:  # bytes that are not UTF-8
+        raise ValueError(f"invalid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"invalid record: expected an object, got {_type_name(fields)}")
+    for name in fields.keys() - {*_FIELDS}:
         near = difflib.get_close_matches(name, _FIELDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_FIELDS)}"
-        raise ValueError(f"a record has no field {name!r}{hint}")
-    if "value" not in found:
-        raise ValueError('"value" is missing; null says that there is none')
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_FIELDS)}"
+        raise ValueError(f"unknown field {name!r}; {hint}")
+    if "value" not in fields:
+        raise ValueError('"value" is missing; write null for a record without a value')
     return ParsedRecord(
-        _bytes(found.get("key"), "key"),
-        _bytes(found["value"], "value"),
-        _headers(found.get("headers")),
-        _whole(found.get("partition"), "partition"),
-        _timestamp(found.get("timestamp")),
+        _bytes(fields.get("key"), "key"),
+        _bytes(fields["value"], "value"),
+        _headers(fields.get("headers")),
+        _non_negative(fields.get("partition"), "partition"),
+        _timestamp(fields.get("timestamp")),
     )
 
 
-def _bytes(given: object, what: str) -> bytes | None:
+def _bytes(given: object, name: str) -> bytes | None:
     if given is None:
         return None
     if isinstance(given, str):
         try:
             return given.encode()
         except UnicodeEncodeError:
-            raise ValueError(f'"{what}" has half a surrogate pair, which is no text') from None
+            raise ValueError(f'invalid "{name}": it contains an unpaired surrogate') from None
     if isinstance(given, dict) and given.keys() == {BASE64} and isinstance(given[BASE64], str):
         try:
             return base64.b64decode(given[BASE64], validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ValueError(f'"{what}" is no base64: {error}') from None
+            raise ValueError(f'invalid "{name}": not base64: {error}') from None
     raise ValueError(
-        f'"{what}" is {_kind(given)}; it may be a text, null, or {{"base64": "…"}}; JSON within goes in as a text'
+        f'invalid "{name}": expected a string, null or {{"base64": "…"}}, got {_type_name(given)}; encode nested JSON '
+        "as a string"
     )
 
 
@@ -112,35 +113,35 @@ def _headers(given: object) -> tuple[Header, ...]:
     if given is None:
         return ()
     if not isinstance(given, list):
-        raise ValueError(f'"headers" is {_kind(given)}; it may be a list of [name, value]')
+        raise ValueError(f'invalid "headers": expected a list of [name, value], got {_type_name(given)}')
     headers: list[Header] = []
     for pair in given:
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise ValueError(f'"headers" has {json.dumps(pair)}; each is [name, value]')
+            raise ValueError(f'invalid "headers": expected [name, value], got {json.dumps(pair)}')
         headers.append((pair[0], _bytes(pair[1], f"header {pair[0]}")))
     return tuple(headers)
 
 
 def _timestamp(given: object) -> int | None:
-    # Kafka's oldest records have none, which readers show as -1.
-    return None if given == NO_TIMESTAMP and not isinstance(given, bool) else _whole(given, "timestamp")
+    # Records of the oldest message format have no timestamp, which consumers report as -1.
+    return None if given == NO_TIMESTAMP and not isinstance(given, bool) else _non_negative(given, "timestamp")
 
 
-def _whole(given: object, what: str) -> int | None:
+def _non_negative(given: object, name: str) -> int | None:
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise ValueError(f'"{what}" is {json.dumps(given)}; it may be a whole number of 0 or more')
+        raise ValueError(f'invalid "{name}": expected an integer of 0 or more, got {json.dumps(given)}')
     return given
 
 
-def _kind(value: object) -> str:
-    kinds = {
+def _type_name(value: object) -> str:
+    names = {
         dict: "an object",
-        list: "a list",
-        str: "a text",
-        bool: "true or false",
+        list: "an array",
+        str: "a string",
+        bool: "a boolean",
         int: "a number",
         float: "a number",
     }
-    return kinds.get(type(value), "null")
+    return names.get(type(value), "null")

@@ -1,9 +1,8 @@
-"""Options of the clients, from all the places where a user may put them.
+"""Client options from flags, the environment, a file and the defaults.
 
     flag  >  -X key=value  >  environment HEADRACE_…  >  file (--config, HEADRACE_CONFIG)  >  default
 
-An option that no client of ours or of Kafka's has is refused, with the nearest one that exists: a typing mistake that
-is passed over in silence is found much later.
+Unknown options are refused, with the nearest known name: a misspelled option that is ignored is hard to find later.
 """
 
 from __future__ import annotations
@@ -16,25 +15,29 @@ from typing import NamedTuple
 
 import click
 
-from headrace.cli.output import WrongUsageError
+from headrace.cli.output import InvalidUsageError
+from headrace.cli.shared_options import parse_key_value
+from headrace.client import addresses
 from headrace.config import Option, Options, read_properties
 from headrace.errors import ConfigError
+from headrace.producer.options import PRODUCER_OPTIONS
+from headrace.spark.consumer_options import CONSUMER_OPTIONS
 
 PREFIX = "HEADRACE_"
 FILE_VARIABLE = "HEADRACE_CONFIG"
 DEFAULT = "default"
 
-# Kafka's clients have them, and a file may be shared with those: refused by -X only.
-_OF_OTHER_CLIENTS = {
-    "auto.offset.reset": "--offsets says where to begin",
-    "enable.auto.commit": "--group commits what was printed",
-    "key.deserializer": "keys are bytes here; --format says how they are shown",
-    "value.deserializer": "values are bytes here; --format says how they are shown",
+# Options of Kafka's clients that a shared file may contain; only -X refuses them.
+_IGNORED_OPTIONS = {
+    "auto.offset.reset": "--offsets sets the start",
+    "enable.auto.commit": "--group commits the offsets of printed records",
+    "key.deserializer": "keys are read as bytes; --format selects how they are printed",
+    "value.deserializer": "values are read as bytes; --format selects how they are printed",
 }
 
 
 class Setting(NamedTuple):
-    """The value of an option, and where it came from, for people."""
+    """The value of an option, and a description of its source."""
 
     value: str
     source: str
@@ -42,48 +45,34 @@ class Setting(NamedTuple):
 
 @cache
 def client_options() -> Options:
-    """Every option that a client has: producers, readers, the admin client."""
-    from headrace.producer.options import PRODUCER_OPTIONS
-    from headrace.spark.consumer_options import CONSUMER_OPTIONS
-
+    """Return the options of all clients: producer, consumer and admin."""
     only_consumers = (option for name, option in CONSUMER_OPTIONS.items() if name not in PRODUCER_OPTIONS)
     return Options(*PRODUCER_OPTIONS.values(), *only_consumers)
 
 
-def merged(
+def merge_settings(
     flags: Mapping[str, str],
     assignments: Iterable[str],
     file: Path | None,
     environment: Mapping[str, str] = os.environ,
 ) -> dict[str, Setting]:
-    """All that was set, each with the place that counts most; checked."""
-    settings: dict[str, Setting] = {}
-    for name, setting in _layers(flags, assignments, file, environment):
-        settings[name] = setting
-    return settings
+    """Return the options that are set, validated, each from the source with the highest precedence."""
+    return dict(_by_precedence(flags, assignments, file, environment))
 
 
-def _layers(
+def _by_precedence(
     flags: Mapping[str, str], assignments: Iterable[str], file: Path | None, environment: Mapping[str, str]
 ) -> Iterator[tuple[str, Setting]]:
-    """From what counts least to what counts most."""
+    """Yield all settings, lowest precedence first."""
     yield from _from_file(file, environment)
     yield from _from_environment(environment)
     for text in assignments:
-        name, value = key_value(text, "-X")
-        if name in _OF_OTHER_CLIENTS:
-            raise WrongUsageError(f"-X {name} has no effect: {_OF_OTHER_CLIENTS[name]}. Leave it out.")
-        yield _checked(name, value, "-X")
+        name, value = parse_key_value(text, "-X")
+        if name in _IGNORED_OPTIONS:
+            raise InvalidUsageError(f"-X {name} has no effect: {_IGNORED_OPTIONS[name]}")
+        yield _validated(name, value, "-X")
     for name, value in flags.items():
-        yield _checked(name, value, "flag")
-
-
-def key_value(text: str, flag: str) -> tuple[str, str]:
-    """The two halves of what a flag like -X takes."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise WrongUsageError(f"{flag} takes key=value, not {text!r}")
-    return key.strip(), value.strip()
+        yield _validated(name, value, "flag")
 
 
 def _from_file(file: Path | None, environment: Mapping[str, str]) -> Iterator[tuple[str, Setting]]:
@@ -93,46 +82,44 @@ def _from_file(file: Path | None, environment: Mapping[str, str]) -> Iterator[tu
     if file is None:
         return
     try:
-        found = read_properties(file)
+        properties = read_properties(file)
     except ConfigError as error:
-        raise WrongUsageError(f"{named_by}: {error}") from error
-    for name, value in found.items():
-        if name not in _OF_OTHER_CLIENTS:
-            yield _checked(name, value, f"file {file}")
+        raise InvalidUsageError(f"{named_by}: {error}") from error
+    for name, value in properties.items():
+        if name not in _IGNORED_OPTIONS:
+            yield _validated(name, value, f"file {file}")
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Setting]]:
-    """Variables that are named as an option is. Others are passed over; one that nearly is an option is told."""
-    if not any(name.startswith(PREFIX) for name in environment):
+    """Yield the variables that name an option; warn of those that nearly do, and ignore the rest."""
+    variables = sorted(name for name in environment if name.startswith(PREFIX))
+    if not variables:
         return
     options = client_options()
     by_variable = {variable_of(option): option for option in options.values()}
-    for variable in sorted(name for name in environment if name.startswith(PREFIX)):
+    for variable in variables:
         if variable in by_variable:
-            yield _checked(by_variable[variable].name, environment[variable], f"environment {variable}")
-        elif near := options.suggestion(variable.removeprefix(PREFIX).lower()):
-            click.echo(f"warning: the variable {variable} names no option{near}", err=True)
+            yield _validated(by_variable[variable].name, environment[variable], f"environment {variable}")
+        elif suggestion := options.suggestion(variable.removeprefix(PREFIX).lower()):
+            click.echo(f"warning: environment variable {variable} matches no option{suggestion}", err=True)
 
 
 def variable_of(option: Option) -> str:
-    """The name of the environment variable that sets an option."""
+    """Return the name of the environment variable that sets an option."""
     return PREFIX + option.keyword.upper()
 
 
-def _checked(name: str, value: str, source: str) -> tuple[str, Setting]:
-    from headrace.client import addresses
-
+def _validated(name: str, value: str, source: str) -> tuple[str, Setting]:
     options = client_options()
-    where = {"-X": f"-X {name}", "flag": "-b"}.get(source, source)
+    origin = {"-X": f"-X {name}", "flag": "-b"}.get(source, source)
     option = options.get(name) or options.get(name.replace("_", "."))
     if option is None:
-        raise WrongUsageError(
-            f"{where}: there is no option {name!r}{options.suggestion(name) or ' of a producer, consumer or admin'}"
-        )
+        hint = options.suggestion(name) or "; producer, consumer and admin client have no such option"
+        raise InvalidUsageError(f"{origin}: unknown option {name!r}{hint}")
     try:
         option.parse(value)
         if option.name == "bootstrap.servers":
             addresses.parse(value)
     except ConfigError as error:
-        raise WrongUsageError(f"{where}: {error}") from error
+        raise InvalidUsageError(f"{origin}: {error}") from error
     return option.name, Setting(value, source)

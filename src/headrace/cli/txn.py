@@ -2,81 +2,83 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
-from headrace.cli.confirming import is_confirmed, yes_option
-from headrace.cli.connection import Connection, connection_options
+from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.output import (
     CommandError,
-    NotFoundError,
-    WrongUsageError,
+    InvalidUsageError,
+    ResourceNotFoundError,
     command_errors,
     debug_option,
     emit,
     format_option,
+    render_table,
 )
-from headrace.cli.tables import table
-from headrace.cli.times import parse_duration_ms
-from headrace.cli.txn_facts import known, lines_of
-from headrace.cli.txn_hanging import abort_in_partition, find_hanging
-from headrace.client.facts.times import duration_ms
+from headrace.cli.shared_options import confirm, parse_duration_ms, parse_topic_partitions, yes_option
+from headrace.client.admin import AdminClient, TopicPartition, TransactionDescription
+from headrace.client.admin.transactions import UNDER_WAY
+from headrace.client.facts import hanging, transactions
+from headrace.client.facts.partitions import existing_partitions
+from headrace.client.facts.times import duration_ms, shown_time
 
-if TYPE_CHECKING:
-    from headrace.client.admin import AdminClient
+HANGING_AGE = "15m"
+"""The default transaction.max.timeout.ms of brokers."""
 
 
 @click.group()
 def txn() -> None:
-    """Look at transactions, find those that hang, and end them.
+    """Show transactions, find hanging ones, abort them.
 
     \b
-    Exit codes of all of them: 0 done; 1 it failed; 2 wrong usage; 3 there is no such transaction, topic or broker;
-    130 interrupted.
+    Exit codes of all subcommands: 0 success; 1 failure; 2 invalid usage; 3 no such transaction or topic, or no
+    broker; 130 interrupted.
     """
 
 
 @txn.command(name="list")
-@click.option("--state", "states", multiple=True, metavar="NAME", help="Only these: Ongoing, …; repeatable.")
-@click.option("--older-than", metavar="TIME", help="Only those that have been open for longer, as 30s, 15m, 2h.")
+@click.option("--state", "states", multiple=True, metavar="NAME", help="Only this state: Ongoing, …; repeatable.")
+@click.option("--older-than", metavar="TIME", help="Only transactions open for longer than this, such as 30s, 15m, 2h.")
 @connection_options
 @format_option
 @debug_option
 @command_errors
 def list_(
-    connection: Connection, states: tuple[str, ...], older_than: str | None, output_format: str, debug: bool
+    connection: ClusterConnection, states: tuple[str, ...], older_than: str | None, output_format: str, debug: bool
 ) -> None:
-    """Show all transactional ids: state, producer, and how long what is open has been open.
+    """List all transactional ids: state, producer, and how long a transaction has been open.
 
     \b
-    Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 no broker; 130 interrupted.
+    Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no broker; 130 interrupted.
     """
-    from headrace.client.admin.transactions import UNDER_WAY
-    from headrace.client.facts.transactions import age_ms_of, described
-
     age_ms_min = None if older_than is None else parse_duration_ms(older_than, "--older-than")
     with connection.admin() as admin:
-        listed = admin.list_transactions(states)
-        ages = {
-            one.transactional_id: age_ms_of(described(admin, one.transactional_id))
-            for one in listed
-            if one.state in UNDER_WAY
+        listings = admin.list_transactions(states)
+        ages_ms = {
+            listing.transactional_id: transactions.age_ms_of(transactions.described(admin, listing.transactional_id))
+            for listing in listings
+            if listing.state in UNDER_WAY
         }
-    shown = [(one, ages.get(one.transactional_id)) for one in listed]
-    if age_ms_min is not None:
-        shown = [(one, age_ms) for one, age_ms in shown if age_ms is not None and age_ms >= age_ms_min]
-    facts = [
+    facts: list[dict[str, Any]] = [
         {
-            "transactional_id": one.transactional_id,
-            "state": one.state,
-            "producer_id": one.producer_id,
-            "age_ms": age_ms,
+            "transactional_id": listing.transactional_id,
+            "state": listing.state,
+            "producer_id": listing.producer_id,
+            "age_ms": ages_ms.get(listing.transactional_id),
         }
-        for one, age_ms in shown
+        for listing in listings
     ]
-    rows = [(one.transactional_id, one.state, str(one.producer_id), duration_ms(age_ms)) for one, age_ms in shown]
-    text = table(("id", "state", "producer", "open for"), rows) if rows else "no transactions"
+    if age_ms_min is not None:
+        facts = [fact for fact in facts if fact["age_ms"] is not None and fact["age_ms"] >= age_ms_min]
+    rows = [
+        (fact["transactional_id"], fact["state"], str(fact["producer_id"]), duration_ms(fact["age_ms"]))
+        for fact in facts
+    ]
+    text = render_table(("id", "state", "producer", "open for"), rows) if rows else "no transactions"
     emit(output_format, {"transactions": facts}, text)
 
 
@@ -86,34 +88,56 @@ def list_(
 @format_option
 @debug_option
 @command_errors
-def describe(connection: Connection, ids: tuple[str, ...], output_format: str, debug: bool) -> None:
-    """Show state, producer, time-out and partitions of a transactional ID.
+def describe(connection: ClusterConnection, ids: tuple[str, ...], output_format: str, debug: bool) -> None:
+    """Show the state, producer, timeout and partitions of a transactional ID.
 
-    With several ids, JSON has a line for each of them.
+    With several ids, JSON has a line for each.
 
     \b
-    Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 there is no such id, or no broker; 130 interrupted.
+    Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no such id, or no broker; 130 interrupted.
     """
-    from headrace.client.facts.transactions import facts_of
-
     with connection.admin() as admin:
         for transactional_id in ids:
-            found = known(admin, transactional_id)
-            emit(output_format, facts_of(found), "\n".join(lines_of(found)))
+            transaction = _existing_transaction(admin, transactional_id)
+            emit(output_format, transactions.facts_of(transaction), "\n".join(_description_lines(transaction)))
+
+
+def _existing_transaction(admin: AdminClient, transactional_id: str) -> TransactionDescription:
+    transaction = transactions.described(admin, transactional_id)
+    if transaction is None:
+        raise ResourceNotFoundError(
+            f"transactional id {transactional_id!r} does not exist; `headrace txn list` shows the existing ones"
+        )
+    return transaction
+
+
+def _description_lines(transaction: TransactionDescription) -> Iterable[str]:
+    age_ms, timeout_ms = transactions.age_ms_of(transaction), transaction.timeout_ms
+    yield f"{transaction.transactional_id}: {transaction.state}"
+    yield (f"  producer {transaction.producer_id}, epoch {transaction.producer_epoch}, timeout {timeout_ms / 1000:g} s")
+    if age_ms is not None:
+        remaining = f"{duration_ms(timeout_ms - age_ms)} left" if age_ms < timeout_ms else "timeout exceeded"
+        yield f"  open since {shown_time(transaction.start_ms)}, for {duration_ms(age_ms)}; {remaining}"
+    if transaction.partitions:
+        yield "  partitions: " + ", ".join(map(str, sorted(transaction.partitions)))
+
+
+# -- abort -----------------------------------------------------------------------------------------
 
 
 @txn.command()
 @click.argument("transactional_id", metavar="[ID]", required=False)
-@click.option("--topic", metavar="NAME", help="Instead of ID: the topic in which a transaction hangs.")
+@click.option("--topic", metavar="NAME", help="Instead of ID: the topic of a hanging transaction.")
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Its partition.")
-@click.option("--start-offset", type=click.IntRange(0), metavar="N", help="Where the transaction begins in it.")
+@click.option("--start-offset", type=click.IntRange(0), metavar="N", help="Its first offset in the partition.")
 @yes_option
 @connection_options
 @format_option
 @debug_option
 @command_errors
 def abort(
-    connection: Connection,
+    *,
+    connection: ClusterConnection,
     transactional_id: str | None,
     topic: str | None,
     partition: int | None,
@@ -122,49 +146,132 @@ def abort(
     output_format: str,
     debug: bool,
 ) -> None:
-    """Abort the open transaction of an ID, or one that hangs in a partition.
+    """Abort the open transaction of an ID, or a hanging transaction in a partition.
 
-    By ID: whoever uses the id is shut out, and its coordinator aborts what it had open. By topic, partition and
-    start offset, for what `txn find-hanging` has found: an abort marker is written into that partition, past the
-    coordinator. A transaction that a coordinator still looks after is refused there. At a terminal it asks first;
-    elsewhere --yes is needed.
+    By ID: the producer that uses the id is fenced, and the coordinator aborts its transaction. By topic, partition and
+    start offset, as reported by `txn find-hanging`: an abort marker is written to that partition, bypassing the
+    coordinator; a transaction that a coordinator still manages is refused. Asks for confirmation at a terminal;
+    elsewhere --yes is required.
 
     \b
     headrace txn abort orders-writer --yes
     headrace txn abort --topic orders --partition 0 --start-offset 1234 --yes
 
     \b
-    Exit codes: 0 it is aborted; 1 it failed, or the answer was no; 2 wrong usage;
-    3 no such transaction is open, or no broker; 130 interrupted.
+    Exit codes: 0 aborted; 1 failure, or not confirmed; 2 invalid usage; 3 no such open transaction, or no broker;
+    130 interrupted.
     """
-    place = (topic, partition, start_offset)
-    if (transactional_id is None) == (place == (None, None, None)):
-        raise WrongUsageError("either an ID or --topic, --partition and --start-offset are needed, and not both")
+    location = (topic, partition, start_offset)
+    if (transactional_id is None) == (location == (None, None, None)):
+        raise InvalidUsageError("pass either ID, or --topic, --partition and --start-offset")
     with connection.admin() as admin:
         if transactional_id is not None:
             _abort_by_id(admin, transactional_id, yes, output_format)
         elif topic is None or partition is None or start_offset is None:
-            raise WrongUsageError("--topic, --partition and --start-offset belong together: all three are needed")
+            raise InvalidUsageError("--topic, --partition and --start-offset must be given together")
         else:
-            abort_in_partition(admin, topic, partition, start_offset, yes, output_format)
+            _abort_in_partition(admin, TopicPartition(topic, partition), start_offset, yes, output_format)
 
 
 def _abort_by_id(admin: AdminClient, transactional_id: str, yes: bool, output_format: str) -> None:
-    from headrace.client.admin.transactions import UNDER_WAY
-    from headrace.client.facts.transactions import age_ms_of
-
-    found = known(admin, transactional_id)
-    if found.state not in UNDER_WAY:
-        raise NotFoundError(f"transactional id {transactional_id!r} has nothing open: its state is {found.state}")
+    transaction = _existing_transaction(admin, transactional_id)
+    if transaction.state not in UNDER_WAY:
+        raise ResourceNotFoundError(
+            f"transactional id {transactional_id!r} has no open transaction: its state is {transaction.state}"
+        )
     question = (
-        f"Abort the transaction of {transactional_id!r}, open for {duration_ms(age_ms_of(found))} in "
-        f"{len(found.partitions)} partitions, and shut its producer out?"
+        f"Abort the transaction of {transactional_id!r}, open for {duration_ms(transactions.age_ms_of(transaction))} "
+        f"in {len(transaction.partitions)} partitions, and fence its producer?"
     )
-    if not is_confirmed(question, yes):
+    if not confirm(question, yes):
         raise CommandError("nothing was aborted")
     producer_id, epoch = admin.fence_producers([transactional_id])[transactional_id]
     facts = {"aborted": transactional_id, "producer_id": producer_id, "producer_epoch": epoch}
-    emit(output_format, facts, f"aborted; who used {transactional_id!r} before is shut out")
+    emit(output_format, facts, f"aborted; the previous producer of {transactional_id!r} is fenced")
 
 
-txn.add_command(find_hanging)
+def _abort_in_partition(
+    admin: AdminClient, tp: TopicPartition, start_offset: int, yes: bool, output_format: str
+) -> None:
+    producer = hanging.hanging_at(admin, tp, start_offset)
+    if not confirm(f"Abort the transaction of producer {producer.producer_id} at offset {start_offset}?", yes):
+        raise CommandError("nothing was aborted")
+    hanging.abort_hanging(admin, tp, producer)
+    facts = {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "start_offset": start_offset,
+        "producer_id": producer.producer_id,
+    }
+    emit(output_format, {"aborted": facts}, f"aborted in {tp}, from offset {start_offset}")
+
+
+# -- find-hanging ----------------------------------------------------------------------------------
+
+
+@txn.command(name="find-hanging")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC[:PARTITIONS]",
+    help="Such as orders or orders:0,2. [default: all]",
+)
+@click.option("--broker", "broker_id", type=int, metavar="ID", help="Only partitions that this broker leads.")
+@click.option("--max-age", default=HANGING_AGE, show_default=True, metavar="TIME", help="Ignore younger transactions.")
+@connection_options
+@format_option
+@debug_option
+@command_errors
+def find_hanging(
+    *,
+    connection: ClusterConnection,
+    topics: tuple[str, ...],
+    broker_id: int | None,
+    max_age: str,
+    output_format: str,
+    debug: bool,
+) -> None:
+    """Find transactions that are open in a partition but unknown to every coordinator.
+
+    A hanging transaction never ends: read_committed consumers wait at its first offset forever. The leaders of all
+    partitions are queried, or of those given; transactions with a record written within --max-age are ignored.
+
+    \b
+    Exit codes: 0 success, also if there are none; 1 failure; 2 invalid usage; 3 no such topic, or no broker;
+    130 interrupted.
+    """
+    age_ms = parse_duration_ms(max_age, "--max-age")
+    with connection.admin() as admin:
+        if topics:
+            partitions = parse_topic_partitions(admin, topics)
+        else:
+            partitions = sorted(existing_partitions(admin, admin.list_topics(internal=True)))
+        if broker_id is not None:
+            partitions = hanging.led_by(admin, partitions, broker_id)
+        results = admin.find_hanging_transactions(partitions, older_than_ms=age_ms) if partitions else []
+    facts = [hanging.facts_of(transaction, time.time() * 1000) for transaction in results]
+    emit(output_format, {"partitions": len(partitions), "hanging": facts}, _hanging_text(facts, len(partitions)))
+
+
+def _hanging_text(facts: list[dict[str, Any]], partition_count: int) -> str:
+    if not facts:
+        return f"no hanging transactions in {partition_count:,} partitions"
+    rows = [
+        (
+            fact["topic"],
+            fact["partition"],
+            str(fact["start_offset"]),
+            str(fact["producer_id"]),
+            duration_ms(fact["age_ms"]),
+        )
+        for fact in facts
+    ]
+    first = facts[0]
+    return "\n".join(
+        [
+            render_table(("topic", "partition", "start offset", "producer", "last written"), rows),
+            f"to abort the first one: headrace txn abort --topic {first['topic']} --partition {first['partition']} "
+            f"--start-offset {first['start_offset']}",
+        ]
+    )

@@ -1,42 +1,60 @@
-"""headrace ui: the live view, in the browser."""
+"""headrace ui: the live view in the browser, in the foreground or next to another command."""
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
 import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import click
 
-from headrace.cli.connection import Connection, connection_options
-from headrace.cli.output import CommandError, WrongUsageError, command_errors, debug_option, emit, format_option
-from headrace.cli.running import data_dir_option, default_data_dir
-from headrace.cli.ui_option import LISTEN_DEFAULT
+from headrace.broker.control import read_run_file
+from headrace.broker.runners import child_environment, read_line
+from headrace.cli.broker_control import data_dir_option, default_data_dir
+from headrace.cli.connection import ClusterConnection, connection_options
+from headrace.cli.output import CommandError, InvalidUsageError, command_errors, debug_option, emit, format_option
+from headrace.cli.shared_options import UI_LISTEN_DEFAULT, parse_listen
+from headrace.errors import IllegalStateError
+from headrace.producer.options import PRODUCER_OPTIONS
 
 if TYPE_CHECKING:
     from headrace.ui.server import ReadyView
 
 CLIENT_ID = "headrace-ui"
 CLUSTER_FOLDER = "cluster"
+START_SECONDS_MAX = 30.0
+STOP_SECONDS_MAX = 8.0
 
 
 @click.command()
-@click.option("--listen", metavar="HOST:PORT", default=LISTEN_DEFAULT, show_default=True, help="Port 0: a free one.")
-@click.option("--read-only", is_flag=True, help="Show everything, change nothing.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=UI_LISTEN_DEFAULT,
+    show_default=True,
+    help="Address to listen on; port 0 selects a free one.",
+)
+@click.option("--read-only", is_flag=True, help="Disable all changes.")
 @click.option(
     "--token",
     metavar="TEXT",
-    help="Let in only who has it. [default: none on the loopback; elsewhere one is made and printed]",
+    help="Token required to log in. [default: none on a loopback address; elsewhere one is generated and printed]",
 )
 @data_dir_option
-@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when whoever started it has gone.")
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process has ended.")
 @connection_options
 @format_option
 @debug_option
 @command_errors
 def ui(
-    connection: Connection,
+    *,
+    connection: ClusterConnection,
     listen: str,
     read_only: bool,
     token: str | None,
@@ -45,10 +63,10 @@ def ui(
     output_format: str,
     debug: bool,
 ) -> None:
-    """Show a cluster in the browser, live: topics, messages, producers, transactions, groups, pipelines.
+    """Show a cluster in the browser: topics, messages, producers, transactions, groups, pipelines.
 
-    When it is ready it prints the address to open. It runs until Ctrl-C. Faults and counters are for brokers of
-    headrace on this machine: they are found by their data folder.
+    Prints its address when it is ready, and runs until Ctrl-C. Faults and counters are available for headrace brokers
+    on this machine, which are found by their data folder.
 
     \b
     headrace ui
@@ -56,9 +74,12 @@ def ui(
     headrace ui --listen 0.0.0.0:9080 --token "$TOKEN"
 
     \b
-    Exit codes: 0 stopped; 1 it failed; 2 wrong usage; 130, 143 a second signal ended it.
+    Exit codes: 0 stopped; 1 failure; 2 invalid usage; 130, 143 ended by a second signal.
     """
-    host, port = _address(listen)
+    host, port = parse_listen(listen)
+    if not host:
+        raise InvalidUsageError(f"invalid --listen: expected HOST:PORT, got {listen!r}")
+    # Imported here: NiceGUI is an optional dependency.
     try:
         from headrace.ui.server import run
         from headrace.ui.view import ViewOptions
@@ -68,10 +89,6 @@ def ui(
         raise CommandError(
             f"the live view needs {error.name}, which is not installed: pip install 'headrace[ui]'"
         ) from error
-    from dataclasses import replace
-
-    from headrace.producer.options import PRODUCER_OPTIONS
-
     options = ViewOptions(
         client=replace(connection.client_settings(), client_id=CLIENT_ID),
         producer=connection.options(PRODUCER_OPTIONS),
@@ -79,7 +96,7 @@ def ui(
         port=port,
         read_only=read_only,
         token=token,
-        data_dir=(data_dir.absolute() if data_dir else _folder_of(connection.bootstrap)),
+        data_dir=(data_dir.absolute() if data_dir else _find_data_dir(connection.bootstrap)),
     )
 
     def announce(ready: ReadyView) -> None:
@@ -88,24 +105,76 @@ def ui(
         sys.stdout.flush()
 
     if not debug:
-        logging.getLogger("headrace").setLevel(logging.ERROR)  # what is wrong with the cluster, the pages tell
+        logging.getLogger("headrace").setLevel(logging.ERROR)  # the pages show the problems of the cluster
     run(options, announce, guard_fd=sys.stdin.fileno() if until_stdin_closes else None)
 
 
-def _folder_of(bootstrap: str) -> Path | None:
-    """The data folder of the broker, or cluster, that was asked for, if it is one that runs in the usual place."""
-    from headrace.broker.control import read_run_file
-
-    wanted = {address.strip() for address in bootstrap.split(",")}
+def _find_data_dir(bootstrap: str) -> Path | None:
+    """Return the data folder of a broker or cluster with this address, if it runs on a default data folder."""
+    addresses = {address.strip() for address in bootstrap.split(",")}
     for folder in (default_data_dir(), default_data_dir().with_name(CLUSTER_FOLDER)):
-        facts = read_run_file(folder.absolute())
-        if facts is not None and wanted & {*str(facts["bootstrap"]).split(","), *facts["listeners"].values()}:
+        run_file = read_run_file(folder.absolute())
+        if run_file is None:
+            continue
+        if addresses & {*str(run_file["bootstrap"]).split(","), *run_file["listeners"].values()}:
             return folder.absolute()
     return None
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:
-        raise WrongUsageError(f"--listen takes HOST:PORT, not {text!r}")
-    return host.strip("[]"), int(port)
+class ViewProcess:
+    """A live view for `broker start --ui` and `demo --ui`.
+
+    It runs in a separate process, to keep it off the broker's event loop, and ends when this process ends: it stops
+    when its stdin is closed.
+    """
+
+    def __init__(
+        self, listen: str, bootstrap: str, data_dir: Path | None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`variables` pass client options through the environment, which hides secrets from the process list."""
+        folder = () if data_dir is None else ("--data-dir", str(data_dir))
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "headrace", "ui", "-b", bootstrap, "--listen", listen, *folder),
+                *("--until-stdin-closes", "--format", "json"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**child_environment(), **(variables or {})},
+        )
+
+    def url(self) -> str:
+        """Wait until the view is ready, and return its address. The view prints its own errors to stderr."""
+        assert self._process.stdout is not None
+        line = read_line(self._process.stdout.fileno(), START_SECONDS_MAX)
+        if not line:
+            failure = "has exited" if line is not None else f"was not ready after {START_SECONDS_MAX:g} s"
+            raise IllegalStateError(f"the live view {failure}; start one for the running cluster with `headrace ui`")
+        return str(json.loads(line)["login_url"])
+
+    def on_ready(self, callback: Callable[[str], None]) -> None:
+        """Call back with the address, from a thread, when the view is ready."""
+
+        def wait() -> None:
+            try:
+                callback(self.url())
+            except IllegalStateError as error:
+                click.echo(f"warning: {error}", err=True)
+
+        threading.Thread(target=wait, name="headrace-view", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop the view; kill it if that takes too long."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

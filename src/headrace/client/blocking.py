@@ -36,6 +36,7 @@ from headrace.errors import (
     HeadraceError,
     TimedOutError,
 )
+from headrace.types import TopicPartition
 from headrace.wire.api import api_name
 from headrace.wire.api.find_coordinator import FindCoordinatorRequest
 from headrace.wire.schema import Message
@@ -48,14 +49,6 @@ UNKNOWN_TOPIC_MS_MAX = 2000.0
 TRY_AGAIN = frozenset({5, 6, 9, 13, 14, 15, 16, 41, 51, 56, 72, 74, 75, 78})
 
 T = TypeVar("T")
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 class Where(Enum):

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.client.blocking import TopicPartition
 from headrace.errors import CorruptBatchError, MalformedError, WireError
+from headrace.types import TopicPartition
 from headrace.wire import legacy
 from headrace.wire.api.fetch import AbortedTransaction
 from headrace.wire.columns import OFFSET_MAX

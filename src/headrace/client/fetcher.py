@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
-from headrace.client.blocking import TRY_AGAIN, BlockingClient, ClientSettings, Pending, TopicPartition
+from headrace.client.blocking import TRY_AGAIN, BlockingClient, ClientSettings, Pending
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.fetch_data import FetchedRecord, PartitionReader, VisibleBatches, Watermarks, located
 from headrace.client.metadata import NO_LEADER
@@ -31,6 +31,7 @@ from headrace.errors import (
     RecordTooLargeError,
     WireError,
 )
+from headrace.types import TopicPartition
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic, NodeEndpoint, PartitionData
 from headrace.wire.columns import OFFSET_MAX, ArrowDecoder
 from headrace.wire.layout import Record

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from headrace.client.blocking import BlockingClient, TopicPartition
+from headrace.client.blocking import BlockingClient
+from headrace.types import TopicPartition
 from headrace.wire.api.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3

@@ -1,16 +1,15 @@
-"""The demo: a million orders into a topic, exactly once, while a worker, the driver and the broker are killed.
+"""The demo: a million orders to a topic, exactly once, while a worker, the driver and the broker are killed.
 
-    orders → Demo: cluster, driver (a process of its own), VisibleRows → kills → audit → Outcome → report (HTML)
+    orders → Demo: cluster, driver process, VisibleRows → kills → audit → DemoOutcome → HTML report
 
-    orders.py     what is sent, and the pipeline that sends it
-    driver.py     the process that is killed: Spark, the pipeline, the audit
-    handle.py     our end of it: starting, events, killing
-    cluster.py    the broker of our own, or the cluster that was named
-    visible.py    what a reader of committed records sees, counted
-    processes.py  who runs on this machine
-    run.py        all of it, step by step
-    outcome.py    what came of it, in numbers
-    report.py     the same as a page; its plots in plots.py
+    demo.py            the whole run, step by step
+    demo_run.py        the state of a run, waiting, and the three kills
+    orders.py          the orders, and the pipeline that sends them
+    driver.py          the process that is killed: Spark, the pipeline, the audit
+    driver_process.py  starting and killing that process, its events; other processes of this machine
+    cluster.py         the demo's broker, or a cluster of the user; the rows that are visible there
+    outcome.py         the figures of a run
+    report.py          the HTML report with its plots
 
-`headrace demo` in cli/demo.py runs it.
+`headrace demo` (cli/demo.py) runs it.
 """

@@ -1,9 +1,9 @@
-"""The driver of the demo's stream, a process of its own, made to be killed.
+"""The Spark driver of the demo, which runs in a process that can be killed.
 
-    standard input: settings, a line of JSON; later `audit`      standard output: events, a line of JSON each
-    standard error: the log, Spark's included
+    stdin: settings as a line of JSON, later `audit`      stdout: events, one line of JSON each
+    stderr: the log, including Spark's
 
-It ends with who started it: at the end of its standard input it kills its whole process group, Java included.
+When stdin is closed it kills its process group, including the JVM: it never outlives the demo.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.demo import orders
 from headrace.errors import HeadraceError
+from headrace.spark.auditing import audit, reading_options
+from headrace.spark.pipeline import Pipeline
 from headrace.spark.pipeline_spec import LiveView, MaskedOptions, SparkSettings
 from headrace.spark.progress import BatchProgress, SilentReporter, Started, Totals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from headrace.spark.pipeline import Pipeline
 
 COMMAND_SECONDS_MAX = 600.0
 AUDIT = "audit"
@@ -35,23 +35,23 @@ Emit = Callable[..., None]
 
 
 def main() -> int:
-    emit = _take_stdout()
+    emit = _redirect_stdout()
     settings = json.loads(sys.stdin.readline())
-    commands = _guarded_commands()
+    commands = _read_commands()
     try:
-        made = orders.pipeline(
+        pipeline = orders.pipeline(
             Path(settings["source"]),
             Path(settings["checkpoint"]),
             settings["options"],
-            settings["topic"],
-            SparkSettings(settings["master"], MaskedOptions(settings["config"])),
-            LiveView(settings["view_url"]),
+            topic=settings["topic"],
+            spark=SparkSettings(settings["master"], MaskedOptions(settings["config"])),
+            view=LiveView(settings["view_url"]),
         )
-        spark = made.session(log_level="WARN")
+        spark = pipeline.session(log_level="WARN")
         emit("session", spark=spark.version, java=_java_version(spark))
-        made.run(spark, reporter=Events(emit))
+        pipeline.run(spark, reporter=EventReporter(emit))
         if commands.get(timeout=COMMAND_SECONDS_MAX) == AUDIT:
-            emit("audited", **_audit(spark, made))
+            emit("audited", **_run_audit(spark, pipeline))
         spark.stop()
     except HeadraceError as error:
         emit("failed", error=str(error))
@@ -59,8 +59,8 @@ def main() -> int:
     return 0
 
 
-class Events(SilentReporter):
-    """What the pipeline reports, as events."""
+class EventReporter(SilentReporter):
+    """Emits the progress of the pipeline as events."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -75,19 +75,17 @@ class Events(SilentReporter):
         self._emit("finished", rows=totals.rows)
 
 
-def _audit(spark: SparkSession, made: Pipeline) -> dict[str, Any]:
-    """Everything that is in the files against everything that is in the topic."""
-    from headrace.spark.auditing import audit, reading_options
-
-    sink = made.spec.sink.options
-    source = spark.read.schema(orders.SCHEMA).parquet(str(made.spec.source.path))
+def _run_audit(spark: SparkSession, pipeline: Pipeline) -> dict[str, Any]:
+    """Compare all rows of the files with all records of the topic."""
+    sink = pipeline.spec.sink.options
+    source = spark.read.schema(orders.SCHEMA).parquet(str(pipeline.spec.source.path))
     source.createOrReplaceTempView("source")
     report = audit(spark.sql(orders.RECORDS.sql), sink["topic"], options=reading_options(sink), order=orders.ORDER)
     return report.to_json()
 
 
-def _take_stdout() -> Emit:
-    """The standard output for events alone: whatever else is printed, by Java too, goes to the log."""
+def _redirect_stdout() -> Emit:
+    """Reserve stdout for events: other output, also that of the JVM, goes to the log."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     lock = threading.Lock()
@@ -99,8 +97,8 @@ def _take_stdout() -> Emit:
     return emit
 
 
-def _guarded_commands() -> queue.SimpleQueue[str]:
-    """Lines of the standard input; its end is ours."""
+def _read_commands() -> queue.SimpleQueue[str]:
+    """Read lines of stdin in a thread, which kills this process group when stdin is closed."""
     commands: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:

@@ -1,10 +1,9 @@
-"""The orders of the demo: the same ones for every run, as Parquet files, and the pipeline that sends them.
+"""The orders of the demo, as Parquet files that are the same in every run, and the pipeline that sends them.
 
-    make_orders → folder of files → Pipeline: one record for each order, key customer → topic
+    write_orders → folder of files → Pipeline: one record per order, key customer → topic
 
-A customer's orders are numbered upwards, and stay in that order: all of a batch that are one customer's are in one
-file, so in one task, and in one partition of the topic. So the audit can tell not only what is lost and doubled, but
-also what is out of order.
+The ids of a customer's orders increase, and their order is preserved: within a batch they are in one file, hence in one
+task, and in one partition of the topic. So the audit can detect lost and duplicated records, and records out of order.
 """
 
 from __future__ import annotations
@@ -34,47 +33,47 @@ from headrace.spark.pipeline_spec import (
 ROWS_DEFAULT = 1_000_000
 ROWS_MIN, ROWS_MAX = 1_000, 50_000_000
 FILES_PER_BATCH = 2
-"""One for each task: half of the customers each."""
+"""One for each task, with half of the customers each."""
 BATCH_ROWS = 25_000
-"""What a batch has, as long as that makes neither too few of them to be killed in, nor too many to wait for."""
+"""Rows of a batch, within the limits of the number of batches."""
 BATCHES_MIN, BATCHES_MAX = 12, 60
-CUSTOMERS = 4096  # a power of two, as all that is made by masks below
+CUSTOMERS = 4096  # a power of two: customers are assigned with a bit mask
 SCHEMA = "id BIGINT, customer STRING, amount DECIMAL(12,2), placed_at TIMESTAMP"
 RECORDS = Step("records", "SELECT customer AS key, to_json(struct(*)) AS value FROM source")
 ORDER = "CAST(get_json_object(CAST(value AS STRING), '$.id') AS BIGINT)"
-"""For the audit: what must not fall within a customer."""
+"""Expression for the audit that must not decrease within a customer."""
 
-_FIRST_ORDER_US = 1_767_225_600_000_000  # the beginning of 2026
+_FIRST_ORDER_US = 1_767_225_600_000_000  # 2026-01-01
 _BETWEEN_ORDERS_US = 250_000
 _CENTS_MIN, _CENTS_MASK, _CENTS_SHIFT = 100, 0xFFFF, 12
-_SPREAD = 2_654_435_761  # Knuth's multiplicative hash: neighbours get customers and amounts far apart
+_SPREAD = 2_654_435_761  # Knuth's multiplicative hash spreads customers and amounts
 _FIRST_FILE_S = 1_767_225_600
 
 
 def batch_count(rows: int) -> int:
-    """How many batches a run has."""
+    """Return the number of batches of a run."""
     return min(BATCHES_MAX, max(BATCHES_MIN, rows // BATCH_ROWS))
 
 
-def make_orders(folder: Path, rows: int, on_batch: Callable[[int], None] = lambda rows: None) -> None:
-    """Write all orders; `on_batch` is told how many are there after each batch, and may raise to stop."""
+def write_orders(folder: Path, rows: int, on_batch: Callable[[int], None] = lambda rows: None) -> None:
+    """Write all orders; `on_batch` is called with the number written after each batch, and may raise to stop."""
     folder.mkdir(parents=True)
     count = batch_count(rows)
     for batch in range(count):
         first, end = rows * batch // count, rows * (batch + 1) // count
-        made = orders(first, end)
-        half_of = pc.bit_wise_and(pc.utf8_slice_codeunits(made["customer"], 1).cast(pa.int64()), FILES_PER_BATCH - 1)
+        table = make_orders(first, end)
+        half_of = pc.bit_wise_and(pc.utf8_slice_codeunits(table["customer"], 1).cast(pa.int64()), FILES_PER_BATCH - 1)
         for half in range(FILES_PER_BATCH):
             path = folder / f"orders-{batch:05d}-{half}.parquet"
-            pq.write_table(made.filter(pc.equal(half_of, half)), path, compression="snappy")
-            # Spark takes files in the order of their times, and these are made within the same moment.
+            pq.write_table(table.filter(pc.equal(half_of, half)), path, compression="snappy")
+            # Spark reads files in the order of their modification times, which would be almost equal.
             time_s = _FIRST_FILE_S + batch * FILES_PER_BATCH + half
             os.utime(path, (time_s, time_s))
         on_batch(end)
 
 
-def orders(first: int, end: int) -> pa.Table:
-    """The orders of these numbers."""
+def make_orders(first: int, end: int) -> pa.Table:
+    """Return the orders with the ids from `first` to `end`, exclusive."""
     ids = pa.array(range(first, end), pa.int64())
     spread = pc.bit_wise_and(pc.multiply(ids, _SPREAD), 0xFFFFFFFF)
     customers = pc.utf8_lpad(pc.bit_wise_and(spread, CUSTOMERS - 1).cast(pa.string()), 4, "0")
@@ -94,16 +93,17 @@ def pipeline(
     source: Path,
     checkpoint: Path,
     client_options: Mapping[str, str],
+    *,
     topic: str,
-    settings: SparkSettings,
+    spark: SparkSettings,
     view: LiveView | None = None,
 ) -> Pipeline:
-    """Orders in, records out, a few files at a time."""
+    """Return the pipeline, which reads FILES_PER_BATCH files per batch."""
     options = {
         **{f"kafka.{name}": value for name, value in client_options.items()},
         "topic": topic,
         "decision.topic": decision_topic(topic),
-        # Every task writes in a transaction of its own, as it would with batches too large for the driver.
+        # Every task writes in its own transaction, as with batches that are too large for the driver.
         "commit.mode": "parallel",
     }
     return Pipeline(
@@ -113,12 +113,12 @@ def pipeline(
             Sink(FORMAT, checkpoint=str(checkpoint), options=MaskedOptions(options)),
             (RECORDS,),
             Trigger(),
-            settings,
+            spark,
             view or LiveView(),
         )
     )
 
 
 def decision_topic(topic: str) -> str:
-    """One of the demo's own, so that it can be removed with the other."""
+    """Return the name of the demo's own decision topic, which is deleted with the topic."""
     return f"{topic}-decisions"

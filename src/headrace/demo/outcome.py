@@ -1,4 +1,4 @@
-"""What came of a run, in numbers: for the table, the report and programs."""
+"""The figures of a run, for the table, the report and JSON."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ WORKER, DRIVER, BROKER = "worker", "driver", "broker"
 
 @dataclass(slots=True)
 class Kill:
-    """A process that was killed with signal 9, or the reason why it was not."""
+    """A process that was killed with SIGKILL, or the reason why it was not."""
 
     what: str
     pid: int | None = None
     at_s: float = 0.0
     open_records: int = 0
-    """Written at that moment, and not yet to be seen."""
+    """Records written but not yet visible at that moment."""
     back_s: float | None = None
-    """How long until readers got new rows again."""
+    """Seconds until new rows became visible."""
     note: str = ""
 
     @property
@@ -32,16 +32,16 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """A batch, phase by phase: one after the other they make its duration."""
+    """The duration of a batch, by phase."""
 
     batch: int
     rows: int
     plan_ms: float
     write_ms: float
     commit_ms: float
-    """The sink's."""
+    """The commit of the sink."""
     log_ms: float
-    """Spark's, for its logs of offsets and commits."""
+    """Spark's offset and commit logs."""
 
     @property
     def total_ms(self) -> float:
@@ -49,7 +49,7 @@ class BatchTimes:
 
     @classmethod
     def of(cls, event: dict[str, Any], commit: CommitTimes | None) -> BatchTimes:
-        """From what Spark says of a batch, and the sink of its commit."""
+        """Combine Spark's progress of a batch with the sink's commit times."""
         add_ms, log_ms = event["write_ms"], event["commit_ms"]
         commit_ms = 0.0 if commit is None else min(commit.total_ms, add_ms)
         plan_ms = max(0, event["duration_ms"] - add_ms - log_ms)
@@ -57,18 +57,18 @@ class BatchTimes:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """A whole run. Times are seconds since the first driver was started."""
+class DemoOutcome:
+    """The result of a run. Times are seconds since the first driver was started."""
 
     rows_in: int
     cluster: str = ""
     audit: dict[str, Any] = field(default_factory=dict)
     query_at_s: float = 0.0
-    """When the stream began: Spark was up by then."""
+    """When the stream began, after Spark had started."""
     done_at_s: float = 0.0
-    """When the last row was seen."""
+    """When the last row became visible."""
     seconds: float = 0.0
-    """All of it, from the first line on the terminal to the last."""
+    """The duration of the whole run."""
     samples: list[tuple[float, int]] = field(default_factory=list)
     batches: list[BatchTimes] = field(default_factory=list)
     commits: list[CommitTimes] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Outcome:
 
     @property
     def duplicated(self) -> int:
-        """Rows beyond the first of their kind, and rows that nobody has sent."""
+        """Duplicated and unexpected rows."""
         return int(self.audit.get("duplicated", 0)) + int(self.audit.get("unexpected", 0))
 
     @property
@@ -98,13 +98,13 @@ class Outcome:
 
     @property
     def batch_rows_per_second(self) -> float:
-        """Of the batch in the middle: what it does when nobody is killed."""
+        """The rate of the median batch, which no kill has interrupted."""
         rates = [batch.rows * 1000 / batch.total_ms for batch in self.batches if batch.total_ms]
         return percentile(rates, 50)
 
     @property
     def batch_count(self) -> int:
-        """Including those whose driver died before it could report them."""
+        """The number of batches, including those whose driver was killed before it reported them."""
         return len({batch.batch for batch in self.batches} | {commit.batch for commit in self.commits})
 
     def commit_ms(self, percent: float) -> float:
@@ -131,7 +131,7 @@ class Outcome:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent do not exceed (nearest rank); 0 of none."""
+    """Return the nearest-rank percentile, or 0 if there are no values."""
     if not values:
         return 0.0
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]

@@ -1,30 +1,26 @@
-"""The producer of Kafka 0.8, on the formats of its time: for old pipelines and old brokers.
+"""The producer of Kafka 0.8, with the message formats of its time: for old pipelines and old brokers.
 
     send ─ sync ──────────────────────────────┐
       └─── async ─► queue ─► send thread ─────┴─► event handler ─► sync producers ─► brokers
-                   (bounded)  (count or age)      (retry loop)     (one a broker)
+                   (bounded)  (count or age)      (retry loop)     (one per broker)
 
     producer          `send` and `close`
-    options           the options of 0.8, by their names
-    messages          what is sent, in columns
-    queue             bounded, with three ways to treat who finds it full
-    send_thread       empties the queue by count or by age
-    event_handler     serialise, partition, group by broker, send; what failed, again
-    encoders          values and keys become bytes
-    collator          where each message goes; partitioner has the hash of its key
-    partition_info    who leads what: topic metadata, renewed by time and after failures
-    producer_pool     a sync producer for each leader
-    sync_producer     one request, one answer, over a blocking_channel
-    formats           whether a broker still takes message sets
-    metrics, errors, waiting
+    options           the options of 0.8
+    messages          messages in columns
+    queue             the bounded queue and the send thread
+    event_handler     serialize, partition, group by broker, send, retry; metrics
+    partitioner       the partition of a key; grouping of messages by leader and partition
+    sync_producer     requests to one broker, the pool of all leaders, topic metadata
+    blocking_channel  a blocking connection
 
-It shares `wire`, the errors and the serializers with today's producer, and is the better choice only where a broker, or
-whoever reads its topics, is older than that one.
+It shares `wire`, errors and serializers with headrace.Producer, which is the better choice unless a broker or a
+consumer is too old for it.
 """
 
-from headrace.legacy.errors import FailedToSendMessageError, QueueFullError
+from headrace.legacy.event_handler import FailedToSendMessageError
 from headrace.legacy.messages import KeyedMessage
 from headrace.legacy.partitioner import Partitioner
 from headrace.legacy.producer import Producer
+from headrace.legacy.queue import QueueFullError
 
 __all__ = ["FailedToSendMessageError", "KeyedMessage", "Partitioner", "Producer", "QueueFullError"]

@@ -1,4 +1,4 @@
-"""A blocking socket: frames with their size in front go out and come in, and nothing takes longer than the timeout."""
+"""A blocking connection that sends and receives size-prefixed frames within a timeout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.wire.primitives import Buffer
 
 
 class Channel(Protocol):
-    """What a sync producer needs of a connection."""
+    """The connection of a SyncProducer."""
 
     @property
     def is_connected(self) -> bool: ...
@@ -33,10 +33,10 @@ class Channel(Protocol):
 
 
 class BlockingChannel:
-    """One connection at a time to one broker. An error of any kind ends it.
+    """A connection to one broker, which any error closes.
 
-    It blocks by waiting for the socket, which itself never does: so only a wait gives up the GIL, and a busy
-    application is not given 5 ms of it at every step.
+    The socket is non-blocking, and the channel waits with poll: so only a wait releases the GIL, and a busy application
+    thread does not take it for 5 ms at every call.
     """
 
     def __init__(self, endpoint: Endpoint, timeout_ms: float, send_buffer_bytes: int) -> None:
@@ -44,7 +44,7 @@ class BlockingChannel:
         self._timeout_s = timeout_ms / 1000.0
         self._send_buffer_bytes = send_buffer_bytes
         self._socket: PromptSocket | None = None
-        # Of the socket, when there is one.
+        # Replaced with every connection.
         self._reader = FrameReader(FRAME_BYTES_MAX)
         self._can_read = self._can_write = select.poll()
 
@@ -54,8 +54,8 @@ class BlockingChannel:
 
     def connect(self) -> None:
         try:
-            dialled = socket.create_connection(self.endpoint, self._timeout_s)
-            self._socket = PromptSocket(fileno=dialled.detach())
+            sock = socket.create_connection(self.endpoint, self._timeout_s)
+            self._socket = PromptSocket(fileno=sock.detach())
             self._socket.setblocking(False)
             self._reader = FrameReader(FRAME_BYTES_MAX)
             self._can_read, self._can_write = select.poll(), select.poll()
@@ -64,76 +64,76 @@ class BlockingChannel:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except (OSError, UnicodeError) as error:  # a name that DNS could never know is a UnicodeError
-            raise self._failed(error, "be reached") from error
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host name that IDNA cannot encode
+            raise self._failure(error, "connecting") from error
 
     def send(self, frame: list[Buffer]) -> None:
-        """Send a frame, which has its size in front."""
-        connected = self._connected()
-        left = memoryview(b"".join(frame))
+        """Send a frame, which includes its size."""
+        sock = self._connected_socket()
+        unsent = memoryview(b"".join(frame))
         deadline = time.monotonic() + self._timeout_s
         try:
-            while left:
+            while unsent:
                 try:
-                    left = left[connected.send(left) :]
+                    unsent = unsent[sock.send(unsent) :]
                 except BlockingIOError:
                     _wait(self._can_write, deadline)
         except OSError as error:
-            raise self._failed(error, "be sent a request") from error
+            raise self._failure(error, "sending a request") from error
 
     def receive(self) -> Buffer:
-        """The next frame, without its size."""
-        connected = self._connected()
+        """Return the next frame, without its size."""
+        sock = self._connected_socket()
         reader = self._reader
         frames: list[Buffer] = []
-        # For all of it: a peer that sends byte after byte must not have the timeout for each of them.
+        # One deadline for the whole frame: a peer that sends byte by byte must not extend it.
         deadline = time.monotonic() + self._timeout_s
         try:
             while not frames:
                 _wait(self._can_read, deadline)
-                count = connected.recv_into(reader.room())
+                count = sock.recv_into(reader.room())
                 if not count:
-                    raise ConnectionResetError("it has closed the connection without an answer")
+                    raise ConnectionResetError("the broker closed the connection without a response")
                 reader.received(count, frames)
             if len(frames) > 1 or reader.pending_bytes:
-                raise MalformedError("expected one answer to one request, got more", offset=0)
+                raise MalformedError("expected one response, got more bytes", offset=0)
         except OSError as error:
-            raise self._failed(error, "answer") from error
+            raise self._failure(error, "waiting for a response") from error
         except MalformedError:
             self.disconnect()
             raise
         return frames[0]
 
     def check_is_open(self) -> None:
-        """Raise if the broker has hung up. Nothing is due from it now: what there is to read can only be the end.
+        """Raise if the broker has closed the connection.
 
-        Before a request without an answer: the first one after the end would go out without an error.
+        Called before a request without a response: sending the first one after the close would not fail.
         """
         try:
-            if not self._connected().recv(1, socket.MSG_PEEK):
-                raise ConnectionResetError("it has closed the connection")
+            if not self._connected_socket().recv(1, socket.MSG_PEEK):
+                raise ConnectionResetError("the broker closed the connection")
         except BlockingIOError:
             return
         except OSError as error:
-            raise self._failed(error, "be sent a request") from error
+            raise self._failure(error, "sending a request") from error
 
     def disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    def _connected(self) -> PromptSocket:
+    def _connected_socket(self) -> PromptSocket:
         if self._socket is None:
             raise ConnectionFailedError(f"broker {self.endpoint} is not connected")
         return self._socket
 
-    def _failed(self, error: OSError | UnicodeError, what: str) -> HeadraceError:
+    def _failure(self, error: OSError | UnicodeError, action: str) -> HeadraceError:
         self.disconnect()
         if isinstance(error, TimeoutError):
             return TimedOutError(
-                f"broker {self.endpoint} did not {what} in {self._timeout_s * 1000:.0f} ms (request.timeout.ms)"
+                f"broker {self.endpoint}: timed out after {self._timeout_s * 1000:.0f} ms (request.timeout.ms) {action}"
             )
-        return ConnectionFailedError(f"broker {self.endpoint} could not {what}: {error}")
+        return ConnectionFailedError(f"broker {self.endpoint}: {action} failed: {error}")
 
 
 def _wait(ready: select.poll, deadline: float) -> None:

@@ -1,45 +1,178 @@
-"""The default event handler: what happens to messages, sync or async, until they are sent or given up.
+"""The event handler: what happens to a batch of messages, sync or async, until it is sent or fails.
 
-    serialise → ┌► renew metadata, if it is time ─► partition ─► group by broker ─► send ─► done
-                │                                                                    │ failed
-                └──────────── renew metadata ◄── sleep retry.backoff.ms ◄────────────┘   message.send.max.retries times
+    serialize → ┌► refresh metadata, if due ─► partition ─► group by broker ─► send ─► done
+                │                                                               │ failed
+                └────────── refresh metadata ◄── sleep retry.backoff.ms ◄───────┘   message.send.max.retries times
 
-What fails is tried again, whatever the reason, as in 0.8; what has been acknowledged is not. The one error that is
-raised at once is that of a broker which takes no message sets at all.
+Every failure is retried, as in 0.8, but not messages that were acknowledged. Only the error of a broker that does not
+accept message sets is raised at once.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+import threading
 from collections.abc import Collection
+from enum import StrEnum
+from typing import cast
 
-from headrace.errors import BrokerError, ConnectionFailedError, HeadraceError, MalformedError, UnsupportedVersionError
-from headrace.legacy.collator import ByPartition, Collator, TopicPartition
-from headrace.legacy.encoders import MessageEncoder
-from headrace.legacy.errors import FailedToSendMessageError
+from headrace.errors import (
+    BrokerError,
+    ConnectionFailedError,
+    HeadraceError,
+    MalformedError,
+    SerializationError,
+    UnsupportedVersionError,
+)
 from headrace.legacy.messages import Messages, SerializedMessages
-from headrace.legacy.metrics import Counter, ProducerStats
-from headrace.legacy.options import Settings
-from headrace.legacy.partition_info import NO_LEADER, BrokerPartitionInfo
-from headrace.legacy.producer_pool import ProducerPool
-from headrace.legacy.waiting import WaitingClock
+from headrace.legacy.options import LegacySettings
+from headrace.legacy.partitioner import ByPartition, Collator
+from headrace.legacy.queue import WaitingClock
+from headrace.legacy.sync_producer import NO_LEADER, BrokerPartitionInfo, ProducerPool
+from headrace.producer.plugins import PluginKind
+from headrace.producer.serializers import KIND as SERIALIZER_KIND
+from headrace.producer.serializers import (
+    BytesSerializer,
+    IntSerializer,
+    LongSerializer,
+    NoneSerializer,
+    Serializer,
+    StrSerializer,
+)
+from headrace.types import TopicPartition
 from headrace.wire import legacy
 from headrace.wire.api.produce import PartitionProduceData, ProduceResponse, TopicProduceData
 
 log = logging.getLogger("headrace")
 
 REASONS_MAX = 3
-"""So many failed partitions are named in an error."""
+"""The number of failed partitions that an error names."""
+
+_SCALA = "kafka.serializer."
+ENCODER_KIND = PluginKind(
+    "encoder",
+    Serializer,
+    {
+        **SERIALIZER_KIND.known,
+        _SCALA + "DefaultEncoder": BytesSerializer,
+        _SCALA + "StringEncoder": StrSerializer,
+        _SCALA + "IntegerEncoder": IntSerializer,
+        _SCALA + "LongEncoder": LongSerializer,
+        _SCALA + "NullEncoder": NoneSerializer,
+    },
+    SERIALIZER_KIND.adapt,
+)
+"""Encoders, as serializers are called in 0.8: those of headrace.Producer, also under their Scala names."""
+
+Column = list[bytes | None]
+_BYTES = {bytes, type(None)}
+_STR = {str}
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)  # the names that brokers accept
+
+
+class FailedToSendMessageError(HeadraceError):
+    """After the last retry, `unsent_count` messages of the call were not acknowledged; the others were."""
+
+    _fields = ("unsent_count",)
+
+    def __init__(self, message: str, *, unsent_count: int) -> None:
+        super().__init__(message)
+        self.unsent_count = unsent_count
+
+
+class Counter(StrEnum):
+    """The metrics of the producer, with the names of 0.8."""
+
+    DROPPED_MESSAGES = "DroppedMessages"  # messages that the full queue, or `close`, has dropped
+    SERIALIZATION_ERRORS = "SerializationErrors"  # messages whose encoder failed
+    RESENDS = "Resends"  # retries of batches
+    FAILED_SENDS = "FailedSends"  # batches that failed after the last retry
+
+
+class ProducerStats:
+    """Counters. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[Counter, int] = dict.fromkeys(Counter, 0)  # Guarded by _lock.
+
+    def count(self, counter: Counter, more: int = 1) -> None:
+        with self._lock:
+            self._counts[counter] += more
+
+    def snapshot(self) -> dict[str, int]:
+        with self._lock:
+            return {counter.value: count for counter, count in self._counts.items()}
+
+
+class MessageEncoder:
+    """Serializes values and keys."""
+
+    def __init__(self, encoder: Serializer, key_encoder: Serializer, stats: ProducerStats, *, is_async: bool) -> None:
+        self._encoder = encoder
+        self._key_encoder = key_encoder
+        self._stats = stats
+        self._is_async = is_async
+        self._is_identity = type(encoder) is type(key_encoder) is BytesSerializer
+        self._valid_topics: set[str] = set()
+
+    def serialize(self, messages: Messages[object]) -> SerializedMessages:
+        """Serialize messages. Errors are counted, and raised (sync) or logged while the message is dropped (async)."""
+        topics, values, keys = messages.topics, messages.values, messages.keys
+        # The partition is derived from the key before serialization.
+        partition_keys = _partition_keys(messages.partition_keys, keys)
+        if self._is_identity and _are_bytes(values) and _are_bytes(keys) and self._are_valid(topics):
+            return Messages(topics, cast(Column, values), cast(Column, keys), partition_keys)
+        serialized: SerializedMessages = Messages([], [], [], [])
+        for topic, value, key, partition_key in zip(topics, values, keys, partition_keys, strict=True):
+            try:
+                self._check_topic(topic)
+                value_bytes = self._encoder.serialize(topic, value, [])
+                key_bytes = self._key_encoder.serialize(topic, key, [])
+            except Exception as error:  # a user-defined encoder may raise anything
+                self._stats.count(Counter.SERIALIZATION_ERRORS)
+                if not self._is_async:
+                    raise
+                log.error("dropped a message for topic %s: %s", topic, error)
+            else:
+                serialized.extend(Messages([topic], [value_bytes], [key_bytes], [partition_key]))
+        return serialized
+
+    def _are_valid(self, topics: list[str]) -> bool:
+        return _STR.issuperset(map(type, topics)) and self._valid_topics.issuperset(topics)
+
+    def _check_topic(self, topic: object) -> None:
+        """Refuse an invalid topic name, which would fail the requests for other topics too."""
+        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
+            raise SerializationError(
+                f"invalid topic name: expected 1 to 249 of the characters a-z A-Z 0-9 . _ -, got {topic!r}",
+                topic=str(topic),
+                serializer="",
+                value_type=type(topic).__qualname__,
+            )
+        self._valid_topics.add(topic)
+
+
+def _partition_keys(partition_keys: list[object], keys: list[object]) -> list[object]:
+    if partition_keys.count(None) == len(keys):
+        return keys
+    return [key if chosen is None else chosen for chosen, key in zip(partition_keys, keys, strict=True)]
+
+
+def _are_bytes(column: list[object]) -> bool:
+    return _BYTES.issuperset(map(type, column))
 
 
 class DefaultEventHandler:
-    """One thread at a time: the send thread, or who holds the lock of a sync producer."""
+    """Sends batches. One thread at a time: the send thread, or the holder of a sync producer's lock."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LegacySettings,
         encoder: MessageEncoder,
         collator: Collator,
+        *,
         partition_info: BrokerPartitionInfo,
         pool: ProducerPool,
         stats: ProducerStats,
@@ -54,10 +187,10 @@ class DefaultEventHandler:
         self._clock = clock
         self._last_refresh: float | None = None
         self._topics_in_use: set[str] = set()  # since the last refresh
-        self._reasons: dict[str, str] = {}  # why what failed in the last attempt did, by topic or partition
+        self._reasons: dict[str, str] = {}  # causes of the failures in the last attempt, by topic or partition
 
     def handle(self, messages: Messages[object]) -> None:
-        """Send messages; FailedToSendMessageError if some are left after the last attempt."""
+        """Send messages; raise FailedToSendMessageError if some are unsent after the last attempt."""
         timestamp_ms = self._clock.time_ms()
         outstanding = self._encoder.serialize(messages)
         if not outstanding:
@@ -94,25 +227,25 @@ class DefaultEventHandler:
     def _prepare_resend(self, outstanding: SerializedMessages, attempt: int) -> None:
         attempts, backoff_ms = self._settings.retries_max + 1, self._settings.retry_backoff_ms
         log.warning(
-            "%d messages failed, attempt %d of %d in %d ms: %s",
-            *(len(outstanding), attempt + 1, attempts, backoff_ms, self._why()),
+            "sending %d messages failed, attempt %d of %d in %d ms: %s",
+            *(len(outstanding), attempt + 1, attempts, backoff_ms, self._reasons_text()),
         )
         self._clock.sleep_ms(backoff_ms)
         self._refresh(set(outstanding.topics))
         self._stats.count(Counter.RESENDS)
 
     def _refresh(self, topics: Collection[str]) -> None:
-        """Metadata that cannot be had now may be had at the next attempt, and the old ones may still do."""
-        self._collator.forget_choices()
+        """Refresh metadata; a failure is logged, because the old metadata may still be valid."""
+        self._collator.reset_keyless_partitions()
         try:
             self._partition_info.update(topics)
         except HeadraceError as error:
-            log.warning("metadata of %d topics were not renewed: %s", len(topics), error)
+            log.warning("metadata refresh of %d topics failed: %s", len(topics), error)
 
     # -- partition, group, send ------------------------------------------------------------------
 
     def _dispatch(self, messages: SerializedMessages, timestamp_ms: int) -> SerializedMessages:
-        """Send messages; those that failed."""
+        """Send messages, and return those that failed."""
         self._reasons.clear()
         by_broker, failed = self._collator.collate(messages, self._reasons)
         for broker_id, by_partition in by_broker.items():
@@ -121,9 +254,9 @@ class DefaultEventHandler:
         return failed
 
     def _send(self, broker_id: int, by_partition: ByPartition, timestamp_ms: int) -> Collection[TopicPartition]:
-        """Send to one broker; the partitions that failed."""
+        """Send to one broker, and return the partitions that failed."""
         if broker_id == NO_LEADER:
-            self._reasons.update({str(tp): "there is no leader" for tp in by_partition})
+            self._reasons.update({str(tp): "no leader" for tp in by_partition})
             return by_partition
         try:
             response = self._pool.producer(broker_id).produce(self._topic_data(by_partition, timestamp_ms))
@@ -132,7 +265,7 @@ class DefaultEventHandler:
             raise
         except HeadraceError as error:
             if isinstance(error, ConnectionFailedError):
-                self._pool.doubt(broker_id)
+                self._pool.invalidate(broker_id)
             self._reasons.update({str(tp): str(error) for tp in by_partition})
             return by_partition
 
@@ -153,21 +286,21 @@ class DefaultEventHandler:
             for each in topic.partition_responses
         }
         if codes.keys() != sent.keys():
-            raise MalformedError(f"expected an answer about {len(sent)} partitions, got {len(codes)}", offset=0)
+            raise MalformedError(f"expected a response for {len(sent)} partitions, got {len(codes)}", offset=0)
         failed = [tp for tp in sent if codes[tp]]
         self._reasons.update({str(tp): str(BrokerError(code=codes[tp])) for tp in failed})
         return failed
 
-    # -- telling ---------------------------------------------------------------------------------
+    # -- errors ----------------------------------------------------------------------------------
 
-    def _why(self) -> str:
-        named = [f"{what}: {why}" for what, why in list(self._reasons.items())[:REASONS_MAX]]
+    def _reasons_text(self) -> str:
+        named = [f"{name}: {reason}" for name, reason in list(self._reasons.items())[:REASONS_MAX]]
         more = len(self._reasons) - len(named)
         return "; ".join(named) + (f"; and {more} more" if more else "")
 
     def _failure(self, unsent_count: int, message_count: int) -> FailedToSendMessageError:
         return FailedToSendMessageError(
-            f"{unsent_count} of {message_count} messages were not sent in {self._settings.retries_max + 1} attempts "
-            f"(message.send.max.retries is {self._settings.retries_max}): {self._why()}",
+            f"{unsent_count} of {message_count} messages failed after {self._settings.retries_max + 1} attempts "
+            f"(message.send.max.retries={self._settings.retries_max}): {self._reasons_text()}",
             unsent_count=unsent_count,
         )

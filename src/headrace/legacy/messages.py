@@ -1,4 +1,4 @@
-"""What `send` takes, and how it is kept until it is sent."""
+"""KeyedMessage, the argument of `send`, and Messages, many of them in columns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ V = TypeVar("V")
 
 
 class KeyedMessage(NamedTuple):
-    """A message for a topic. The partition follows from `partition_key`, or from `key`, or is any one.
+    """A message for a topic. Its partition is derived from `partition_key`, else from `key`, else arbitrary.
 
-    A partition key is not sent: it only says which messages belong together.
+    The partition key is not sent.
     """
 
     topic: str
@@ -27,10 +27,10 @@ FIELDS = len(KeyedMessage._fields)
 
 @dataclass(slots=True)
 class Messages(Generic[V]):
-    """Messages in columns, values and keys of them as they came (object) or serialised (bytes | None).
+    """Messages in columns; values and keys are as given (object) or serialized (bytes | None).
 
-    Ten thousand tuples in a queue would be looked at by the garbage collector over and over, which takes longer than
-    to send them. Their fields, laid out in a row, are nothing to it.
+    The garbage collector would traverse ten thousand tuples in a queue again and again, which takes longer than sending
+    them. Columns avoid that.
     """
 
     topics: list[str]
@@ -40,9 +40,9 @@ class Messages(Generic[V]):
 
     @classmethod
     def of_flat(cls, flat: list[object], stop: int | None = None) -> Self:
-        """From field after field, message after message, the first `stop` of them."""
-        columns = [flat[place:stop:FIELDS] for place in range(FIELDS)]
-        return cls(*columns)  # type: ignore[arg-type]  # they are what KeyedMessage says
+        """Build columns from the first `stop` entries of a flat list of fields, message after message."""
+        columns = [flat[index:stop:FIELDS] for index in range(FIELDS)]
+        return cls(*columns)  # type: ignore[arg-type]  # the types of KeyedMessage
 
     @classmethod
     def of(cls, messages: Iterable[KeyedMessage]) -> Self:
@@ -51,13 +51,13 @@ class Messages(Generic[V]):
     def __len__(self) -> int:
         return len(self.topics)
 
-    def rows(self, places: Sequence[int]) -> Messages[V]:
-        """Some of them."""
+    def rows(self, indexes: Sequence[int]) -> Messages[V]:
+        """Return the messages with these indexes."""
         return Messages(
-            [self.topics[place] for place in places],
-            [self.values[place] for place in places],
-            [self.keys[place] for place in places],
-            [self.partition_keys[place] for place in places],
+            [self.topics[index] for index in indexes],
+            [self.values[index] for index in indexes],
+            [self.keys[index] for index in indexes],
+            [self.partition_keys[index] for index in indexes],
         )
 
     def extend(self, others: Messages[V]) -> None:

@@ -1,4 +1,4 @@
-"""The options of the 0.8 producer, declared once, under the names and with the defaults of Kafka 0.8.2."""
+"""The options of the 0.8 producer, with the names and defaults of Kafka 0.8.2."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from headrace.wire.compression import CODEC_IDS, GZIP, LZ4, NONE, SNAPPY
 from headrace.wire.frames import CLIENT_ID_BYTES_MAX
 
 MAGIC_BY_PRODUCE_VERSION = {0: 0, 1: 0, 2: 1}
-_CODEC_NUMBERS = {str(codec): codec for codec in (NONE, GZIP, SNAPPY, LZ4)}  # 0.8 takes the number for the name, too
+_CODEC_NUMBERS = {str(codec): codec for codec in (NONE, GZIP, SNAPPY, LZ4)}  # 0.8 also accepts numbers
 _CODECS = {**{name: codec for name, codec in CODEC_IDS.items() if codec in _CODEC_NUMBERS.values()}, **_CODEC_NUMBERS}
 
 OPTIONS = Options(
-    Option("metadata.broker.list", "list", None, "Brokers to ask for metadata, as host:port.", None, "high"),
+    Option("metadata.broker.list", "list", None, "Brokers to fetch metadata from, as host:port.", None, "high"),
     Option(
         "request.required.acks",
         "short",
         0,
-        "What a request waits for: 0 nothing, not even an answer; 1 the leader; -1 all replicas in sync.",
+        "Acknowledgements of a request: 0 none, not even a response; 1 the leader; -1 all in-sync replicas.",
         Between(-1, 1),
         "high",
     ),
@@ -28,22 +28,20 @@ OPTIONS = Options(
         "request.timeout.ms",
         "int",
         10_000,
-        "How long the broker may wait for acknowledgements, and we for a connection or an answer.",
+        "Timeout of the broker for acknowledgements, and of the producer for connections and responses.",
         Between(1, INT_MAX),
     ),
     Option(
         "producer.type",
         "str",
         "sync",
-        "sync: `send` returns when the messages are sent. async: it queues them for a thread.",
+        "sync: `send` returns when the messages are sent. async: `send` queues them for a thread.",
         OneOf("sync", "async"),
         "high",
     ),
-    Option(
-        "serializer.class", "class", "kafka.serializer.DefaultEncoder", "What makes bytes of messages.", None, "high"
-    ),
-    Option("key.serializer.class", "class", None, "What makes bytes of keys; by default what makes them of messages."),
-    Option("partitioner.class", "class", "kafka.producer.DefaultPartitioner", "What finds the partition of a key."),
+    Option("serializer.class", "class", "kafka.serializer.DefaultEncoder", "Serializer of messages.", None, "high"),
+    Option("key.serializer.class", "class", None, "Serializer of keys. Default: serializer.class."),
+    Option("partitioner.class", "class", "kafka.producer.DefaultPartitioner", "Partitioner of keys."),
     Option(
         "compression.codec",
         "str",
@@ -52,54 +50,54 @@ OPTIONS = Options(
         OneOf(*_CODECS, ignore_case=True),
         "high",
     ),
-    Option("compressed.topics", "list", (), "Topics to compress; if none is named, all of them."),
-    Option("message.send.max.retries", "int", 3, "How often a failed send is tried again.", Between(0, INT_MAX)),
+    Option("compressed.topics", "list", (), "Topics to compress; empty: all topics."),
+    Option("message.send.max.retries", "int", 3, "Number of retries of a failed send.", Between(0, INT_MAX)),
     Option(
         "retry.backoff.ms",
         "int",
         100,
-        "How long to wait before metadata is renewed and a send tried again: an election takes a while.",
+        "Wait before metadata is refreshed and a send is retried, for example for a leader election.",
         Between(0, INT_MAX),
     ),
     Option(
         "topic.metadata.refresh.interval.ms",
         "int",
         600_000,
-        "Metadata is renewed when it is this old, and after failures. 0: with every batch; negative: on failure only.",
+        "Age at which metadata is refreshed; failures also refresh it. 0: every batch; negative: only failures.",
     ),
     Option(
         "queue.buffering.max.ms",
         "int",
         5000,
-        "async: how long messages may wait for a batch to fill.",
+        "async: maximum time that messages wait for a batch to fill.",
         Between(0, INT_MAX),
     ),
-    Option("queue.buffering.max.messages", "int", 10_000, "async: what the queue holds.", Between(1, INT_MAX), "high"),
+    Option("queue.buffering.max.messages", "int", 10_000, "async: capacity of the queue.", Between(1, INT_MAX), "high"),
     Option(
         "queue.enqueue.timeout.ms",
         "int",
         -1,
-        "async, of a `send` that finds the queue full: 0 drops the message, a negative value waits for room, a "
-        "positive one waits that long and then drops it. A drop raises QueueFullError.",
+        "async, for a `send` with a full queue: 0 drops the message, a negative value waits for room, a positive one "
+        "waits that long and then drops it. A drop raises QueueFullError.",
         None,
         "high",
     ),
-    Option("batch.num.messages", "int", 200, "async: messages that are sent together.", Between(1, INT_MAX)),
-    Option("send.buffer.bytes", "int", 100 * 1024, "Send buffer of the sockets.", Between(1, INT_MAX)),
-    Option("client.id", "str", "", "Who we say we are, in the broker's logs and metrics."),
+    Option("batch.num.messages", "int", 200, "async: messages in a batch.", Between(1, INT_MAX)),
+    Option("send.buffer.bytes", "int", 100 * 1024, "Send buffer size of the sockets.", Between(1, INT_MAX)),
+    Option("client.id", "str", "", "Name of the client in the broker's logs and metrics."),
     Option(
         "produce.request.version",
         "int",
         0,
-        "Ours: ProducerRequest v0 is of 0.8, v1 of 0.9, v2 of 0.10. v2 carries messages of magic 1, with timestamps.",
+        "headrace only. Version of ProduceRequest: 0 (Kafka 0.8), 1 (0.9) or 2 (0.10, magic 1 with timestamps).",
         Between(min(MAGIC_BY_PRODUCE_VERSION), max(MAGIC_BY_PRODUCE_VERSION)),
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The options that are values; those that are classes are loaded by the producer."""
+class LegacySettings:
+    """The resolved options, except for classes, which the producer loads."""
 
     brokers: tuple[Endpoint, ...]
     client_id: str
@@ -120,25 +118,27 @@ class Settings:
     batch_messages: int
 
     def codec_of(self, topic: str) -> int:
-        """`compressed.topics` narrows `compression.codec` down, unless it is empty."""
+        """Return the codec of a topic: a non-empty `compressed.topics` limits `compression.codec` to some topics."""
         return self.codec if not self.compressed_topics or topic in self.compressed_topics else NONE
 
 
-def settings(config: Config) -> Settings:
-    """What the options say, taken together."""
+def resolve_settings(config: Config) -> LegacySettings:
+    """Validate the options together, and return them."""
     queue_messages_max = config.of(int, "queue.buffering.max.messages")
     batch_messages = config.of(int, "batch.num.messages")
     is_async = config.of(str, "producer.type") == "async"
     if is_async and batch_messages > queue_messages_max:
         raise ConfigError(
-            f"batch.num.messages is {batch_messages}, more than the queue can hold "
-            f"(queue.buffering.max.messages is {queue_messages_max}); it may be as much at most"
+            f"invalid batch.num.messages: expected at most {queue_messages_max} (queue.buffering.max.messages), got "
+            f"{batch_messages}"
         )
     client_id = config.of(str, "client.id")
     if len(client_id.encode()) > CLIENT_ID_BYTES_MAX:
-        raise ConfigError(f"client.id has {len(client_id)} characters; it may have {CLIENT_ID_BYTES_MAX} bytes")
+        raise ConfigError(
+            f"invalid client.id: expected at most {CLIENT_ID_BYTES_MAX} bytes, got {len(client_id.encode())}"
+        )
     produce_version = config.of(int, "produce.request.version")
-    return Settings(
+    return LegacySettings(
         brokers=_brokers(config),
         client_id=client_id,
         is_async=is_async,
@@ -162,5 +162,5 @@ def settings(config: Config) -> Settings:
 def _brokers(config: Config) -> tuple[Endpoint, ...]:
     try:
         return tuple(parse(config.optional(tuple, "metadata.broker.list") or ()))
-    except ConfigError as error:  # which calls the option by its name of today
+    except ConfigError as error:  # with the current name of the option
         raise ConfigError(str(error).replace("bootstrap.servers", "metadata.broker.list")) from None

@@ -84,7 +84,7 @@ class Accumulator:
         self._active: dict[PartitionQueue, None] = {}
         self._incomplete: dict[ProducerBatch, None] = {}  # Not answered yet. Added by any thread, removed by I/O.
         self.unsendable: list[tuple[ProducerBatch, Exception]] = []  # I/O thread only: could not be put into bytes.
-        self._flushes = 0  # Guarded by topics_lock.
+        self.flushes: dict[object, None] = {}  # Those under way. Any thread: see `begin_flush`.
         self._closed: HeadraceError | None = None  # What an append is refused with.
         self.spare_buffers: list[bytearray] = []  # For encoding columns; one end of it is as good as the other.
 
@@ -93,7 +93,8 @@ class Accumulator:
     def topic(self, name: str, partition_count: int) -> TopicQueues:
         """The queues of a topic, made or grown to the number of partitions that it has now."""
         queues = self.topics.get(name)
-        if queues is None or len(queues.queues) < partition_count:
+        # The last condition: a signal handler has raised between `grow` and its end here.
+        if queues is None or len(queues.queues) < partition_count or self.appenders.get(name) is not queues.appender:
             self.topics_lock.check_not_owned()
             with self.topics_lock:
                 queues = self.topics.get(name)
@@ -271,7 +272,7 @@ class Accumulator:
     def ready(self, cluster: Cluster, now: float) -> Ready:
         """Which nodes have something to be sent to them: full, lingered, retried, or wanted at once (P25)."""
         result = Ready()
-        hurry = self._flushes > 0 or self._closed is not None
+        hurry = bool(self.flushes) or self._closed is not None
         exhausted = self.pool.waiting_threads > 0
         still_filling: dict[int, list[PartitionQueue]] = {}
         linger = self._settings.linger_ms
@@ -478,16 +479,14 @@ class Accumulator:
     def incomplete(self) -> list[ProducerBatch]:
         return list(self._incomplete)
 
-    def begin_flush(self) -> list[ProducerBatch]:
-        """Send without lingering from now on; returns what was there at this moment."""
-        with self.topics_lock:
-            self._flushes += 1
+    def begin_flush(self, flush: object) -> list[ProducerBatch]:
+        """Send without lingering as long as `flush` is in `flushes`; returns what was there at this moment.
+
+        The caller takes it out itself: in a function that does so, a signal handler could raise before the first line.
+        """
+        self.flushes[flush] = None
         self.close_open_batches()  # what is appended later must not keep this flush waiting: it gets a new batch
         return list(self._incomplete)
-
-    def end_flush(self) -> None:
-        with self.topics_lock:
-            self._flushes -= 1
 
     def close(self, error: HeadraceError | None = None) -> None:
         """Refuse new records, with `error` if there is one, and send the rest at once.

@@ -53,6 +53,8 @@ class AsyncProducer:
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
         self._engine = SendEngine(self._config, clock)
+        self._appenders = self._engine.appenders
+        self._fast_send_enabled = self._engine.pipeline.are_none
         # Event loop only, both.
         self._memory_turn = asyncio.Lock()  # Held by the task that waits for memory; the others queue in order.
         self._metadata_waits: dict[tuple[str, int | None], asyncio.Task[TopicQueues]] = {}
@@ -83,9 +85,8 @@ class AsyncProducer:
         """Queue a record; await the returned future for its metadata. `on_delivery` runs on the event loop."""
         if on_delivery is not None:
             on_delivery = _on_loop(on_delivery)
-        engine = self._engine
-        if engine.pipeline.are_none and headers is None:
-            appender = engine.appenders.get(topic)
+        if self._fast_send_enabled and headers is None:
+            appender = self._appenders.get(topic)
             if appender is not None:
                 future = appender.try_append(key, value, partition, timestamp_ms, None, on_delivery)
                 if future is not None:

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from headrace import __version__
 from headrace.client.clock import SYSTEM_CLOCK, Clock
@@ -23,9 +23,7 @@ from headrace.config import Log
 from headrace.producer.metric_tables import GAUGES, NODE, NODE_ROWS, PRODUCER, PRODUCER_ROWS, TOPIC, TOPIC_ROWS, Row
 from headrace.producer.plugins import is_for_application
 from headrace.producer.sampling import Samples
-
-if TYPE_CHECKING:
-    from headrace.producer.inside import Inside
+from headrace.telemetry.listeners import ProducerListener, SnapshotSource
 
 Value: TypeAlias = float | str
 Tags: TypeAlias = tuple[tuple[str, str], ...]
@@ -74,9 +72,6 @@ class MetricsReporter:
 
     def metric_removal(self, metric: Metric) -> None:
         """A metric is gone."""
-
-    def look_inside(self, inside: Inside) -> None:
-        """The producer is made: for reporters that show more of it than numbers."""
 
     def close(self) -> None:
         """The producer is closed."""
@@ -146,9 +141,9 @@ class ProducerMetrics:
         """Bytes sent to each broker. Any thread."""
         return {node: samples["request-size"].total for node, samples in list(self._nodes.items())}
 
-    def show_inside(self, inside: Inside) -> None:
-        """Tell the reporters that the producer is made."""
-        self._tell(lambda reporter: reporter.look_inside(inside))
+    def announce(self, create_source: Callable[[], SnapshotSource]) -> None:
+        """Pass a source of snapshots to the reporters that are a ProducerListener."""
+        self._tell(lambda reporter: _announce(reporter, create_source))
 
     def close(self) -> None:
         """Take the metrics back from the reporters. Who made the reporters closes them."""
@@ -353,6 +348,11 @@ class ProducerMetrics:
 
 def _change(metric: Metric) -> Callable[[MetricsReporter], None]:
     return lambda reporter: reporter.metric_change(metric)
+
+
+def _announce(reporter: MetricsReporter, create_source: Callable[[], SnapshotSource]) -> None:
+    if isinstance(reporter, ProducerListener):
+        reporter.producer_created(create_source())
 
 
 def _removal(metric: Metric) -> Callable[[MetricsReporter], None]:

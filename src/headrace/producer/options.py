@@ -166,11 +166,11 @@ _COMMON = (
         "view.url",
         "str",
         "http://127.0.0.1:9080",
-        "Where metric.reporters=view reports to: the address that `headrace ui` prints.",
+        "URL of the live view that metric.reporters=view reports to; printed by `headrace ui`.",
         None,
         "low",
     ),
-    Option("view.token", "password", None, "The token of that view, if it asks for one.", None, "low"),
+    Option("view.token", "password", None, "Token of the live view, if it requires one.", None, "low"),
     Option(
         "enable.metrics.push",
         "bool",

@@ -29,8 +29,8 @@ class PluginKind(Generic[T]):
 
     noun: str
     base: type[T]
-    known: Mapping[str, type[T]] = field(default_factory=dict)
-    """Ours, by short names and by the names of the Java classes they stand for."""
+    known: Mapping[str, type[T] | str] = field(default_factory=dict)
+    """Built-in classes, or their import paths, by short names and by the names of the Java classes they replace."""
     adapt: Callable[[object], T | None] = lambda _: None
     """Makes one from an object that is not a `base` but will do, or gives None."""
 
@@ -102,7 +102,9 @@ class PluginLoader:
 
 
 def _instance(option: str, value: object, kind: PluginKind[T]) -> object:
-    target = kind.known.get(value) or _import(option, value, kind) if isinstance(value, str) else value
+    target = kind.known.get(value, value) if isinstance(value, str) else value
+    if isinstance(target, str):
+        target = _import(option, target, kind)
     if not isinstance(target, type):
         return target
     try:

@@ -3,7 +3,7 @@
     ProducerMetrics → init, metric_change, metric_removal → the reporter's list of metrics
     a scrape, or the reporter's own thread → values
 
-They are plug-ins for `metric.reporters`: "prometheus", "log", "view" (in view_reporter.py), or an object made by hand.
+They are plug-ins for `metric.reporters`: "prometheus", "log", "view" (view_reporter.py), or an object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 from headrace.errors import ConfigError
 from headrace.producer.metrics import Metric, MetricName, MetricsReporter
 from headrace.producer.plugins import PluginKind
-from headrace.producer.view_reporter import ViewReporter
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -187,16 +186,16 @@ class _Adapted(MetricsReporter):
                 setattr(self, method, getattr(target, method))
 
 
-_METHODS = ("configure", "init", "metric_change", "metric_removal", "look_inside", "close")
+_METHODS = ("configure", "init", "metric_change", "metric_removal", "close")
 
 
 def _adapt(value: object) -> MetricsReporter | None:
-    return _Adapted(value) if any(hasattr(value, method) for method in _METHODS[1:5]) else None
+    return _Adapted(value) if any(hasattr(value, method) for method in _METHODS[1:4]) else None
 
 
 KIND = PluginKind(
     "metrics reporter",
     MetricsReporter,
-    {"prometheus": PrometheusReporter, "log": LoggingReporter, "view": ViewReporter},
+    {"prometheus": PrometheusReporter, "log": LoggingReporter, "view": "headrace.producer.view_reporter.ViewReporter"},
     _adapt,
 )

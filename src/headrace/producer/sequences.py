@@ -11,26 +11,15 @@ sent again.
 from __future__ import annotations
 
 from bisect import insort
-from typing import NamedTuple
 
 from headrace.errors import BrokerError, Code
 from headrace.producer.batch import ProducerBatch
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
 SEQUENCE_MASK = 0x7FFFFFFF
 HALF_WAY = 0x40000000  # what is nearer than this lies ahead, what is farther lies behind, around the end
 TopicPartition = tuple[str, int]
-
-
-class ProducerIdAndEpoch(NamedTuple):
-    producer_id: int
-    epoch: int
-
-    @property
-    def is_valid(self) -> bool:
-        return self.producer_id != NO_PRODUCER_ID
-
-
 NO_PRODUCER_ID_AND_EPOCH = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 

@@ -8,7 +8,7 @@ They run in the thread that sends. What they raise reaches whoever sent, and the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster
 from headrace.producer import interceptors, partitioners, serializers
@@ -17,6 +17,9 @@ from headrace.producer.plugins import PluginLoader
 from headrace.producer.records import PreparedRecord, ProducerRecord, checked_headers
 from headrace.producer.settings import ProducerSettings
 from headrace.wire.layout import Header
+
+if TYPE_CHECKING:
+    from headrace.telemetry.models import SendSteps
 
 
 class Steps:
@@ -49,15 +52,17 @@ class Steps:
         """How many calls of interceptors have raised."""
         return self._interceptors.errors
 
-    def describe(self) -> dict[str, Any]:
-        """Whose code it is, for whoever looks at the producer."""
-        return {
-            "interceptors": self._interceptors.names(),
-            "interceptor_errors": self.interceptor_errors,
-            "key_serializer": type(self._key_serializer).__name__,
-            "value_serializer": type(self._value_serializer).__name__,
-            "partitioner": None if self._partitioner is None else partitioners.name_of(self._partitioner),
-        }
+    def describe(self) -> SendSteps:
+        """Return the class names of the user code that `send` runs."""
+        from headrace.telemetry.models import SendSteps  # as in SendEngine._snapshot_source
+
+        return SendSteps(
+            key_serializer=type(self._key_serializer).__name__,
+            value_serializer=type(self._value_serializer).__name__,
+            partitioner=None if self._partitioner is None else partitioners.name_of(self._partitioner),
+            interceptors=tuple(self._interceptors.names()),
+            interceptor_errors=self.interceptor_errors,
+        )
 
     def intercept(self, record: ProducerRecord, on_delivery: Delivery | None) -> tuple[ProducerRecord, Delivery | None]:
         """The record as the interceptors leave it, and a callback that tells them how it ended, if there are any."""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headrace.client.addresses import Endpoint
 from headrace.client.requests import Response
 from headrace.errors import ERROR_CODES, BrokerError, Code, ConnectionFailedError, HeadraceError
-from headrace.producer.sequences import ProducerIdAndEpoch, TopicPartition
+from headrace.producer.sequences import TopicPartition
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest
 from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from headrace.wire.api.end_txn import EndTxnRequest

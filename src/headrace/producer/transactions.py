@@ -30,12 +30,7 @@ from headrace.errors import (
 )
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.pending import PendingResult
-from headrace.producer.sequences import (
-    NO_PRODUCER_ID_AND_EPOCH,
-    ProducerIdAndEpoch,
-    SequenceTable,
-    TopicPartition,
-)
+from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH, SequenceTable, TopicPartition
 from headrace.producer.transaction_requests import (
     AddOffsets,
     AddPartitions,
@@ -46,6 +41,7 @@ from headrace.producer.transaction_requests import (
     TransactionRequest,
 )
 from headrace.producer.transaction_state import State, is_legal
+from headrace.types import ProducerIdAndEpoch
 
 EPOCH_MAX = 0x7FFF
 # A batch that fails with one of these ends the producer: cluster and transactional id authorisation, a producer id that

@@ -1,66 +1,57 @@
-"""The metrics reporter `view`: shows a producer's inside to a live view (`headrace ui`), once a second.
+"""The metrics reporter `view`: reports producers to a live view (`headrace ui`), once a second.
 
-    metric.reporters=view, view.url=… → look_inside → ViewLink's thread: Inside.look → POST
+    metric.reporters=view, view.url=… → producer_created → ReportSender's thread: SnapshotCollector.collect → POST
 
-The producer does not notice: a look takes about a tenth of a millisecond, in a thread that nobody waits for.
+A report takes about a tenth of a millisecond, on a thread that no other thread waits for.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.config import Secret
 from headrace.producer.metrics import MetricsReporter
-from headrace.producer.view_link import Report, ViewLink, check_url, identity
-
-if TYPE_CHECKING:
-    from headrace.producer.inside import Inside
+from headrace.telemetry.listeners import SnapshotSource
+from headrace.telemetry.models import ProducerReport
+from headrace.telemetry.sender import ReportSender, check_url, new_envelope
 
 INTERVAL_SECONDS = 1.0
 
 
 class ViewReporter(MetricsReporter):
-    """Tells the view that `view.url` names of each producer that has it."""
+    """Reports each producer that has it to the view at `view.url`. A `ProducerListener`."""
 
     def __init__(self) -> None:
         self._url = ""
         self._token: str | None = None
-        self._links: list[ViewLink] = []
+        self._senders: list[ReportSender] = []
 
     def configure(self, config: Mapping[str, object]) -> None:
         token = config.get("view.token")
         self._url = check_url(str(config["view.url"]))
         self._token = token.reveal() if isinstance(token, Secret) else None
 
-    def look_inside(self, inside: Inside) -> None:
-        link = ViewLink(self._url, self._token, _Told(inside), INTERVAL_SECONDS, inside.log)
-        self._links.append(link)
-        link.wake()
+    def producer_created(self, source: SnapshotSource) -> None:
+        sender = ReportSender(self._url, self._token, _ProducerReports(source), INTERVAL_SECONDS, source.log)
+        self._senders.append(sender)
+        sender.notify()
 
     def close(self) -> None:
-        while self._links:
-            self._links.pop().close()
+        while self._senders:
+            self._senders.pop().close()
 
 
-class _Told:
-    """One producer, as the view hears of it."""
+class _ProducerReports:
+    """Creates the reports of one producer."""
 
-    def __init__(self, inside: Inside) -> None:
-        self._inside = inside
-        self._about = {
-            "kind": "producer",
-            "id": uuid.uuid4().hex,
-            **identity(),
-            "started_ms": SYSTEM_CLOCK.time_ms(),
-            "interval_ms": int(INTERVAL_SECONDS * 1000),
-        }
+    def __init__(self, source: SnapshotSource) -> None:
+        self._source = source
+        self._envelope = new_envelope(INTERVAL_SECONDS)
 
-    def report(self, *, is_last: bool) -> Report:
-        now_ms = SYSTEM_CLOCK.time_ms()
-        return {**self._about, "time_ms": now_ms, "is_closed": is_last, **self._inside.look()}
+    def create_report(self, *, is_last: bool) -> ProducerReport:
+        snapshot = vars(self._source.collect())
+        return ProducerReport(**self._envelope, time_ms=SYSTEM_CLOCK.time_ms(), is_closed=is_last, **snapshot)
 
-    def delivered(self, report: Report) -> None:
-        """What was told is over: the next look is another one."""
+    def acknowledge(self, report: ProducerReport) -> None:
+        """Do nothing: every report is complete."""

@@ -31,6 +31,7 @@ from headrace.spark.origins import NOTHING
 from headrace.spark.replays import ReplayChecks
 from headrace.spark.sink_options import CHECK_FINGERPRINT, SEPARATOR
 from headrace.spark.transactions import EndTxnResult, Outcome, check_open
+from headrace.telemetry.listeners import NULL_COMMIT_LISTENER, CommitListener, CommitPhase
 
 log = logging.getLogger("headrace.spark")
 
@@ -66,6 +67,7 @@ class Committer:
         self._transactions = transactions
         self._redo = redo
         self._reach = failpoints.reach
+        self._listener: CommitListener = NULL_COMMIT_LISTENER  # of the commit or abort in progress
         self._now_ms = now_ms
         self._on_close = on_close
         self._replays = ReplayChecks(sink, replay_check)
@@ -82,8 +84,9 @@ class Committer:
 
     # -- commit ----------------------------------------------------------------------------------
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: Batch, listener: CommitListener = NULL_COMMIT_LISTENER) -> None:
         """Make a batch visible, whole and once. The errors say whether it is, and what to do."""
+        self._listener = listener
         try:
             self._commit(batch)
         except InDoubtError as error:
@@ -156,6 +159,7 @@ class Committer:
 
     def _begin(self, batch: Batch) -> None:
         """Take the lock and read the decisions. A new run takes the sink over, unless its first batch is refused."""
+        self._listener.phase_started(CommitPhase.BEGIN)
         self._reach("begin.fence")
         with self._locked():
             self._ledger.open()
@@ -175,6 +179,7 @@ class Committer:
         if not self._is_clean:
             self._abort_leftovers(batch)
             self._is_clean = True
+        self._listener.phase_started(CommitPhase.CHECK)
         self._reach("begin.done")
 
     def _check_holder(self, end_batch: Callable[[], str]) -> None:
@@ -273,6 +278,7 @@ class Committer:
         raise self._replays.conflict(batch, last)
 
     def _skip_replay(self, batch: Batch, last: Decision) -> None:
+        self._listener.phase_started(CommitPhase.REPLAY)
         self._reach("replay.abort")
         self._abort_undecided(batch, last)
         self._replays.log_replay(batch, last)
@@ -316,6 +322,7 @@ class Committer:
             base=base,
             batch_offsets=NOTHING if batch.origin is None else batch.origin.covered.hull(),
         )
+        self._listener.phase_started(CommitPhase.DECIDE)
         self._reach("decide.begin")
         # If other runs may open the sink, the log has to show the outcome of a write that fails.
         as_tombstone = batch.erase_decision and decision.is_finished and self._is_single_use
@@ -333,6 +340,7 @@ class Committer:
             raise _LockLostError from error
         self._last_decided = batch.number
         self._decisions[decision.query] = decision
+        self._listener.phase_started(CommitPhase.END)
         self._reach("decide.done")
         return decision
 
@@ -356,6 +364,7 @@ class Committer:
                 decision = self._write_again(decision, task)
                 if decision.is_finished:
                     return
+        self._listener.phase_started(CommitPhase.FINISH)
         self._reach("end.done")
         decision = decision.finished()
         with self._locked():
@@ -368,6 +377,7 @@ class Committer:
 
         So they are written once, however often a redo is begun.
         """
+        self._listener.phase_started(CommitPhase.REDO)
         self._reach("redo.begin")
         log.warning(
             "sink %s: transaction %r of batch %d was decided and has expired: writing its %d records again",
@@ -394,16 +404,20 @@ class Committer:
         with self._locked():
             self._ledger.write(decision, rows, on_written=lambda: self._reach("redo.written"))
         self._decisions[decision.query] = decision
+        self._listener.transaction_redone()
+        self._listener.phase_started(CommitPhase.END)
         self._reach("redo.done")
         return decision
 
     # -- abort -----------------------------------------------------------------------------------
 
-    def abort(self, batch: Batch) -> None:
+    def abort(self, batch: Batch, listener: CommitListener = NULL_COMMIT_LISTENER) -> None:
         """End the transactions of a failed batch: commit those of a decision, abort the others.
 
         If the decisions cannot be read, nothing is ended.
         """
+        self._listener = listener
+        self._listener.phase_started(CommitPhase.ABORT)
         self._reach("abort.begin")
         self._reset()
         try:

@@ -23,7 +23,7 @@ from typing import Any
 from headrace.client.admin import NewTopic
 from headrace.client.admin.configs import ConfigAdmin, ConfigResource, ResourceKind
 from headrace.client.admin.topics import TopicAdmin
-from headrace.client.blocking import BlockingClient, TopicPartition
+from headrace.client.blocking import BlockingClient
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code
@@ -31,6 +31,7 @@ from headrace.spark.errors import SinkError
 from headrace.spark.holders import DriverProcess, Holders, holders_key
 from headrace.spark.origins import NOTHING, Coverage
 from headrace.spark.sink_options import DECISION_BYTES_MAX
+from headrace.types import TopicPartition
 from headrace.wire.records import decode_marker
 
 VERSION = 2

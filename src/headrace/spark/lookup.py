@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.client.admin.groups import GroupAdmin
-from headrace.client.blocking import BlockingClient, TopicPartition
+from headrace.client.blocking import BlockingClient
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code, ConfigError
 from headrace.spark import consumer_options
 from headrace.spark.offset_specs import OffsetSpec
 from headrace.spark.planning import Offsets, TopicIds
 from headrace.spark.source_options import SourceOptions
+from headrace.types import TopicPartition
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 
 log = logging.getLogger("headrace")

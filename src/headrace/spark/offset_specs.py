@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from headrace.client.blocking import TopicPartition
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.config import LONG_MAX, Config
 from headrace.errors import ConfigError
+from headrace.types import TopicPartition
 
 VALUE_CHARS_MAX = 200
 """How much of a value a message repeats."""

@@ -21,6 +21,7 @@ from headrace.errors import ConfigError
 from headrace.spark import local_session
 from headrace.spark.errors import SparkError, explain
 from headrace.spark.pipeline_file import parse_pipeline, read_pipeline
+from headrace.spark.pipeline_reporter import reporting, sink_options
 from headrace.spark.pipeline_spec import (
     AVAILABLE_NOW,
     FORMAT,
@@ -39,7 +40,6 @@ from headrace.spark.progress import (
     Totals,
     running_tasks,
 )
-from headrace.spark.view_progress import shown, sink_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -142,7 +142,7 @@ class Pipeline:
     ) -> Totals:
         """Run to the end, or until `stop` is set: a stream then finishes its current batch, a batch is cancelled."""
         spark, reporter, stop = spark or self.session(), reporter or SilentReporter(), stop or threading.Event()
-        with shown(self.spec, reporter) as reporter:
+        with reporting(self.spec, reporter) as reporter:
             self.check(spark)
             if stop.is_set():
                 reporter.finished(totals := Totals(stopped="stopped"))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headrace.config import NotEmpty, OneOf, Option, Options
 from headrace.errors import ConfigError
-from headrace.producer.view_link import check_url
+from headrace.telemetry.sender import check_url
 
 AVAILABLE_NOW, INTERVAL, ONCE, BATCH = "availableNow", "interval", "once", "batch"
 TriggerMode = Literal["availableNow", "interval", "once", "batch"]
@@ -68,10 +68,8 @@ TABLES: dict[str, Options] = {
         Option("master", "str", "local[*]", "The Spark master: local[*], spark://host:port, yarn, k8s://…", NotEmpty())
     ),
     "view": Options(
-        Option(
-            "url", "str", None, "The live view that gets reports of the run: the address that `headrace ui` prints."
-        ),
-        Option("token", "password", None, "The token of the live view, if it needs one."),
+        Option("url", "str", None, "URL of a live view (printed by `headrace ui`) that the run reports to."),
+        Option("token", "password", None, "Token of the live view, if it requires one."),
     ),
 }
 OPEN_TABLES: dict[str, str] = {"source": "options", "sink": "options", "spark": "config"}

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from headrace.client.blocking import TopicPartition
 from headrace.errors import HeadraceError
+from headrace.types import TopicPartition
 
 Offsets = dict[TopicPartition, int]
 TopicIds = Mapping[str, str]

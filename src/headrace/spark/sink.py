@@ -24,18 +24,9 @@ from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
 from headrace.spark.columns import Limits, check_schema
+from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported
 from headrace.spark.commit_times import Stopwatch, show_log
 from headrace.spark.commit_types import WRITE_PREFIX, Batch
-from headrace.spark.commit_watch import (
-    ABORTED,
-    COMMITTED,
-    WRITTEN,
-    TaskTimes,
-    WatchedPlaces,
-    forget,
-    watch_of,
-    watched,
-)
 from headrace.spark.committer import Committer
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.errors import PlanError, SinkError
@@ -47,6 +38,8 @@ from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, current_task_attempt, merged
 from headrace.spark.transactions import Redo, Transactions
 from headrace.spark.worker import PerRun
+from headrace.telemetry.listeners import CommitListener
+from headrace.telemetry.models import BatchOutcome
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 
 if TYPE_CHECKING:
@@ -158,7 +151,7 @@ def _committer(options: SinkOptions, sink: str, run: str, *, is_single_use: bool
         Ledger(options, sink, client),
         Transactions(client),
         Redo(client),
-        failpoints=WatchedPlaces(options.failpoints),
+        failpoints=Failpoints(options.failpoints),
         on_close=client.close,
         replay_check=options.replay_check,
         is_single_use=is_single_use,
@@ -191,8 +184,10 @@ def _known_origins(options: SinkOptions) -> dict[str, KnownOrigins] | None:
     return reader.read()
 
 
-def _outcome(options: SinkOptions, is_commit: bool) -> str:
-    return ABORTED if not is_commit else COMMITTED if options.is_exactly_once else WRITTEN
+def _outcome(options: SinkOptions, is_commit: bool) -> BatchOutcome:
+    if not is_commit:
+        return BatchOutcome.ABORTED
+    return BatchOutcome.COMMITTED if options.is_exactly_once else BatchOutcome.WRITTEN
 
 
 def _reports(messages: list[WriterCommitMessage | None]) -> list[Report]:
@@ -248,15 +243,15 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _finish(self, messages: list[WriterCommitMessage | None], *, is_commit: bool) -> None:
         reports = _reports(messages)
-        watch = watch_of(self._options, self._sink, self._query, self._run)
+        reporter = commit_reporter(self._options, self._sink, self._query, self._run)
         try:
-            with watched(watch, 0, reports, _outcome(self._options, is_commit)):
+            with reported(reporter, 0, reports, _outcome(self._options, is_commit)) as listener:
                 if self._options.is_exactly_once:
-                    self._end(reports, is_commit=is_commit)
+                    self._end(reports, listener, is_commit=is_commit)
         finally:
-            forget(watch)
+            close_reporter(reporter)
 
-    def _end(self, reports: list[Report], *, is_commit: bool) -> None:
+    def _end(self, reports: list[Report], listener: CommitListener, *, is_commit: bool) -> None:
         erase_decision = self._options.write_id is None
         batch = Batch(self._query, 0, fingerprint=Fingerprint())
         if reports:
@@ -265,9 +260,9 @@ class BatchWriter(DataSourceArrowWriter):
         committer = _committer(self._options, self._sink, self._run, is_single_use=is_single_use)
         try:
             if is_commit:
-                committer.commit(batch)
+                committer.commit(batch, listener)
             else:
-                committer.abort(batch)
+                committer.abort(batch, listener)
         finally:
             committer.close()
 
@@ -302,14 +297,14 @@ class _StreamWriter:
         if not reports:
             return
         task = reports[0].task
-        watch = watch_of(self._options, task.sink, task.query, task.run)
-        with watched(watch, number, reports, _outcome(self._options, is_commit)):
+        reporter = commit_reporter(self._options, task.sink, task.query, task.run)
+        with reported(reporter, number, reports, _outcome(self._options, is_commit)) as listener:
             if self._options.is_exactly_once:
                 batch, committer = _batch(reports, number), self._session(task)
                 if is_commit:
-                    committer.commit(batch)
+                    committer.commit(batch, listener)
                 else:
-                    committer.abort(batch)
+                    committer.abort(batch, listener)
 
     def _session(self, task: TaskAttempt) -> Committer:
         """Return the committer of this run in this process."""

@@ -17,8 +17,8 @@ from headrace.errors import ConfigError
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.security import sasl_settings, tls_settings
 from headrace.producer.settings import resolve
-from headrace.producer.view_link import check_url
 from headrace.spark.origins import OriginColumns
+from headrace.telemetry.sender import check_url
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 FAIL, DEAD_LETTER = "fail", "dead-letter"
@@ -118,13 +118,13 @@ SINK_OPTIONS = Options(
         "view.url",
         "str",
         None,
-        "The live view that gets reports of every batch and of the producers of the tasks: the address that "
-        "`headrace ui` prints. Nothing waits for it.",
+        "URL of a live view (printed by `headrace ui`) that batches and the producers of tasks report to. Commits "
+        "never wait for it.",
         None,
         "low",
     ),
-    Option("view.token", "password", None, "The token of the live view, if it needs one.", None, "low"),
-    Option("view.name", "str", None, "The name of this sink in the live view; by default its sink.id.", None, "low"),
+    Option("view.token", "password", None, "Token of the live view, if it requires one.", None, "low"),
+    Option("view.name", "str", None, "Name of this sink in the live view; sink.id by default.", None, "low"),
     Option("includeheaders", "bool", True, "Spark's name: whether the column `headers` is written.", None, "low"),
     Option(
         "headrace.failpoints",

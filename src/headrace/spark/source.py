@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from headrace.client.blocking import TopicPartition
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.lookup import Lookup, require
 from headrace.spark.offset_specs import OffsetSpec
@@ -34,6 +33,7 @@ from headrace.spark.planning import (
     split,
 )
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
+from headrace.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa

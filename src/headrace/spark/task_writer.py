@@ -24,7 +24,7 @@ from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.engine import SendEngine
 from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending
-from headrace.spark.commit_watch import TaskTimes
+from headrace.spark.commit_reporter import TaskTimes
 from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
 from headrace.spark.errors import SinkError, not_sent
 from headrace.spark.failpoints import Failpoints

@@ -1,21 +1,21 @@
-"""The live view: a cluster, its producers and its pipelines, in the browser.
+"""The live view: a Kafka cluster, its producers and its Spark pipelines, in the browser.
 
-    server.py      the web server: pages, assets, who may come in (access.py)
-    view.py        what every page is given
-    collector.py   one thread asks the cluster, for all pages; history.py keeps fifteen minutes of it
-    topology.py, traffic.py, topic_watch.py, group_watch.py, transaction_watch.py, fault_watch.py     what is asked for
-    control.py     the side door of a broker of ours: faults, counters
-    reports.py     what producers and pipelines tell of themselves: told_producers.py, told_pipelines.py
+    server.py      web server: pages, assets; access.py checks host, origin and token
+    view.py        state shared by all pages
+    collector.py   the thread that queries the cluster for all pages, and 15 minutes of history
+    cluster_feeds.py, group_feeds.py, transaction_feeds.py     the queries
+    broker_control.py      control socket of a headrace broker: faults, counters
+    reports.py     reports from producers and pipelines
 
-    frame.py       what is around every page; view.css and view.js belong to it
-    parts.py, fields.py, tables.py, charts.py, drawing.py     parts of pages; formatting.py has numbers, sizes and times
-    actions.py     what changes something: asked for, checked, confirmed, bounded in time
-    browser.py     messages of a topic, read for the browser; decoding.py shows their bytes
-    pages/         a module a page; what is too much for one is beside it: topic_changes.py, reset_form.py, …
+    frame.py       header, navigation and error banner of every page; view.css and view.js belong to it
+    elements.py, tables.py, charts.py, actions.py     building blocks of pages; formatting.py formats numbers and times
+    message_reader.py      reads the messages of a topic and formats their bytes
+    producer_diagram.py, commit_diagram.py     the two live diagrams
+    pages/         one module per page
 
-    cluster → collector ──► Feed (a value, its time, what is wrong) ──► page, once a second ──► browser
-    producer, pipeline → POST /report → reports ──────────────────────────┘
+    cluster → collector ──► Feed (value, time, failure) ──► page, once a second ──► browser
+    producer, pipeline → POST /report → ReportStore ─────────┘
 
-A page never asks the cluster by itself: it looks at a feed, and what nobody looks at is not asked for, or seldom. Only
-actions and the message browser have a connection of their own, for as long as they run.
+Pages never query the cluster: they read feeds, and feeds that no page reads are not fetched, or rarely. Only actions
+and the message browser open separate connections, for as long as they run.
 """

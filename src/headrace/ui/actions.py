@@ -1,12 +1,12 @@
-"""What changes something: asked for, checked, confirmed where it destroys, bounded in time, and told how it ended.
+"""Actions: changes to the cluster, with confirmation where data is destroyed, a time-out, and feedback.
 
-    page:     action_button(view, "Delete the topic", delete, confirm="… This cannot be undone.", done="…")
-    or        await run_action(view, problem, "Delete the topic", delete, …)
+    page:     action_button(view, "Delete topic", delete, confirm="… This cannot be undone.", done="…")
+    or        await run_action(view, problem, delete, name="Delete topic", …)
 
-    read-only? ─► confirmation ─► in a thread, with a connection of its own ─► done, or what went wrong, in its place
+    read-only check ─► confirmation ─► in a thread, on a separate connection ─► notification, or the error in place
 
-`delete` takes an AdminClient, may block and may raise. In a read-only view there is no button, and whoever calls all
-the same is refused here, on the server.
+`delete` takes an AdminClient, may block and may raise. A read-only view has no button, and the server refuses the
+action as well.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from nicegui import ui
 from headrace.client.admin import AdminClient
 from headrace.errors import HeadraceError, TimedOutError
 from headrace.ui.collector import ACTION_MS_MAX
-from headrace.ui.parts import Problem, Text
+from headrace.ui.elements import Problem, Text
 from headrace.ui.view import View
 
 log = logging.getLogger("headrace.ui")
 
 GRACE_SECONDS = 5.0
-"""On top of what the client gives itself: for a thread to become free, and for the client to give up by itself."""
+"""Added to the client's own time-out: for a thread to become free and for the client to time out first."""
 
 THREADS_MAX = 16
 _threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="headrace-ui")
@@ -36,8 +36,8 @@ _threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="headrace-ui")
 T = TypeVar("T")
 
 
-async def confirmed(question: str, *, yes: str, typed: str | None = None) -> bool:
-    """Ask before something is destroyed. With `typed`, that text has to be typed first."""
+async def confirm_dialog(question: str, *, action: str, typed: str | None = None) -> bool:
+    """Ask for confirmation. With `typed`, the user has to type that text first."""
     with ui.dialog() as dialog, ui.element("div").classes("hr-dialog").props('role="alertdialog" aria-label="Confirm"'):
         Text("p", question)
         field: ui.input | None = None
@@ -45,62 +45,64 @@ async def confirmed(question: str, *, yes: str, typed: str | None = None) -> boo
             field = ui.input(label=f"Type {typed} to confirm").props("outlined dense autofocus")
         with ui.element("div").classes("hr-buttons"):
             button("Cancel", lambda: dialog.submit(False)).props("autofocus" if typed is None else "")
-            sure = button(yes, lambda: dialog.submit(True)).classes("hr-danger")
+            confirm = button(action, lambda: dialog.submit(True)).classes("hr-danger")
             if field is not None:
-                sure.props("disabled")
+                confirm.props("disabled")
                 field.on_value_change(
-                    lambda event: sure.props(remove="disabled") if event.value == typed else sure.props("disabled")
+                    lambda event: (
+                        confirm.props(remove="disabled") if event.value == typed else confirm.props("disabled")
+                    )
                 )
     try:
-        answer = await dialog
-        return bool(answer) and (field is None or field.value == typed)
+        choice = await dialog
+        return bool(choice) and (field is None or field.value == typed)
     finally:
         dialog.delete()
 
 
-async def in_thread(seconds_max: float, do: Callable[[], T]) -> T:
-    """The result of something that blocks, or a TimedOutError: a page never waits for ever."""
+async def in_thread(seconds_max: float, call: Callable[[], T]) -> T:
+    """Run a blocking call in a thread; raise TimedOutError after `seconds_max`."""
     try:
         async with asyncio.timeout(seconds_max):
-            return await asyncio.get_running_loop().run_in_executor(_threads, do)
+            return await asyncio.get_running_loop().run_in_executor(_threads, call)
     except TimeoutError as error:
         if isinstance(error, HeadraceError):
             raise
-        raise TimedOutError(f"no answer for {seconds_max:g} s; it may still happen") from error
+        raise TimedOutError(f"timed out after {seconds_max:g} s; the action may still complete") from error
 
 
 async def run_action(
     view: View,
     problem: Problem,
-    do: Callable[[AdminClient], T],
+    action: Callable[[AdminClient], T],
     *,
-    what: str,
+    name: str,
     done: str | Callable[[T], str] | None = None,
     confirm: str | None = None,
     typed: str | None = None,
     timeout_ms: float = ACTION_MS_MAX,
 ) -> T | None:
-    """Do it, and say beside the button what went wrong; None if it was not done."""
+    """Run an action and show its error in `problem`; return None if it was not done."""
 
     def connected() -> T:
         view.check_writable()
         with view.cluster.connect(timeout_ms) as admin:
-            return do(admin)
+            return action(admin)
 
     try:
         view.check_writable()
-        if confirm is not None and not await confirmed(confirm, yes=what, typed=typed):
+        if confirm is not None and not await confirm_dialog(confirm, action=name, typed=typed):
             return None
-        problem.tell(None)
+        problem.set(None)
         result = await in_thread(timeout_ms / 1000 + GRACE_SECONDS, connected)
     except HeadraceError as error:
-        problem.tell(f"{what}: {error}")
+        problem.set(f"{name}: {error}")
         return None
     except Exception as error:
-        log.exception("an action failed: %s", what)
-        problem.tell(f"{what}: {type(error).__name__}: {error}")
+        log.exception("internal error in action %s", name)
+        problem.set(f"{name}: {type(error).__name__}: {error}")
         return None
-    view.cluster.hurry()
+    view.cluster.refresh_now()
     if done is not None:
         ui.notify(
             done if isinstance(done, str) else done(result), color="green-10", icon="check", position="bottom-right"
@@ -109,16 +111,16 @@ async def run_action(
 
 
 def button(label: str, on_click: Callable[[], object]) -> ui.element:
-    """A plain button, of the browser's own kind: keyboard and screen reader know it."""
-    made = Text("button", label).classes("hr-button").props('type="button"')
-    made.on("click", lambda: on_click())
-    return made
+    """A native button, known to keyboards and screen readers."""
+    element = Text("button", label).classes("hr-button").props('type="button"')
+    element.on("click", lambda: on_click())
+    return element
 
 
 def action_button(
     view: View,
     label: str,
-    do: Callable[[AdminClient], T],
+    action: Callable[[AdminClient], T],
     *,
     done: str | Callable[[T], str] | None = None,
     confirm: str | Callable[[], str] | None = None,
@@ -126,24 +128,24 @@ def action_button(
     after: Callable[[T], object] | None = None,
     timeout_ms: float = ACTION_MS_MAX,
 ) -> ui.element | None:
-    """A button that changes something, with a place for what goes wrong; None in a read-only view."""
+    """A button that runs an action and shows its error; None in a read-only view."""
     if view.read_only:
         return None
 
     async def press() -> None:
-        made.props("disabled")
+        element.props("disabled")
         try:
             question = confirm() if callable(confirm) else confirm
             result = await run_action(
-                view, problem, do, what=label, done=done, confirm=question, typed=typed, timeout_ms=timeout_ms
+                view, problem, action, name=label, done=done, confirm=question, typed=typed, timeout_ms=timeout_ms
             )
         finally:
-            made.props(remove="disabled")
+            element.props(remove="disabled")
         if result is not None and after is not None:
             after(result)
 
-    made = button(label, press)
+    element = button(label, press)
     if confirm is not None:
-        made.classes("hr-danger")
+        element.classes("hr-danger")
     problem = Problem()
-    return made
+    return element

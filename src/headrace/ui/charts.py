@@ -1,30 +1,53 @@
-"""Charts, by the ECharts that NiceGUI brings: lines over the last minutes, stacked bars.
+"""Charts (ECharts) and diagrams (inline SVG).
 
-Colours are Okabe and Ito's, which colour-blind people can tell apart; lines also differ in their dashes, bars in their
-patterns' order and names. Text takes its colours from the page (SVG knows CSS variables), so light and dark both work.
+    chart = LineChart("Records in, last 15 minutes", ["in"], "records/s")
+    diagram = Diagram("Path of a record", 1180, 420)
+    page.live(lambda: diagram.show([Box(…), …], [Arrow(…), …]))
+
+Chart colours are the colour-blind-safe palette of Okabe and Ito; lines also differ in their dashes. Other colours are
+CSS variables of the page, which SVG understands, so that light and dark themes both work.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
 
 from nicegui import ui
 
-from headrace.ui.history import HISTORY_SECONDS, Point
+from headrace.ui.collector import HISTORY_SECONDS, Point
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
 DASHES = ("solid", "dashed", "dotted")
 POINTS_MAX = 450
-"""Of a line: more cannot be told apart on a screen."""
+"""Points per line: more cannot be distinguished on a screen."""
 STEPS_MAX = 4
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 256, 512)
 _TEXT, _GRID = "var(--hr-muted)", "var(--hr-line)"
 
+LINE_PIXELS = 18
+TITLE_PIXELS = 24
+PADDING_PIXELS = 12
+BAR_PIXELS = 6
+CHARACTER_PIXELS = 6.9
+"""Estimated width of a character in a box. Text that does not fit is cut; the tooltip has all of it."""
+
+Tone = Literal["", "good", "warn", "bad", "here", "faint"]
+_STROKES = {
+    "": ("var(--hr-line)", 1.2),
+    "good": ("var(--hr-good)", 2.0),
+    "warn": ("var(--hr-warn)", 2.5),
+    "bad": ("var(--hr-bad)", 2.5),
+    "here": ("var(--hr-blue)", 3.0),
+    "faint": ("var(--hr-line)", 1.0),
+}
+
 
 class LineChart:
-    """Lines over the last fifteen minutes. Values are in `unit`, which stands at the axis."""
+    """Lines over the last 15 minutes; `unit` labels the axis."""
 
     def __init__(self, label: str, names: Sequence[str], unit: str, *, is_bytes: bool = False) -> None:
         self._is_bytes = is_bytes
@@ -46,7 +69,7 @@ class LineChart:
         self._chart.props(f'role="img" aria-label="{label}"')
 
     def show(self, lines: Mapping[str, Sequence[Point]]) -> None:
-        """Draw these points, by the names of the lines."""
+        """Draw points by the names of the lines."""
         newest = {name: points[-1] if points else None for name, points in lines.items()}
         if newest == self._shown:
             return
@@ -64,10 +87,10 @@ class LineChart:
 
 
 class StackedBars:
-    """Bars of several parts each, the newest at the right."""
+    """Stacked bars, the newest on the right."""
 
     def __init__(self, label: str, names: Sequence[str], unit: str, *, hidden: Sequence[str] = ()) -> None:
-        """`hidden` are parts that are drawn only when somebody presses their name."""
+        """`hidden` parts are drawn only after a click on their name in the legend."""
         self._shown: Any = None
         options = _frame(unit, names, False)
         options["legend"]["selected"] = {name: name not in hidden for name in names}
@@ -80,7 +103,7 @@ class StackedBars:
         self._chart.props(f'role="img" aria-label="{label}"')
 
     def show(self, bars: Sequence[tuple[str, Mapping[str, float]]]) -> None:
-        """Draw these bars: a name, and a value for each part."""
+        """Draw bars: a name, and a value for each part."""
         drawn = [(name, dict(parts)) for name, parts in bars]
         if drawn == self._shown:
             return
@@ -93,7 +116,7 @@ class StackedBars:
 
 
 def byte_steps(highest: float) -> tuple[float, float]:
-    """Steps of an axis of bytes that are round in its units, and where it ends: ECharts counts in tens."""
+    """Return step and end of an axis of bytes, round in binary units: ECharts only knows decimal ones."""
     unit = 1.0
     while highest / unit >= 1024:
         unit *= 1024
@@ -102,7 +125,7 @@ def byte_steps(highest: float) -> tuple[float, float]:
 
 
 def thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """As many points as can be told apart: the peak of each few, so that none gets lost."""
+    """Reduce points to POINTS_MAX by keeping the peak of each group."""
     if len(points) <= POINTS_MAX:
         return points
     step = -(-len(points) // POINTS_MAX)
@@ -135,3 +158,120 @@ def _frame(unit: str, names: Sequence[str], is_bytes: bool) -> dict[str, Any]:
 
 def _line() -> dict[str, Any]:
     return {"lineStyle": {"color": _GRID}}
+
+
+# -- diagrams ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box with a title and lines of text; `bar` is a share from 0 to 1, drawn at the bottom."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    title: str
+    lines: Sequence[str] = ()
+    tone: Tone = ""
+    bar: float | None = None
+    mark: str = ""
+    """A word in the corner, so that nothing is shown by colour alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """A line through points, with a tip at the last one."""
+
+    points: Sequence[tuple[int, int]]
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Text outside of boxes."""
+
+    x: int
+    y: int
+    text: str
+
+
+class Diagram:
+    """A diagram on a page. All text is escaped: some of it comes from other processes."""
+
+    def __init__(self, label: str, width: int, height: int) -> None:
+        self._label = label
+        self._width = width
+        self._height = height
+        self._element = ui.html("", sanitize=False).classes("hr-drawing")
+
+    def show(self, boxes: Sequence[Box], arrows: Sequence[Arrow], labels: Sequence[Label] = ()) -> None:
+        """Draw boxes, arrows and labels; an unchanged diagram is not sent to the browser."""
+        svg = self._svg(boxes, arrows, labels)
+        if svg != self._element.content:
+            self._element.set_content(svg)
+
+    def _svg(self, boxes: Sequence[Box], arrows: Sequence[Arrow], labels: Sequence[Label]) -> str:
+        description = "; ".join(", ".join([box.title, box.mark, *box.lines]) for box in boxes)
+        parts = [
+            f'<svg viewBox="0 0 {self._width} {self._height}" role="img" aria-label="{escape(self._label)}"'
+            f' style="width: 100%; max-width: {self._width * 5 // 4}px">',
+            f"<desc>{escape(description)}</desc>",
+            '<defs><marker id="hr-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
+            ' orient="auto"><path d="M0 0L8 4L0 8z" fill="var(--hr-muted)"/></marker></defs>',
+            *map(_arrow, arrows),
+            *map(_box, boxes),
+            *map(_label, labels),
+            "</svg>",
+        ]
+        return "".join(parts)
+
+
+def _box(box: Box) -> str:
+    colour, width = _STROKES[box.tone]
+    ink = "var(--hr-muted)" if box.tone == "faint" else "var(--hr-text)"
+    left, top = box.x + PADDING_PIXELS, box.y + TITLE_PIXELS - 4
+    full_text = ", ".join([box.title, *box.lines])
+    parts = [
+        f"<g><title>{escape(full_text)}</title>",
+        f'<rect x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="8" fill="var(--hr-page)"'
+        f' stroke="{colour}" stroke-width="{width}"/>',
+        f'<text x="{left}" y="{top}" font-weight="600" fill="{ink}">{escape(box.title)}</text>',
+    ]
+    if box.mark:
+        parts.append(
+            f'<text x="{box.x + box.width - PADDING_PIXELS}" y="{top}" text-anchor="end" font-weight="600"'
+            f' fill="{ink if box.tone == "" else colour}">{escape(box.mark)}</text>'
+        )
+    characters_max = int((box.width - 2 * PADDING_PIXELS) / CHARACTER_PIXELS)
+    for number, line in enumerate(box.lines):
+        y = top + (number + 1) * LINE_PIXELS + 2
+        parts.append(f'<text x="{left}" y="{y}" fill="{ink}">{escape(_cut(line, characters_max))}</text>')
+    if box.bar is not None:
+        parts.append(_bar(box, min(1.0, max(0.0, box.bar)), colour if box.tone else "var(--hr-blue)"))
+    return "".join([*parts, "</g>"])
+
+
+def _bar(box: Box, share: float, colour: str) -> str:
+    x, y = box.x + PADDING_PIXELS, box.y + box.height - PADDING_PIXELS - BAR_PIXELS + 2
+    width = box.width - 2 * PADDING_PIXELS
+    return (
+        f'<rect x="{x}" y="{y}" width="{width}" height="{BAR_PIXELS}" rx="3" fill="var(--hr-line)"/>'
+        f'<rect x="{x}" y="{y}" width="{width * share:.1f}" height="{BAR_PIXELS}" rx="3" fill="{colour}"/>'
+    )
+
+
+def _arrow(arrow: Arrow) -> str:
+    path = "M" + "L".join(f"{x} {y}" for x, y in arrow.points)
+    dashes = ' stroke-dasharray="5 4"' if arrow.is_dashed else ""
+    return (
+        f'<path d="{path}" fill="none" stroke="var(--hr-muted)" stroke-width="1.5" marker-end="url(#hr-tip)"{dashes}/>'
+    )
+
+
+def _label(label: Label) -> str:
+    return f'<text x="{label.x}" y="{label.y}" fill="var(--hr-muted)">{escape(label.text)}</text>'
+
+
+def _cut(text: str, characters_max: int) -> str:
+    return text if len(text) <= characters_max else text[: max(1, characters_max - 1)] + "…"

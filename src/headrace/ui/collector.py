@@ -1,10 +1,9 @@
-"""One thread asks the cluster, for every page of every browser.
+"""One thread that queries the cluster on behalf of all pages and browsers, and the history it keeps.
 
-    page: feed.look() ─► wakes the thread ─► ask(admin) ─► feed.value, feed.at; or feed.trouble
+    page: feed.get() ─► wakes the thread ─► fetch(admin) ─► feed.value and feed.at, or feed.failure
 
-A feed is one question. It is put at its rate while somebody looks, and rarely or not at all otherwise. What is much
-work is asked less often, so that the view never is a burden: see `COST_FACTOR`. Values are replaced as a whole, so
-pages read them without a lock.
+A feed is one query. It is repeated at its rate while a page reads it, and rarely or not at all otherwise. Expensive
+queries are repeated less often (`COST_FACTOR`). Values are replaced as a whole, so pages read them without a lock.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -28,123 +28,182 @@ from headrace.errors import (
 
 log = logging.getLogger("headrace.ui")
 
-ASK_MS_MAX = 4_000.0
-"""For a question with all its attempts. Who does not answer for so long is in trouble, and the page says so."""
+FETCH_MS_MAX = 4_000.0
+"""Time-out of a query, retries included."""
 ACTION_MS_MAX = 15_000.0
 COST_FACTOR = 200
-"""A question is about as much work to answer as its answer is to read, and that is what we can measure. So each may
-take half a percent of a processor. Waiting is no work: a slow network is asked as often as a fast one."""
+"""A feed pauses for this multiple of the CPU time that its last query took here, so each feed takes at most 0.5 % of a
+processor. The broker's cost is taken to be about the same. Waiting for the network costs nothing."""
 PAUSE_SECONDS_MAX = 60.0
-"""However much work it is, somebody waits for it."""
-LOOK_SECONDS = 5.0
-"""Who has looked so long ago is taken to be gone."""
+WATCH_SECONDS = 5.0
+"""A feed that no page has read for this long is not watched any more."""
 RETRY_SECONDS = 1.0
-FORGET_SECONDS = 120.0
+EXPIRY_SECONDS = 120.0
 FEEDS_MAX = 500
-TURN_SECONDS_MAX = 1.0
+WAIT_SECONDS_MAX = 1.0
 STOP_SECONDS_MAX = 0.5
-"""The thread may be in the middle of a question; it ends with the process then."""
+"""A query that is still running after this ends with the process: the thread is a daemon."""
+HISTORY_SECONDS = 15 * 60
+POINTS_MAX = HISTORY_SECONDS
+"""One point per second at most."""
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+Point = tuple[float, float | None]
+"""Seconds since 1970, and a value; None is a gap."""
+
+
+# -- history -------------------------------------------------------------------------------------
+
+
+class Series:
+    """Values of the last 15 minutes. Written by one thread; readers get a copy."""
+
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque(maxlen=POINTS_MAX)
+
+    def add(self, at: float, value: float | None) -> None:
+        self._points.append((at, value))
+        while self._points and self._points[0][0] < at - HISTORY_SECONDS:
+            self._points.popleft()
+
+    def points(self) -> list[Point]:
+        return list(self._points)
+
+    @property
+    def last(self) -> float | None:
+        """The newest value; None if there is none or it is a gap."""
+        return self._points[-1][1] if self._points else None
+
+
+class Rate(Series, Generic[K]):
+    """Growth per second of a set of counters.
+
+    Each counter is compared with itself, so that a new, removed or reset one does not look like traffic.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._previous: tuple[float, Mapping[K, float]] | None = None
+
+    def sample(self, at: float, counters: Mapping[K, float] | None) -> None:
+        """Add the growth since the previous sample; None means that the counters could not be read."""
+        previous, self._previous = self._previous, None if counters is None else (at, counters)
+        if counters is None:
+            self.add(at, None)
+        elif previous is not None and at > previous[0]:
+            growth = sum(max(0.0, value - previous[1].get(key, value)) for key, value in counters.items())
+            self.add(at, growth / (at - previous[0]))
+
+
+# -- feeds ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, frozen=True)
-class Trouble:
-    """What is wrong, in words, and since when (seconds since 1970)."""
+class Failure:
+    """An error that persists, and since when (seconds since 1970)."""
 
     text: str
     since: float
 
 
 class Feed(Generic[T]):
-    """A question, and the last answer. Written by the collector's thread."""
+    """A query and its last result. Written by the collector's thread."""
 
     def __init__(
-        self, name: str, ask: Callable[[AdminClient], T], every_s: float, idle_s: float | None, woken: threading.Event
+        self,
+        name: str,
+        fetch: Callable[[AdminClient], T],
+        *,
+        every_s: float,
+        idle_s: float | None,
+        wake_event: threading.Event,
     ) -> None:
         self.name = name
         self.value: T | None = None
         self.at: float | None = None  # seconds since 1970
-        self.trouble: Trouble | None = None
-        self.asked = 0
-        self._ask = ask
+        self.failure: Failure | None = None
+        self.fetch_count = 0
+        self._fetch = fetch
         self._every_s = every_s
         self._idle_s = idle_s
-        self._woken = woken
-        self._looked = float("-inf")
-        self._ended = float("-inf")  # the last attempt
-        self._pause_s = 0.0  # for its cost
+        self._wake_event = wake_event
+        self._last_read = float("-inf")
+        self._last_attempt = float("-inf")
+        self._pause_s = 0.0  # see COST_FACTOR
 
-    def look(self) -> T | None:
-        """The last answer, None if there is none yet; and say that somebody wants to know."""
-        was_idle = not self.is_looked_at
-        self._looked = time.monotonic()
+    def get(self) -> T | None:
+        """Return the last result, None if there is none yet, and keep the feed watched."""
+        was_idle = not self.is_watched
+        self._last_read = time.monotonic()
         if was_idle:
-            self._woken.set()
+            self._wake_event.set()
         return self.value
 
-    def hurry(self) -> None:
-        """Ask again at once: something was changed."""
-        self._looked = time.monotonic()
-        self._ended, self._pause_s = float("-inf"), 0.0
-        self._woken.set()
+    def refresh_now(self) -> None:
+        """Repeat the query at once, because something was changed."""
+        self._last_read = time.monotonic()
+        self._last_attempt, self._pause_s = float("-inf"), 0.0
+        self._wake_event.set()
 
     @property
-    def is_looked_at(self) -> bool:
-        return time.monotonic() - self._looked < LOOK_SECONDS
+    def is_watched(self) -> bool:
+        return time.monotonic() - self._last_read < WATCH_SECONDS
 
     @property
     def is_permanent(self) -> bool:
-        """Whether it is asked even if nobody looks."""
+        """Whether the query is repeated even if no page reads the feed."""
         return self._idle_s is not None
 
     @property
-    def is_forgotten(self) -> bool:
-        return not self.is_permanent and time.monotonic() - self._looked > FORGET_SECONDS
+    def is_expired(self) -> bool:
+        return not self.is_permanent and time.monotonic() - self._last_read > EXPIRY_SECONDS
 
     @property
     def due(self) -> float:
-        """When to ask next, by the monotonic clock."""
-        interval = self._every_s if self.is_looked_at else self._idle_s
+        """When to query next, by the monotonic clock."""
+        interval = self._every_s if self.is_watched else self._idle_s
         if interval is None:
             return float("inf")
-        if self.trouble is not None:
+        if self.failure is not None:
             interval = min(interval, RETRY_SECONDS)
-        return self._ended + max(interval, self._pause_s)
+        return self._last_attempt + max(interval, self._pause_s)
 
     def run(self, admin: AdminClient) -> HeadraceError | None:
-        """Ask. What goes wrong is kept, to be shown, and returned."""
+        """Query the cluster; keep and return the error if that fails."""
         began = time.thread_time()
-        self.asked += 1
+        self.fetch_count += 1
         try:
-            value = self._ask(admin)
+            value = self._fetch(admin)
         except HeadraceError as error:
             self.fail(str(error))
             return error
-        self._ended = time.monotonic()
+        self._last_attempt = time.monotonic()
         self._pause_s = min((time.thread_time() - began) * COST_FACTOR, PAUSE_SECONDS_MAX)
-        self.value, self.at, self.trouble = value, time.time(), None
+        self.value, self.at, self.failure = value, time.time(), None
         return None
 
     def fail(self, text: str) -> None:
-        self.trouble = Trouble(text, self.trouble.since if self.trouble else time.time())
-        self._ended, self._pause_s = time.monotonic(), 0.0
+        self.failure = Failure(text, self.failure.since if self.failure else time.time())
+        self._last_attempt, self._pause_s = time.monotonic(), 0.0
 
 
 class Collector:
-    """Owns the thread, the connection and the feeds."""
+    """Owner of the thread, its connection and the feeds."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._woken = threading.Event()
+        self._wake_event = threading.Event()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._feeds: dict[str, Feed[Any]] = {}  # Guarded by _lock.
         self._thread = threading.Thread(target=self._run, name="headrace-ui-collector", daemon=True)
-        self._admin: AdminClient | None = None  # The thread's.
-        self.trouble: Trouble | None = None
-        self.good_at: float | None = None
-        """When the cluster last answered, in seconds since 1970."""
+        self._admin: AdminClient | None = None  # Collector thread only.
+        self.failure: Failure | None = None
+        """Why the cluster cannot be reached."""
+        self.last_success_s: float | None = None
+        """When the cluster last responded, in seconds since 1970."""
 
     @property
     def address(self) -> str:
@@ -152,55 +211,56 @@ class Collector:
         return servers if isinstance(servers, str) else ",".join(servers)
 
     def feed(
-        self, name: str, ask: Callable[[AdminClient], T], *, every_s: float, idle_s: float | None = None
+        self, name: str, fetch: Callable[[AdminClient], T], *, every_s: float, idle_s: float | None = None
     ) -> Feed[T]:
-        """The feed of that name, made if there is none: all pages share it.
+        """Return the feed of that name, created if needed: all pages share it.
 
-        While somebody looks it is asked every `every_s`; otherwise every `idle_s`, or not at all. One that nobody has
-        looked at for a while is forgotten, so ask for it again each time a page is built.
+        The query is repeated every `every_s` while a page reads the feed; otherwise every `idle_s`, or not at all. A
+        feed without `idle_s` that is not read for a while is dropped, so call this each time a page is built.
         """
         with self._lock:
-            found = self._feeds.get(name)
-            if found is None:
-                self._forget()
-                found = self._feeds[name] = Feed(name, ask, every_s, idle_s, self._woken)
-            found.look()  # so that nobody forgets it before the page is there
-        self._woken.set()
-        return found
+            feed = self._feeds.get(name)
+            if feed is None:
+                self._drop_expired()
+                feed = Feed(name, fetch, every_s=every_s, idle_s=idle_s, wake_event=self._wake_event)
+                self._feeds[name] = feed
+            feed.get()  # keeps it until the page is built
+        self._wake_event.set()
+        return feed
 
     def connect(self, timeout_ms: float = ACTION_MS_MAX) -> AdminClient:
-        """A connection of its own, for an action: to be used in a `with` block."""
-        own = replace(self._settings, timeout_ms=timeout_ms, request_timeout_ms=min(timeout_ms, ACTION_MS_MAX))
-        return AdminClient(**{field.name: getattr(own, field.name) for field in fields(own)})
+        """Open a separate connection for an action; use it in a `with` block."""
+        settings = replace(self._settings, timeout_ms=timeout_ms, request_timeout_ms=min(timeout_ms, ACTION_MS_MAX))
+        return AdminClient(**{field.name: getattr(settings, field.name) for field in fields(settings)})
 
-    def hurry(self) -> None:
-        """Something was changed: ask everything anew that somebody looks at."""
+    def refresh_now(self) -> None:
+        """Repeat all queries that pages watch, because something was changed."""
         with self._lock:
             feeds = list(self._feeds.values())
         for feed in feeds:
-            if feed.is_looked_at:
-                feed.hurry()
+            if feed.is_watched:
+                feed.refresh_now()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._woken.set()
+        self._wake_event.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS_MAX)
 
-    # -- the thread ------------------------------------------------------------------------------
+    # -- collector thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._woken.clear()
+            self._wake_event.clear()
             feed = self._next()
-            wait_s = TURN_SECONDS_MAX if feed is None else feed.due - time.monotonic()
+            wait_s = WAIT_SECONDS_MAX if feed is None else feed.due - time.monotonic()
             if feed is None or wait_s > 0:
-                self._woken.wait(min(wait_s, TURN_SECONDS_MAX))
+                self._wake_event.wait(min(wait_s, WAIT_SECONDS_MAX))
                 continue
-            self._ask(feed)
+            self._fetch(feed)
         if self._admin is not None:
             self._admin.close()
 
@@ -208,28 +268,29 @@ class Collector:
         with self._lock:
             return min(self._feeds.values(), key=lambda feed: feed.due, default=None)
 
-    def _ask(self, feed: Feed[Any]) -> None:
+    def _fetch(self, feed: Feed[Any]) -> None:
+        error: Exception | None
         try:
             if self._admin is None:
-                self._admin = self.connect(ASK_MS_MAX)
-            error: Exception | None = feed.run(self._admin)
-        except HeadraceError as wrong:  # an address that cannot be resolved, options that make no sense
-            error = wrong
-            feed.fail(str(wrong))
-        except Exception as wrong:  # a mistake of ours must not end the thread
-            log.exception("asking for %s failed", feed.name)
-            error = wrong
-            feed.fail(f"{type(wrong).__name__}: {wrong}")
-        if error is None and self.trouble is not None:
-            error = self._still_wrong()
+                self._admin = self.connect(FETCH_MS_MAX)
+            error = feed.run(self._admin)
+        except HeadraceError as caught:  # from connect: an unresolvable address or invalid options
+            error = caught
+            feed.fail(str(caught))
+        except Exception as caught:  # a bug in one feed must not end the thread
+            log.exception("internal error while fetching %s", feed.name)
+            error = caught
+            feed.fail(f"{type(caught).__name__}: {caught}")
+        if error is None and self.failure is not None:
+            error = self._check_cluster()
         if error is None:
-            self.trouble, self.good_at = None, time.time()
+            self.failure, self.last_success_s = None, time.time()
         elif is_unreachable(error):
-            since = self.trouble.since if self.trouble else time.time()
-            self.trouble = Trouble(str(error), since)
+            since = self.failure.since if self.failure else time.time()
+            self.failure = Failure(str(error), since)
 
-    def _still_wrong(self) -> HeadraceError | None:
-        """Not every feed needs the cluster: that it is back, it has to say itself."""
+    def _check_cluster(self) -> HeadraceError | None:
+        """Return the error of a DescribeCluster request: some feeds succeed without the cluster."""
         assert self._admin is not None
         try:
             self._admin.describe_cluster()
@@ -237,15 +298,15 @@ class Collector:
             return error
         return None
 
-    def _forget(self) -> None:
-        """Drop what nobody wants any more, and in a flood the oldest of what somebody does. With _lock."""
-        for name in [name for name, feed in self._feeds.items() if feed.is_forgotten]:
+    def _drop_expired(self) -> None:
+        """Drop expired feeds, and the oldest non-permanent ones beyond FEEDS_MAX. Call with _lock held."""
+        for name in [name for name, feed in self._feeds.items() if feed.is_expired]:
             del self._feeds[name]
-        passing = [name for name, feed in self._feeds.items() if not feed.is_permanent]
-        for name in passing[: max(0, len(passing) - FEEDS_MAX + 1)]:
+        transient = [name for name, feed in self._feeds.items() if not feed.is_permanent]
+        for name in transient[: max(0, len(transient) - FEEDS_MAX + 1)]:
             del self._feeds[name]
 
 
 def is_unreachable(error: Exception) -> bool:
-    """Whether the cluster, not the question, is what is wrong."""
+    """Return whether an error concerns the connection to the cluster, not one query."""
     return isinstance(error, ConnectionFailedError | TimedOutError | AuthenticationError | ConfigError)

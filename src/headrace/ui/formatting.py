@@ -1,4 +1,4 @@
-"""Numbers, sizes, durations and times as people read them: always with a unit, times always with their zone."""
+"""Formats of numbers, sizes, durations and times: always with a unit, times with their zone."""
 
 from __future__ import annotations
 
@@ -9,28 +9,23 @@ from headrace.client.facts import times
 UNKNOWN = "–"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _LARGE = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
-"""From which number on a unit is used, how large it is, and its name."""
+"""The smallest number that a unit is used for, its scale, and its name."""
 
 
 def count(number: float | None, unit: str = "") -> str:
-    """12,345 records, or 1 record; all digits."""
+    """12,345 records or 1 record: all digits"""
     if number is None:
         return UNKNOWN
     return f"{number:,.0f} {unit.removesuffix('s') if number == 1 else unit}".rstrip()
 
 
-def records(number: int | None) -> str:
-    """1 record, 12,345 records"""
-    return count(number, "record" if number == 1 else "records")
-
-
-def things(number: float, noun: str, plural: str = "") -> str:
-    """1 record, 12,345 records"""
-    return f"{number:,.0f} {noun if number == 1 else plural or noun + 's'}"
+def plural(number: float, singular: str, many: str = "") -> str:
+    """1 batch, 12,345 batches"""
+    return f"{number:,.0f} {singular if number == 1 else many or singular + 's'}"
 
 
 def short_count(number: float | None, unit: str = "") -> str:
-    """12.3 k records: about three digits."""
+    """12.3 k records: three digits or so"""
     if number is None:
         return UNKNOWN
     scale, name = next(((scale, f" {name}") for least, scale, name in _LARGE if abs(number) >= least), (1.0, ""))
@@ -65,7 +60,7 @@ def duration(seconds: float | None) -> str:
 
 
 def milliseconds(ms: float | None) -> str:
-    """As a duration; below a second with a digit more."""
+    """A duration, with one more digit below 10 ms"""
     if ms is None:
         return UNKNOWN
     return f"{ms:.1f} ms" if ms < 10 else duration(ms / 1000)
@@ -77,9 +72,9 @@ def moment(seconds: float | None) -> str:
 
 
 def moment_ms(ms: int | None) -> str:
-    """2026-11-16 06:05:11.123 UTC, of a record."""
+    """2026-11-16 06:05:11.123 UTC; also accepts record timestamps that are out of range"""
     if ms is None or ms < 0:
-        return "no time"
+        return "no timestamp"
     try:
         text = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms // 1000))
     except (OverflowError, ValueError, OSError):
@@ -88,7 +83,7 @@ def moment_ms(ms: int | None) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """06:05:11 UTC, of today."""
+    """06:05:11 UTC"""
     return UNKNOWN if seconds is None else time.strftime("%H:%M:%S UTC", time.gmtime(seconds))
 
 

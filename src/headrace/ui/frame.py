@@ -1,10 +1,10 @@
-"""What is around every page: header, navigation, what is wrong with the cluster, theme, shortcuts.
+"""The frame of every page: header, navigation, error banner, footer; and the URLs of pages.
 
     with frame(view, "Groups", "/groups") as page:
         table = ServerTable(...)
         page.live(table.refresh)
 
-The theme and the shortcuts are the browser's business: view.js. Colours and layout are in view.css.
+Theme and shortcuts are in view.js, colours and layout in view.css.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 from nicegui import ui
 
 from headrace import __version__
 from headrace.errors import HeadraceError
 from headrace.ui import formatting
-from headrace.ui.parts import Problem, Text
+from headrace.ui.elements import Problem, Text
 from headrace.ui.view import View
 
 log = logging.getLogger("headrace.ui")
@@ -35,28 +36,28 @@ NAVIGATION = (
     ("Pipelines", "/pipelines", "s"),
     ("Faults", "/faults", "f"),
 )
-"""Name, address, and the key that goes there after `g`."""
+"""Name, path, and the key that opens it after `g`."""
 
 _FOLDER = Path(__file__).parent
 
 
 def head_html() -> str:
-    """Style and script of all pages, as part of the page: nothing more to be fetched."""
+    """Return the style sheet and script of all pages, to be embedded in each."""
     style, script = (_FOLDER / "view.css").read_text(), (_FOLDER / "view.js").read_text()
     return f"<style>{style}</style><script>{script}</script>"
 
 
 class Page:
-    """A page that is open in a browser."""
+    """A page open in a browser."""
 
     def __init__(self, view: View, problem: Problem) -> None:
         self.view = view
         self._problem = problem
 
     def live(self, refresh: Callable[[], object], seconds: float = LIVE_SECONDS) -> None:
-        """Call it now, and then every `seconds` while the page is open. It must not wait: it looks at feeds.
+        """Call `refresh` now and every `seconds` while the page is open. It must not block.
 
-        What it raises is shown on the page, in words.
+        An exception is shown on the page.
         """
 
         def checked() -> None:
@@ -64,10 +65,10 @@ class Page:
                 refresh()
             except Exception as error:
                 if not isinstance(error, HeadraceError):
-                    log.exception("a page could not be brought up to date")
-                self._problem.tell(f"This page could not be brought up to date: {error}")
+                    log.exception("internal error while refreshing a page")
+                self._problem.set(f"Cannot refresh this page: {error}")
             else:
-                self._problem.tell(None)
+                self._problem.set(None)
 
         checked()
         ui.timer(seconds, checked)
@@ -75,7 +76,7 @@ class Page:
 
 @contextmanager
 def frame(view: View, title: str, path: str) -> Iterator[Page]:
-    """The frame of a page; what the block makes is its content. `path` says which entry of the navigation it is."""
+    """Build the frame of a page around the content built in the block. `path` selects the navigation entry."""
     ui.page_title(f"{title} · headrace")
     ui.query(".nicegui-content").classes("hr-content")
     with ui.element("div").classes("hr-shell"):
@@ -83,18 +84,18 @@ def frame(view: View, title: str, path: str) -> Iterator[Page]:
         _navigation(path)
         with ui.element("main").classes("hr-main").props('id="hr-main" tabindex="-1"'):
             banner = Problem()
-            banner.props('id="hr-trouble"')
+            banner.props('id="hr-failure"')
             Text("h1", title).classes("hr-title")
             problem = Problem()
             page = Page(view, problem)
-            page.live(lambda: _tell_trouble(view, banner))
+            page.live(lambda: _show_failure(view, banner))
             yield page
         _footer(view)
 
 
 def _header(view: View) -> None:
     with ui.element("header").classes("hr-header"):
-        ui.link("Skip to the content", "#hr-main").classes("hr-skip")
+        ui.link("Skip to content", "#hr-main").classes("hr-skip")
         ui.link("headrace", "/").classes("hr-brand")
         ui.label(view.cluster.address).classes("hr-address").props('title="bootstrap.servers"')
         if view.read_only:
@@ -112,20 +113,20 @@ def _navigation(path: str) -> None:
                 link.classes("hr-here").props('aria-current="page"')
 
 
-def _tell_trouble(view: View, banner: Problem) -> None:
-    trouble = view.cluster.trouble
-    if trouble is None:
-        banner.tell(None)
+def _show_failure(view: View, banner: Problem) -> None:
+    failure = view.cluster.failure
+    if failure is None:
+        banner.set(None)
         return
-    good = view.cluster.good_at
-    seen = f"What is shown is of {formatting.clock(good)}" if good else "Nothing has been seen of it yet"
-    banner.tell(
-        f"The cluster at {view.cluster.address} does not answer since {formatting.clock(trouble.since)} "
-        f"({formatting.duration(time.time() - trouble.since)}): {_ended(trouble.text)} {seen}. Trying again.",
+    last_s = view.cluster.last_success_s
+    shown = f"Showing data from {formatting.clock(last_s)}" if last_s else "No data yet"
+    banner.set(
+        f"No response from the cluster at {view.cluster.address} since {formatting.clock(failure.since)} "
+        f"({formatting.duration(time.time() - failure.since)}): {_sentence(failure.text)} {shown}; retrying.",
     )
 
 
-def _ended(text: str) -> str:
+def _sentence(text: str) -> str:
     return text if text.endswith((".", "?")) else f"{text}."
 
 
@@ -133,6 +134,31 @@ def _footer(view: View) -> None:
     with ui.element("footer").classes("hr-footer"):
         ui.label(f"headrace {__version__}")
         ui.label("All times are UTC")
-        ui.label("Sizes in powers of 1024")
+        ui.label("Sizes are in binary units (1 KiB = 1024 B)")
         if view.read_only:
-            ui.label("Nothing can be changed in this view")
+            ui.label("This view is read-only")
+
+
+def topic_url(name: str) -> str:
+    return f"/topics/{quote(name, safe='')}"
+
+
+def group_url(name: str) -> str:
+    return f"/group?{urlencode({'name': name})}"
+
+
+def transaction_url(transactional_id: str) -> str:
+    return f"/transaction?{urlencode({'id': transactional_id})}"
+
+
+def producer_url(id: str) -> str:
+    return f"/producers?{urlencode({'id': id})}"
+
+
+def pipeline_url(name: str) -> str:
+    return f"/pipelines?{urlencode({'name': name})}"
+
+
+def view_url() -> str:
+    """Return the URL of this view as the browser knows it; producers can report to it."""
+    return str(ui.context.client.request.base_url).rstrip("/")

@@ -1,24 +1,33 @@
-"""What producers and pipelines tell of themselves.
+"""Reports from producers and pipelines: received, checked, kept for 15 minutes.
 
-    POST /report, JSON → Reports.take → a ToldProducer or a ToldPipeline, which pages look at
+    POST /report → telemetry.codec.decode → ReportStore.add → ReportedProducer or ReportedPipeline, which pages read
 
-Reports are refused that are too large, make no sense, or are of one producer too many. What was silent for a quarter of
-an hour is forgotten. All of it runs on the server's event loop.
+Reports are refused if they are too large, invalid, or from one producer too many. Everything here runs on the server's
+event loop.
 """
 
 from __future__ import annotations
 
-import json
 import time
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response
 
-from headrace.ui.history import HISTORY_SECONDS
-from headrace.ui.report_fields import Fields, ReportError
-from headrace.ui.told_pipelines import ToldPipeline
-from headrace.ui.told_producers import Look, ToldProducer
+from headrace.telemetry.codec import ReportError, decode
+from headrace.telemetry.models import (
+    BatchOutcome,
+    BatchReport,
+    CommitReport,
+    CurrentBatch,
+    PipelineReport,
+    ProducerReport,
+)
+from headrace.ui import formatting
+from headrace.ui.collector import HISTORY_SECONDS, Rate, Series
 
 if TYPE_CHECKING:
     from headrace.ui.view import View
@@ -26,97 +35,249 @@ if TYPE_CHECKING:
 REPORT_BYTES_MAX = 256 * 1024
 PRODUCERS_MAX = 100
 PIPELINES_MAX = 50
-ROOM_SECONDS = 10.0
-"""Who was heard of so lately does not make room for others."""
+EVICTION_SECONDS = 10.0
+"""A sender that reported more recently than this is not evicted to make room for another."""
+FRESH_SECONDS = 3.0
+INTERVAL_MS_MIN = 100
+PRODUCER_SILENT_INTERVALS = 5
+"""A producer that has missed this many reports is gone, or cannot reach the view."""
+PIPELINE_SILENT_INTERVALS = 4
+PIPELINE_SILENT_SECONDS_MIN = 5.0
+BATCHES_MAX = 500
+RUNS_MAX = 8
+"""Committing processes that are kept for a pipeline: a restarted driver has new ones."""
+_FINAL_STATES = frozenset({"finished", "stopped", "cancelled", "failed"})
 
 
-class FullError(ReportError):
-    """No room for one more."""
+class StoreFullError(ReportError):
+    """The store has no room for another sender."""
 
 
-class Reports:
-    """What was told last, and the fifteen minutes before it."""
+def last_report_text(at: float) -> str:
+    """just now, or 12 s ago"""
+    return "just now" if time.time() - at < FRESH_SECONDS else formatting.ago(at)
+
+
+# -- producers -----------------------------------------------------------------------------------
+
+
+class ReportedProducer:
+    """A producer that reports: its last report and its history."""
+
+    def __init__(self, report: ProducerReport) -> None:
+        self.id = report.id
+        self.report = report
+        self.last_report_s = 0.0  # since 1970, by the clock of the view
+        self.records = Rate[str]()
+        self.sent = Rate[str]()
+        self.used_percent = Series()
+        self.p50_ms = Series()
+        self.p99_ms = Series()
+
+    def update(self, report: ProducerReport) -> None:
+        now = self.last_report_s = time.time()
+        self.report = report
+        self.records.sample(now, {"records": report.totals.records})
+        self.sent.sample(now, {"bytes": report.totals.sent_bytes})
+        pool, delivery = report.pool, report.latency.delivery
+        self.used_percent.add(now, 100 * pool.used_bytes / pool.total_bytes if pool.total_bytes else 0.0)
+        self.p50_ms.add(now, delivery.p50 if delivery else None)
+        self.p99_ms.add(now, delivery.p99 if delivery else None)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether reports are overdue although the producer was not closed."""
+        interval_s = max(INTERVAL_MS_MIN, self.report.interval_ms) / 1000
+        return not self.report.is_closed and time.time() - self.last_report_s > PRODUCER_SILENT_INTERVALS * interval_s
+
+    @property
+    def is_live(self) -> bool:
+        return not self.report.is_closed and not self.is_silent
+
+
+# -- pipelines -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CommitRun:
+    """A process that commits for a run of a sink."""
+
+    report: CommitReport
+    last_report_s: float = 0.0
+    last_sequence: int = 0
+
+    @property
+    def current(self) -> CurrentBatch | None:
+        return self.report.now
+
+    @property
+    def is_live(self) -> bool:
+        return not self.report.is_closed and not _is_silent(self.last_report_s, self.report.interval_ms)
+
+
+@dataclass(slots=True)
+class BatchTotals:
+    """Totals of all batches that were reported."""
+
+    committed: int = 0
+    replayed: int = 0
+    failed: int = 0
+    aborted: int = 0
+    redone: int = 0
+    dead: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, batch: BatchReport) -> None:
+        if batch.outcome in (BatchOutcome.COMMITTED, BatchOutcome.WRITTEN):
+            self.committed += 1
+            self.rows += batch.rows
+            self.bytes += batch.bytes
+            self.dead += batch.dead
+        self.replayed += batch.outcome == BatchOutcome.REPLAYED
+        self.failed += batch.outcome == BatchOutcome.FAILED
+        self.aborted += batch.outcome == BatchOutcome.ABORTED
+        self.redone += batch.redone
+
+
+class ReportedPipeline:
+    """All runs of one name. A sink outside a pipeline has its own name, and reports commits only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.driver: PipelineReport | None = None
+        self.runs: dict[str, CommitRun] = {}  # the most recent report last
+        self.batches: deque[BatchReport] = deque(maxlen=BATCHES_MAX)
+        self.totals = BatchTotals()
+        self._driver_report_s = 0.0
+
+    def update_driver(self, report: PipelineReport) -> None:
+        self.driver, self._driver_report_s = report, time.time()
+
+    def update_commits(self, report: CommitReport) -> None:
+        run = self.runs.pop(report.id, None) or CommitRun(report)
+        self.runs[report.id] = run
+        while len(self.runs) > RUNS_MAX:
+            del self.runs[next(iter(self.runs))]
+        run.report, run.last_report_s = report, time.time()
+        for batch in report.batches:
+            if batch.sequence > run.last_sequence:  # otherwise it is sent again because the response was lost
+                run.last_sequence = batch.sequence
+                self.batches.append(batch)
+                self.totals.add(batch)
+
+    @property
+    def run(self) -> CommitRun | None:
+        """The process that is committing; otherwise the live one that reported last."""
+        newest_first = reversed(self.runs.values())
+        return min(newest_first, key=lambda run: (not run.is_live, run.current is None), default=None)
+
+    @property
+    def last_report_s(self) -> float:
+        return max([*(run.last_report_s for run in self.runs.values()), self._driver_report_s])
+
+    @property
+    def state(self) -> str:
+        """running, finished, stopped, cancelled, failed, closed or silent."""
+        driver, run = self.driver, self.run
+        if driver is not None:
+            is_over = driver.is_closed or driver.state in _FINAL_STATES
+            is_silent = not is_over and _is_silent(self._driver_report_s, driver.interval_ms)
+            return "silent" if is_silent else driver.state
+        if run is None or run.report.is_closed:
+            return "closed"
+        return "running" if run.is_live else "silent"
+
+
+def _is_silent(last_report_s: float, interval_ms: int) -> bool:
+    allowed_s = max(PIPELINE_SILENT_SECONDS_MIN, PIPELINE_SILENT_INTERVALS * interval_ms / 1000)
+    return time.time() - last_report_s > allowed_s
+
+
+# -- the store -----------------------------------------------------------------------------------
+
+
+class ReportStore:
+    """All senders that have reported in the last 15 minutes."""
 
     def __init__(self) -> None:
-        self._producers: dict[str, ToldProducer] = {}
-        self._pipelines: dict[str, ToldPipeline] = {}
+        self._producers: dict[str, ReportedProducer] = {}
+        self._pipelines: dict[str, ReportedPipeline] = {}
 
-    def take(self, body: bytes) -> None:
-        """Raises ReportError if it is no report."""
-        try:
-            found = Fields(json.loads(body))
-        except (ValueError, RecursionError) as error:
-            raise ReportError(f"the report is not JSON: {error}") from error
-        kind, id = found.text("kind"), found.text("id")
-        if kind == "producer":
-            self._take_producer(id, Look.of(found))
-        elif kind == "commits":
-            self._pipeline(found.text("name")).take_commits(id, found)
-        elif kind == "pipeline":
-            self._pipeline(found.text("name")).take_driver(id, found)
+    def add(self, body: bytes) -> None:
+        """Decode and apply a report; raise ReportError if it is invalid."""
+        report = decode(body)
+        if isinstance(report, ProducerReport):
+            self._producer_of(report).update(report)
+        elif isinstance(report, CommitReport):
+            self._pipeline_of(report.name).update_commits(report)
         else:
-            raise ReportError(f"kind is {kind!r}; it may be producer, commits or pipeline")
+            self._pipeline_of(report.name).update_driver(report)
 
-    def _take_producer(self, id: str, look: Look) -> None:
-        told = self._producers.get(id)
-        if told is None:
+    def _producer_of(self, report: ProducerReport) -> ReportedProducer:
+        producer = self._producers.get(report.id)
+        if producer is None:
             _make_room(self._producers, PRODUCERS_MAX, "producers")
-            told = self._producers[id] = ToldProducer(id, look)
-        told.take(look)
+            producer = self._producers[report.id] = ReportedProducer(report)
+        return producer
 
-    def _pipeline(self, name: str) -> ToldPipeline:
-        found = self._pipelines.get(name)
-        if found is None:
+    def _pipeline_of(self, name: str) -> ReportedPipeline:
+        pipeline = self._pipelines.get(name)
+        if pipeline is None:
             _make_room(self._pipelines, PIPELINES_MAX, "pipelines")
-            found = self._pipelines[name] = ToldPipeline(name)
-        return found
+            pipeline = self._pipelines[name] = ReportedPipeline(name)
+        return pipeline
 
-    def producers(self) -> list[ToldProducer]:
-        """The living first, then the one heard of last."""
-        _forget_silent(self._producers)
-        return sorted(self._producers.values(), key=lambda one: (not one.is_live, -one.last.started_ms))
+    def producers(self) -> list[ReportedProducer]:
+        """Live producers first, then by start time, the newest first."""
+        _drop_silent(self._producers)
+        return sorted(
+            self._producers.values(), key=lambda producer: (not producer.is_live, -producer.report.started_ms)
+        )
 
-    def producer(self, id: str) -> ToldProducer | None:
+    def producer(self, id: str) -> ReportedProducer | None:
         return self._producers.get(id)
 
-    def pipelines(self) -> list[ToldPipeline]:
-        """The one heard of last first."""
-        _forget_silent(self._pipelines)
-        return sorted(self._pipelines.values(), key=lambda one: -one.heard_s)
+    def pipelines(self) -> list[ReportedPipeline]:
+        """The most recent report first."""
+        _drop_silent(self._pipelines)
+        return sorted(self._pipelines.values(), key=lambda pipeline: -pipeline.last_report_s)
 
-    def pipeline(self, name: str) -> ToldPipeline | None:
+    def pipeline(self, name: str) -> ReportedPipeline | None:
         return self._pipelines.get(name)
 
 
-def _forget_silent(told: dict[str, ToldProducer] | dict[str, ToldPipeline]) -> None:
+def _drop_silent(senders: dict[str, ReportedProducer] | dict[str, ReportedPipeline]) -> None:
     now = time.time()
-    for id in [id for id, one in told.items() if now - one.heard_s > HISTORY_SECONDS]:
-        del told[id]
+    for id in [id for id, sender in senders.items() if now - sender.last_report_s > HISTORY_SECONDS]:
+        del senders[id]
 
 
-def _make_room(told: dict[str, ToldProducer] | dict[str, ToldPipeline], count_max: int, what: str) -> None:
-    _forget_silent(told)
-    if len(told) < count_max:
+def _make_room(senders: dict[str, ReportedProducer] | dict[str, ReportedPipeline], count_max: int, plural: str) -> None:
+    _drop_silent(senders)
+    if len(senders) < count_max:
         return
-    oldest = min(told, key=lambda id: told[id].heard_s)
-    if time.time() - told[oldest].heard_s < ROOM_SECONDS:
-        raise FullError(f"this view follows {count_max} {what} already, and no more")
-    del told[oldest]
+    oldest = min(senders, key=lambda id: senders[id].last_report_s)
+    if time.time() - senders[oldest].last_report_s < EVICTION_SECONDS:
+        raise StoreFullError(f"report refused: {count_max} {plural} report to this view already, the maximum")
+    del senders[oldest]
 
 
 def mount(app: FastAPI, view: View) -> None:
-    """Take reports: POST /report."""
+    """Add the endpoint POST /report."""
 
     @app.post("/report")
     async def report(request: Request) -> Response:
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > REPORT_BYTES_MAX:
-                return PlainTextResponse(f"A report may have {REPORT_BYTES_MAX} bytes.\n", 413)
         try:
-            view.reports.take(bytes(body))
-        except FullError as error:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > REPORT_BYTES_MAX:
+                    return PlainTextResponse(f"report too large: at most {REPORT_BYTES_MAX} bytes\n", 413)
+            view.reports.add(bytes(body))
+        except ClientDisconnect:  # the sender was killed
+            return Response(status_code=400)
+        except StoreFullError as error:
             return PlainTextResponse(f"{error}\n", 503)
         except ReportError as error:
             return PlainTextResponse(f"{error}\n", 400)

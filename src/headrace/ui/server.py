@@ -1,8 +1,8 @@
-"""The web server of the live view: in the foreground, until it is told to stop.
+"""The web server of the live view; runs in the foreground until it is stopped.
 
-    run(options, announce)    binds, starts the collector, serves; announce gets the address when browsers may come
+    run(options, announce)    bind, start the collector, serve; call announce when the server is ready
 
-Everything a page needs comes from here: NiceGUI brings its own copies of what it uses, so it works without internet.
+NiceGUI includes its own copies of all assets, so the view works without internet access.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nicegui import ui
 
 from headrace.errors import ConfigError
 from headrace.ui import reports
-from headrace.ui.access import Access, is_loopback
+from headrace.ui.access import AccessControl, is_loopback
 from headrace.ui.frame import head_html
 from headrace.ui.pages import PAGES
 from headrace.ui.view import View, ViewOptions
@@ -35,14 +35,14 @@ TOKEN_BYTES = 18
 BACKLOG = 128
 SHUTDOWN_SECONDS_MAX = 3
 RECONNECT_SECONDS = 10.0
-"""How long a page is kept for a browser that has lost its connection."""
-_SIGNALLED = 128  # what shells add to the number of the signal that ended a process
+"""How long the state of a page is kept for a browser that has lost its connection."""
+_SIGNALLED = 128  # exit code of a process ended by signal N: 128 + N
 _GUARD_READ_BYTES = 4096
 
 
 @dataclass(slots=True, frozen=True)
 class ReadyView:
-    """A view that answers."""
+    """A view that accepts requests."""
 
     url: str
     token: str | None
@@ -50,19 +50,19 @@ class ReadyView:
 
     @property
     def login_url(self) -> str:
-        """What to open in a browser: with the token, if there is one."""
+        """The URL to open in a browser, with the token if there is one."""
         return self.url if self.token is None else f"{self.url}/?token={self.token}"
 
 
 def run(options: ViewOptions, announce: Callable[[ReadyView], None], *, guard_fd: int | None = None) -> None:
-    """Serve until a signal comes, or the end of `guard_fd`. A second signal ends the process at once."""
+    """Serve until a signal arrives or `guard_fd` is closed. A second signal ends the process at once."""
     listener = _bind(options.host, options.port)
     port = listener.getsockname()[1]
     token = options.token
     if token is None and not is_loopback(options.host):
         token = secrets.token_urlsafe(TOKEN_BYTES)
     view = View(options)
-    app = make_app(view, token=token, port=port)
+    app = create_app(view, token=token, port=port)
     ready = ReadyView(f"http://{_shown_host(options.host)}:{port}", token, os.getpid())
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_SECONDS_MAX, server_header=False
@@ -75,8 +75,8 @@ def run(options: ViewOptions, announce: Callable[[ReadyView], None], *, guard_fd
         view.cluster.stop()
 
 
-def make_app(view: View, *, token: str | None, port: int) -> Access:
-    """Pages, reports and who may see them, as one application."""
+def create_app(view: View, *, token: str | None, port: int) -> AccessControl:
+    """Create the ASGI application: pages, report endpoint, access control."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     reports.mount(app, view)
     ui.add_head_html(head_html(), shared=True)
@@ -93,11 +93,11 @@ def make_app(view: View, *, token: str | None, port: int) -> Access:
         binding_refresh_interval=None,
         reconnect_timeout=RECONNECT_SECONDS,
     )
-    return Access(app, token=token, only_loopback=is_loopback(view.options.host), port=port)
+    return AccessControl(app, token=token, only_loopback=is_loopback(view.options.host), port=port)
 
 
 class _Server(uvicorn.Server):
-    """Says when it is ready, and stops as a broker does."""
+    """A server that announces when it is ready and handles signals as the broker does."""
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None], guard_fd: int | None) -> None:
         super().__init__(config)
@@ -124,7 +124,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     def _on_guard(self, fd: int) -> None:
-        """Whoever started us has gone if there is no more to read."""
+        """Stop at end of file: the parent process is gone."""
         if not os.read(fd, _GUARD_READ_BYTES):
             asyncio.get_running_loop().remove_reader(fd)
             self.should_exit = True
@@ -136,8 +136,12 @@ def _bind(host: str, port: int) -> socket.socket:
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
         )
     except OSError as error:
-        hint = "choose another port with --listen" if error.errno == errno.EADDRINUSE else "choose another address"
-        raise ConfigError(f"the view cannot listen on {host}:{port}: {error.strerror or error}; {hint}") from error
+        hint = (
+            "choose another port with --listen"
+            if error.errno == errno.EADDRINUSE
+            else "choose another address with --listen"
+        )
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; {hint}") from error
 
 
 def _shown_host(host: str) -> str:

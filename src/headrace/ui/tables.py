@@ -1,17 +1,18 @@
-"""Tables that are paged, sorted and searched on the server: the browser gets the rows it shows, and no others.
+"""Tables that are paged, sorted and searched on the server: the browser only gets the rows it shows.
 
     columns = [Column("topic", "Topic", kind="link"), Column("size", "Size", kind="number")]
-    table = ServerTable("Topics", columns, fetch, row_key="topic", empty="No topic yet: …")
+    table = ServerTable("Topics", columns, fetch, row_key="topic", empty="No topics yet. …")
     page.live(table.refresh)
 
     def fetch(query: Query) -> Rows:
-        return paged(query, rows, key=…)    # or whatever finds query.count rows from query.first on
+        return paged(query, items, make_row, keys=…)    # or any other way to get query.count rows from query.first
 
-A row is a dict of texts, as they are to be read; "mono" and "fixed" are for what has a fixed width, the latter for what
-must not be broken into lines. A column of kind "link" takes its address from `<name>_href`; of kind
-"state" its mark (an icon's letter, so that nothing is said by colour alone) from `<name>_mark`, its tone from
-`<name>_tone` (good, warn, bad or nothing); of kind "action" its row has a button, labelled with the value, and a press
-calls what `on_action` was given, with the row; an empty value has none.
+A row is a dict of formatted texts. Kinds of columns:
+
+    mono, fixed   monospaced; "fixed" is never wrapped
+    link          URL in `<name>_href`
+    state         symbol in `<name>_mark`, so that nothing is shown by colour alone; good, warn or bad in `<name>_tone`
+    action        a button labelled with the value, none if it is empty; a click calls the handler set by `on_action`
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from nicegui import events, ui
 
-from headrace.ui.fields import TextField
-from headrace.ui.parts import Empty, Problem
+from headrace.ui.elements import EmptyNote, Problem, TextField
 
 PAGE_ROWS = 25
 PAGE_ROWS_CHOICES = (10, 25, 50, 100)
@@ -41,12 +41,12 @@ class Column:
     kind: Kind = "text"
     sortable: bool = False
     wide: bool = False
-    """Takes the room that the others leave."""
+    """Takes the width that the other columns leave."""
 
 
 @dataclass(slots=True)
 class Query:
-    """What the browser wants to see."""
+    """The rows that the browser requests."""
 
     first: int = 0
     count: int = PAGE_ROWS
@@ -56,12 +56,12 @@ class Query:
 
 
 class Rows(NamedTuple):
-    """The rows of a page, and how many there are on all pages."""
+    """The rows of a page, and the number of rows on all pages."""
 
     rows: list[Row]
     total: int
     problem: str | None = None
-    """What is wrong with them, if anything."""
+    """An error to show above the table."""
 
 
 def paged(
@@ -72,18 +72,18 @@ def paged(
     keys: Mapping[str, Callable[[Any], Any]] | None = None,
     text: Callable[[Any], str] | None = None,
 ) -> Rows:
-    """A page of items: those whose `text` has what is searched for, sorted by one of `keys`, made rows at the end."""
-    found = list(items)
+    """Return one page of items: filtered by `text`, sorted by one of `keys`, and only then turned into rows."""
+    selected = list(items)
     if query.search and text is not None:
-        wanted = query.search.lower()
-        found = [item for item in found if wanted in text(item).lower()]
+        search = query.search.lower()
+        selected = [item for item in selected if search in text(item).lower()]
     if query.sort_by is not None and keys is not None and query.sort_by in keys:
-        found.sort(key=keys[query.sort_by], reverse=query.descending)
-    return Rows([make_row(item) for item in found[query.first : query.first + query.count]], len(found))
+        selected.sort(key=keys[query.sort_by], reverse=query.descending)
+    return Rows([make_row(item) for item in selected[query.first : query.first + query.count]], len(selected))
 
 
 class ServerTable:
-    """A table in a page."""
+    """A table on a page."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ServerTable:
         descending: bool = False,
         page_rows: int = PAGE_ROWS,
     ) -> None:
-        """`search` names what can be searched for; None: nothing. `empty` says what to do where there are no rows."""
+        """`search` names the rows in the label of the search field; `empty` is shown while there are no rows."""
         self._fetch = fetch
         self._empty_text = empty
         self._query = Query(count=page_rows, sort_by=sort_by, descending=descending)
@@ -106,7 +106,7 @@ class ServerTable:
         with ui.element("div").classes("hr-table-box"):
             self._search = self._search_field(search) if search else None
             self._problem = Problem()
-            self._empty = Empty(empty)
+            self._empty = EmptyNote(empty)
             self._table = ui.table(
                 columns=[_definition(column) for column in columns],
                 rows=[],
@@ -128,8 +128,8 @@ class ServerTable:
         self._table.on("request", self._on_request, ["pagination"])
         self._table.on("act", self._on_act)
 
-    def _search_field(self, what: str) -> TextField:
-        field = TextField(f"Search {what}", kind="search", on_change=self._on_search)
+    def _search_field(self, label: str) -> TextField:
+        field = TextField(f"Search {label}", kind="search", on_change=self._on_search)
         field.box.classes("hr-search")
         return field
 
@@ -138,24 +138,24 @@ class ServerTable:
         return self._query
 
     def on_action(self, name: str, handler: Callable[[Row], object]) -> None:
-        """What a press on the buttons of a column of kind "action" does; it may be a coroutine function."""
+        """Set the handler of an "action" column; it may be a coroutine function."""
         self._actions[name] = handler
 
     def refresh(self) -> None:
-        """Fetch the rows that are shown anew; only what has changed is sent."""
-        found = self._fetch(self._query)
-        if self._query.first >= found.total > 0:  # there are fewer than there were
-            self._query.first = (found.total - 1) // self._query.count * self._query.count
-            found = self._fetch(self._query)
-        self._problem.tell(found.problem)
-        self._empty.show(self._nothing_found())
-        self._empty.set_visibility(not found.total)
-        self._table.set_visibility(bool(found.total))
-        pagination = self._pagination(found.total)
+        """Fetch the rows again; send them to the browser if they have changed."""
+        rows = self._fetch(self._query)
+        if self._query.first >= rows.total > 0:  # rows were removed: go to the last page
+            self._query.first = (rows.total - 1) // self._query.count * self._query.count
+            rows = self._fetch(self._query)
+        self._problem.set(rows.problem)
+        self._empty.show(self._empty_note())
+        self._empty.set_visibility(not rows.total)
+        self._table.set_visibility(bool(rows.total))
+        pagination = self._pagination(rows.total)
         props = self._table.props
-        props["hide-bottom"] = found.total <= PAGE_ROWS_CHOICES[0]
-        if props["rows"] != found.rows or props["pagination"] != pagination:
-            props["rows"], props["pagination"] = found.rows, pagination
+        props["hide-bottom"] = rows.total <= PAGE_ROWS_CHOICES[0]
+        if props["rows"] != rows.rows or props["pagination"] != pagination:
+            props["rows"], props["pagination"] = rows.rows, pagination
             self._table.update()
 
     def _pagination(self, total: int) -> dict[str, Any]:
@@ -168,9 +168,9 @@ class ServerTable:
             "descending": query.descending,
         }
 
-    def _nothing_found(self) -> str:
+    def _empty_note(self) -> str:
         if self._query.search:
-            return f"Nothing here has {self._query.search!r} in it. Clear the search field to see all."
+            return f"No match for {self._query.search!r}. Clear the search field to see all rows."
         return self._empty_text
 
     def _on_search(self) -> None:
@@ -180,14 +180,14 @@ class ServerTable:
         self.refresh()
 
     def _on_request(self, event: events.GenericEventArguments) -> None:
-        """The browser wants another page, or another order. What it says is not trusted."""
-        wanted = event.args["pagination"] if isinstance(event.args, dict) else event.args
-        count = min(max(1, _number(wanted.get("rowsPerPage"), PAGE_ROWS)), PAGE_ROWS_MAX)
-        sort_by = wanted.get("sortBy")
+        """Handle a change of page or order. Values from the browser are not trusted."""
+        pagination = event.args["pagination"] if isinstance(event.args, dict) else event.args
+        count = min(max(1, _number(pagination.get("rowsPerPage"), PAGE_ROWS)), PAGE_ROWS_MAX)
+        sort_by = pagination.get("sortBy")
         self._query.count = count
-        self._query.first = (max(1, _number(wanted.get("page"), 1)) - 1) * count
+        self._query.first = (max(1, _number(pagination.get("page"), 1)) - 1) * count
         self._query.sort_by = sort_by if isinstance(sort_by, str) else None
-        self._query.descending = bool(wanted.get("descending"))
+        self._query.descending = bool(pagination.get("descending"))
         self.refresh()
 
     async def _on_act(self, event: events.GenericEventArguments) -> None:
@@ -217,7 +217,7 @@ def _definition(column: Column) -> dict[str, Any]:
     }
 
 
-# The browser sorts by the click on the cell; the button in it is for the keyboard.
+# A click on the cell sorts; the button in it is for keyboards.
 _HEADER = """
 <q-th :props="props" scope="col">
   <button v-if="props.col.sortable" type="button" class="hr-sort">{{ props.col.label }}</button>

@@ -1,4 +1,4 @@
-// The browser's own business: the theme, shortcuts, and units of axes.
+// Theme, keyboard shortcuts, and units of chart axes.
 (() => {
   const KEY = "headrace-theme";
   const THEMES = ["auto", "light", "dark"];
@@ -34,7 +34,7 @@
     try {
       localStorage.setItem(KEY, theme);
     } catch {
-      // Without storage it lasts as long as the page.
+      // Without storage the choice lasts as long as the page.
     }
     apply(theme);
   };
@@ -47,7 +47,7 @@
       dialog.className = "hr-dialog";
       dialog.setAttribute("aria-label", "Shortcuts");
       const rows = [...document.querySelectorAll("[data-key]")].map((link) => [`g ${link.dataset.key}`, link.textContent]);
-      rows.push(["/", "Search"], ["d", "Theme: auto, light, dark"], ["?", "These shortcuts"], ["Esc", "Close"]);
+      rows.push(["/", "Focus the search field"], ["d", "Theme: auto, light, dark"], ["?", "Show shortcuts"], ["Esc", "Close"]);
       const title = document.createElement("h2");
       title.textContent = "Shortcuts";
       const table = document.createElement("table");

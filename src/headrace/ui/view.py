@@ -1,4 +1,4 @@
-"""What every page of the live view is given, and what the view is started with."""
+"""State shared by all pages of the live view, and the options it is started with."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 
 from headrace.client.blocking import ClientSettings
 from headrace.errors import HeadraceError
+from headrace.ui.broker_control import BrokerControl
+from headrace.ui.cluster_feeds import Topology, Traffic, topology_feed
 from headrace.ui.collector import Collector
-from headrace.ui.control import Control
-from headrace.ui.reports import Reports
-from headrace.ui.topology import Topology, topology_feed
-from headrace.ui.traffic import Traffic
+from headrace.ui.reports import ReportStore
 
 __all__ = ["ReadOnlyError", "Topology", "View", "ViewOptions"]
 
@@ -22,37 +21,37 @@ DEFAULT_PORT = 9080
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ViewOptions:
-    """What a view is started with."""
+    """Options of a live view."""
 
     client: ClientSettings
     """How to reach the cluster."""
     producer: Mapping[str, str]
-    """Options of the producer that sends what people type."""
+    """Options of the producer behind the form that sends a record."""
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     read_only: bool = False
     token: str | None = field(default=None, repr=False)
     data_dir: Path | None = None
-    """The folder of a broker, or cluster, of ours: its control socket is found by it."""
+    """Data folder of a headrace broker or cluster, used to find its control socket."""
 
 
 class ReadOnlyError(HeadraceError):
-    """Somebody wanted to change something in a view that only shows."""
+    """A change was attempted in a read-only view."""
 
 
 class View:
-    """The cluster, the reports, and what may be done. One for all pages and browsers."""
+    """The cluster and the reports, shared by all pages and browsers."""
 
     def __init__(self, options: ViewOptions) -> None:
         self.options = options
         self.read_only = options.read_only
         self.cluster = Collector(options.client)
-        self.control = None if options.data_dir is None else Control(options.data_dir)
-        self.reports = Reports()
+        self.control = None if options.data_dir is None else BrokerControl(options.data_dir)
+        self.reports = ReportStore()
         self.topology = topology_feed(self.cluster)
         self.traffic = Traffic(self.cluster, self.topology, self.control)
 
     def check_writable(self) -> None:
-        """Raise unless this view may change things. Pages hide what is not allowed; this is what refuses it."""
+        """Raise ReadOnlyError in a read-only view. Pages also hide their buttons; this check is the one that counts."""
         if self.read_only:
-            raise ReadOnlyError("this view is read-only: start it without --read-only to change something")
+            raise ReadOnlyError("this view is read-only; start it without --read-only to make changes")

@@ -28,7 +28,7 @@ class Cluster(ABC):
         self.node_id = broker.node_id
         self.listener = inter_broker_listener(broker)
         self.tls = _client_context(broker, self.listener)
-        self.login = login_of(broker.config, self.listener.name) if self.listener.wants_sasl else None
+        self.login = login_of(broker.config, self.listener.name) if self.listener.uses_sasl else None
         self.peers = Peers(
             broker.catalog.brokers,
             self.listener.name,
@@ -99,7 +99,7 @@ def advertised(listeners: list[Listener]) -> dict[str, tuple[str, int]]:
 
 
 def _client_context(broker: Broker, listener: Listener) -> ssl.SSLContext | None:
-    if not listener.wants_tls:
+    if not listener.uses_tls:
         return None
     from headrace.broker.security.tls import client_context
 

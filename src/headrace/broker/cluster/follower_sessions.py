@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from headrace.broker.clock import Clock
-from headrace.broker.fetching import Read, Wanted
+from headrace.broker.fetching import PartitionFetch, Read
 from headrace.broker.replica_manager import Key
 from headrace.errors import BrokerError, Code
 
@@ -31,7 +31,7 @@ class FollowerSession:
         self.id = session_id
         self.next_epoch = 1
         self.is_prompt = False  # it wants to hear of high watermarks at once (KIP-1166)
-        self._wanted: dict[Place, Wanted] = {}
+        self._wanted: dict[Place, PartitionFetch] = {}
         self._places: dict[Key, Place] = {}  # of those that are here
         self._told: dict[Place, tuple[int, int]] = {}  # the high watermark and the start that it has heard of
         self._marked: set[Key] = set()
@@ -56,7 +56,7 @@ class FollowerSession:
 
     # -- what it asks for ------------------------------------------------------------------------
 
-    def take(self, place: Place, wanted: Wanted) -> None:
+    def take(self, place: Place, wanted: PartitionFetch) -> None:
         """It wants something of a partition, or something else than before."""
         self.forget(place)
         self._wanted[place] = wanted
@@ -80,7 +80,7 @@ class FollowerSession:
             self.forget(place)
         self._wake()
 
-    def due(self, asked: Iterable[Place]) -> dict[Place, Wanted]:
+    def due(self, asked: Iterable[Place]) -> dict[Place, PartitionFetch]:
         """What has to be looked at: what it has asked for just now, and what was marked."""
         marked, self._marked = self._marked, set()
         places = {self._places[key] for key in marked if key in self._places}
@@ -99,7 +99,7 @@ class FollowerSession:
             timer.cancel()
             self._waiting = None
 
-    def news(self, due: dict[Place, Wanted], reads: Sequence[Read]) -> list[tuple[Place, Wanted, Read]]:
+    def news(self, due: dict[Place, PartitionFetch], reads: Sequence[Read]) -> list[tuple[Place, PartitionFetch, Read]]:
         """What of it the follower has not heard yet. What there was no room for comes next."""
         rows = []
         for (place, wanted), read in zip(due.items(), reads, strict=True):

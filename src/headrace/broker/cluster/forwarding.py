@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.cluster.catalog_link import CatalogLink
 from headrace.broker.cluster.link import Peer
 from headrace.broker.context import Context
-from headrace.broker.fault_answers import error_answer
+from headrace.broker.error_responses import error_response
 from headrace.errors import BrokerError, Code, ConnectionFailedError
 from headrace.wire.api import response_class
 from headrace.wire.api.ensure_topic import EnsureTopicRequest, EnsureTopicResponse
@@ -71,7 +71,7 @@ class Forwarding:
                 )
             )
         except BrokerError as error:
-            return await error_answer(context, message, error.code, _never, str(error.args[0]))
+            return await error_response(context, message, error.code, _never, str(error.args[0]))
         assert isinstance(response, ForwardResponse)
         return response_class(context.api_key).decode(context.api_version, response.body)
 

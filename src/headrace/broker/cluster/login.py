@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from headrace.broker.broker_options import for_listener
-from headrace.broker.security.jaas import jaas_options
-from headrace.broker.security.mechanisms import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from headrace.broker.security.mechanisms import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, jaas_options
 from headrace.config import Config, Secret
 from headrace.errors import AuthenticationError, ConfigError
 from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse

@@ -37,7 +37,7 @@ class Replication:
         )
         broker.transactions.join(TransactionLinks(broker.node_id, broker.catalog.topics, cluster.peers))
         if not cluster.is_controller:
-            broker.internal.make_elsewhere = cluster.create_topic
+            broker.internal.create_on_controller = cluster.create_topic
         selector = config.optional(str, "replica.selector.class")
         if selector == RACK_AWARE:
             replicas.nearest = RackAwareSelector(broker.node_id, broker.catalog.brokers)

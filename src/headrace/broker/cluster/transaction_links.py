@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 from headrace.broker.catalog.topics import TRANSACTION_STATE, Topics
 from headrace.broker.cluster.link import Peers
 from headrace.broker.replica_manager import MARKER_TIMEOUT_MS
-from headrace.broker.transactions.transaction import TopicPartition, Transaction
+from headrace.broker.transactions.transaction import Transaction
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -60,7 +61,7 @@ class TransactionLinks:
         if found is None:
             return None
         return self.leader_elsewhere(
-            (TRANSACTION_STATE, coordinator_partition(transactional_id, len(found.partitions)))
+            TopicPartition(TRANSACTION_STATE, coordinator_partition(transactional_id, len(found.partitions)))
         )
 
     async def write_markers(
@@ -82,7 +83,7 @@ class TransactionLinks:
         response = await peer.ask(WriteTxnMarkersRequest(markers=[row]), MARKERS_VERSION, MARKER_TIMEOUT_MS + ANSWER_MS)
         assert isinstance(response, WriteTxnMarkersResponse)
         return {
-            (topic.name, part.partition_index): part.error_code
+            TopicPartition(topic.name, part.partition_index): part.error_code
             for result in response.markers
             for topic in result.topics
             for part in topic.partitions
@@ -115,7 +116,7 @@ class TransactionLinks:
         if response.error_code:
             raise BrokerError("the coordinator does not say", code=response.error_code)
         return {
-            (topic.name, part.partition_index): Code(part.partition_error_code)
+            TopicPartition(topic.name, part.partition_index): Code(part.partition_error_code)
             for result in response.results_by_transaction
             for topic in result.topic_results
             for part in topic.results_by_partition

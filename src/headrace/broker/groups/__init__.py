@@ -1,12 +1,12 @@
-"""Consumer groups: who is in one, who has which partitions, and how far each has read.
+"""Consumer groups: membership, assignments and committed offsets.
 
-    handlers → coordinator → shard (one a partition of __consumer_offsets)
+    handlers → coordinator → shard (one for each partition of __consumer_offsets)
                                  ├ groups     members and generations: joining, rebalance, group
-                                 ├ offsets    committed ones, and those of open transactions
-                                 └ write      a record in the log first, then memory, in the order of the log
+                                 ├ offsets    committed, and pending in open transactions
+                                 └ write      append a record to the log, then change memory, in log order
 
-What a shard knows is rebuilt by replaying its partition. Memory changes by the same functions live and in replay
-(offsets), or right before and after the record that says so (groups), so that both come out equal.
+A shard is rebuilt by replaying its partition. Offsets change through the same functions live and in replay; groups
+change immediately before or after their record is written. Both therefore end in the same state.
 """
 
 from headrace.broker.groups.coordinator import GroupCoordinator

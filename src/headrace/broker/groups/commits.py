@@ -1,4 +1,4 @@
-"""Committing, fetching and deleting the offsets of a shard's groups."""
+"""Committing, fetching, deleting and expiring the offsets of a shard's groups."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from headrace.broker.groups.group import Claim, Group, State
-from headrace.broker.groups.offsets import NO_EXPIRY, NO_OFFSET, Committed, Place
+from headrace.broker.groups.group import Group, GroupState, MemberClaim
+from headrace.broker.groups.offsets import NO_EXPIRY, NO_OFFSET, Committed
 from headrace.broker.groups.rebalance import Rebalances
-from headrace.broker.groups.records import OffsetChange, group_tombstone, offset_entry, offset_tombstone
-from headrace.broker.groups.settings import GroupSettings
-from headrace.broker.groups.shard import Shard
+from headrace.broker.groups.records import OffsetChange, group_tombstone, offset_record, offset_tombstone
+from headrace.broker.groups.shard import GroupSettings, Shard
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.layout import NO_LEADER_EPOCH, NO_PRODUCER_ID
 from headrace.wire.records import NO_PRODUCER, Producer
 from headrace.wire.schema import ZERO_UUID
@@ -20,11 +20,11 @@ from headrace.wire.schema import ZERO_UUID
 log = logging.getLogger("headrace.broker.groups")
 
 GROUP_ID_NOT_FOUND_VERSION = 9
-"""From this version of OffsetCommit on a client can be told that there is no such group."""
+"""Older versions of OffsetCommit get ILLEGAL_GENERATION for an unknown group."""
 
 
 class Commit(NamedTuple):
-    """An offset as a client sends it."""
+    """An offset to commit."""
 
     offset: int
     leader_epoch: int = NO_LEADER_EPOCH
@@ -34,7 +34,7 @@ class Commit(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """An offset as a client gets it."""
+    """The result of fetching an offset."""
 
     offset: int
     leader_epoch: int
@@ -47,7 +47,7 @@ UNSTABLE = Fetched(NO_OFFSET, NO_LEADER_EPOCH, "", Code.UNSTABLE_OFFSET_COMMIT)
 
 
 class Commits:
-    """The offsets of a shard."""
+    """Commits, fetches and deletes the offsets of a shard."""
 
     def __init__(self, shard: Shard, rebalances: Rebalances, settings: GroupSettings) -> None:
         self._shard = shard
@@ -57,44 +57,44 @@ class Commits:
     async def commit(
         self,
         group_id: str,
-        claim: Claim,
-        commits: Mapping[Place, Commit],
+        claim: MemberClaim,
+        commits: Mapping[TopicPartition, Commit],
         *,
         retention_ms: int = -1,
         version: int = GROUP_ID_NOT_FOUND_VERSION,
-    ) -> dict[Place, Code]:
-        """Store what a member, or somebody who needs no group, has read. An error of all of them is raised."""
+    ) -> dict[TopicPartition, Code]:
+        """Commit offsets of a member, or of a consumer without membership. Errors of the whole request are raised."""
         group = self._group_of_commit(group_id, claim, version >= GROUP_ID_NOT_FOUND_VERSION)
         group.check_commit(claim, transactional=False)
-        if group.state in (State.STABLE, State.PREPARING_REBALANCE):
+        if group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._rebalances.keep_alive(group, group.members[claim.member_id])
         expire_time_ms = NO_EXPIRY if retention_ms < 0 else self._shard.clock.time_ms() + retention_ms
         return await self._store(group_id, commits, NO_PRODUCER, expire_time_ms)
 
     async def commit_in_transaction(
-        self, group_id: str, claim: Claim, commits: Mapping[Place, Commit], producer: Producer
-    ) -> dict[Place, Code]:
-        """Store offsets that are to become visible with a producer's transaction."""
+        self, group_id: str, claim: MemberClaim, commits: Mapping[TopicPartition, Commit], producer: Producer
+    ) -> dict[TopicPartition, Code]:
+        """Commit offsets that become visible with a producer's transaction."""
         self._group_of_commit(group_id, claim, False).check_commit(claim, transactional=True)
         return await self._store(group_id, commits, producer, NO_EXPIRY)
 
-    def _group_of_commit(self, group_id: str, claim: Claim, may_say_not_found: bool) -> Group:
-        """The group. Who claims no generation uses it for its offsets only, and need not have made it before."""
+    def _group_of_commit(self, group_id: str, claim: MemberClaim, not_found_supported: bool) -> Group:
+        """Return the group; without a generation it is used for offsets only and need not exist."""
         group = self._shard.groups.get(group_id)
         if group is not None:
             return group
         if claim.generation < 0:
-            return Group(group_id)  # becomes known with the first offset that is stored
-        code = Code.GROUP_ID_NOT_FOUND if may_say_not_found else Code.ILLEGAL_GENERATION
-        raise BrokerError(f"there is no group {group_id!r}", code=code)
+            return Group(group_id)  # is added with its first offset
+        code = Code.GROUP_ID_NOT_FOUND if not_found_supported else Code.ILLEGAL_GENERATION
+        raise BrokerError(f"unknown group {group_id!r}", code=code)
 
     async def _store(
-        self, group_id: str, commits: Mapping[Place, Commit], producer: Producer, expire_time_ms: int
-    ) -> dict[Place, Code]:
-        results = {place: self._check_metadata(commit.metadata) for place, commit in commits.items()}
+        self, group_id: str, commits: Mapping[TopicPartition, Commit], producer: Producer, expire_time_ms: int
+    ) -> dict[TopicPartition, Code]:
+        results = {partition: self._check_metadata(commit.metadata) for partition, commit in commits.items()}
         now_ms = self._shard.clock.time_ms()
         stored = {
-            place: Committed(
+            partition: Committed(
                 commit.offset,
                 commit.leader_epoch,
                 commit.metadata or "",
@@ -102,22 +102,22 @@ class Commits:
                 expire_time_ms,
                 ZERO_UUID if expire_time_ms != NO_EXPIRY else commit.topic_id,
             )
-            for place, commit in commits.items()
-            if results[place] is Code.NONE
+            for partition, commit in commits.items()
+            if results[partition] is Code.NONE
         }
         if not stored:
             return results
         producer_id = producer.producer_id if producer.transactional else NO_PRODUCER_ID
 
         def apply(first_offset: int) -> None:
-            for record_offset, (place, committed) in enumerate(stored.items(), first_offset):
-                # Version 1 of the format, which keeps an expiry, has no room for the epoch.
+            for record_offset, (partition, committed) in enumerate(stored.items(), first_offset):
+                # Version 1 of the record, which has the expiry time, has no leader epoch.
                 epoch = committed.leader_epoch if expire_time_ms == NO_EXPIRY else NO_LEADER_EPOCH
                 change = committed._replace(record_offset=record_offset, leader_epoch=epoch)
-                self._shard.apply_offset(OffsetChange(group_id, place, change), producer_id)
+                self._shard.apply_offset(OffsetChange(group_id, partition, change), producer_id)
 
         with self._shard.offsets.in_flight(group_id, stored):
-            entries = [offset_entry(group_id, place, committed) for place, committed in stored.items()]
+            entries = [offset_record(group_id, partition, committed) for partition, committed in stored.items()]
             await self._shard.write(entries, apply, producer=producer)
         return results
 
@@ -126,63 +126,141 @@ class Commits:
             return Code.NONE
         return Code.OFFSET_METADATA_TOO_LARGE
 
-    def fetch(self, group_id: str, places: Iterable[tuple[Place, bytes]], require_stable: bool) -> dict[Place, Fetched]:
-        """What was committed for some partitions, each with the id of its topic, as far as there is one."""
+    def fetch(
+        self, group_id: str, partitions: Iterable[tuple[TopicPartition, bytes]], require_stable: bool
+    ) -> dict[TopicPartition, Fetched]:
+        """Return the offsets of partitions, each given with the id of its topic (zero: unknown)."""
         committed = self._shard.offsets.of(group_id)
-        return {place: self._fetched(group_id, place, committed, require_stable, id_) for place, id_ in places}
+        return {
+            partition: self._fetched(group_id, partition, committed, require_stable, id_)
+            for partition, id_ in partitions
+        }
 
-    def fetch_all(self, group_id: str, require_stable: bool) -> dict[Place, Fetched]:
+    def fetch_all(self, group_id: str, require_stable: bool) -> dict[TopicPartition, Fetched]:
         committed = self._shard.offsets.of(group_id)
-        return {place: self._fetched(group_id, place, committed, require_stable, ZERO_UUID) for place in committed}
+        return {
+            partition: self._fetched(group_id, partition, committed, require_stable, ZERO_UUID)
+            for partition in committed
+        }
 
     def _fetched(
-        self, group_id: str, place: Place, offsets: Mapping[Place, Committed], require_stable: bool, topic_id: bytes
+        self,
+        group_id: str,
+        partition: TopicPartition,
+        offsets: Mapping[TopicPartition, Committed],
+        require_stable: bool,
+        topic_id: bytes,
     ) -> Fetched:
-        if require_stable and self._shard.offsets.is_unstable(group_id, place):
+        if require_stable and self._shard.offsets.is_unstable(group_id, partition):
             return UNSTABLE
-        found = offsets.get(place)
-        if found is None or (ZERO_UUID not in (topic_id, found.topic_id) and topic_id != found.topic_id):
-            return NOTHING_COMMITTED  # or committed for a topic of that name which is gone
-        return Fetched(found.offset, found.leader_epoch, found.metadata)
+        committed = offsets.get(partition)
+        if committed is None or (ZERO_UUID not in (topic_id, committed.topic_id) and topic_id != committed.topic_id):
+            return NOTHING_COMMITTED  # also if committed for a deleted topic of that name
+        return Fetched(committed.offset, committed.leader_epoch, committed.metadata)
 
-    async def delete(self, group_id: str, places: Collection[Place]) -> dict[Place, Code]:
-        """Forget offsets of topics that the group does not read."""
+    async def delete(self, group_id: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Code]:
+        """Delete offsets of topics that the group is not subscribed to."""
         group = self._shard.group(group_id)
         group.check_offsets_deletable()
         results = {
-            place: Code.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed(place[0]) else Code.NONE for place in places
+            partition: Code.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed(partition.topic) else Code.NONE
+            for partition in partitions
         }
-        known = self._known_places(group_id)
-        await self.forget((group_id, place) for place, code in results.items() if not code and place in known)
+        known = self._known_partitions(group_id)
+        await self.write_tombstones(
+            (group_id, partition) for partition, code in results.items() if not code and partition in known
+        )
         return results
 
     async def delete_group(self, group_id: str) -> None:
-        """Forget a group that has no members, with all its offsets."""
+        """Delete a group without members and its offsets."""
         group = self._shard.group(group_id)
         group.check_deletable()
-        await self.forget(((group_id, place) for place in self._known_places(group_id)), groups=[group])
+        await self.write_tombstones(
+            ((group_id, partition) for partition in self._known_partitions(group_id)), groups=[group]
+        )
 
-    async def forget(self, offsets: Iterable[tuple[str, Place]], groups: Collection[Group] = ()) -> None:
-        """Write the tombstones of offsets and groups."""
-        gone = list(offsets)
-        entries = [offset_tombstone(group_id, place) for group_id, place in gone]
+    async def write_tombstones(
+        self, offsets: Iterable[tuple[str, TopicPartition]], groups: Collection[Group] = ()
+    ) -> None:
+        """Write tombstones of offsets and groups."""
+        deleted = list(offsets)
+        entries = [offset_tombstone(group_id, partition) for group_id, partition in deleted]
         entries += [group_tombstone(group.id) for group in groups]
 
         def apply(_: int) -> None:
-            for group_id, place in gone:
-                self._shard.apply_offset(OffsetChange(group_id, place, None))
+            for group_id, partition in deleted:
+                self._shard.apply_offset(OffsetChange(group_id, partition, None))
             for group in groups:
                 self._shard.remove(group)
 
         if entries:
             await self._shard.write(entries, apply)
 
-    async def forget_topic(self, topic: str) -> None:
-        """Forget all offsets of a topic that is no more."""
+    async def delete_topic_offsets(self, topic: str) -> None:
+        """Delete all offsets of a deleted topic."""
         try:
-            await self.forget(self._shard.offsets.places_of_topic(topic))
+            await self.write_tombstones(self._shard.offsets.partitions_of_topic(topic))
         except BrokerError as error:
-            log.warning("the offsets of topic %r, which was deleted, could not be removed: %s", topic, error)
+            log.warning("failed to remove the offsets of the deleted topic %r: %s", topic, error)
 
-    def _known_places(self, group_id: str) -> set[Place]:
+    def _known_partitions(self, group_id: str) -> set[TopicPartition]:
         return {*self._shard.offsets.of(group_id), *self._shard.offsets.pending_of(group_id)}
+
+
+# -- expiry --------------------------------------------------------------------------------------
+
+
+_EXPIRY_TIMER = "expiry"
+
+
+class OffsetExpiry:
+    """Deletes expired offsets, then groups without offsets or members.
+
+    The retention of an offset starts, in a group without members, when the last member left (KIP-211), so that a
+    consumer that rarely commits keeps its offsets while it runs. For topics that a group is not subscribed to, and for
+    consumers without membership, it starts with the commit.
+    """
+
+    def __init__(self, shard: Shard, commits: Commits, settings: GroupSettings) -> None:
+        self._shard = shard
+        self._commits = commits
+        self._settings = settings
+
+    def start(self) -> None:
+        self._shard.timers.schedule(_EXPIRY_TIMER, self._settings.expiry_interval_ms, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._shard.spawn(self.run())
+        self.start()
+
+    async def run(self) -> None:
+        """Write tombstones for expired offsets and unused groups."""
+        now_ms = self._shard.clock.time_ms()
+        offsets: list[tuple[str, TopicPartition]] = []
+        groups: list[Group] = []
+        for group in self._shard.groups.values():
+            kept = dict(self._shard.offsets.of(group.id))
+            for partition, committed in list(kept.items()):
+                if self._is_expired(group, partition, committed, now_ms):
+                    offsets.append((group.id, partition))
+                    del kept[partition]
+            if not kept and group.is_unused and not self._shard.offsets.has_open_transactions(group.id):
+                groups.append(group)
+        try:
+            await self._commits.write_tombstones(offsets, groups)
+        except BrokerError as error:
+            log.warning("failed to remove %d expired offsets, will retry: %s", len(offsets), error)
+
+    def _is_expired(self, group: Group, partition: TopicPartition, committed: Committed, now_ms: int) -> bool:
+        if group.is_subscribed(partition.topic) or self._shard.offsets.is_unstable(group.id, partition):
+            return False
+        since_ms = committed.commit_time_ms
+        if group.protocol_type is not None:
+            if group.state is GroupState.EMPTY:
+                since_ms = since_ms if group.state_time_ms < 0 else group.state_time_ms
+            elif group.state is not GroupState.STABLE or group.subscribed_topics is None:
+                return False
+        if committed.expire_time_ms != NO_EXPIRY:
+            return now_ms >= committed.expire_time_ms
+        return now_ms - since_ms >= self._settings.offsets_retention_ms

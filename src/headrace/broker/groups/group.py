@@ -1,34 +1,35 @@
-"""A group: its state, its members, and the rules they obey. No clock, no log.
+"""A consumer group: its state machine and its members. No clock, no log.
 
-              first member joins                  all have joined, or time is up
+              first member joins                  all have joined, or timeout
     EMPTY ────────────────────────▶ PREPARING ────────────────────────────────▶ COMPLETING
       ▲                             REBALANCE ◀──────────────────────────────── REBALANCE
-      └──────────────────────────────┘  ▲      a member joins, leaves, dies          │
-             nobody is left             │                                            │ the leader's assignment
+      └──────────────────────────────┘  ▲      a member joins, leaves, times out     │
+             no members left            │                                            │ the leader's assignment
                                         └─────────────────────── STABLE ◀────────────┘ is in the log
 
-In PREPARING members are called to join again, and those that do wait; in COMPLETING they wait for the leader, who hands
-out the work. Each pass through COMPLETING is a new generation. DEAD is a group that this broker no longer has.
+In PREPARING_REBALANCE members rejoin and wait; in COMPLETING_REBALANCE they wait for the leader's assignment. Each
+COMPLETING_REBALANCE starts a generation. DEAD is a group that this broker no longer coordinates.
 """
 
 from __future__ import annotations
 
+import struct
 from asyncio import Future
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from headrace.broker.groups import subscription
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.join_group import JoinGroupResponse
 from headrace.wire.api.sync_group import SyncGroupResponse
 
 UNKNOWN_MEMBER = ""
+CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
-class State(Enum):
-    """By the names that clients see."""
+class GroupState(Enum):
+    """The state of a group, with the names in the protocol."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -37,17 +38,17 @@ class State(Enum):
     DEAD = "Dead"
 
 
-LEGAL: dict[State, frozenset[State]] = {
-    State.EMPTY: frozenset({State.PREPARING_REBALANCE, State.DEAD}),
-    State.PREPARING_REBALANCE: frozenset({State.COMPLETING_REBALANCE, State.EMPTY, State.DEAD}),
-    State.COMPLETING_REBALANCE: frozenset({State.STABLE, State.PREPARING_REBALANCE, State.DEAD}),
-    State.STABLE: frozenset({State.PREPARING_REBALANCE, State.DEAD}),
-    State.DEAD: frozenset(),
+VALID_TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
+    GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.PREPARING_REBALANCE: frozenset({GroupState.COMPLETING_REBALANCE, GroupState.EMPTY, GroupState.DEAD}),
+    GroupState.COMPLETING_REBALANCE: frozenset({GroupState.STABLE, GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.STABLE: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.DEAD: frozenset(),
 }
 
 
-class Claim(NamedTuple):
-    """Who a request says it comes from."""
+class MemberClaim(NamedTuple):
+    """The member id, generation and instance id that a request claims."""
 
     member_id: str = UNKNOWN_MEMBER
     generation: int = -1
@@ -55,48 +56,48 @@ class Claim(NamedTuple):
 
 
 @dataclass(slots=True)
-class Member:
+class GroupMember:
     """A member of a group."""
 
     id: str
-    instance_id: str | None  # static members have one: it outlives their process
+    instance_id: str | None  # static members keep it across restarts
     client_id: str
     client_host: str
     rebalance_timeout_ms: int
     session_timeout_ms: int
-    protocols: dict[str, bytes]  # name → metadata, what it likes best first
+    protocols: dict[str, bytes]  # name → metadata, in order of preference
     assignment: bytes = b""
-    is_new: bool = False  # has not got an answer to its first JoinGroup yet
+    is_new: bool = False  # its first JoinGroup is not answered yet
     joining: Future[JoinGroupResponse] | None = None
     syncing: Future[SyncGroupResponse] | None = None
 
     @property
     def is_waiting(self) -> bool:
-        """It waits for us, so its silence means nothing. (A new one may have gone: nobody would tell.)"""
+        """Whether it waits for a response, so that no heartbeat is expected; new members may have disconnected."""
         return not self.is_new and (self.joining is not None or self.syncing is not None)
 
     def metadata(self, protocol: str | None) -> bytes:
         return self.protocols.get(protocol or "", b"")
 
     def has_protocols(self, protocols: dict[str, bytes]) -> bool:
-        """The same, in the same order."""
+        """Return whether the protocols are the same, in the same order."""
         return list(self.protocols.items()) == list(protocols.items())
 
     def await_join(self, future: Future[JoinGroupResponse] | None) -> None:
-        """Wait for the end of the rebalance, instead of a request of before."""
-        self.answer_join(JoinGroupResponse(error_code=Code.REBALANCE_IN_PROGRESS, member_id=self.id))
+        """Set the pending JoinGroup, and fail an earlier one."""
+        self.respond_join(JoinGroupResponse(error_code=Code.REBALANCE_IN_PROGRESS, member_id=self.id))
         self.joining = future
 
     def await_sync(self, future: Future[SyncGroupResponse]) -> None:
-        self.answer_sync(SyncGroupResponse(error_code=Code.REBALANCE_IN_PROGRESS))
+        self.respond_sync(SyncGroupResponse(error_code=Code.REBALANCE_IN_PROGRESS))
         self.syncing = future
 
-    def answer_join(self, response: JoinGroupResponse) -> None:
+    def respond_join(self, response: JoinGroupResponse) -> None:
         future, self.joining = self.joining, None
-        if future is not None and not future.done():  # done: the connection is gone, and the request with it
+        if future is not None and not future.done():  # done: the client has disconnected
             future.set_result(response)
 
-    def answer_sync(self, response: SyncGroupResponse) -> bool:
+    def respond_sync(self, response: SyncGroupResponse) -> bool:
         future, self.syncing = self.syncing, None
         if future is not None and not future.done():
             future.set_result(response)
@@ -108,28 +109,28 @@ class Group:
     """A group and its members."""
 
     id: str
-    state: State = State.EMPTY
-    state_time_ms: int = -1  # when it came to that state; -1: not known
+    state: GroupState = GroupState.EMPTY
+    state_time_ms: int = -1  # of the last transition; -1: unknown
     generation: int = 0
-    protocol_type: str | None = None  # None: offsets only, by clients that assign partitions to themselves
+    protocol_type: str | None = None  # None: offsets only, of consumers that assign partitions themselves
     protocol_name: str | None = None
     leader_id: str | None = None
-    previous_state: State = State.DEAD
-    members: dict[str, Member] = field(default_factory=dict)
+    previous_state: GroupState = GroupState.DEAD
+    members: dict[str, GroupMember] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)  # instance id → member id
-    pending_joins: set[str] = field(default_factory=set)  # got an id, and are expected to come back with it
-    pending_syncs: set[str] = field(default_factory=set)  # have joined the generation, and owe a SyncGroup
-    subscribed_topics: set[str] | None = None  # None: not known
-    has_grown: bool = False  # a member came while the first rebalance was being delayed
+    pending_joins: set[str] = field(default_factory=set)  # member ids that were assigned but have not joined
+    pending_syncs: set[str] = field(default_factory=set)  # joined the generation, SyncGroup missing
+    subscribed_topics: set[str] | None = None  # None: unknown
+    has_new_members: bool = False  # a member joined during the initial rebalance delay
 
-    def transition(self, state: State, now_ms: int) -> None:
-        if state not in LEGAL[self.state]:
-            raise AssertionError(f"group {self.id!r} cannot go from {self.state.value} to {state.value}")
+    def transition(self, state: GroupState, now_ms: int) -> None:
+        if state not in VALID_TRANSITIONS[self.state]:
+            raise AssertionError(f"illegal state transition of group {self.id!r}: {self.state.value} → {state.value}")
         self.previous_state, self.state, self.state_time_ms = self.state, state, now_ms
 
-    # Members.
+    # -- members ---------------------------------------------------------------------------------
 
-    def add(self, member: Member, protocol_type: str) -> None:
+    def add(self, member: GroupMember, protocol_type: str) -> None:
         if not self.members:
             self.protocol_type = protocol_type
         if member.instance_id is not None:
@@ -140,7 +141,7 @@ class Group:
         self.pending_joins.discard(member.id)
 
     def remove(self, member_id: str) -> None:
-        """Forget a member, or one that was to become one."""
+        """Remove a member or a pending member id."""
         member = self.members.pop(member_id, None)
         if member is not None and member.instance_id is not None:
             self.static_members.pop(member.instance_id, None)
@@ -149,11 +150,11 @@ class Group:
         self.pending_joins.discard(member_id)
         self.pending_syncs.discard(member_id)
 
-    def replace(self, old: Member, new_id: str) -> Member:
-        """A static member has come back as another process: the old one is fenced off, the new one takes its place."""
-        old.answer_join(JoinGroupResponse(error_code=Code.FENCED_INSTANCE_ID, member_id=old.id, protocol_name=None))
-        old.answer_sync(SyncGroupResponse(error_code=Code.FENCED_INSTANCE_ID))
-        new = Member(
+    def replace(self, old: GroupMember, new_id: str) -> GroupMember:
+        """Replace a static member by its new process, and fence the old one."""
+        old.respond_join(JoinGroupResponse(error_code=Code.FENCED_INSTANCE_ID, member_id=old.id, protocol_name=None))
+        old.respond_sync(SyncGroupResponse(error_code=Code.FENCED_INSTANCE_ID))
+        new = GroupMember(
             new_id,
             old.instance_id,
             old.client_id,
@@ -174,26 +175,28 @@ class Group:
         self.static_members[old.instance_id] = new_id
         return new
 
-    def check_member(self, claim: Claim) -> Member:
-        """The member of a request, or the error that tells a stranger or a fenced one."""
+    def check_member(self, claim: MemberClaim) -> GroupMember:
+        """Return the member of a request, or raise UNKNOWN_MEMBER_ID or FENCED_INSTANCE_ID."""
         if claim.instance_id is not None:
             current = self.static_members.get(claim.instance_id)
             if current is None:
-                raise self._refusal(Code.UNKNOWN_MEMBER_ID, f"no member has the instance id {claim.instance_id!r}")
+                raise self._error(Code.UNKNOWN_MEMBER_ID, f"unknown instance id {claim.instance_id!r}")
             if current != claim.member_id:
-                raise self._refusal(Code.FENCED_INSTANCE_ID, f"{claim.instance_id!r} is {current!r} by now")
+                raise self._error(
+                    Code.FENCED_INSTANCE_ID, f"instance id {claim.instance_id!r} now belongs to member {current!r}"
+                )
         member = self.members.get(claim.member_id)
         if member is None:
-            raise self._refusal(Code.UNKNOWN_MEMBER_ID, f"{claim.member_id!r} is not a member")
+            raise self._error(Code.UNKNOWN_MEMBER_ID, f"unknown member {claim.member_id!r}")
         return member
 
-    def check_generation(self, claim: Claim) -> None:
+    def check_generation(self, claim: MemberClaim) -> None:
         if claim.generation != self.generation:
-            raise self._refusal(
-                Code.ILLEGAL_GENERATION, f"the generation is {self.generation}, not {claim.generation} as was said"
+            raise self._error(
+                Code.ILLEGAL_GENERATION, f"generation {claim.generation} is not the current one, {self.generation}"
             )
 
-    # A rebalance.
+    # -- rebalance -------------------------------------------------------------------------------
 
     @property
     def waiting_count(self) -> int:
@@ -205,19 +208,19 @@ class Group:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The slowest member sets the pace."""
+        """The longest rebalance timeout of the members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def supports(self, protocol_type: str, protocols: Collection[str]) -> bool:
-        """Whether a member that speaks these could understand the others."""
-        if self.state is State.EMPTY:
+        """Return whether a member with these protocols has one in common with all members."""
+        if self.state is GroupState.EMPTY:
             return bool(protocol_type and protocols)
         return protocol_type == self.protocol_type and any(
             all(name in member.protocols for member in self.members.values()) for name in protocols
         )
 
     def elect_joined_leader(self) -> bool:
-        """Make sure that the leader is one who has joined; False if nobody has."""
+        """Ensure that the leader has joined; return False if no member has."""
         leader = self.members.get(self.leader_id or UNKNOWN_MEMBER)
         if leader is not None and leader.joining is None:
             leader = next((member for member in self.members.values() if member.joining is not None), None)
@@ -226,11 +229,11 @@ class Group:
         return leader is not None
 
     def select_protocol(self) -> str:
-        """Of those that all speak, the one that most like best."""
+        """Return the protocol with most votes among those that all members support."""
         votes: dict[str, int] = {}
-        everyone = self.members.values()
-        for member in everyone:
-            vote = next(name for name in member.protocols if all(name in other.protocols for other in everyone))
+        members = self.members.values()
+        for member in members:
+            vote = next(name for name in member.protocols if all(name in other.protocols for other in members))
             votes[vote] = votes.get(vote, 0) + 1
         return max(votes, key=lambda name: votes[name])
 
@@ -239,60 +242,86 @@ class Group:
         self.pending_syncs.clear()
         self.protocol_name = self.select_protocol() if self.members else None
         self.subscribed_topics = self.subscriptions()
-        self.transition(State.COMPLETING_REBALANCE if self.members else State.EMPTY, now_ms)
+        self.transition(GroupState.COMPLETING_REBALANCE if self.members else GroupState.EMPTY, now_ms)
 
-    # Offsets.
+    # -- offsets ---------------------------------------------------------------------------------
 
     @property
     def uses_consumer_protocol(self) -> bool:
-        return self.protocol_type == subscription.PROTOCOL_TYPE
+        return self.protocol_type == CONSUMER_PROTOCOL_TYPE
 
     def subscriptions(self) -> set[str] | None:
-        """The topics that the members read; None if that cannot be told."""
+        """Return the topics that the members are subscribed to; None if unknown."""
         if not self.uses_consumer_protocol or (self.members and self.protocol_name is None):
             return None
-        found: set[str] = set()
+        subscribed: set[str] = set()
         for member in self.members.values():
-            topics = subscription.topics(member.metadata(self.protocol_name))
+            topics = subscribed_topics_in(member.metadata(self.protocol_name))
             if topics is None:
                 return None
-            found |= topics
-        return found
+            subscribed |= topics
+        return subscribed
 
     def is_subscribed(self, topic: str) -> bool:
-        """Also when it cannot be told: what may be in use is not removed."""
+        """Return whether a topic is subscribed to, also if that is unknown: offsets in use must not be removed."""
         return self.uses_consumer_protocol if self.subscribed_topics is None else topic in self.subscribed_topics
 
-    def check_commit(self, claim: Claim, *, transactional: bool) -> None:
-        """Whether offsets may be committed under that claim.
+    def check_commit(self, claim: MemberClaim, *, transactional: bool) -> None:
+        """Raise unless offsets may be committed under this claim.
 
-        Without a generation it is somebody who assigns partitions to himself, and that goes only while the group has no
-        members. Transactions of old clients tell no generation either, so they are believed.
+        Consumers that assign partitions themselves claim no generation; they may commit only while the group has no
+        members. Transactions of old clients claim none either, and are accepted.
         """
-        if self.state is State.DEAD:
-            raise self._refusal(Code.COORDINATOR_NOT_AVAILABLE, "it is moving away")
-        if claim.generation < 0 and self.state is State.EMPTY:
+        if self.state is GroupState.DEAD:
+            raise self._error(Code.COORDINATOR_NOT_AVAILABLE, "it is moving to another coordinator")
+        if claim.generation < 0 and self.state is GroupState.EMPTY:
             return
         if claim.generation >= 0 or claim.member_id != UNKNOWN_MEMBER or claim.instance_id is not None:
             self.check_member(claim)
             self.check_generation(claim)
         elif not transactional:
-            raise self._refusal(Code.UNKNOWN_MEMBER_ID, "it has members, so only they can commit")
-        if not transactional and self.state is State.COMPLETING_REBALANCE:
-            raise self._refusal(Code.REBALANCE_IN_PROGRESS, "it is rebalancing")
+            raise self._error(Code.UNKNOWN_MEMBER_ID, "only members can commit")
+        if not transactional and self.state is GroupState.COMPLETING_REBALANCE:
+            raise self._error(Code.REBALANCE_IN_PROGRESS, "it is rebalancing")
 
     def check_deletable(self) -> None:
-        if self.state is not State.EMPTY:
-            raise self._refusal(Code.NON_EMPTY_GROUP, f"it has {len(self.members)} members")
+        if self.state is not GroupState.EMPTY:
+            raise self._error(Code.NON_EMPTY_GROUP, f"it has {len(self.members)} members")
 
     def check_offsets_deletable(self) -> None:
-        if self.state is not State.EMPTY and not self.uses_consumer_protocol:
-            raise self._refusal(Code.NON_EMPTY_GROUP, "what its members use cannot be told")
+        if self.state is not GroupState.EMPTY and not self.uses_consumer_protocol:
+            raise self._error(Code.NON_EMPTY_GROUP, "the subscriptions of its members are unknown")
 
     @property
-    def is_deserted(self) -> bool:
-        """Nobody is there, and nobody is expected."""
-        return self.state is State.EMPTY and not self.pending_joins
+    def is_unused(self) -> bool:
+        """Whether the group has neither members nor pending joins."""
+        return self.state is GroupState.EMPTY and not self.pending_joins
 
-    def _refusal(self, code: Code, fact: str) -> BrokerError:
+    def _error(self, code: Code, fact: str) -> BrokerError:
         return BrokerError(f"group {self.id!r}: {fact}", code=code)
+
+
+_subscription_head = struct.Struct(">hi")
+_string_length = struct.Struct(">h")
+
+
+def subscribed_topics_in(metadata: bytes) -> set[str] | None:
+    """Return the topics of a consumer's subscription; None if the bytes are something else.
+
+    Group metadata is opaque to the broker. Only for protocol type "consumer" it reads the first fields, which are the
+    same in all versions: version and topics.
+    """
+    topics: set[str] = set()
+    try:
+        _, count = _subscription_head.unpack_from(metadata)
+        pos = _subscription_head.size
+        for _ in range(count):  # bounded by the bytes: each takes at least two
+            (length,) = _string_length.unpack_from(metadata, pos)
+            pos += _string_length.size
+            if length < 0 or pos + length > len(metadata):
+                return None
+            topics.add(metadata[pos : pos + length].decode())
+            pos += length
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return topics

@@ -1,8 +1,7 @@
 """The records of __consumer_offsets, in the formats of Apache Kafka.
 
-A key begins with two bytes that say what it is: 0 or 1 an offset, 2 a group (from 3 on: other kinds of groups, which
-are not offered here). A value begins with the version of its format. A record without a value, a tombstone, takes back
-what its key names.
+A key starts with two bytes for its type: 0 or 1 an offset, 2 a classic group (3 and above are other group types, which
+are not supported). A value starts with its version. A null value is a tombstone.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.broker.groups.group import Group, Member, State
-from headrace.broker.groups.offsets import NO_EXPIRY, Committed, Place
+from headrace.broker.groups.group import Group, GroupMember, GroupState
+from headrace.broker.groups.offsets import NO_EXPIRY, Committed
 from headrace.errors import MalformedError
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from headrace.wire.schema import ZERO_UUID, Message, Struct, array, bytes_, int32, int64, string, uuid
 
@@ -68,30 +68,30 @@ class GroupMetadataValue(Message, versions="0-4", flexible="4+"):
     members: Sequence[MemberMetadata] = array(MemberMetadata)
 
 
-class Entry(NamedTuple):
-    """Key and value of a record to write."""
+class KeyValue(NamedTuple):
+    """The key and value of a record."""
 
     key: bytes
     value: bytes | None
 
 
 class OffsetChange(NamedTuple):
-    """A record about an offset; None: it is gone."""
+    """An offset record; None: a tombstone."""
 
     group_id: str
-    place: Place
+    partition: TopicPartition
     committed: Committed | None
 
 
 class GroupChange(NamedTuple):
-    """A record about a group; None: it is gone."""
+    """A group record; None: a tombstone."""
 
     group_id: str
     group: Group | None
 
 
-def offset_entry(group_id: str, place: Place, committed: Committed) -> Entry:
-    """What stores an offset. The version is the oldest that can say it, so that older tools can read it."""
+def offset_record(group_id: str, partition: TopicPartition, committed: Committed) -> KeyValue:
+    """Return the record of an offset, in the oldest sufficient version, so that older tools can read it."""
     version = OFFSET_VALUE
     if committed.expire_time_ms != NO_EXPIRY:
         version = OFFSET_VALUE_WITH_EXPIRY
@@ -105,15 +105,17 @@ def offset_entry(group_id: str, place: Place, committed: Committed) -> Entry:
         expire_timestamp=committed.expire_time_ms,
         topic_id=committed.topic_id,
     )
-    return Entry(_offset_key(group_id, place), _versioned(version, value))
+    return KeyValue(_offset_key(group_id, partition), _versioned(version, value))
 
 
-def offset_tombstone(group_id: str, place: Place) -> Entry:
-    return Entry(_offset_key(group_id, place), None)
+def offset_tombstone(group_id: str, partition: TopicPartition) -> KeyValue:
+    return KeyValue(_offset_key(group_id, partition), None)
 
 
-def group_entry(group: Group, assignments: dict[str, bytes] | None = None, state_time_ms: int | None = None) -> Entry:
-    """What stores a group: with the assignments that it has, or is about to get."""
+def group_record(
+    group: Group, assignments: dict[str, bytes] | None = None, state_time_ms: int | None = None
+) -> KeyValue:
+    """Return the record of a group, with its current assignments or new ones."""
     members = [
         MemberMetadata(
             member_id=member.id,
@@ -135,31 +137,31 @@ def group_entry(group: Group, assignments: dict[str, bytes] | None = None, state
         current_state_timestamp=group.state_time_ms if state_time_ms is None else state_time_ms,
         members=members,
     )
-    return Entry(_group_key(group.id), _versioned(GROUP_VALUE, value))
+    return KeyValue(_group_key(group.id), _versioned(GROUP_VALUE, value))
 
 
-def group_tombstone(group_id: str) -> Entry:
-    return Entry(_group_key(group_id), None)
+def group_tombstone(group_id: str) -> KeyValue:
+    return KeyValue(_group_key(group_id), None)
 
 
 def decode(record: Record) -> OffsetChange | GroupChange | None:
-    """What a record says; None for kinds that are not known here."""
+    """Decode a record; None for unknown types."""
     if record.key is None or len(record.key) < _version.size:
-        raise MalformedError(f"expected the key of an offset or a group, got {record.key!r}", offset=0)
+        raise MalformedError(f"invalid key {record.key!r}: expected an offset or a group", offset=0)
     (kind,) = _version.unpack_from(record.key)
     if kind in OFFSET_KEYS:
         key = OffsetCommitKey.decode(OFFSET_KEY, memoryview(record.key)[_version.size :])
         committed = None if record.value is None else _committed(record.value, record.offset)
-        return OffsetChange(key.group, (key.topic, key.partition), committed)
+        return OffsetChange(key.group, TopicPartition(key.topic, key.partition), committed)
     if kind == GROUP_KEY:
         group_id = GroupMetadataKey.decode(GROUP_KEY, memoryview(record.key)[_version.size :]).group
         return GroupChange(group_id, None if record.value is None else _group(group_id, record.value))
     return None
 
 
-def _offset_key(group_id: str, place: Place) -> bytes:
-    topic, partition = place
-    return _versioned(OFFSET_KEY, OffsetCommitKey(group=group_id, topic=topic, partition=partition))
+def _offset_key(group_id: str, partition: TopicPartition) -> bytes:
+    key = OffsetCommitKey(group=group_id, topic=partition.topic, partition=partition.partition)
+    return _versioned(OFFSET_KEY, key)
 
 
 def _group_key(group_id: str) -> bytes:
@@ -172,7 +174,7 @@ def _versioned(version: int, message: Message) -> bytes:
 
 def _value_version(value: bytes) -> int:
     if len(value) < _version.size:
-        raise MalformedError(f"expected a value that begins with its version, got {value!r}", offset=0)
+        raise MalformedError(f"invalid value {value!r}: expected a version of 2 bytes", offset=0)
     return int(_version.unpack_from(value)[0])
 
 
@@ -190,11 +192,11 @@ def _committed(data: bytes, record_offset: int) -> Committed:
 
 
 def _group(group_id: str, data: bytes) -> Group:
-    """A stored group: with members it was stable, for only then it is stored with any."""
+    """Decode a group: with members it was stable, because only stable groups are stored with members."""
     value = GroupMetadataValue.decode(_value_version(data), memoryview(data)[_version.size :])
     group = Group(
         group_id,
-        state=State.STABLE if value.members else State.EMPTY,
+        state=GroupState.STABLE if value.members else GroupState.EMPTY,
         state_time_ms=value.current_state_timestamp,
         generation=value.generation,
         protocol_type=value.protocol_type or None,
@@ -202,7 +204,7 @@ def _group(group_id: str, data: bytes) -> Group:
         leader_id=value.leader,
     )
     for row in value.members:
-        member = Member(
+        member = GroupMember(
             id=row.member_id,
             instance_id=row.group_instance_id,
             client_id=row.client_id,

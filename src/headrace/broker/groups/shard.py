@@ -1,40 +1,125 @@
-"""One partition of __consumer_offsets: the groups whose ids fall into it, and their offsets.
+"""One partition of __consumer_offsets: its groups and their offsets.
 
-Writing: the record goes into the log, and when it is replicated, into memory. Several writes may be on their way; they
-reach memory in the order in which they reached the log, whichever is heard of first. For that `InternalTopics.append`
-has to put the record into the log before it waits for anything.
+Writing: a record is appended to the log and, when it is replicated, applied to memory. Concurrent writes are applied in
+log order, whichever is replicated first. This requires that `InternalTopics.append` appends before its first `await`.
 
-Loading: record by record from the beginning. Records of transactions wait for their marker, as they do live.
+Loading: records are replayed from the start. Records of transactions wait for their marker, as they do live.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
-from headrace.broker.clock import Clock
-from headrace.broker.groups.group import Group, State
+from headrace.broker.clock import Clock, Timer
+from headrace.broker.groups.group import Group, GroupState
 from headrace.broker.groups.offsets import Offsets
-from headrace.broker.groups.records import Entry, GroupChange, OffsetChange, decode
-from headrace.broker.groups.timers import Timers
+from headrace.broker.groups.records import GroupChange, KeyValue, OffsetChange, decode
 from headrace.broker.internal_topics import code_for_clients
 from headrace.broker.tasks import start_task
+from headrace.config import Config
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.layout import NO_PRODUCER_ID, Record
 from headrace.wire.records import NO_PRODUCER, Producer, RecordBatch, decode_marker
 
+_MS_PER_MINUTE = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """The options of the group coordinator."""
+
+    session_timeout_min_ms: int
+    session_timeout_max_ms: int
+    initial_rebalance_delay_ms: int
+    members_max: int
+    offset_metadata_max: int
+    offsets_retention_ms: int
+    expiry_interval_ms: int
+
+    @classmethod
+    def of(cls, config: Config) -> GroupSettings:
+        return cls(
+            session_timeout_min_ms=config.of(int, "group.min.session.timeout.ms"),
+            session_timeout_max_ms=config.of(int, "group.max.session.timeout.ms"),
+            initial_rebalance_delay_ms=config.of(int, "group.initial.rebalance.delay.ms"),
+            members_max=config.of(int, "group.max.size"),
+            offset_metadata_max=config.of(int, "offset.metadata.max.bytes"),
+            offsets_retention_ms=config.of(int, "offsets.retention.minutes") * _MS_PER_MINUTE,
+            expiry_interval_ms=config.of(int, "offsets.retention.check.interval.ms"),
+        )
+
+
+@dataclass(slots=True)
+class _Timer:
+    due_ms: float
+    wakes_ms: float  # not after due_ms
+    callback: Callable[..., object]
+    arguments: tuple[object, ...]
+    timer: Timer | None = None
+
+
+class Timers:
+    """The timers of a shard, by key. Scheduling a key again replaces its timer.
+
+    Every heartbeat postpones a session timeout. That only moves `due_ms`: the clock's timer stays, and is set again if
+    it fires too early. So a member costs one timer of the event loop per session, not one per heartbeat.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._entries: dict[Hashable, _Timer] = {}
+
+    def schedule(self, key: Hashable, delay_ms: float, callback: Callable[..., object], *arguments: object) -> None:
+        due_ms = self._clock.monotonic_ms() + delay_ms
+        entry = self._entries.get(key)
+        if entry is not None and entry.wakes_ms <= due_ms:
+            entry.due_ms, entry.callback, entry.arguments = due_ms, callback, arguments
+            return
+        self.cancel(key)
+        entry = self._entries[key] = _Timer(due_ms, due_ms, callback, arguments)
+        self._arm(key, entry, delay_ms)
+
+    def cancel(self, key: Hashable) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None and entry.timer is not None:
+            entry.timer.cancel()
+
+    def cancel_all(self) -> None:
+        for key in list(self._entries):
+            self.cancel(key)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
+    def _arm(self, key: Hashable, entry: _Timer, delay_ms: float) -> None:
+        entry.wakes_ms = entry.due_ms
+        entry.timer = self._clock.call_later(delay_ms, self._wake, key, entry)
+
+    def _wake(self, key: Hashable, entry: _Timer) -> None:
+        if self._entries.get(key) is not entry:
+            return
+        left_ms = entry.due_ms - self._clock.monotonic_ms()
+        if left_ms > 0:
+            self._arm(key, entry, left_ms)
+            return
+        del self._entries[key]
+        entry.callback(*entry.arguments)
+
+
 log = logging.getLogger("headrace.broker.groups")
 
 LOAD_SLICE_BATCHES = 1000
-"""So many are loaded before others get a turn of the event loop."""
+"""How many batches are loaded before the event loop runs other tasks."""
 
 
 class InternalLog(Protocol):
-    """What is used of InternalTopics."""
+    """The part of InternalTopics that is used here."""
 
     def ensure(self, topic: str) -> int: ...
 
@@ -63,15 +148,15 @@ class Shard:
         self._internal = internal
         self._last_write: asyncio.Future[None] | None = None
         self._ended_while_loading: list[tuple[int, bool]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()  # a task that nobody holds may vanish
+        self._tasks: set[asyncio.Task[Any]] = set()  # asyncio keeps weak references only
 
-    # Groups.
+    # -- groups ----------------------------------------------------------------------------------
 
     def group(self, group_id: str) -> Group:
-        """The group, or GROUP_ID_NOT_FOUND."""
+        """Return a group or raise GROUP_ID_NOT_FOUND."""
         group = self.groups.get(group_id)
         if group is None:
-            raise BrokerError(f"there is no group {group_id!r}", code=Code.GROUP_ID_NOT_FOUND)
+            raise BrokerError(f"unknown group {group_id!r}", code=Code.GROUP_ID_NOT_FOUND)
         return group
 
     def group_or_new(self, group_id: str) -> Group:
@@ -81,24 +166,24 @@ class Shard:
         return group
 
     def remove(self, group: Group) -> None:
-        """Forget a group whose tombstone is in the log, unless somebody has joined it meanwhile."""
-        if self.groups.get(group.id) is group and group.state is State.EMPTY:
-            group.transition(State.DEAD, self.clock.time_ms())
+        """Remove a group whose tombstone is in the log, unless a member has joined meanwhile."""
+        if self.groups.get(group.id) is group and group.state is GroupState.EMPTY:
+            group.transition(GroupState.DEAD, self.clock.time_ms())
             del self.groups[group.id]
 
-    # Writing.
+    # -- writing ---------------------------------------------------------------------------------
 
     def spawn(self, operation: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run what must come to its end even if the connection that asked for it is gone."""
+        """Start an operation that completes even if the client disconnects."""
         task = start_task(operation, "group coordinator", outcomes=(BrokerError,))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def write(
-        self, entries: Sequence[Entry], apply: Callable[[int], object], *, producer: Producer = NO_PRODUCER
+        self, entries: Sequence[KeyValue], apply: Callable[[int], object], *, producer: Producer = NO_PRODUCER
     ) -> None:
-        """Put records into the log, then call `apply` with the offset of the first, in the order of the log."""
+        """Append records, then call `apply` with the offset of the first one, in log order."""
         now_ms = self.clock.time_ms()
         records = [Record(0, now_ms, entry.key, entry.value, ()) for entry in entries]
         before, mine = self._last_write, asyncio.get_running_loop().create_future()
@@ -118,7 +203,7 @@ class Shard:
                 before.add_done_callback(lambda _: mine.set_result(None))
 
     def complete_transaction(self, producer_id: int, committed: bool) -> None:
-        """A marker was written. What was written before it comes first."""
+        """Apply a transaction marker, after the writes before it."""
         if self.is_loading:
             self._ended_while_loading.append((producer_id, committed))
         elif self._last_write is None or self._last_write.done():
@@ -126,18 +211,18 @@ class Shard:
         else:
             self._last_write.add_done_callback(lambda _: self.offsets.complete(producer_id, committed))
 
-    # Loading.
+    # -- loading ---------------------------------------------------------------------------------
 
     def load(self, loaded: Callable[[], object]) -> None:
-        """Replay the partition: a short one at once, the rest of a long one in the background."""
+        """Replay the partition and call `loaded`. Short ones are replayed at once, long ones in the background."""
         batches = self._internal.batches(CONSUMER_OFFSETS, self.index)
         is_last = self._try_replay_slice(batches)
         if is_last:
             self._confirm(loaded)
         elif is_last is not None:
-            self.spawn(self._go_on_loading(batches, loaded))
+            self.spawn(self._continue_loading(batches, loaded))
 
-    async def _go_on_loading(self, batches: Iterator[RecordBatch], loaded: Callable[[], object]) -> None:
+    async def _continue_loading(self, batches: Iterator[RecordBatch], loaded: Callable[[], object]) -> None:
         is_last: bool | None = False
         while is_last is False and not self._is_closed:
             await asyncio.sleep(0)
@@ -146,20 +231,19 @@ class Shard:
             self._confirm(loaded)
 
     def _try_replay_slice(self, batches: Iterator[RecordBatch]) -> bool | None:
-        """Whether that was the last one; None if it cannot be read."""
+        """Replay some batches; return whether these were the last, None if the log is unreadable."""
         try:
             return self._replay_slice(batches)
         except (WireError, BrokerError, OSError):
-            # Groups of which half is missing would be worse than groups that cannot be used.
-            log.exception("%s-%d cannot be loaded: its groups stay unavailable", CONSUMER_OFFSETS, self.index)
+            # Unavailable groups are better than groups with half of their state.
+            log.exception("failed to load %s-%d: its groups stay unavailable", CONSUMER_OFFSETS, self.index)
             return None
 
     def _confirm(self, loaded: Callable[[], object]) -> None:
-        """Nobody is to hear of what might still be lost."""
+        """Finish loading when everything that was read is replicated: other records may still be lost."""
         self._internal.when_confirmed(CONSUMER_OFFSETS, self.index, lambda: self._finish_loading(loaded))
 
     def _replay_slice(self, batches: Iterator[RecordBatch]) -> bool:
-        """Whether that was the last one."""
         chunk = list(islice(batches, LOAD_SLICE_BATCHES))
         for batch in chunk:
             self._replay(batch)
@@ -168,7 +252,7 @@ class Shard:
     def _replay(self, batch: RecordBatch) -> None:
         header = batch.header
         if not header.record_count:
-            return  # compaction has left the shell only
+            return  # an empty batch, left by compaction
         if header.is_control:
             marker = decode_marker(batch.records()[0])
             if marker is not None:
@@ -179,7 +263,7 @@ class Shard:
             try:
                 change = decode(record)
             except WireError:
-                log.exception("record %d of %s-%d is skipped", record.offset, CONSUMER_OFFSETS, self.index)
+                log.exception("skipping undecodable record %d of %s-%d", record.offset, CONSUMER_OFFSETS, self.index)
                 continue
             if isinstance(change, OffsetChange):
                 self.apply_offset(change, producer_id)
@@ -187,12 +271,12 @@ class Shard:
                 self._apply_group(change)
 
     def apply_offset(self, change: OffsetChange, producer_id: int = NO_PRODUCER_ID) -> None:
-        """A record about an offset has come into the log, now or long ago."""
+        """Apply an offset record, live or in replay."""
         if change.committed is None:
-            self.offsets.remove(change.group_id, change.place)
+            self.offsets.remove(change.group_id, change.partition)
         else:
-            self.group_or_new(change.group_id)  # a group may be nothing but its offsets
-            self.offsets.store(change.group_id, change.place, change.committed, producer_id)
+            self.group_or_new(change.group_id)  # a group may consist of offsets only
+            self.offsets.store(change.group_id, change.partition, change.committed, producer_id)
 
     def _apply_group(self, change: GroupChange) -> None:
         if change.group is None:
@@ -208,13 +292,11 @@ class Shard:
         self._ended_while_loading.clear()
         self.is_loading = False
         if self.groups:
-            log.info("%s-%d: %d groups", CONSUMER_OFFSETS, self.index, len(self.groups))
+            log.info("loaded %s-%d: %d groups", CONSUMER_OFFSETS, self.index, len(self.groups))
         loaded()
 
-    # The end.
-
     def close(self) -> Iterable[asyncio.Task[Any]]:
-        """Stop the timers; what is still being written is returned."""
+        """Stop the timers; return the tasks that still write."""
         self._is_closed = True
         self.timers.cancel_all()
         return tuple(self._tasks)

@@ -1,7 +1,11 @@
-"""One module an API key, each with `handle(broker, context, message)`; imported when first asked for.
+"""The request handlers, one module for each family of APIs, imported on first use.
 
-The table is what ApiVersions advertises. A row must be right: clients do without what is not advertised, but trust what
-is. The lowest versions are those that the oldest clients in use speak, the highest are those of Apache Kafka 4.3.
+For an API `JoinGroup` a module has `handle_join_group(broker, context, request)`, which returns the response, and where
+the response has no top-level error code also `fail_join_group(context, request, code)`, which returns a response with
+that error for every item of the request.
+
+`SUPPORTED` is what ApiVersions advertises. The lowest versions are those of the oldest clients in use, the highest
+those of Apache Kafka 4.3.
 """
 
 from __future__ import annotations
@@ -9,88 +13,105 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.broker.context import Answer, Context
+from headrace.broker.context import Context, HandlerResult
 from headrace.wire.api import BETWEEN_BROKERS, module_name, request_class
+from headrace.wire.api_keys import ApiKey
+from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
 
-Handler = Callable[["Broker", Context, Any], Answer]
+Handler = Callable[["Broker", Context, Any], HandlerResult]
+FailureHandler = Callable[[Context, Any, int], Message]
 
 
-class Supported(NamedTuple):
-    """The versions of an API that we answer."""
+class Api(NamedTuple):
+    """The supported versions of an API, and the module with its handler."""
 
     first: int
     last: int
+    module: str
 
 
-SUPPORTED: dict[int, Supported] = {
-    0: Supported(0, 13),  # Produce
-    1: Supported(0, 18),  # Fetch
-    2: Supported(0, 11),  # ListOffsets
-    3: Supported(0, 13),  # Metadata
-    8: Supported(0, 10),  # OffsetCommit
-    9: Supported(0, 10),  # OffsetFetch
-    10: Supported(0, 6),  # FindCoordinator
-    11: Supported(0, 9),  # JoinGroup
-    12: Supported(0, 4),  # Heartbeat
-    13: Supported(0, 5),  # LeaveGroup
-    14: Supported(0, 5),  # SyncGroup
-    15: Supported(0, 6),  # DescribeGroups
-    16: Supported(0, 5),  # ListGroups
-    17: Supported(0, 1),  # SaslHandshake
-    18: Supported(0, 4),  # ApiVersions
-    19: Supported(0, 7),  # CreateTopics
-    20: Supported(0, 6),  # DeleteTopics
-    21: Supported(0, 2),  # DeleteRecords
-    22: Supported(0, 5),  # InitProducerId
-    23: Supported(0, 4),  # OffsetForLeaderEpoch
-    24: Supported(0, 5),  # AddPartitionsToTxn
-    25: Supported(0, 4),  # AddOffsetsToTxn
-    26: Supported(0, 5),  # EndTxn
-    27: Supported(0, 2),  # WriteTxnMarkers
-    28: Supported(0, 5),  # TxnOffsetCommit
-    29: Supported(0, 3),  # DescribeAcls
-    30: Supported(0, 3),  # CreateAcls
-    31: Supported(0, 3),  # DeleteAcls
-    32: Supported(0, 4),  # DescribeConfigs
-    33: Supported(0, 2),  # AlterConfigs
-    35: Supported(0, 5),  # DescribeLogDirs
-    36: Supported(0, 2),  # SaslAuthenticate
-    37: Supported(0, 3),  # CreatePartitions
-    42: Supported(0, 2),  # DeleteGroups
-    43: Supported(0, 2),  # ElectLeaders
-    44: Supported(0, 1),  # IncrementalAlterConfigs
-    45: Supported(0, 1),  # AlterPartitionReassignments
-    46: Supported(0, 0),  # ListPartitionReassignments
-    47: Supported(0, 0),  # OffsetDelete
-    48: Supported(0, 1),  # DescribeClientQuotas
-    49: Supported(0, 1),  # AlterClientQuotas
-    50: Supported(0, 0),  # DescribeUserScramCredentials
-    51: Supported(0, 0),  # AlterUserScramCredentials
-    57: Supported(0, 2),  # UpdateFeatures
-    60: Supported(0, 2),  # DescribeCluster
-    61: Supported(0, 0),  # DescribeProducers
-    64: Supported(0, 0),  # UnregisterBroker
-    65: Supported(0, 0),  # DescribeTransactions
-    66: Supported(0, 2),  # ListTransactions
-    74: Supported(0, 1),  # ListConfigResources
-    75: Supported(0, 0),  # DescribeTopicPartitions
+SUPPORTED: dict[int, Api] = {
+    ApiKey.PRODUCE: Api(0, 13, "produce"),
+    ApiKey.FETCH: Api(0, 18, "fetch"),
+    ApiKey.LIST_OFFSETS: Api(0, 11, "list_offsets"),
+    ApiKey.METADATA: Api(0, 13, "metadata"),
+    ApiKey.OFFSET_COMMIT: Api(0, 10, "group_offsets"),
+    ApiKey.OFFSET_FETCH: Api(0, 10, "group_offsets"),
+    ApiKey.FIND_COORDINATOR: Api(0, 6, "groups"),
+    ApiKey.JOIN_GROUP: Api(0, 9, "groups"),
+    ApiKey.HEARTBEAT: Api(0, 4, "groups"),
+    ApiKey.LEAVE_GROUP: Api(0, 5, "groups"),
+    ApiKey.SYNC_GROUP: Api(0, 5, "groups"),
+    ApiKey.DESCRIBE_GROUPS: Api(0, 6, "group_admin"),
+    ApiKey.LIST_GROUPS: Api(0, 5, "group_admin"),
+    ApiKey.SASL_HANDSHAKE: Api(0, 1, "sasl"),
+    ApiKey.API_VERSIONS: Api(0, 4, "api_versions"),
+    ApiKey.CREATE_TOPICS: Api(0, 7, "topics"),
+    ApiKey.DELETE_TOPICS: Api(0, 6, "topics"),
+    ApiKey.DELETE_RECORDS: Api(0, 2, "topics"),
+    ApiKey.INIT_PRODUCER_ID: Api(0, 5, "transactions"),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: Api(0, 4, "list_offsets"),
+    ApiKey.ADD_PARTITIONS_TO_TXN: Api(0, 5, "transactions"),
+    ApiKey.ADD_OFFSETS_TO_TXN: Api(0, 4, "transactions"),
+    ApiKey.END_TXN: Api(0, 5, "transactions"),
+    ApiKey.WRITE_TXN_MARKERS: Api(0, 2, "transactions"),
+    ApiKey.TXN_OFFSET_COMMIT: Api(0, 5, "transactions"),
+    ApiKey.DESCRIBE_ACLS: Api(0, 3, "acls"),
+    ApiKey.CREATE_ACLS: Api(0, 3, "acls"),
+    ApiKey.DELETE_ACLS: Api(0, 3, "acls"),
+    ApiKey.DESCRIBE_CONFIGS: Api(0, 4, "configs"),
+    ApiKey.ALTER_CONFIGS: Api(0, 2, "configs"),
+    ApiKey.DESCRIBE_LOG_DIRS: Api(0, 5, "cluster_admin"),
+    ApiKey.SASL_AUTHENTICATE: Api(0, 2, "sasl"),
+    ApiKey.CREATE_PARTITIONS: Api(0, 3, "topics"),
+    ApiKey.DELETE_GROUPS: Api(0, 2, "group_admin"),
+    ApiKey.ELECT_LEADERS: Api(0, 2, "cluster_admin"),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: Api(0, 1, "configs"),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: Api(0, 1, "cluster_admin"),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: Api(0, 0, "cluster_admin"),
+    ApiKey.OFFSET_DELETE: Api(0, 0, "group_offsets"),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: Api(0, 1, "quotas"),
+    ApiKey.ALTER_CLIENT_QUOTAS: Api(0, 1, "quotas"),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: Api(0, 0, "sasl"),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: Api(0, 0, "sasl"),
+    ApiKey.UPDATE_FEATURES: Api(0, 2, "api_versions"),
+    ApiKey.DESCRIBE_CLUSTER: Api(0, 2, "cluster_admin"),
+    ApiKey.DESCRIBE_PRODUCERS: Api(0, 0, "transaction_admin"),
+    ApiKey.UNREGISTER_BROKER: Api(0, 0, "cluster_admin"),
+    ApiKey.DESCRIBE_TRANSACTIONS: Api(0, 0, "transaction_admin"),
+    ApiKey.LIST_TRANSACTIONS: Api(0, 2, "transaction_admin"),
+    ApiKey.LIST_CONFIG_RESOURCES: Api(0, 1, "configs"),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: Api(0, 0, "metadata"),
 }
 
 
-def supported(api_key: int) -> Supported | None:
-    """The versions of an API that we answer, to clients or to other brokers; None if we do not."""
+def supported(api_key: int) -> Api | None:
+    """Return the supported versions of an API for clients or brokers; None if the API is unknown."""
     if api_key in BETWEEN_BROKERS:
-        return Supported(*request_class(api_key).versions)
+        return Api(*request_class(api_key).versions, "inter_broker")
     return SUPPORTED.get(api_key)
 
 
 @cache
 def handler(api_key: int) -> Handler:
-    """The function that answers an API key of the table."""
-    found: Handler = import_module(f"{__name__}.{module_name(api_key)}").handle
-    return found
+    """Return the handler of a supported API."""
+    handle: Handler = getattr(_module(api_key), f"handle_{module_name(api_key)}")
+    return handle
+
+
+@cache
+def failure_handler(api_key: int) -> FailureHandler | None:
+    """Return the function that builds a failed response; None if a top-level error code says it all."""
+    return getattr(_module(api_key), f"fail_{module_name(api_key)}", None)
+
+
+def _module(api_key: int) -> ModuleType:
+    api = supported(api_key)
+    assert api is not None
+    return import_module(f"{__name__}.{api.module}")

@@ -1,9 +1,9 @@
-"""Key 0: write records.
+"""Produce: append record batches.
 
-    authorise → split by partition → (is it in the transaction?) → append → wait for replicas and disk → answer
+    authorize → find partitions → validate → verify the transaction → append → wait for replicas and disk → respond
 
-Each partition has an outcome of its own. v0-2 carry message sets, v13 topic ids; from v12 on a transaction takes in
-partitions by being written to (KIP-890). With acks=0 there is no answer, and an error closes the connection.
+Each partition succeeds or fails independently. v0-2 carry message sets · v12+ writing adds a partition to the
+transaction (KIP-890) · v13+ topic ids. With acks=0 there is no response, and an error closes the connection.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from headrace.broker.catalog.topics import INTERNAL
-from headrace.broker.context import Answer, Context
+from headrace.broker.context import Context, HandlerResult
 from headrace.broker.faults import CloseConnection
 from headrace.broker.log import AppendInfo, Origin, Prepared
 from headrace.broker.log.decompression import Decompression, OffLoopError
 from headrace.broker.partition import Partition
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
@@ -38,16 +39,16 @@ if TYPE_CHECKING:
     from headrace.broker.broker import Broker
 
 ACKS = (-1, 0, 1)
-BATCHES_SINCE = 3  # v0-2 have message sets
-LEADERS_SINCE = 10  # who is told that another broker leads is told which one
-ABORTABLE_SINCE = 11  # clients before it do not know TRANSACTION_ABORTABLE
-ADDS_PARTITIONS_SINCE = 12
-TOPIC_IDS_SINCE = 13
+RECORD_BATCHES_MIN_VERSION = 3  # v0-2 carry message sets
+CURRENT_LEADER_MIN_VERSION = 10  # NOT_LEADER_OR_FOLLOWER comes with the current leader
+TRANSACTION_ABORTABLE_MIN_VERSION = 11  # older clients do not know TRANSACTION_ABORTABLE
+TRANSACTIONS_V2_MIN_VERSION = 12
+TOPIC_IDS_MIN_VERSION = 13
 
 _producer = struct.Struct(">qh")
 _PRODUCER_OFFSET = 43
-# The producer knows how to wait for a coordinator that is busy, but before v12 only under this name.
-_UNVERIFIED = frozenset(
+# Retriable for the producer, but not in Produce responses before v12.
+_COORDINATOR_ERRORS = frozenset(
     {
         Code.CONCURRENT_TRANSACTIONS,
         Code.COORDINATOR_LOAD_IN_PROGRESS,
@@ -57,16 +58,16 @@ _UNVERIFIED = frozenset(
 )
 
 
-class _Part:
-    """What is to be written to one partition, and what became of it."""
+class _PartitionWrite:
+    """The records for one partition, and the result of writing them."""
 
     __slots__ = ("error", "index", "info", "partition", "prepared", "records")
 
     def __init__(self, index: int, records: Records) -> None:
         self.index = index
         self.records: Buffer = records if isinstance(records, bytes | bytearray | memoryview) else b""
-        self.partition: Partition | None = None  # set: it may be written
-        self.prepared: Prepared | None = None  # set: it has been checked
+        self.partition: Partition | None = None  # None: not authorized or unknown
+        self.prepared: Prepared | None = None  # None: not validated yet
         self.info: AppendInfo | None = None
         self.error: BrokerError | None = None
 
@@ -80,109 +81,111 @@ class _Part:
         )
 
     @property
-    def producer(self) -> tuple[int, int]:
-        """Id and epoch in the first batch."""
-        producer_id, epoch = _producer.unpack_from(self.records, _PRODUCER_OFFSET)
-        return producer_id, epoch
+    def producer(self) -> ProducerIdAndEpoch:
+        """The producer of the first batch."""
+        return ProducerIdAndEpoch(*_producer.unpack_from(self.records, _PRODUCER_OFFSET))
 
 
-_Split = list[tuple[str, bytes, list[_Part]]]
-"""The topics of a request, without the records: name, id, partitions."""
+_Topics = list[tuple[str, bytes, list[_PartitionWrite]]]
+"""The writes of a request by topic: name, topic id, partitions. Plain tuples, for speed."""
 
 
-def handle(broker: Broker, context: Context, message: ProduceRequest) -> Answer:
-    if message.acks not in ACKS:
-        return failure(context, message, Code.INVALID_REQUIRED_ACKS)
-    split = _split(broker, context, message)
-    transactional: list[_Part] = []
-    if context.api_version >= BATCHES_SINCE:
-        transactional = [part for _, _, parts in split for part in parts if part.is_transactional]
-        if transactional and not _may_write_transactions(broker, context, message.transactional_id):
-            return failure(context, message, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    unchecked = _check(broker, context.api_version, split)
-    if unchecked:
-        return _check_in_thread(broker, context, message, split, transactional, unchecked)
-    return _write(broker, context, message, split, transactional)
+def handle_produce(broker: Broker, context: Context, request: ProduceRequest) -> HandlerResult:
+    if request.acks not in ACKS:
+        return fail_produce(context, request, Code.INVALID_REQUIRED_ACKS)
+    topics = _find_partitions(broker, context, request)
+    transactional: list[_PartitionWrite] = []
+    if context.api_version >= RECORD_BATCHES_MIN_VERSION:
+        transactional = [write for _, _, writes in topics for write in writes if write.is_transactional]
+        if transactional and not _may_use_transactional_id(broker, context, request.transactional_id):
+            return fail_produce(context, request, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    unvalidated = _validate(broker, context.api_version, topics)
+    if unvalidated:
+        return _validate_in_thread(
+            broker, context, request, topics, transactional=transactional, unvalidated=unvalidated
+        )
+    return _append_or_verify(broker, context, request, topics, transactional)
 
 
-def _write(
-    broker: Broker, context: Context, message: ProduceRequest, split: _Split, transactional: list[_Part]
+def _append_or_verify(
+    broker: Broker, context: Context, request: ProduceRequest, topics: _Topics, transactional: list[_PartitionWrite]
 ) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
-    """Go on with what has been checked."""
+    """Append the validated records, after verifying the transaction where needed."""
     if transactional:
-        known = [part for part in transactional if part.prepared is not None]
-        if not all(map(_is_in_transaction, known)) and _wants_verification(broker, context):
-            return _verify_first(broker, context, message, split, known)
-    _append(broker, message, split)
-    waits = _waits(broker, message, split)
+        valid = [write for write in transactional if write.prepared is not None]
+        if not all(map(_is_in_transaction, valid)) and _needs_verification(broker, context):
+            return _verify_then_append(broker, context, request, topics, valid)
+    _append(broker, request, topics)
+    waits = _pending_waits(broker, request, topics)
     if waits:
-        return _answer_later(context, message.acks, split, waits)
-    return _answer(context, message.acks, split)
+        return _await_then_respond(context, request.acks, topics, waits)
+    return _response(context, request.acks, topics)
 
 
-def failure(context: Context, message: ProduceRequest, code: int) -> ProduceResponse:
-    """Every partition refused for the same reason."""
-    split: _Split = []
-    for topic in message.topic_data:
-        parts = [_Part(part.partition_index, None) for part in topic.partition_data]
-        for part in parts:
-            part.error = BrokerError(code=code)
-        split.append((topic.name, topic.topic_id, parts))
-    answer = _answer(context, message.acks, split)
-    assert answer is not None
-    return answer
+def fail_produce(context: Context, request: ProduceRequest, code: int) -> ProduceResponse:
+    """Return a response in which every partition failed with the same code."""
+    topics: _Topics = []
+    for topic in request.topic_data:
+        writes = [_PartitionWrite(data.partition_index, None) for data in topic.partition_data]
+        for write in writes:
+            write.error = BrokerError(code=code)
+        topics.append((topic.name, topic.topic_id, writes))
+    response = _response(context, request.acks, topics)
+    assert response is not None
+    return response
 
 
-def without_records(message: ProduceRequest) -> ProduceRequest:
-    """What is kept of a request while its answer waits for replicas: the records are in the log, and need no memory."""
-    return message.replace(
+def without_records(request: ProduceRequest) -> ProduceRequest:
+    """Return the request without its records, which need no memory while the response waits for replicas."""
+    return request.replace(
         topic_data=[
-            topic.replace(partition_data=[part.replace(records=None) for part in topic.partition_data])
-            for topic in message.topic_data
+            topic.replace(partition_data=[data.replace(records=None) for data in topic.partition_data])
+            for topic in request.topic_data
         ]
     )
 
 
-# -- authorise, split ----------------------------------------------------------------------------
+# -- authorize, find partitions ------------------------------------------------------------------
 
 
-def _split(broker: Broker, context: Context, message: ProduceRequest) -> _Split:
-    """The partitions, each with its right to be written or with the reason why it is not."""
-    split: _Split = []
-    for topic in message.topic_data:
-        parts = [_Part(part[0], part[1]) for part in topic.partition_data]
-        split.append((topic.name, topic.topic_id, parts))
+def _find_partitions(broker: Broker, context: Context, request: ProduceRequest) -> _Topics:
+    """Return the writes of a request, each with its partition or the error that prevents it."""
+    topics: _Topics = []
+    for topic in request.topic_data:
+        writes = [_PartitionWrite(data[0], data[1]) for data in topic.partition_data]
+        topics.append((topic.name, topic.topic_id, writes))
         try:
             name = _writable(broker, context, topic)
         except BrokerError as error:
-            for part in parts:
-                part.error = error
+            for write in writes:
+                write.error = error
             continue
-        for part in parts:
+        for write in writes:
             try:
-                part.partition = broker.replicas.partition(name, part.index)
+                write.partition = broker.replicas.partition(name, write.index)
             except BrokerError as error:
-                part.error = error
-    return split
+                write.error = error
+    return topics
 
 
 def _writable(broker: Broker, context: Context, topic: TopicProduceData) -> str:
-    """The name of a topic that the client may write to."""
-    if context.api_version >= TOPIC_IDS_SINCE:
-        found = broker.catalog.topics.by_id.get(topic.topic_id)
-        if found is None:
-            raise BrokerError("there is no topic with this id", code=Code.UNKNOWN_TOPIC_ID)
-        name = found.name
+    """Return the name of a topic that the client is authorized to write to."""
+    if context.api_version >= TOPIC_IDS_MIN_VERSION:
+        known = broker.catalog.topics.by_id.get(topic.topic_id)
+        if known is None:
+            raise BrokerError(f"unknown topic id {topic.topic_id.hex()}", code=Code.UNKNOWN_TOPIC_ID)
+        name = known.name
     else:
         name = topic.name
-    if not broker.authorizer.allows(context.session, Operation.WRITE, Resource.TOPIC, name):
-        raise BrokerError(f"no right to write to topic {name}", code=Code.TOPIC_AUTHORIZATION_FAILED)
+    broker.authorizer.require(context.session, Operation.WRITE, Resource.TOPIC, name)
     if name in INTERNAL:
-        raise BrokerError(f"topic {name} is the broker's own", code=Code.INVALID_TOPIC_EXCEPTION)
+        raise BrokerError(
+            f"topic {name} is internal and cannot be written by clients", code=Code.INVALID_TOPIC_EXCEPTION
+        )
     return name
 
 
-def _may_write_transactions(broker: Broker, context: Context, transactional_id: str | None) -> bool:
+def _may_use_transactional_id(broker: Broker, context: Context, transactional_id: str | None) -> bool:
     return transactional_id is not None and broker.authorizer.allows(
         context.session, Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
     )
@@ -191,163 +194,162 @@ def _may_write_transactions(broker: Broker, context: Context, transactional_id: 
 # -- transactions --------------------------------------------------------------------------------
 
 
-def _wants_verification(broker: Broker, context: Context) -> bool:
-    return context.api_version >= ADDS_PARTITIONS_SINCE or broker.configurations.current().of(
+def _needs_verification(broker: Broker, context: Context) -> bool:
+    return context.api_version >= TRANSACTIONS_V2_MIN_VERSION or broker.configurations.current().of(
         bool, "transaction.partition.verification.enable"
     )
 
 
-def _is_in_transaction(part: _Part) -> bool:
-    assert part.partition is not None
-    return part.partition.log.in_transaction(*part.producer)
+def _is_in_transaction(write: _PartitionWrite) -> bool:
+    assert write.partition is not None
+    return write.partition.log.in_transaction(*write.producer)
 
 
-async def _verify_first(
-    broker: Broker, context: Context, message: ProduceRequest, split: _Split, transactional: list[_Part]
+async def _verify_then_append(
+    broker: Broker, context: Context, request: ProduceRequest, topics: _Topics, transactional: list[_PartitionWrite]
 ) -> ProduceResponse | None:
-    """Ask the coordinator whether the partitions belong to the transaction, or let them, then go on.
+    """Have the coordinator verify that the partitions are in the transaction, or add them (v12+); then append.
 
-    All of them: while one is waited for, the transaction may end in the others.
+    All partitions are verified: the transaction may end in the others while one is waited for.
     """
-    assert message.transactional_id is not None
-    adds = context.api_version >= ADDS_PARTITIONS_SINCE
-    by_producer: dict[tuple[int, int], list[_Part]] = {}
-    for part in transactional:
-        by_producer.setdefault(part.producer, []).append(part)
-    for (producer_id, epoch), parts in by_producer.items():
-        keys = [part.partition.key for part in parts if part.partition]
-        codes = await broker.transactions.ensure_partitions(
-            message.transactional_id, producer_id, epoch, keys, add=adds
-        )
-        for part, key in zip(parts, keys, strict=True):
-            code = codes.get(key, Code.NONE)
+    assert request.transactional_id is not None
+    add = context.api_version >= TRANSACTIONS_V2_MIN_VERSION
+    by_producer: dict[ProducerIdAndEpoch, list[_PartitionWrite]] = {}
+    for write in transactional:
+        by_producer.setdefault(write.producer, []).append(write)
+    for producer, writes in by_producer.items():
+        partitions = [write.partition.key for write in writes if write.partition]
+        codes = await broker.transactions.ensure_partitions(request.transactional_id, producer, partitions, add=add)
+        for write, partition in zip(writes, partitions, strict=True):
+            code = codes.get(partition, Code.NONE)
             if code != Code.NONE:
-                text = f"the coordinator says of the transaction: {code.name}"
-                part.error = BrokerError(text, code=_known_code(code, context.api_version))
-    _append(broker, message, split)
-    waits, acks = _waits(broker, message, split), message.acks
-    del message  # and with it the records, while the answer waits
-    return await _answer_later(context, acks, split, waits) if waits else _answer(context, acks, split)
+                message = f"transaction verification failed: {code.name}"
+                write.error = BrokerError(message, code=_client_code(code, context.api_version))
+    _append(broker, request, topics)
+    waits, acks = _pending_waits(broker, request, topics), request.acks
+    del request  # frees the records while the response waits
+    return await _await_then_respond(context, acks, topics, waits) if waits else _response(context, acks, topics)
 
 
-def _known_code(code: Code, version: int) -> Code:
-    """What the coordinator said, in words that a client of that version knows."""
-    if code == Code.TRANSACTION_ABORTABLE and version < ABORTABLE_SINCE:
+def _client_code(code: Code, version: int) -> Code:
+    """Return the coordinator's code as a client of that version understands it."""
+    if code == Code.TRANSACTION_ABORTABLE and version < TRANSACTION_ABORTABLE_MIN_VERSION:
         return Code.INVALID_TXN_STATE
-    if code in _UNVERIFIED and version < ADDS_PARTITIONS_SINCE:
+    if code in _COORDINATOR_ERRORS and version < TRANSACTIONS_V2_MIN_VERSION:
         return Code.NOT_ENOUGH_REPLICAS
     return code
 
 
-# -- check ---------------------------------------------------------------------------------------
+# -- validate ------------------------------------------------------------------------------------
 
 
-def _check(broker: Broker, version: int, split: _Split) -> list[_Part]:
-    """Check batches as far as that is quick; return those that are left for a thread."""
-    unchecked: list[_Part] = []
+def _validate(broker: Broker, version: int, topics: _Topics) -> list[_PartitionWrite]:
+    """Validate batches that are cheap to check; return those that are left for a thread."""
+    unvalidated: list[_PartitionWrite] = []
     decompression = broker.loop_decompression
     decompression.begin()
-    for _, _, parts in split:
-        for part in parts:
-            if part.error is not None:
+    for _, _, writes in topics:
+        for write in writes:
+            if write.error is not None:
                 continue
             try:
-                if not unchecked:
-                    _prepare(part, version, decompression)
+                if not unvalidated:
+                    _prepare(write, version, decompression)
                     continue
             except OffLoopError:
                 pass
-            unchecked.append(part)
-    return unchecked
+            unvalidated.append(write)
+    return unvalidated
 
 
-def _prepare(part: _Part, version: int, decompression: Decompression) -> None:
-    """Check a batch; an error is the partition's. From any thread."""
-    assert part.partition is not None
-    magic = 2 if version >= BATCHES_SINCE else min(version // 2, 1)
+def _prepare(write: _PartitionWrite, version: int, decompression: Decompression) -> None:
+    """Validate a batch and record the error. Runs on any thread."""
+    assert write.partition is not None
+    magic = 2 if version >= RECORD_BATCHES_MIN_VERSION else min(version // 2, 1)
     try:
-        part.prepared = part.partition.log.prepare(part.records, Origin.CLIENT, magic, decompression)
+        write.prepared = write.partition.log.prepare(write.records, Origin.CLIENT, magic, decompression)
     except BrokerError as error:
-        # Frames of the traceback hold the records, decompressed, and would do so until the collector finds them.
+        # The frames of the traceback would keep the decompressed records alive until the next garbage collection.
         error.__traceback__ = error.__context__ = None
-        part.error = error
+        write.error = error
 
 
-async def _check_in_thread(
+async def _validate_in_thread(
     broker: Broker,
     context: Context,
-    message: ProduceRequest,
-    split: _Split,
-    transactional: list[_Part],
-    unchecked: list[_Part],
+    request: ProduceRequest,
+    topics: _Topics,
+    *,
+    transactional: list[_PartitionWrite],
+    unvalidated: list[_PartitionWrite],
 ) -> ProduceResponse | None:
-    """Check the rest of a request where that holds up nobody, and only then ask about its transaction."""
+    """Validate the rest of a request off the event loop, then append."""
     loop = asyncio.get_running_loop()
     decompression = Decompression(broker.decompression_limits)
-    for part in unchecked:
-        await loop.run_in_executor(broker.checking_threads, _prepare, part, context.api_version, decompression)
-    answer = _write(broker, context, message, split, transactional)
-    del message, part  # and with them the records, while the answer waits
-    return answer if answer is None or isinstance(answer, ProduceResponse) else await answer
+    for write in unvalidated:
+        await loop.run_in_executor(broker.checking_threads, _prepare, write, context.api_version, decompression)
+    response = _append_or_verify(broker, context, request, topics, transactional)
+    del request, write  # frees the records while the response waits
+    return response if response is None or isinstance(response, ProduceResponse) else await response
 
 
-# -- append, wait, answer ------------------------------------------------------------------------
+# -- append, wait, respond -----------------------------------------------------------------------
 
 
-def _append(broker: Broker, message: ProduceRequest, split: _Split) -> None:
-    replicas, acks = broker.replicas, message.acks
-    for _, _, parts in split:
-        for part in parts:
-            prepared, part.prepared, part.records = part.prepared, None, b""
-            if part.error is not None or part.partition is None:
+def _append(broker: Broker, request: ProduceRequest, topics: _Topics) -> None:
+    replicas, acks = broker.replicas, request.acks
+    for _, _, writes in topics:
+        for write in writes:
+            prepared, write.prepared, write.records = write.prepared, None, b""
+            if write.error is not None or write.partition is None:
                 continue
             assert prepared is not None
             try:
-                part.info = replicas.append(part.partition, prepared, origin=Origin.CLIENT, acks=acks)
+                write.info = replicas.append(write.partition, prepared, origin=Origin.CLIENT, acks=acks)
             except BrokerError as error:
-                part.error = error
+                write.error = error
 
 
-def _waits(broker: Broker, message: ProduceRequest, split: _Split) -> list[Awaitable[None]]:
-    """What has to happen before the answer; mostly nothing."""
+def _pending_waits(broker: Broker, request: ProduceRequest, topics: _Topics) -> list[Awaitable[None]]:
+    """Return what the response has to wait for: replication and flushes, usually nothing."""
     waits: list[Awaitable[None]] = []
-    if message.acks == 0:
+    if request.acks == 0:
         return waits
-    for _, _, parts in split:
-        for part in parts:
-            if part.info is None:
+    for _, _, writes in topics:
+        for write in writes:
+            if write.info is None:
                 continue
-            assert part.partition is not None
-            if message.acks == -1:  # of a duplicate too: the original may not be replicated yet
-                replicated = broker.replicas.replicated(part.partition, part.info.last_offset, message.timeout_ms)
+            assert write.partition is not None
+            if request.acks == -1:  # also for duplicates: the original may not be replicated yet
+                replicated = broker.replicas.replicated(write.partition, write.info.last_offset, request.timeout_ms)
                 if replicated is not None:
-                    waits.append(_noting(part, replicated))
-            if part.partition.log.needs_flush:
-                waits.append(_noting(part, broker.logs.flushed(part.partition.log)))
+                    waits.append(_await_recording_error(write, replicated))
+            if write.partition.log.needs_flush:
+                waits.append(_await_recording_error(write, broker.logs.flushed(write.partition.log)))
     return waits
 
 
-async def _noting(part: _Part, wait: Awaitable[None]) -> None:
-    """Wait; an error is the partition's."""
+async def _await_recording_error(write: _PartitionWrite, wait: Awaitable[None]) -> None:
+    """Wait and record the error."""
     try:
         await wait
     except BrokerError as error:
-        part.error = error
+        write.error = error
 
 
-async def _answer_later(
-    context: Context, acks: int, split: _Split, waits: list[Awaitable[None]]
+async def _await_then_respond(
+    context: Context, acks: int, topics: _Topics, waits: list[Awaitable[None]]
 ) -> ProduceResponse | None:
     await asyncio.gather(*waits)
-    return _answer(context, acks, split)
+    return _response(context, acks, topics)
 
 
-def _answer(context: Context, acks: int, split: _Split) -> ProduceResponse | None:
+def _response(context: Context, acks: int, topics: _Topics) -> ProduceResponse | None:
     if acks == 0:
-        for name, _, parts in split:
-            for part in parts:
-                if part.error is not None:
-                    raise CloseConnection(f"acks=0 produce failed: {name}-{part.index}: {part.error}")
+        for name, _, writes in topics:
+            for write in writes:
+                if write.error is not None:
+                    raise CloseConnection(f"acks=0 produce to {name}-{write.index} failed: {write.error}")
         return None
     return ProduceResponse(
         responses=tuple(
@@ -355,38 +357,42 @@ def _answer(context: Context, acks: int, split: _Split) -> ProduceResponse | Non
                 TopicProduceResponse(
                     name=name,
                     topic_id=topic_id,
-                    partition_responses=tuple([_outcome(part, context.api_version) for part in parts]),
+                    partition_responses=tuple([_partition_response(write, context.api_version) for write in writes]),
                 )
-                for name, topic_id, parts in split
+                for name, topic_id, writes in topics
             ]
         )
     )
 
 
-def _outcome(part: _Part, version: int) -> PartitionProduceResponse:
-    if part.error is None:
-        assert part.info is not None
-        assert part.partition is not None
+def _partition_response(write: _PartitionWrite, version: int) -> PartitionProduceResponse:
+    if write.error is None:
+        assert write.info is not None
+        assert write.partition is not None
         return PartitionProduceResponse(
-            partition_index=part.index,
-            base_offset=part.info.first_offset,
-            log_append_time_ms=part.info.append_time_ms,
-            log_start_offset=part.partition.log.start_offset,
+            partition_index=write.index,
+            base_offset=write.info.first_offset,
+            log_append_time_ms=write.info.append_time_ms,
+            log_start_offset=write.partition.log.start_offset,
         )
-    error = part.error
-    outcome = PartitionProduceResponse(
-        partition_index=part.index,
+    error = write.error
+    response = PartitionProduceResponse(
+        partition_index=write.index,
         error_code=error.code,
         base_offset=-1,
         error_message=error.args[0] or None,
         record_errors=[
-            BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=text)
-            for place, text in getattr(error, "record_errors", ())
+            BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=message)
+            for index, message in getattr(error, "record_errors", ())
         ],
     )
-    if version >= LEADERS_SINCE and error.code == Code.NOT_LEADER_OR_FOLLOWER and part.partition is not None:
-        partition = part.partition
-        return outcome.replace(
+    if (
+        version >= CURRENT_LEADER_MIN_VERSION
+        and error.code == Code.NOT_LEADER_OR_FOLLOWER
+        and write.partition is not None
+    ):
+        partition = write.partition
+        return response.replace(
             current_leader=LeaderIdAndEpoch(leader_id=partition.leader, leader_epoch=partition.leader_epoch)
         )
-    return outcome
+    return response

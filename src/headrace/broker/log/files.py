@@ -33,6 +33,8 @@ DAMAGED = ".damaged"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 SEGMENTS = "segment-checkpoint"
 METADATA = "partition.metadata"
+GAPS = "compacted-by-leader"
+"""Says of a log that its leader sent it batches with gaps between them, which compaction had left there."""
 
 FILES_OPEN_MAX = 400
 """Of segments, at once; fewer where the process may not open as many. The rest of what it may is for connections."""

@@ -24,11 +24,11 @@ from headrace.broker.log.aborted import AbortedIndex, AbortedTransaction
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.epochs import EpochCache
-from headrace.broker.log.files import SEGMENTS, SNAPSHOT, FileCache, offset_name
+from headrace.broker.log.files import GAPS, SEGMENTS, SNAPSHOT, FileCache, offset_name, replace_file
 from headrace.broker.log.flushing import flush
 from headrace.broker.log.lookup import batch_for_time
-from headrace.broker.log.producer_state import ProducerState, ProducerView
-from headrace.broker.log.replaying import last_sequence, marker_of, note_producer
+from headrace.broker.log.producer_state import NO_TRANSACTION, ProducerState, ProducerView
+from headrace.broker.log.replaying import find_undecided, last_sequence, marker_of, note_producer
 from headrace.broker.log.segment import Segment, Slice
 from headrace.broker.log.segment_checkpoint import SegmentRow, write_segment_rows
 from headrace.broker.log.snapshots import snapshot_offsets, write_snapshot
@@ -120,6 +120,7 @@ class Log:
         self._rows_on_disk = has.rows
         self._reported_ms = 0  # when it last said that it cannot write
         self._active = has.segments[-1]
+        self._has_gaps = False  # whether a file has been written that says so, as far as this run knows
 
     def __repr__(self) -> str:
         return f"Log({self.name}, offsets {self.start_offset} to {self.end_offset})"
@@ -235,6 +236,8 @@ class Log:
         size = 0
         for batch in self._check_replicated(view):
             header = batch.header
+            if header.base_offset > self.end_offset and not self._has_gaps:
+                self._note_gaps()
             segment = self._segment_for(
                 header.size, header.last_offset, header.max_timestamp, now_ms, header.base_offset
             )
@@ -248,6 +251,16 @@ class Log:
             self._note(segment, position, header, header.base_offset, now_ms, marker_of(batch))
             size += header.size
         return AppendInfo(first_offset, self.end_offset - 1, NO_TIMESTAMP, False, size)
+
+    def _note_gaps(self) -> None:
+        """Let a recovery know, before the first one: the topic may be one that is not compacted by then."""
+        path = self.directory / GAPS
+        try:
+            if not path.exists():
+                replace_file(path, b"")
+        except OSError as error:
+            raise self._storage_error(error) from error
+        self._has_gaps = True
 
     def _check_replicated(self, view: memoryview) -> list[RecordBatch]:
         """All of them, before the first is written."""
@@ -376,10 +389,13 @@ class Log:
 
     # --- read ---
 
-    def read(self, offset: int, bytes_max: int, *, end_offset: int, at_least_one: bool) -> Slice:
+    def read(
+        self, offset: int, bytes_max: int, *, end_offset: int, at_least_one: bool, committed_only: bool = False
+    ) -> Slice:
         """Whole batches from the one that has `offset` on, none that reaches `end_offset`.
 
-        They come to `bytes_max` at most, unless the first one alone is larger and `at_least_one` is wanted.
+        They come to `bytes_max` at most, unless the first one alone is larger and `at_least_one` is wanted. With
+        `committed_only` none is of a transaction whose marker may be lost.
         """
         if not self.start_offset <= offset <= self.end_offset:
             raise BrokerError(
@@ -389,8 +405,8 @@ class Log:
         if offset >= end_offset or offset >= self.end_offset:
             return Slice(b"", offset, offset)
         damage = None
-        if self.damaged and (damage := self._next_damage(offset, end_offset)) is not None:
-            end_offset = damage.first_offset
+        if self.damaged and (damage := self._next_damage(offset, end_offset, committed_only)) is not None:
+            end_offset = damage.refused_from(committed_only)
         found = None
         active = self._active
         if offset >= active.base_offset:
@@ -404,30 +420,28 @@ class Log:
             raise self._damaged_error(damage)
         return found or Slice(b"", offset, offset)
 
-    def _next_damage(self, offset: int, end_offset: int) -> Damage | None:
+    def _next_damage(self, offset: int, end_offset: int, committed_only: bool) -> Damage | None:
         """What a read has to stop at: to pass over it would lose acknowledged records silently. Raises at it."""
-        for damage in self.damaged:
-            if offset < damage.end_offset and damage.first_offset < end_offset:
-                if offset >= damage.first_offset:
-                    raise self._damaged_error(damage)
-                return damage
-        return None
+        ahead = [(each.refused_from(committed_only), each) for each in self.damaged if offset < each.end_offset]
+        first_offset, damage = min(ahead, default=(end_offset, None))
+        if damage is not None and first_offset <= offset:
+            raise self._damaged_error(damage)
+        return damage if first_offset < end_offset else None
 
     def damage_up_to(self, offset: int) -> Damage | None:
         """Return the damaged range that an offset is in, or directly behind."""
         return next((each for each in self.damaged if each.first_offset < offset <= each.end_offset), None)
 
     def _damaged_error(self, damage: Damage) -> BrokerError:
-        return BrokerError(
-            f"{self.name}: offsets {damage.first_offset} to {damage.end_offset - 1} are damaged: {damage.reason}",
-            code=Code.CORRUPT_MESSAGE,
-        )
+        return BrokerError(f"{self.name}: {damage}", code=Code.CORRUPT_MESSAGE)
 
     def add_damage(self, damages: Iterable[Damage]) -> None:
         """Keep readers from what is damaged."""
-        for damage in damages:
-            report_damage(self.name, damage)
-            bisect.insort(self.damaged, damage)
+        fresh = set(damages)
+        self.damaged = find_undecided(self.segments, [*self.damaged, *fresh], self.name, self.host.clock.time_ms())
+        for damage in self.damaged:
+            if damage._replace(undecided_offset=NO_TRANSACTION) in fresh:
+                report_damage(self.name, damage)
 
     def batches(self, offset: int | None = None) -> Iterator[RecordBatch]:
         """All batches from an offset on, or from the start."""
@@ -579,12 +593,10 @@ class Log:
 def report_damage(name: str, damage: Damage) -> None:
     """Say what cannot be read, and what follows from it."""
     log.error(
-        "%s: offsets %d to %d are lost or damaged: %s; fetches of them fail with CORRUPT_MESSAGE, the others can be "
-        "read (docs/operations.md, Damaged log files)",
+        "%s: %s; fetches of them fail with CORRUPT_MESSAGE, the others can be read (docs/operations.md, Damaged log "
+        "files)",
         name,
-        damage.first_offset,
-        damage.end_offset - 1,
-        damage.reason,
+        damage,
     )
 
 

@@ -124,11 +124,7 @@ class LogManager:
 
     def damages(self) -> list[str]:
         """What cannot be read, for the status."""
-        return [
-            f"{each.name}: offsets {damage.first_offset} to {damage.end_offset - 1}: {damage.reason}"
-            for each in self._logs.values()
-            for damage in each.damaged
-        ]
+        return [f"{each.name}: {damage}" for each in self._logs.values() for damage in each.damaged]
 
     # --- one log ---
 
@@ -498,7 +494,8 @@ class LogManager:
             await asyncio.to_thread(self._watermarks.prepare(watermarks))
 
     def _high_watermarks(self) -> dict[Partition, int]:
-        return {key: each.high_watermark for key, each in self._logs.items()}
+        """Those of missing logs stay until the work begins: if a start fails before, the next one misses them, too."""
+        return self.missing | {key: each.high_watermark for key, each in self._logs.items()}
 
     def _recovery_points(self) -> dict[Partition, int]:
         return {key: min(each.recovery_point, each.end_offset) for key, each in self._logs.items()}

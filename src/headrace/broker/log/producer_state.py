@@ -10,7 +10,7 @@ batches again from a snapshot on gives the same (`recovery.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from headrace.errors import BrokerError, Code
@@ -245,6 +245,17 @@ class ProducerState:
             if first == NO_TRANSACTION or lowest < first:
                 first = lowest
         self.first_unstable = first
+
+    def drop_undecided(self, still_open: Mapping[int, int]) -> int:
+        """Forget the open transactions because their markers may be lost; the first offset of them, or NO_TRANSACTION.
+
+        `still_open` has those that are known to be open later: producer id → first offset.
+        """
+        dropped = [first for first, producer_id in self._open.items() if still_open.get(producer_id) != first]
+        for first in dropped:
+            self.entries[self._open.pop(first)].transaction_start = NO_TRANSACTION
+        self._find_first_unstable()
+        return dropped[0] if dropped else NO_TRANSACTION
 
     # --- as a whole ---
 

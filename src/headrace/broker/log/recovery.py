@@ -31,6 +31,7 @@ from headrace.broker.log.files import (
     CLEANED,
     DAMAGED,
     DELETED,
+    GAPS,
     LEADER_EPOCHS,
     LOG,
     SEGMENT_SUFFIXES,
@@ -44,7 +45,7 @@ from headrace.broker.log.files import (
 )
 from headrace.broker.log.log import Contents, Host, Log, report_damage
 from headrace.broker.log.producer_state import ProducerState
-from headrace.broker.log.replaying import replay_aborted, replay_batch, replay_producers
+from headrace.broker.log.replaying import find_undecided, replay_aborted, replay_batch, replay_producers
 from headrace.broker.log.segment import RESERVE_FROM_BYTES, SCAN_BATCHES_MAX, Segment
 from headrace.broker.log.segment_checkpoint import (
     NO_FILE,
@@ -63,6 +64,7 @@ log = logging.getLogger("headrace.broker.log")
 OFFSETS_PER_SEGMENT_MAX = 2**31 - 1
 """Indexes have offsets relative to their segment's. The offset of a batch is outside its checksum."""
 
+OFFSET_MAX = 2**63 - 1
 BLOCK_BYTES = 512  # what stat counts in
 SLOW_SECONDS = 1.0
 """A recovery that takes longer is worth a line in the log."""
@@ -120,6 +122,7 @@ class _Opening:
         self._damaged: list[Damage] = []
         self._unverified: list[Segment] = []
         self._suspect: Segment | None = None
+        self._replayed_from = 0  # the offset of the snapshot of producers; batches since then are replayed
         self._end_offset = 0
 
     def open(self) -> Log:
@@ -142,8 +145,9 @@ class _Opening:
         self._epochs.truncate_start(start_offset)
         self._aborted.truncate_start(start_offset)
         high_watermark = min(max(self._known.high_watermark, start_offset), self._end_offset)
-        self._producers.high_watermark_moved(high_watermark)
         self._verify(self._segments[:unsure], start_offset)
+        self._pass_damaged(start_offset)
+        self._producers.high_watermark_moved(high_watermark)
         took = time.monotonic() - begun
         if took > SLOW_SECONDS:
             log.info("%s: opened in %.1f s, %.0f MB of it read", self._directory, took, scanned_bytes / 1e6)
@@ -158,7 +162,7 @@ class _Opening:
             min(recovery_point, self._end_offset),
             sorted(self._rows.values()),
             self._lost,
-            sorted(damage for damage in self._damaged if damage.end_offset > start_offset),
+            self._damaged,
             self._unverified,
         )
         opened = Log(self._host, self._directory, *self._identity, self._config, contents)
@@ -255,10 +259,15 @@ class _Opening:
             )
 
     def _is_complete(self, last: Segment) -> bool:
-        """Whether batches of a log that was closed cleanly are damaged, but none is missing: then none is cut off."""
-        if last.row is not None:
-            self._end_offset = last.row.records_end
-            return last.row.size_bytes == last.size_bytes
+        """Whether batches of a log that was closed cleanly are damaged, but none is missing: then none is cut off.
+
+        The same goes for a file of another log: no batch of it is one of this log.
+        """
+        row = last.row
+        if row is not None:
+            self._end_offset = row.records_end
+            headers = _first_headers(last)
+            return row.size_bytes == last.size_bytes or (bool(headers) and row.first_crc not in (0, headers[0].crc))
         self._end_offset = self._known.recovery_point  # everything was on disk
         verifier = SegmentVerifier(last, self._end_offset, [])
         verifier.run()
@@ -282,7 +291,7 @@ class _Opening:
             return
         first_offset = stale[0].base_offset
         replayed = replay_aborted(self._directory, sure, first_offset, self._identity[0], self._now_ms)
-        self._aborted.replace(first_offset, 2**63 - 1, replayed.rows(first_offset, 2**63 - 1))
+        self._aborted.replace(first_offset, OFFSET_MAX, replayed.rows(first_offset, OFFSET_MAX))
         ends = [segment.base_offset for segment in sure[1:]] + [self._end_offset]
         for segment, end_offset in zip(sure, ends, strict=True):
             if segment in stale:
@@ -344,6 +353,15 @@ class _Opening:
         fresh.file.fd()  # an empty file: the segment is there after a restart
         self._segments.append(fresh)
 
+    def _pass_damaged(self, start_offset: int) -> None:
+        """Find the transactions that damage leaves undecided, and let none of them hold the last stable offset."""
+        damaged = [damage for damage in self._damaged if damage.end_offset > start_offset]
+        self._damaged = find_undecided(self._segments, damaged, self._identity[0], self._now_ms)
+        if any(damage.end_offset > self._replayed_from for damage in damaged):
+            self._producers.restore((), {})
+            first = self._load_producers(start_offset, self._replayed_from)
+            replay_producers(self._segments, self._producers, first, self._end_offset, self._now_ms, self._damaged)
+
     # --- reading again ---
 
     def _read(self, unsure: int, start_offset: int) -> None:
@@ -353,7 +371,7 @@ class _Opening:
         if not known_epochs:
             self._find_epochs(sure)
         self._read_aborted(sure)
-        first = self._load_producers(start_offset)
+        first = self._replayed_from = self._load_producers(start_offset, self._end_offset)
         if first < self._end_offset:
             replay_producers(sure, self._producers, first, self._end_offset, self._now_ms)
         place = unsure
@@ -372,9 +390,9 @@ class _Opening:
                 for _, header in placed:
                     self._epochs.replay(header.leader_epoch, header.base_offset)
 
-    def _load_producers(self, start_offset: int) -> int:
-        """Take over the newest snapshot that can be trusted; the offset from which batches are to be read again."""
-        found = load_newest(self._directory, self._end_offset)
+    def _load_producers(self, start_offset: int, offset_max: int) -> int:
+        """Take over the newest snapshot up to `offset_max`; the offset from which batches are to be read again."""
+        found = load_newest(self._directory, offset_max)
         if found is None:
             return start_offset
         offset, entries, unreplicated = found
@@ -432,7 +450,7 @@ class _Opening:
         following = segment.header_at(position + header.size)
         is_last = place + 1 == len(self._segments)
         if header.base_offset > end_offset:
-            if is_last and self._known.facts.is_contiguous:
+            if is_last and self._known.facts.is_contiguous and not (self._directory / GAPS).exists():
                 return problem
             if following is not None and end_offset < following.base_offset <= header.last_offset:
                 return f"{problem}: the next one has {following.base_offset}"
@@ -458,7 +476,7 @@ class _Opening:
         What is between is kept as well. The damaged segment is noted as it was, so that each start misses its end.
         """
         segment, end_offset = self._segments[place], self._end_offset
-        if good_bytes == segment.size_bytes:
+        if good_bytes == segment.size_bytes or (good_bytes == 0 and self._is_of_another_log(segment)):
             return
         with (
             open(segment.file.path, "rb") as file,
@@ -479,6 +497,15 @@ class _Opening:
         write_segment_rows(self._directory, sorted(self._rows.values()))
         segment.truncate(good_bytes, end_offset)
         self._segments.insert(place + 1, self._segment(first_offset, segment.created_ms, size_bytes - position))
+
+    def _is_of_another_log(self, segment: Segment) -> bool:
+        """Whether the first two batches of a segment are intact and fit each other, but not the name of the file."""
+        headers = _first_headers(segment)
+        if len(headers) < 2 or headers[0].base_offset == segment.base_offset:
+            return False
+        if headers[0].base_offset > segment.base_offset and not self._known.facts.is_contiguous:
+            return False  # compaction leaves gaps
+        return headers[1].base_offset == headers[0].last_offset + 1
 
     def _pass_over(self, place: int, good_bytes: int, problem: str) -> None:
         """Go on behind a segment that is damaged: nobody else has what comes after it."""
@@ -537,26 +564,59 @@ class _Opening:
                 (self._directory / offset_name(offset, SNAPSHOT)).unlink(missing_ok=True)
 
 
+def _first_headers(segment: Segment) -> list[BatchHeader]:
+    """Return the headers of the first batches of a segment that are intact, whatever their offsets are."""
+    placed, _ = next(segment.scan(verify=True, offset_min=0), ([], ""))
+    return [header for _, header in placed]
+
+
 def _tidy(directory: Path) -> None:
     """Finish what was being done to the files when the process ended."""
     left_over = [name for name in os.listdir(directory) if name.endswith((CLEANED, SWAP, DELETED, UNFINISHED))]
     if not left_over:
         return
-    for name in left_over:
-        if not name.endswith(SWAP):
-            (directory / name).unlink()
-    swaps = sorted(directory.glob(f"*{LOG}{SWAP}"))
-    if swaps:
-        log.info("%s: finishing a compaction that was interrupted", directory)
-    for path in swaps:
-        _finish_swap(directory, int(path.name.split(".")[0]))
-    for path in directory.glob(f"*{SWAP}"):  # indexes whose log was not renamed yet: the originals are all there
-        path.unlink()
+    for path in sorted(directory.glob(f"*{LOG}{SWAP}")):
+        base_offset = int(path.name.split(".")[0])
+        end_offset, problem = _end_of_file(path, verify=True)
+        if (problem or not end_offset) and _restore_originals(directory, base_offset):
+            kept = unused(numbered(directory / offset_name(base_offset, f"{LOG}{DAMAGED}")))
+            os.replace(path, kept)
+            problem = f"behind offset {end_offset - 1} {problem}" if problem else "it is empty"
+            log.warning("%s is kept as %s, and the segments it was to replace are used: %s", path, kept.name, problem)
+        else:
+            log.info("%s: finishing a compaction that was interrupted", directory)
+            _finish_swap(directory, base_offset)
+    for name in left_over:  # of swap files only indexes are left, whose log was not renamed yet
+        (directory / name).unlink(missing_ok=True)
+
+
+def _restore_originals(directory: Path, base_offset: int) -> bool:
+    """Bring back the segments that were compacted into the one of `base_offset`; whether they are there.
+
+    They are renamed in the order of their offsets, before the copy is. What overlaps with them was retired earlier.
+    """
+    if (directory / offset_name(base_offset, LOG)).exists():
+        return True
+    bases = [int(path.stem) for path in directory.glob(f"*{LOG}") if path.stem.isdecimal()]
+    after = min((base for base in bases if base > base_offset), default=OFFSET_MAX)
+    retired: list[Path] = []
+    end_offset = base_offset
+    for path in sorted(directory.glob(f"*{LOG}{DELETED}")):
+        base = int(path.name.split(".")[0])
+        if base == base_offset or (retired and end_offset <= base < after):
+            retired.append(path)
+            end_offset = max(base + 1, _end_of_file(path)[0])
+    for path in reversed(retired):  # the first one last: until then this can be done again
+        original = path.with_suffix("")
+        for suffix in SEGMENT_SUFFIXES:
+            original.with_suffix(suffix).unlink(missing_ok=True)  # indexes of the copy
+        os.replace(path, original)
+    return bool(retired)
 
 
 def _finish_swap(directory: Path, base_offset: int) -> None:
     """A compacted segment takes the place of those it was made of: the ones within its offsets."""
-    end_offset = max(base_offset + 1, _end_of_file(directory / f"{offset_name(base_offset, LOG)}{SWAP}"))
+    end_offset = max(base_offset + 1, _end_of_file(directory / f"{offset_name(base_offset, LOG)}{SWAP}")[0])
     for old in directory.glob(f"*{LOG}"):
         if old.stem.isdecimal() and base_offset <= int(old.stem) < end_offset:
             for suffix in SEGMENT_SUFFIXES:
@@ -567,11 +627,11 @@ def _finish_swap(directory: Path, base_offset: int) -> None:
             os.replace(fresh, fresh.with_suffix(""))
 
 
-def _end_of_file(path: Path) -> int:
-    """The offset after the last batch of a file; 0 if it has none."""
+def _end_of_file(path: Path, *, verify: bool = False) -> tuple[int, str]:
+    """Return the offset after the last batch of a file, 0 if it has none, and what is wrong behind it."""
     size = path.stat().st_size
     if not size:
-        return 0
+        return 0, ""
     position = end_offset = 0
     problem = ""
     with (
@@ -580,6 +640,6 @@ def _end_of_file(path: Path) -> int:
         memoryview(data) as view,
     ):
         while position < size and not problem:
-            headers, position, problem = kernel.scan_batches(view, position, 0, SCAN_BATCHES_MAX, False)
+            headers, position, problem = kernel.scan_batches(view, position, end_offset, SCAN_BATCHES_MAX, verify)
             end_offset = headers[-1].last_offset + 1 if headers else end_offset
-    return end_offset
+    return end_offset, problem

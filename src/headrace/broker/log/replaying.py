@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from headrace.broker.log.aborted import AbortedIndex
 from headrace.broker.log.producer_state import SEQUENCE_MAX, ProducerState, WrittenBatch
 from headrace.broker.log.segment import Segment
-from headrace.broker.log.snapshots import load_newest
+from headrace.broker.log.snapshots import load_newest, open_after
+from headrace.broker.log.verification import Damage
 from headrace.wire.layout import CONTROL, NO_PRODUCER_ID, NO_SEQUENCE, TRANSACTIONAL, BatchHeader
 from headrace.wire.records import Marker, RecordBatch, decode_marker
 
@@ -69,17 +71,49 @@ def replay_batch(
 
 
 def replay_producers(
-    segments: Iterable[Segment], producers: ProducerState, first_offset: int, end_offset: int, now_ms: int
+    segments: Sequence[Segment],
+    producers: ProducerState,
+    first_offset: int,
+    end_offset: int,
+    now_ms: int,
+    damaged: Iterable[Damage] = (),
 ) -> None:
-    """Enter the batches of these offsets. The segments are whole, and aborted transactions known already."""
+    """Enter the batches of these offsets, except those in a damaged range. Aborted transactions are known already.
+
+    A transaction does not go on behind a damaged range unless that is known: what ended there may have been a commit,
+    and the marker that is found next another transaction's.
+    """
     ignored = AbortedIndex()
-    for segment in segments:
+    ahead = deque(each for each in damaged if each.first_offset < end_offset and each.end_offset > first_offset)
+    ends = [*(segment.base_offset for segment in segments[1:]), end_offset]
+    for segment, segment_end in zip(segments, ends, strict=False):
         if segment.base_offset >= end_offset or not segment.size_bytes:
             continue
         for placed, _ in segment.scan(verify=False, position=segment.position_of(first_offset)):
             for position, header in placed:
-                if first_offset <= header.base_offset < end_offset:
+                if not first_offset <= header.base_offset < min(end_offset, segment_end):
+                    continue
+                while ahead and ahead[0].end_offset <= header.base_offset:
+                    producers.drop_undecided(open_after(segment.folder, ahead.popleft().end_offset))
+                if not ahead or header.base_offset < ahead[0].first_offset:
                     replay_batch(segment, position, header, producers, ignored, now_ms)
+    for each in ahead:
+        producers.drop_undecided(open_after(segments[0].folder, each.end_offset))
+
+
+def find_undecided(segments: Sequence[Segment], damaged: Sequence[Damage], name: str, now_ms: int) -> list[Damage]:
+    """Return the damaged ranges of a log, sorted, each with the transactions whose markers it may have had."""
+    found: list[Damage] = []
+    for damage in sorted(damaged):
+        producers, offset = ProducerState(name), 0
+        folder = segments[0].folder
+        if (snapshot := load_newest(folder, damage.first_offset)) is not None:
+            offset, entries, unreplicated = snapshot
+            producers.restore(entries, unreplicated)
+        replay_producers(segments, producers, offset, damage.first_offset, now_ms, found)
+        undecided_offset = producers.drop_undecided(open_after(folder, damage.end_offset))
+        found.append(damage._replace(undecided_offset=undecided_offset))
+    return found
 
 
 def replay_aborted(

@@ -398,11 +398,16 @@ class Segment:
         self._first_timestamp = self._first_crc = self._tail = None
         self._unindexed_bytes = 0
 
-    def scan(self, *, verify: bool, position: int = 0) -> Iterator[tuple[list[tuple[int, BatchHeader]], str]]:
-        """Positions and headers of all batches, some at a time; with the last ones what is wrong after them."""
+    def scan(
+        self, *, verify: bool, position: int = 0, offset_min: int | None = None
+    ) -> Iterator[tuple[list[tuple[int, BatchHeader]], str]]:
+        """Positions and headers of all batches, some at a time; with the last ones what is wrong after them.
+
+        Offsets below `offset_min` are wrong; unless it is said, those below the segment's.
+        """
         if not self.size_bytes:
             return
-        offset_min = self.base_offset
+        offset_min = self.base_offset if offset_min is None else offset_min
         with mmap.mmap(self.file.fd(), self.size_bytes, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             data.madvise(mmap.MADV_SEQUENTIAL)
             problem = ""

@@ -125,6 +125,14 @@ def snapshot_offsets(folder: Path) -> list[int]:
     return sorted(int(name) for name in found if name.isdecimal())
 
 
+def open_after(folder: Path, offset: int) -> dict[int, int]:
+    """The transactions that the first intact snapshot at `offset` or after it has open: producer id → first offset."""
+    for each in snapshot_offsets(folder):
+        if each >= offset and (found := read_snapshot(folder / offset_name(each, SNAPSHOT))) is not None:
+            return {entry.producer_id: entry.transaction_start for entry in found[0] if entry.transaction_start >= 0}
+    return {}
+
+
 def load_newest(folder: Path, offset_max: int) -> tuple[int, list[ProducerEntry], dict[int, int]] | None:
     """The newest snapshot of `offset_max` or before; what is damaged is deleted on the way."""
     for offset in reversed(snapshot_offsets(folder)):

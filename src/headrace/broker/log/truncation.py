@@ -89,5 +89,6 @@ def _reload_producers(of: Log) -> None:
     if found is not None:
         offset, entries, unreplicated = found
         of.producers.restore(entries, unreplicated)
-    replay_producers(of.segments[of.segment_of(offset) :], of.producers, offset, of.end_offset, of.host.clock.time_ms())
+    segments, now_ms = of.segments[of.segment_of(offset) :], of.host.clock.time_ms()
+    replay_producers(segments, of.producers, offset, of.end_offset, now_ms, of.damaged)
     of.producers.high_watermark_moved(of.high_watermark)

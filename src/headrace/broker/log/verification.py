@@ -6,6 +6,8 @@ was closed (segment_checkpoint.py). To read everything costs too much for a star
 VERIFY_AT_START_BYTES, the newest of each log first. The rest follows in the background, VERIFY_BYTES_A_SECOND.
 
 A damaged range stays in the log: fetches of it get CORRUPT_MESSAGE, and what is before and after it can be read.
+Transactions that are open where it begins are undecided, because their markers may have been in it. Readers of
+committed records get CORRUPT_MESSAGE from the first of these on (replaying.py finds them).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import struct
 from bisect import bisect_right
 from typing import NamedTuple
 
+from headrace.broker.log.producer_state import NO_TRANSACTION
 from headrace.broker.log.segment import SCAN_BATCHES_MAX, Segment
 from headrace.broker.log.segment_checkpoint import SegmentRow
 from headrace.wire.kernel import kernel
@@ -37,6 +40,20 @@ class Damage(NamedTuple):
     first_offset: int
     end_offset: int
     reason: str
+    undecided_offset: int = NO_TRANSACTION  # where the first transaction begins whose marker may have been in it
+
+    def refused_from(self, committed_only: bool) -> int:
+        """Return the first offset that a reader is refused because of this damage."""
+        return self.undecided_offset if committed_only and self.undecided_offset >= 0 else self.first_offset
+
+    def __str__(self) -> str:
+        text = f"offsets {self.first_offset} to {self.end_offset - 1} are lost or damaged: {self.reason}"
+        if self.undecided_offset >= 0:
+            text += (
+                f"; transactions that were open at offset {self.first_offset} may have ended there, so readers of "
+                f"committed records are refused from offset {self.undecided_offset} on"
+            )
+        return text
 
 
 class SegmentVerifier:
@@ -87,7 +104,9 @@ class SegmentVerifier:
         if self.next_offset == row.records_end and (is_same or self.damages):
             return
         first = self.next_offset
-        if first > row.records_end:
+        if self.crcs and not self.damages and row.first_crc not in (0, self.crcs[0]):
+            first = self.segment.base_offset
+        elif first > row.records_end:
             first = self._doubtful_offset if self._doubtful_offset < row.records_end else self.segment.base_offset
         elif first == row.records_end:
             first = self.segment.base_offset

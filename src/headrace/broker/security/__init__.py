@@ -1,1 +1,1 @@
-"""Who may do what: TLS, SASL on the server's side, access rules."""
+"""Authentication (TLS, SASL) and authorization (ACLs) of the broker's clients."""

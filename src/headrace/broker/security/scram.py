@@ -1,9 +1,9 @@
-"""SCRAM on the server's side (RFC 5802, RFC 7677): both sides prove that they know the password, and nobody sends it.
+"""SASL SCRAM of the server (RFC 5802, RFC 7677): both sides prove that they know the password without sending it.
 
     client-first → server-first → client-final → server-final
 
-User names are taken as plain UTF-8, without SASLprep, as Kafka does. A user who does not exist is answered like one who
-does, with a salt that stays the same for the name: only the end says no.
+User names are plain UTF-8 without SASLprep, as in Kafka. Unknown users get a challenge too, with a salt that is
+constant for the name, so that only the last message tells that the authentication failed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from headrace.errors import AuthenticationError
 
 ITERATIONS_MIN = 4096
 ITERATIONS_MAX = 16_384
-"""Kafka's bounds: fewer would give the password away, more would let anybody keep a client busy."""
+"""Kafka's bounds: fewer iterations are insecure, more would let an attacker keep clients busy."""
 HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 NUMBERS = {SCRAM_SHA_256: 1, SCRAM_SHA_512: 2}
-"""What the mechanisms are called in requests about users."""
+"""The numbers of the mechanisms in requests."""
 
 _SALT_BYTES = 24
 _NONCE_BYTES = 24
@@ -36,21 +36,21 @@ _FINAL = re.compile(rb"(?P<without_proof>c=(?P<binding>[^,]+),r=(?P<nonce>[^,]+)
 
 
 def derive(mechanism: str, password: str, *, iterations: int = ITERATIONS_MIN) -> Credential:
-    """What to keep of a password."""
+    """Return the credential of a password."""
     salt = secrets.token_bytes(_SALT_BYTES)
     salted = hashlib.pbkdf2_hmac(HASHES[mechanism], password.encode(), salt, iterations)
     return from_salted(mechanism, salted, salt, iterations)
 
 
 def from_salted(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> Credential:
-    """The same where the client has done the costly part (AlterUserScramCredentials)."""
+    """Return the credential of a salted password (AlterUserScramCredentials)."""
     name = HASHES[mechanism]
     stored = hashlib.new(name, hmac.digest(salted, b"Client Key", name)).digest()
     return Credential(iterations, salt, stored, hmac.digest(salted, b"Server Key", name))
 
 
 class Scram:
-    """One authentication."""
+    """The server side of one SCRAM exchange."""
 
     expires_ms: int | None = None
 
@@ -76,10 +76,10 @@ class Scram:
     def _challenge(self, client_first: bytes) -> bytes:
         first = _FIRST.fullmatch(client_first)
         if first is None or self.user is not None:
-            raise self._refusal("expected a first message without channel binding")
+            raise self._error("invalid message: expected client-first without channel binding")
         self._claimed = self._name(first["user"])
         if first["authorization"] and self._name(first["authorization"]) != self._claimed:
-            raise self._refusal("a user can act for nobody else")
+            raise self._error("the authorization id must equal the user")
         credential = self._users.credential(self._claimed, self._mechanism)
         self._known = credential is not None
         self._credential = credential = credential or self._decoy()
@@ -93,24 +93,24 @@ class Scram:
     def _verify(self, client_final: bytes, credential: Credential) -> bytes:
         final = _FINAL.fullmatch(client_final)
         if final is None:
-            raise self._refusal("expected a final message with a proof")
+            raise self._error("invalid message: expected client-final with a proof")
         if final["binding"] != base64.b64encode(self._header) or not hmac.compare_digest(final["nonce"], self._nonce):
-            raise self._refusal("the final message belongs to another exchange")
+            raise self._error("the client-final message belongs to another exchange")
         proven = self._first_two + b"," + final["without_proof"]
         signature = hmac.digest(credential.stored_key, proven, self._hash)
         try:
             proof = base64.b64decode(final["proof"], validate=True)
             client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
         except (binascii.Error, ValueError):
-            raise self._refusal("the proof has a wrong length") from None
-        right = hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), credential.stored_key)
-        if not right or not self._known:
-            raise self._refusal("the user or the password is wrong, or the user has no credential of this mechanism")
+            raise self._error("invalid proof") from None
+        is_valid = hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), credential.stored_key)
+        if not is_valid or not self._known:
+            raise self._error("invalid user or password, or no credential for this mechanism")
         self.user = self._claimed
         return b"v=" + base64.b64encode(hmac.digest(credential.server_key, proven, self._hash))
 
     def _decoy(self) -> Credential:
-        """What a user who does not exist is answered with."""
+        """Return the credential to challenge an unknown user with."""
         name = f"{self._mechanism}\0{self._claimed}".encode()
         salt = hmac.digest(_DECOY_KEY, name, "sha256")[:_SALT_BYTES]
         nothing = bytes(hashlib.new(self._hash).digest_size)
@@ -120,10 +120,10 @@ class Scram:
         try:
             text = saslname.decode()
         except UnicodeDecodeError:
-            raise self._refusal("a name must be UTF-8") from None
+            raise self._error("invalid user name: expected UTF-8") from None
         if re.search("=(?!2C|3D)", text):
-            raise self._refusal("a name has = or , as =3D and =2C")
+            raise self._error("invalid user name: = and , must be encoded as =3D and =2C")
         return text.replace("=2C", ",").replace("=3D", "=")
 
-    def _refusal(self, why: str) -> AuthenticationError:
+    def _error(self, why: str) -> AuthenticationError:
         return AuthenticationError(f"{why} (SASL {self._mechanism})")

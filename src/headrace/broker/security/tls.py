@@ -1,9 +1,10 @@
-"""TLS on the server's side: what a listener shows, and whom it asks for a certificate; and between brokers."""
+"""TLS of the server: the SSLContext of a listener, connections between brokers, and principals from certificates."""
 
 from __future__ import annotations
 
+import re
 import ssl
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from headrace.broker.broker_options import for_listener
 from headrace.config import Config, Secret
@@ -13,48 +14,50 @@ from headrace.errors import ConfigError
 
 PROTOCOLS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 Certificate = dict[str, Any]
-"""As `SSLObject.getpeercert()` gives it; empty or None if the client has shown none."""
+"""As returned by `SSLObject.getpeercert()`; empty or None if the client has sent none."""
 
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
 def server_context(config: Config, listener: str) -> ssl.SSLContext:
-    """The certificate and the rules of a listener. What is wrong with them is a ConfigError."""
+    """Return the SSLContext of a listener, or raise ConfigError."""
     options = _ListenerOptions(config, listener)
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.sslobject_class = _TellingSslObject
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sslobject_class = _AlertingSslObject
     names = cast("tuple[str, ...]", options["ssl.enabled.protocols"])
     versions = sorted(PROTOCOLS[name] for name in names if name in PROTOCOLS)
     if not versions or len(versions) != len(names):
-        raise ConfigError(f"ssl.enabled.protocols: {', '.join(names) or 'none'}: choose from {', '.join(PROTOCOLS)}")
-    made.minimum_version, made.maximum_version = versions[0], versions[-1]
+        raise ConfigError(
+            f"invalid ssl.enabled.protocols {', '.join(names)!r}: expected some of {', '.join(PROTOCOLS)}"
+        )
+    context.minimum_version, context.maximum_version = versions[0], versions[-1]
     suites = cast("tuple[str, ...]", options["ssl.cipher.suites"])
     if suites:
-        _limit_ciphers(made, suites)
-    made.verify_mode = _CLIENT_AUTH[str(options["ssl.client.auth"])]
-    if made.verify_mode != ssl.CERT_NONE:
-        _load_authorities(made, options)
-    _load_certificate(made, options)
-    return made
+        _limit_ciphers(context, suites)
+    context.verify_mode = _CLIENT_AUTH[str(options["ssl.client.auth"])]
+    if context.verify_mode != ssl.CERT_NONE:
+        _load_trust_store(context, options)
+    _load_key_store(context, options)
+    return context
 
 
 def client_context(config: Config, listener: str) -> ssl.SSLContext:
-    """What a broker shows to another one's listener of that name, and whom it trusts there."""
+    """Return the SSLContext for connections to other brokers' listener of that name."""
     options = _ListenerOptions(config, listener)
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # As in Kafka, an empty ssl.endpoint.identification.algorithm leaves out the check of the host's name.
-    made.check_hostname = bool(options["ssl.endpoint.identification.algorithm"])
-    _load_authorities(made, options)
-    _load_certificate(made, options)
-    return made
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # As in Kafka, an empty ssl.endpoint.identification.algorithm disables host name verification.
+    context.check_hostname = bool(options["ssl.endpoint.identification.algorithm"])
+    _load_trust_store(context, options)
+    _load_key_store(context, options)
+    return context
 
 
-class _TellingSslObject(ssl.SSLObject):
-    """Lets a peer know why its handshake failed.
+class _AlertingSslObject(ssl.SSLObject):
+    """Sends the TLS alert of a failed handshake to the peer.
 
-    OpenSSL leaves an alert to be sent, but asyncio hangs up without sending it: a client whose certificate is not
-    accepted would hear nothing, and try for ever. It sends what is there when the handshake wants to read more, so that
-    is what it is told at first; it fails when the peer hangs up, says more, or does nothing until the time is up.
+    OpenSSL queues an alert, but asyncio closes the connection without sending it: a client with a rejected certificate
+    would not learn why and retry forever. asyncio does flush pending output when the handshake wants to read, so the
+    first failure pretends that; the handshake fails for good with the next input, EOF or timeout.
     """
 
     _has_failed = False
@@ -68,7 +71,7 @@ class _TellingSslObject(ssl.SSLObject):
             if self._has_failed:
                 raise
             self._has_failed = True
-            raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "an alert has to be sent") from error
+            raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "sending an alert") from error
 
 
 class _ListenerOptions:
@@ -84,37 +87,125 @@ class _ListenerOptions:
         return value.reveal() if isinstance(value, Secret) else cast("str | None", value)
 
 
-def _limit_ciphers(made: ssl.SSLContext, suites: tuple[str, ...]) -> None:
-    """Allow these suites only. Those of TLS 1.3 cannot be chosen from in Python: naming any of them leaves all."""
-    older = [openssl_name(suite) for suite in suites if "_WITH_" in suite or not suite.startswith("TLS_")]
-    if len(older) == len(suites):
-        made.maximum_version = ssl.TLSVersion.TLSv1_2
-    if not older:
-        made.minimum_version = ssl.TLSVersion.TLSv1_3
+def _limit_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
+    """Restrict the cipher suites. Python cannot select among those of TLS 1.3: naming one enables all."""
+    tls12 = [openssl_name(suite) for suite in suites if "_WITH_" in suite or not suite.startswith("TLS_")]
+    if len(tls12) == len(suites):
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    if not tls12:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         return
     try:
-        made.set_ciphers(":".join(older))
+        context.set_ciphers(":".join(tls12))
     except ssl.SSLError:
-        raise ConfigError(f"ssl.cipher.suites: OpenSSL knows none of {', '.join(suites)}") from None
+        raise ConfigError(f"invalid ssl.cipher.suites: OpenSSL supports none of {', '.join(suites)}") from None
 
 
-def _load_authorities(made: ssl.SSLContext, options: _ListenerOptions) -> None:
+def _load_trust_store(context: ssl.SSLContext, options: _ListenerOptions) -> None:
     authorities = Pem(options.text("ssl.truststore.location"), options.text("ssl.truststore.certificates"))
     if authorities:
-        load_authorities(made, authorities)
+        load_authorities(context, authorities)
     else:
-        made.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
 
 
-def _load_certificate(made: ssl.SSLContext, options: _ListenerOptions) -> None:
+def _load_key_store(context: ssl.SSLContext, options: _ListenerOptions) -> None:
     chain = Pem(options.text("ssl.keystore.location"), options.text("ssl.keystore.certificate.chain"))
     if not chain:
         raise ConfigError(
-            f"listener {options.listener} has TLS, which needs a certificate: set ssl.keystore.location to a PEM file "
-            "with the chain and the key"
+            f"listener {options.listener} uses TLS but has no certificate: set ssl.keystore.location to a PEM file "
+            "with the certificate chain and the key"
         )
     key, password = (
         Pem(options.text("ssl.key.location"), options.text("ssl.keystore.key")),
         options.text("ssl.key.password"),
     )
-    load_certificate(made, chain, key, password, f"the certificate of listener {options.listener}")
+    load_certificate(context, chain, key, password, f"the certificate of listener {options.listener}")
+
+
+# -- principals --------------------------------------------------------------------------------------
+
+
+# The short names of RFC 2253; OpenSSL returns the long ones.
+_SHORT_NAMES = {
+    "commonName": "CN",
+    "countryName": "C",
+    "localityName": "L",
+    "stateOrProvinceName": "ST",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "streetAddress": "STREET",
+    "domainComponent": "DC",
+    "userId": "UID",
+}
+_EMAIL = "1.2.840.113549.1.9.1"
+_IA5_STRING = 0x16
+_SHORT_LENGTH_MAX = 127
+
+_RULE = re.compile(r"DEFAULT|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?)(?=,|$)")
+
+
+def distinguished_name(certificate: Certificate) -> str:
+    """Return the subject like Java's X500Principal.getName(): most specific part first, escaped as in RFC 2253."""
+    parts = ("+".join(_attribute(name, value) for name, value in rdn) for rdn in reversed(certificate["subject"]))
+    return ",".join(parts)
+
+
+def _attribute(name: str, value: str) -> str:
+    if name == "emailAddress":  # has no short name in RFC 2253: OID and DER in hexadecimal
+        data = value.encode()[:_SHORT_LENGTH_MAX]
+        return f"{_EMAIL}=#{bytes([_IA5_STRING, len(data)]).hex()}{data.hex()}"
+    escaped = re.sub(r'([,+"\\<>;])', r"\\\1", value)
+    escaped = re.sub(r"^([ #])", r"\\\1", escaped)
+    escaped = re.sub(r"(?<=.) $", r"\\ ", escaped)
+    return f"{_SHORT_NAMES.get(name, name)}={escaped}"
+
+
+class _Rule(NamedTuple):
+    pattern: re.Pattern[str]
+    replacement: str
+    case: str
+
+
+class MappingRules:
+    """The rules of ssl.principal.mapping.rules, which map certificate subjects to user names."""
+
+    def __init__(self, rules: list[_Rule | None]) -> None:
+        self._rules = rules
+
+    @classmethod
+    def parse(cls, text: str) -> MappingRules:
+        rules: list[_Rule | None] = []
+        rest = text.strip()
+        while rest:
+            match = _RULE.match(rest)
+            if match is None:
+                raise ConfigError(
+                    f"invalid ssl.principal.mapping.rules at {rest!r}: expected DEFAULT or "
+                    "RULE:pattern/replacement/[L|U], separated by commas"
+                )
+            if match[1] is None:
+                rules.append(None)
+            else:
+                rules.append(_Rule(_compile(match[1]), re.sub(r"\$(\d)", r"\\\1", match[2]), match[3]))
+            rest = rest[match.end() :].lstrip(",").lstrip()
+        return cls(rules)
+
+    def user(self, certificate: Certificate) -> str:
+        """Return the user name for a certificate."""
+        name = distinguished_name(certificate)
+        for rule in self._rules:
+            if rule is None:
+                return name
+            match = rule.pattern.fullmatch(name)
+            if match is not None:
+                user = match.expand(rule.replacement)
+                return user.lower() if rule.case == "L" else user.upper() if rule.case == "U" else user
+        return name
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"invalid pattern {pattern!r} in ssl.principal.mapping.rules: {error}") from error

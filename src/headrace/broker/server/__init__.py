@@ -1,8 +1,9 @@
-"""From sockets to handlers and back.
+"""The network server: from sockets to handlers and back.
 
-listener.py    `listeners` and its kin → where to listen, and what to tell clients
-server.py      all connections: accepting, limits, idle ones, a clean stop
-connection.py  one of them: bytes → frames → one request at a time → bytes, with back-pressure on both sides
-sending.py     its way out
-dispatch.py    a frame → header → message → handler → answer → a gather list
+listener.py    the option `listeners` and related ones: addresses to bind and to advertise
+acceptor.py    accepting connections within the limit of file descriptors
+server.py      all connections: limits, idle timeouts, shutdown
+connection.py  one connection: bytes → frames → one request at a time → bytes, with back-pressure in both directions
+sender.py      writing responses to a socket
+dispatch.py    frame → header → request → handler → response → buffers
 """

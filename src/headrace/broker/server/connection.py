@@ -1,12 +1,12 @@
-"""One connection: what is received becomes requests, one at a time, and their answers go out in that order.
+"""One connection: it serves requests one at a time and sends the responses in that order.
 
     socket → shared chunk → FrameReader → queue ─► dispatch ─► buffers ─► socket
                 │                          │          │            │
-                │                          │          │            └ not taken by the peer: nothing is dispatched
-                │                          │          └ an answer that comes later: nothing is dispatched before it
+                │                          │          │            └ not read by the peer: dispatching stops
+                │                          │          └ a delayed response: dispatching stops until it is sent
                 └ reading is paused ◄──────┘ too long
 
-A burst of requests is answered with one system call. An idle connection owns no buffer at all.
+A burst of requests is answered with one system call. An idle connection owns no buffer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from headrace.broker.context import Session
-from headrace.broker.security.sessions import gate_of
-from headrace.broker.server.sending import Sender, SocketSender, TlsSender
+from headrace.broker.security.sasl import sasl_of
+from headrace.broker.server.sender import ResponseSender, SocketSender, TlsSender
 from headrace.broker.tasks import start_task
 from headrace.errors import MalformedError
 from headrace.wire.frames import FRAME_BYTES_MAX
@@ -26,27 +26,27 @@ from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
 
 if TYPE_CHECKING:
-    from headrace.broker.security.gate import Gate
-    from headrace.broker.server.dispatch import Later
+    from headrace.broker.security.sasl import SaslAuthentication
+    from headrace.broker.server.dispatch import DelayedResponse
     from headrace.broker.server.listener import Listener
     from headrace.broker.server.server import Server
 
 log = logging.getLogger("headrace.broker")
 
 QUEUED_REQUESTS_MAX = 64
-"""So many requests may wait behind the one in work before reading stops; what one more read brings is on top."""
+"""Reading stops when more requests are queued; one more read may exceed it."""
 QUEUED_BYTES_MAX = 4 * 1024 * 1024
 TURN_REQUESTS_MAX = 64
-"""So many requests are served in a row before other connections get their turn."""
+"""How many requests of a connection are served before the event loop runs others."""
 GATHER_BYTES_MAX = 1024 * 1024
-"""Answers of a burst are sent when they come to so much, or at its end."""
+"""Responses of a burst are sent at its end, or when they exceed this."""
 UNSENT_BYTES_MAX = 1024 * 1024
-"""When the peer leaves more than this in our hands, no further request of it is served until it has taken all of it."""
+"""While more is unsent, no request of the connection is served until the peer has read everything."""
 LINGER_SECONDS_MAX = 10.0
-"""How long a connection that is to be closed waits for its peer to take the last answers."""
+"""How long closing waits for the peer to read the last responses."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """The server's end of a connection."""
 
     __slots__ = (
@@ -67,9 +67,9 @@ class Connection(asyncio.BufferedProtocol):
         "_stopped",
         "_task",
         "_unsent_bytes",
-        "gate",
         "last_active",
         "listener",
+        "sasl",
         "session",
         "transport",
     )
@@ -78,27 +78,27 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self.listener = listener
         self.session: Session = server.authenticator.session(listener)
-        self.gate = gate_of(self.session)  # what the peer has to get through before it may ask for anything
+        self.sasl = sasl_of(self.session)  # None: the listener has no SASL
         self.transport: asyncio.Transport | None = None
         self.last_active = server.loop.time()
         self._reader = FrameReader(server.frame_bytes_max, server.chunk)
         self._frames: list[Buffer] = []
-        self._held_bytes = 0  # by an unfinished frame, as the server has counted them
+        self._held_bytes = 0  # by an incomplete frame, as counted by the server
         self._queue: deque[Buffer] = deque()
         self._queued_bytes = 0
         self._out: list[Buffer] = []
         self._out_bytes = 0
-        self._task: asyncio.Task[list[Buffer] | None] | None = None  # the answer that comes later
-        self._sender: Sender | None = None
-        self._unsent_bytes = 0  # as the server has counted them
+        self._task: asyncio.Task[list[Buffer] | None] | None = None  # of the delayed response
+        self._sender: ResponseSender | None = None
+        self._unsent_bytes = 0  # as counted by the server
         self._reading = True
-        self._closing: asyncio.TimerHandle | None = None  # hang up when everything is sent, or then
+        self._closing: asyncio.TimerHandle | None = None  # the time limit of closing
         self._muted = False  # throttled
-        self._stopped = False  # no further request is taken
-        self._lost = False  # the peer has hung up; requests that arrived before are still served
-        self._scheduled = False  # the rest of a long queue has its turn soon
+        self._stopped = False  # no more requests are read
+        self._lost = False  # the peer has disconnected; received requests are still served
+        self._scheduled = False  # the rest of the queue continues in the next turn
 
-    # -- asyncio's side --------------------------------------------------------------------------
+    # -- asyncio protocol ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -110,15 +110,15 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._sender = TlsSender(transport, self._drained)
             self._server.authenticator.identify(self.session, transport.get_extra_info("peercert"))
-        if self.gate is not None:
-            self._pass_gate(self.gate)
+        if self.sasl is not None:
+            self._update_authentication(self.sasl)
         self._server.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         assert self._sender is not None
         self._sender.close()
         self._out.clear()
-        self._drop_frame()  # at once: this object may live until the collector finds it
+        self._drop_frame()  # at once: this object may live until the next garbage collection
         self._count_unsent()
         if self._closing is not None:
             self._closing.cancel()
@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
             self._server.abandon(self._task)
         self._server.disconnected(self)
         self._lost = True
-        self._serve()  # with acks=0 a peer may hang up as soon as its last request is written
+        self._serve()  # with acks=0 a peer may disconnect right after its last request
 
     def get_buffer(self, size_hint: int) -> memoryview:
         return self._reader.room()
@@ -156,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
         self._serve()
 
     def eof_received(self) -> bool:
-        return False  # who has hung up gets no answers any more
+        return False  # close: no responses after EOF
 
     def pause_writing(self) -> None:
         assert isinstance(self._sender, TlsSender)
@@ -170,16 +170,16 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the peer has reason to be silent: it waits for us."""
+        """Whether the peer waits for a response, so that the connection is not idle."""
         return self._task is not None or self._muted
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether the peer does not take its answers."""
+        """Whether the peer does not read its responses."""
         return self._unsent_bytes > UNSENT_BYTES_MAX
 
     def _serve(self) -> None:
-        """Answer what is in the queue, as far as that goes without waiting."""
+        """Serve queued requests until one has to wait."""
         queue, dispatch = self._queue, self._server.dispatch
         turns = TURN_REQUESTS_MAX
         while queue and self._task is None and not (self._is_stuck or self._muted or self._scheduled):
@@ -193,17 +193,17 @@ class Connection(asyncio.BufferedProtocol):
             self._server.queued_bytes -= len(frame)
             self._server.queued_requests -= 1
             try:
-                answer = dispatch(self, frame)
-            except Exception:  # whatever it is, the peer must not wait for ever
-                log.exception("a request of %s could not be dispatched", self.session.host)
-                self.close("there is no answer to give")
+                response = dispatch(self, frame)
+            except Exception:  # the peer must not wait forever
+                log.exception("internal error while handling a request of %s; please report it", self.session.host)
+                self.close("internal error while handling the request")
                 return
-            if answer is None:
+            if response is None:
                 continue
-            if isinstance(answer, list):
-                self._answer(answer)
+            if isinstance(response, list):
+                self._respond(response)
             else:
-                self._wait_for(answer)
+                self._wait_for(response)
         if self._out:
             self._flush()
         self._adjust_reading()
@@ -212,30 +212,30 @@ class Connection(asyncio.BufferedProtocol):
         self._scheduled = False
         self._serve()
 
-    def _wait_for(self, later: Later) -> None:
-        self._task = start_task(later.answer, "request")
-        self._server.track(self._task, abandonable=later.abandonable)
-        self._task.add_done_callback(self._answered)
+    def _wait_for(self, delayed: DelayedResponse) -> None:
+        self._task = start_task(delayed.response, "request")
+        self._server.track(self._task, abandonable=delayed.abandonable)
+        self._task.add_done_callback(self._on_response)
         if self._lost:
             self._server.abandon(self._task)
 
-    def _answered(self, task: asyncio.Task[list[Buffer] | None]) -> None:
+    def _on_response(self, task: asyncio.Task[list[Buffer] | None]) -> None:
         self._task = None
         if task.cancelled():
             if not self._lost:
                 self.close("")
                 return
-        elif task.exception() is not None:  # logged and counted where tasks are started
+        elif task.exception() is not None:  # logged and counted by start_task
             self.close("internal error while handling the request")
             return
-        elif (answer := task.result()) is not None:
-            self._answer(answer)
+        elif (response := task.result()) is not None:
+            self._respond(response)
         self._serve()
 
-    # -- throttling, the end ---------------------------------------------------------------------
+    # -- throttling, closing ---------------------------------------------------------------------
 
     def mute(self, throttle_ms: float) -> None:
-        """Serve nothing for a while."""
+        """Stop serving requests for `throttle_ms`."""
         if not self._muted and throttle_ms > 0:
             self._muted = True
             self._server.loop.call_later(throttle_ms / 1000, self._unmute)
@@ -244,14 +244,14 @@ class Connection(asyncio.BufferedProtocol):
         self._muted = False
         self._serve()
 
-    def _pass_gate(self, gate: Gate) -> None:
-        """An answer has gone out: the peer may be known now and send larger requests, or be sent away."""
-        if gate.failed:
-            self.close("it did not authenticate")
-        self._reader.frame_bytes_max = min(gate.frame_bytes_max or FRAME_BYTES_MAX, self._server.frame_bytes_max)
+    def _update_authentication(self, sasl: SaslAuthentication) -> None:
+        """After a response: close if the authentication has failed, and adjust the frame limit."""
+        if sasl.failed:
+            self.close("authentication failed")
+        self._reader.frame_bytes_max = min(sasl.frame_bytes_max or FRAME_BYTES_MAX, self._server.frame_bytes_max)
 
     def stop_reading(self) -> None:
-        """Take no further request."""
+        """Read no more requests, and drop the queued ones."""
         self._drop_queue()
         self._drop_frame()
         self._stopped = True
@@ -259,7 +259,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def held_bytes(self) -> int:
-        """Memory that an unfinished frame takes."""
+        """The memory of an incomplete frame."""
         return self._held_bytes
 
     def _count_held(self) -> None:
@@ -267,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.held_bytes += held_bytes - self._held_bytes
         self._held_bytes = held_bytes
         if self._server.held_bytes > self._server.held_bytes_max:
-            self._server.drop_unfinished()
+            self._server.close_stalest_incomplete()
 
     def _drop_frame(self) -> None:
         self._reader.drop()
@@ -279,10 +279,10 @@ class Connection(asyncio.BufferedProtocol):
         self._queued_bytes = 0
         self._queue.clear()
 
-    def close(self, why: str) -> None:
-        """Hang up after what is to be sent; `why` goes to the log if there is anything to say."""
-        if why:
-            log.info("closing the connection from %s to %s: %s", self.session.host, self.listener.name, why)
+    def close(self, reason: str) -> None:
+        """Close after sending pending responses; log a non-empty reason."""
+        if reason:
+            log.info("closing connection from %s to %s: %s", self.session.host, self.listener.name, reason)
         self.stop_reading()
         if self._out:
             self._flush()
@@ -294,17 +294,17 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- sending, back-pressure ------------------------------------------------------------------
 
-    def _answer(self, buffers: list[Buffer]) -> None:
+    def _respond(self, buffers: list[Buffer]) -> None:
         self._out += buffers
         for buffer in buffers:
             self._out_bytes += len(buffer)
-        if self.gate is not None:
-            self._pass_gate(self.gate)
+        if self.sasl is not None:
+            self._update_authentication(self.sasl)
         if self._out_bytes >= GATHER_BYTES_MAX:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what has come together."""
+        """Send the collected responses."""
         buffers, self._out, size, self._out_bytes = self._out, [], self._out_bytes, 0
         if self.transport is not None and self._sender is not None and not self.transport.is_closing():
             self._sender.send(buffers, size)
@@ -312,7 +312,7 @@ class Connection(asyncio.BufferedProtocol):
             self._count_unsent()
 
     def _drained(self) -> None:
-        """The peer has taken everything."""
+        """Continue after the peer has read everything."""
         self._count_unsent()
         if self._closing is not None and self.transport is not None:
             self.transport.close()
@@ -324,13 +324,13 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent_bytes = self._sender.unsent_bytes
 
     def _adjust_reading(self) -> None:
-        """Read on only while there is room for what would come."""
+        """Pause or resume reading, depending on the queue."""
         queued = len(self._queue)
         full = queued > QUEUED_REQUESTS_MAX or self._queued_bytes > QUEUED_BYTES_MAX
-        wanted = not (self._stopped or full or (queued and self._server.is_full))
-        if wanted != self._reading and self.transport is not None and not self.transport.is_closing():
-            self._reading = wanted
-            if wanted:
+        should_read = not (self._stopped or full or (queued and self._server.is_full))
+        if should_read != self._reading and self.transport is not None and not self.transport.is_closing():
+            self._reading = should_read
+            if should_read:
                 self.transport.resume_reading()
             else:
                 self.transport.pause_reading()

@@ -1,30 +1,29 @@
-"""A frame → header → message → handler → answer → a gather list.
+"""Dispatch: frame → header → request → handler → response → buffers.
 
-Whatever goes wrong ends in an answer or in a closed connection, never in one that waits for ever:
+Every failure ends in a response or a closed connection, so that no client waits forever:
 
-    not a request, or one that nobody speaks      closed, with a line in the log
-    ApiVersions of a version to come              what we do speak, in version 0 (KIP-511)
-    an error the handler did not foresee          a traceback in the log, and UNKNOWN_SERVER_ERROR if the answer has a
-                                                  place for it
+    malformed or unsupported request              the connection is closed, with a log line
+    ApiVersions of an unsupported version         the supported versions, in version 0 (KIP-511)
+    unexpected exception in a handler             logged with traceback; UNKNOWN_SERVER_ERROR if the response has an
+                                                  error code, otherwise the connection is closed
 """
 
 from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from functools import partial
-from importlib import import_module
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.broker.context import Answer, Context
+from headrace.broker.context import Context, HandlerResult
 from headrace.broker.faults import CloseConnection
-from headrace.broker.handlers import SUPPORTED, supported
+from headrace.broker.handlers import SUPPORTED, failure_handler, supported
 from headrace.errors import BrokerError, Code, MalformedError
-from headrace.wire.api import api_name, module_name, response_class
+from headrace.wire.api import api_name, response_class
+from headrace.wire.api_keys import ApiKey
 from headrace.wire.frames import (
-    API_VERSIONS,
     RequestHeader,
     decode_request_body,
     decode_request_header,
@@ -35,33 +34,31 @@ from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.security.gate import Gate
-    from headrace.broker.server.connection import Connection
+    from headrace.broker.security.sasl import SaslAuthentication
+    from headrace.broker.server.connection import ServerConnection
 
 log = logging.getLogger("headrace.broker")
 
 _int32 = struct.Struct(">i")
-_PRODUCE, _FETCH = 0, 1
-_CATALOG_FETCH = 30_000
-_ABANDONABLE = frozenset({_FETCH, _CATALOG_FETCH})
-"""What nobody needs to be finished when the connection is gone: it changes nothing."""
+_ABANDONABLE = frozenset({ApiKey.FETCH, ApiKey.CATALOG_FETCH})
+"""Read-only requests, which are cancelled when the connection is closed."""
 
 
-class Later(NamedTuple):
-    """An answer to wait for."""
+class DelayedResponse(NamedTuple):
+    """A response that is not available yet."""
 
-    answer: Coroutine[Any, Any, list[Buffer] | None]
+    response: Coroutine[Any, Any, list[Buffer] | None]
     abandonable: bool
 
 
 class _Call(NamedTuple):
-    """A request on its way through."""
+    """A request in progress."""
 
-    connection: Connection
+    connection: ServerConnection
     context: Context
-    message: Message
+    request: Message
     request_bytes: int
-    began: float
+    started: float
 
     @property
     def name(self) -> str:
@@ -69,69 +66,71 @@ class _Call(NamedTuple):
 
 
 class Dispatcher:
-    """Calls the handlers of one broker."""
+    """Calls the handlers of a broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def __call__(self, connection: Connection, frame: Buffer) -> list[Buffer] | Later | None:
-        """The answer to a request; None: there is none, and the connection may be closing."""
-        gate = connection.gate
-        if gate is not None and gate.raw:
-            return Later(self._bare_token(connection, gate, frame), abandonable=True)
+    def __call__(self, connection: ServerConnection, frame: Buffer) -> list[Buffer] | DelayedResponse | None:
+        """Handle a request; return the response, or None if there is none or the connection is being closed."""
+        sasl = connection.sasl
+        if sasl is not None and sasl.expects_token:
+            return DelayedResponse(self._bare_token(connection, sasl, frame), abandonable=True)
         try:
             header, pos = decode_request_header(frame)
-            spoken = SUPPORTED.get(header[0]) or supported(header[0])
-            if spoken is None or not spoken[0] <= header[1] <= spoken[1]:
+            versions = SUPPORTED.get(header[0]) or supported(header[0])
+            if versions is None or not versions[0] <= header[1] <= versions[1]:
                 return self._unsupported(connection, header)
-            if gate is not None and not gate.admits(header[0]):
-                connection.close(f"{api_name(header[0])} of a peer that is not, or no longer, authenticated")
+            if sasl is not None and not sasl.admits(header[0]):
+                connection.close(f"{api_name(header[0])} without authentication, or after the session has expired")
                 return None
-            message = decode_request_body(header, frame, pos)
+            request = decode_request_body(header, frame, pos)
         except MalformedError as error:
             connection.close(str(error))
             return None
         context = Context(connection.session, header[0], header[1], header[3], header[2])
-        began = perf_counter()
+        started = perf_counter()
         broker = self._broker
         try:
             handle = broker.handler(header[0])
-            if broker.faults.active and (fault := broker.faults.match(context, message)) is not None:
-                answer: Answer = fault.run(context, message, partial(handle, broker, context, message))
+            if broker.faults.active and (fault := broker.faults.match(context, request)) is not None:
+                result: HandlerResult = fault.run(context, request, partial(handle, broker, context, request))
             else:
-                answer = handle(broker, context, message)
-            if isinstance(answer, Message) and not broker.quotas.active:  # nearly always
-                return encode_response(answer, header[1], header[2])
+                result = handle(broker, context, request)
+            if isinstance(result, Message) and not broker.quotas.active:  # the common case
+                return encode_response(result, header[1], header[2])
         except Exception as error:
-            return self._failed(_Call(connection, context, message, len(frame), began), error)
-        if answer is None:
+            return self._failed(_Call(connection, context, request, len(frame), started), error)
+        if result is None:
             return None
-        call = _Call(connection, context, message, len(frame), began)
-        if isinstance(answer, Message):
-            return self._finish(call, answer, perf_counter())
-        if header[0] == _PRODUCE:
-            call = call._replace(message=_without_records(message))
-        return Later(self._await(call, answer, perf_counter()), header[0] in _ABANDONABLE)
+        call = _Call(connection, context, request, len(frame), started)
+        if isinstance(result, Message):
+            return self._finish(call, result, perf_counter())
+        if header[0] == ApiKey.PRODUCE:
+            call = call._replace(request=_without_records(request))
+        return DelayedResponse(self._await(call, result, perf_counter()), header[0] in _ABANDONABLE)
 
-    async def _bare_token(self, connection: Connection, gate: Gate, frame: Buffer) -> list[Buffer] | None:
-        """A token without a header, as SaslHandshake 0 announces it; the answer has none, either."""
+    async def _bare_token(
+        self, connection: ServerConnection, sasl: SaslAuthentication, frame: Buffer
+    ) -> list[Buffer] | None:
+        """Handle a token without a request header, as after SaslHandshake v0; the response has no header either."""
         try:
-            token = await gate.bare_token(bytes(frame))
+            token = await sasl.bare_token(bytes(frame))
         except BrokerError as error:
             connection.close(str(error))
             return None
         return [_int32.pack(len(token)), token]
 
-    async def _await(self, call: _Call, answer: Awaitable[Message | None], ended: float) -> list[Buffer] | None:
+    async def _await(self, call: _Call, result: Awaitable[Message | None], ended: float) -> list[Buffer] | None:
         try:
-            response = await answer
+            response = await result
         except Exception as error:
             return self._failed(call, error)
-        # Waiting is no work: what counts is the time before it.
+        # The time of waiting does not count as request time.
         return None if response is None else self._finish(call, response, ended)
 
     def _finish(self, call: _Call, response: Message, ended: float) -> list[Buffer] | None:
-        """Encode, and throttle who is over its quota: it is told so at once, and not served for a while (KIP-219)."""
+        """Encode the response. Over quota, it carries the throttle time and the connection is muted (KIP-219)."""
         context = call.context
         try:
             buffers = encode_response(response, context.api_version, context.correlation_id)
@@ -141,7 +140,7 @@ class Dispatcher:
                     api_key=context.api_key,
                     request_bytes=call.request_bytes,
                     response_bytes=sum(map(len, buffers)),
-                    handler_ms=(ended - call.began) * 1000,
+                    handler_ms=(ended - call.started) * 1000,
                 )
                 if throttle_ms > 0:
                     call.connection.mute(throttle_ms)
@@ -150,24 +149,25 @@ class Dispatcher:
                         return encode_response(response, context.api_version, context.correlation_id)
             return buffers
         except Exception:
-            log.exception("cannot encode the answer to %s", call.name)
-            call.connection.close(f"there is no answer to {call.name} to give")
+            log.exception("internal error while encoding the response to %s; please report it", call.name)
+            call.connection.close(f"internal error while encoding the response to {call.name}")
             return None
 
-    def _unsupported(self, connection: Connection, header: RequestHeader) -> list[Buffer] | None:
-        if header.api_key != API_VERSIONS:
+    def _unsupported(self, connection: ServerConnection, header: RequestHeader) -> list[Buffer] | None:
+        if header.api_key != ApiKey.API_VERSIONS:
             known = supported(header.api_key)
-            spoken = f"versions {known.first} to {known.last} are spoken" if known else "it is not offered"
-            connection.close(f"{api_name(header.api_key)} v{header.api_version} was asked for: {spoken}")
+            versions = f"supported versions are {known.first} to {known.last}" if known else "unknown API"
+            connection.close(f"unsupported request {api_name(header.api_key)} v{header.api_version}: {versions}")
             return None
+        # Imported here: handler modules are loaded on first use.
         from headrace.broker.handlers.api_versions import api_rows
         from headrace.wire.api.api_versions import ApiVersionsResponse
 
-        answer = ApiVersionsResponse(error_code=Code.UNSUPPORTED_VERSION, api_keys=api_rows())
-        return encode_response(answer, 0, header.correlation_id)
+        response = ApiVersionsResponse(error_code=Code.UNSUPPORTED_VERSION, api_keys=api_rows())
+        return encode_response(response, 0, header.correlation_id)
 
     def _failed(self, call: _Call, error: Exception) -> list[Buffer] | None:
-        """An answer that says what went wrong with all of it."""
+        """Return the response of a failed request."""
         if isinstance(error, CloseConnection):
             call.connection.close(str(error))
             return None
@@ -176,29 +176,30 @@ class Dispatcher:
             code = error.code
         else:
             code = Code.UNKNOWN_SERVER_ERROR
-            log.error("%s of %s failed", call.name, call.context.session.host, exc_info=error)
-        response = failure(call.context, call.message, code, str(error.args[0]) if error.args else "")
+            log.error(
+                "internal error in %s of %s; please report it", call.name, call.context.session.host, exc_info=error
+            )
+        response = failed_response(call.context, call.request, code, str(error.args[0]) if error.args else "")
         if response is None:
-            call.connection.close(f"{call.name} failed, and its answer has no place to say so")
+            call.connection.close(f"{call.name} failed, and its response has no error code")
             return None
         return self._finish(call, response, perf_counter())
 
 
-def _without_records(message: Message) -> Message:
+def _without_records(request: Message) -> Message:
+    # Imported here: handler modules are loaded on first use.
     from headrace.broker.handlers.produce import without_records
     from headrace.wire.api.produce import ProduceRequest
 
-    assert isinstance(message, ProduceRequest)
-    return without_records(message)
+    assert isinstance(request, ProduceRequest)
+    return without_records(request)
 
 
-def failure(context: Context, message: Message, code: int, text: str) -> Message | None:
-    """The answer by which all of a request failed: what the handler's own `failure` makes, or one with just a code."""
-    own: Callable[[Context, Any, int], Message] | None = getattr(
-        import_module(f"headrace.broker.handlers.{module_name(context.api_key)}"), "failure", None
-    )
-    if own is not None:
-        return own(context, message, code)
+def failed_response(context: Context, request: Message, code: int, text: str) -> Message | None:
+    """Return a failed response: from the `fail_…` function of its handler, or with a top-level error code."""
+    fail = failure_handler(context.api_key)
+    if fail is not None:
+        return fail(context, request, code)
     cls = response_class(context.api_key)
     field = cls.fields.get("error_code")
     if field is None or context.api_version not in field.versions:

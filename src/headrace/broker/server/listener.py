@@ -1,8 +1,9 @@
-"""Where the broker listens, and which addresses it tells its clients."""
+"""Listeners: the addresses that the broker binds, and those that it advertises to clients."""
 
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,56 +14,60 @@ from headrace.errors import ConfigError
 PORT_MAX = 65535
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _ADDRESS = re.compile(r"(?P<name>[A-Za-z0-9_-]+)://(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>\d{1,5})")
-_ANYWHERE = ("", "0.0.0.0", "::")
+_ANY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 @dataclass(slots=True)
 class Listener:
-    """A name, where it listens, what is spoken there, and what clients are told."""
+    """A listener: name, bound address, security protocol and advertised address."""
 
     name: str
-    host: str  # empty: on all addresses
-    port: int  # 0 until the system has picked one
+    host: str  # empty: all addresses
+    port: int  # 0 until the operating system has assigned one
     security_protocol: str
     advertised_host: str
-    advertised_port: int  # 0: the port that is listened on
+    advertised_port: int  # 0: the bound port
     tls: ssl.SSLContext | None = None
 
     @property
-    def wants_sasl(self) -> bool:
+    def uses_sasl(self) -> bool:
         return self.security_protocol.startswith("SASL")
 
     @property
-    def wants_tls(self) -> bool:
+    def uses_tls(self) -> bool:
         return self.security_protocol.endswith("SSL")
 
     @property
     def address(self) -> str:
-        """As a client would write it into bootstrap.servers."""
+        """The address for bootstrap.servers."""
         host = f"[{self.advertised_host}]" if ":" in self.advertised_host else self.advertised_host
         return f"{host}:{self.advertised_port or self.port}"
 
 
 def listeners_of(config: Config) -> list[Listener]:
-    """What `listeners` and its companions say; controller listeners are left out."""
+    """Return the listeners of the configuration, without controller listeners."""
     protocols = _protocol_map(config.of(str, "listener.security.protocol.map"))
     advertised = dict(_addresses("advertised.listeners", config.optional(tuple, "advertised.listeners") or ()))
-    skipped = config.of(tuple, "controller.listener.names")
-    found: list[Listener] = []
+    controller_listeners = config.of(tuple, "controller.listener.names")
+    listeners: list[Listener] = []
     for name, (host, port) in _addresses("listeners", config.of(tuple, "listeners")):
-        if name in skipped:
+        if name in controller_listeners:
             continue
         if name not in protocols:
-            raise ConfigError(f"listener {name} has no protocol in listener.security.protocol.map: {name}:PLAINTEXT?")
-        shown_host, shown_port = advertised.pop(name, (_reachable(host), 0))
-        if shown_host in _ANYWHERE:
-            raise ConfigError(f"advertised.listeners: clients cannot connect to {shown_host!r}: name a host for {name}")
-        found.append(Listener(name, host, port, protocols[name], shown_host, shown_port))
+            raise ConfigError(
+                f"listener {name} has no protocol: add {name}:PLAINTEXT, or another, to listener.security.protocol.map"
+            )
+        advertised_host, advertised_port = advertised.pop(name, (_reachable(host), 0))
+        if advertised_host in _ANY_ADDRESS:
+            raise ConfigError(
+                f"invalid advertised.listeners: clients cannot connect to {advertised_host!r}: set a host for {name}"
+            )
+        listeners.append(Listener(name, host, port, protocols[name], advertised_host, advertised_port))
     for name in advertised:
-        raise ConfigError(f"advertised.listeners has {name}, which listeners has not")
-    if not found:
-        raise ConfigError("listeners names no listener that clients could use")
-    return found
+        raise ConfigError(f"invalid advertised.listeners: listener {name} is not in listeners")
+    if not listeners:
+        raise ConfigError("invalid listeners: no listener for clients")
+    return listeners
 
 
 def _addresses(option: str, texts: Iterable[str]) -> list[tuple[str, tuple[str, int]]]:
@@ -70,10 +75,10 @@ def _addresses(option: str, texts: Iterable[str]) -> list[tuple[str, tuple[str, 
     for text in texts:
         match = _ADDRESS.fullmatch(text)
         if match is None or int(match["port"]) > PORT_MAX:
-            raise ConfigError(f"{option} has {text!r}; each must be NAME://host:port")
+            raise ConfigError(f"invalid {option} entry {text!r}: expected NAME://host:port")
         name = match["name"].upper()
         if name in rows:
-            raise ConfigError(f"{option} names {name} twice")
+            raise ConfigError(f"invalid {option}: duplicate listener {name}")
         rows[name] = (match["host"] if match["ipv6"] is None else match["ipv6"], int(match["port"]))
     return list(rows.items())
 
@@ -84,7 +89,7 @@ def _protocol_map(text: str) -> dict[str, str]:
         name, _, protocol = item.partition(":")
         if protocol.upper() not in SECURITY_PROTOCOLS:
             raise ConfigError(
-                f"listener.security.protocol.map has {item!r}; each must be NAME:protocol, the protocol one of "
+                f"invalid listener.security.protocol.map entry {item!r}: expected NAME:protocol with one of "
                 f"{', '.join(SECURITY_PROTOCOLS)}"
             )
         rows[name.upper()] = protocol.upper()
@@ -92,9 +97,7 @@ def _protocol_map(text: str) -> dict[str, str]:
 
 
 def _reachable(host: str) -> str:
-    """What to tell clients of a listener that is open to all: the machine's own name."""
-    if host not in _ANYWHERE:
+    """Return the host to advertise: for a listener on all addresses, the name of this machine."""
+    if host not in _ANY_ADDRESS:
         return host
-    import socket
-
     return socket.getfqdn()

@@ -1,4 +1,4 @@
-"""All connections of a broker: accepting them, keeping them within limits, and a clean stop."""
+"""All connections of a broker: accepting, limits, idle timeouts and shutdown."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.server.accepting import Acceptor, connections_max
-from headrace.broker.server.connection import Connection
+from headrace.broker.server.acceptor import Acceptor, connections_max
+from headrace.broker.server.connection import ServerConnection
 from headrace.broker.server.dispatch import Dispatcher
 from headrace.errors import ConfigError
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.broker")
 
 CHUNK_BYTES = 256 * 1024
-"""What one read takes at most; all connections share the buffer, for each is done with it before the next one reads."""
+"""The size of a read. All connections share the buffer: each has processed it before the next one reads."""
 IDLE_SWEEPS = 10
-"""Idle connections are looked for so many times in connections.max.idle.ms."""
+"""How often idle connections are looked for during connections.max.idle.ms."""
 UNSENT_BYTES_MAX = 256 * 1024 * 1024
-"""Answers that peers do not take may come to so much in all; then fetches get no more than ANSWER_BYTES_MIN each."""
-ANSWER_BYTES_MIN = 64 * 1024
+"""When unsent responses of all connections exceed this, fetches get only RESPONSE_BYTES_MIN each."""
+RESPONSE_BYTES_MIN = 64 * 1024
 HELD_BYTES_MAX = 512 * 1024 * 1024
-"""What unfinished requests of all connections may take; twice the largest request, if that is more."""
+"""The memory for incomplete requests of all connections; twice the largest request if that is more."""
 STOP_SECONDS_MAX = 5.0
-"""How long a clean stop waits for requests in work, and then for their answers to be taken."""
+"""How long shutdown waits for running requests, and then for peers to read the responses."""
 
 Task = asyncio.Task[Any]
 
 
 class Server:
-    """Listens for one broker. Event loop only."""
+    """The network server of a broker. Event loop only."""
 
     def __init__(self, broker: Broker, listeners: list[Listener]) -> None:
         config = broker.config
@@ -47,12 +47,12 @@ class Server:
         self.authenticator = broker.authenticator
         self.chunk = memoryview(bytearray(CHUNK_BYTES))
         self.frame_bytes_max = config.of(int, "socket.request.max.bytes")
-        self.queued_requests = 0  # that wait behind another one
+        self.queued_requests = 0  # behind the one being served
         self.queued_bytes = 0
-        self.held_bytes = 0  # by requests of which a part has come
+        self.held_bytes = 0  # by incomplete requests
         self.held_bytes_max = max(HELD_BYTES_MAX, 2 * self.frame_bytes_max)
-        self.unsent_bytes = 0  # answers that their peers do not take
-        self.connections: set[Connection] = set()
+        self.unsent_bytes = 0  # responses that peers have not read
+        self.connections: set[ServerConnection] = set()
         self.loop = asyncio.get_running_loop()
         self._backlog = config.of(int, "socket.listen.backlog.size")
         self._queued_max = config.of(int, "queued.max.requests")
@@ -62,29 +62,31 @@ class Server:
         self._connections_max = config.of(int, "max.connections")
         self._per_host_max = config.of(int, "max.connections.per.ip")
         self._per_host_overrides = _overrides(config.of(str, "max.connections.per.ip.overrides"))
-        self._creations_a_second_max = config.of(int, "max.connection.creation.rate")
-        # Since the start: what the live view shows.
+        self._creations_per_second_max = config.of(int, "max.connection.creation.rate")
+        # Since the start, for the live view.
         self.requests = self.failed_requests = self.received_bytes = self.sent_bytes = 0
-        self._next_creation = 0.0  # when the next connection may be served, by the loop's clock
+        self._next_creation = 0.0  # when the next connection may be served, in loop time
         self._per_host = Counter[str]()
         self._acceptors: list[Acceptor] = []
         self._descriptors_max = connections_max()
-        self._tasks: dict[Task, bool] = {}  # answers that come later; whether they may be given up
+        self._tasks: dict[Task, bool] = {}  # delayed responses → whether they may be cancelled
         self._sweep: asyncio.TimerHandle | None = None
-        self.disconnected_listener: Callable[[Session], None] | None = None  # told of connections that are gone
+        self.disconnected_listener: Callable[[Session], None] | None = (
+            None  # called with the sessions of closed connections
+        )
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits already that nobody should send more."""
+        """Whether queued.max.requests or queued.max.request.bytes is exceeded."""
         return self.queued_requests > self._queued_max or 0 <= self._queued_bytes_max < self.queued_bytes
 
     @property
-    def answer_bytes_max(self) -> int:
-        """How much may be read for an answer: little if others let theirs lie, for we hold all of it in memory."""
-        return max(UNSENT_BYTES_MAX - self.unsent_bytes, ANSWER_BYTES_MIN)
+    def response_bytes_max(self) -> int:
+        """The largest fetch response: small while much is unsent, because unsent responses are held in memory."""
+        return max(UNSENT_BYTES_MAX - self.unsent_bytes, RESPONSE_BYTES_MIN)
 
     def counters(self) -> dict[str, int]:
-        """What went through since the start."""
+        """Return the counters since the start."""
         return {
             "requests": self.requests,
             "failed_requests": self.failed_requests,
@@ -93,16 +95,16 @@ class Server:
         }
 
     async def start(self) -> None:
-        """Listen everywhere; ports that were 0 are known afterwards."""
+        """Bind all listeners; ports that were 0 are known afterwards."""
         for listener in self.listeners:
             sock = _bound(listener)
-            # Connections inherit what is set here. asyncio would see to TCP_NODELAY for sockets of its own making only.
+            # Connections inherit these options. asyncio sets TCP_NODELAY only for sockets that it creates.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option, size in zip((socket.SO_SNDBUF, socket.SO_RCVBUF), self._buffers, strict=True):
                 if size > 0:
                     sock.setsockopt(socket.SOL_SOCKET, option, size)
             listener.port = sock.getsockname()[1]
-            protocol = partial(Connection, self, listener)
+            protocol = partial(ServerConnection, self, listener)
             acceptor = Acceptor(sock, protocol, listener.tls, self._backlog, self._has_no_descriptors)
             acceptor.start()
             self._acceptors.append(acceptor)
@@ -110,7 +112,7 @@ class Server:
         self._sweep_later()
 
     async def stop(self) -> None:
-        """Accept and read no more, let what is in work end, say it, hang up."""
+        """Stop accepting and reading, finish running requests, send the responses and close."""
         if self._sweep is not None:
             self._sweep.cancel()
         for acceptor in self._acceptors:
@@ -134,23 +136,23 @@ class Server:
                 connection.transport.abort()
         await asyncio.sleep(0)
 
-    # -- what connections tell -------------------------------------------------------------------
+    # -- called by connections -------------------------------------------------------------------
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: ServerConnection) -> None:
         host = connection.session.host
         self.connections.add(connection)
         self._per_host[host] += 1
         per_host_max = self._per_host_overrides.get(host, self._per_host_max)
         if len(self.connections) > self._connections_max:
-            connection.close(f"there are {self._connections_max} connections already (max.connections)")
+            connection.close(f"max.connections={self._connections_max} reached")
         elif self._per_host[host] > per_host_max:
-            connection.close(f"{host} has {per_host_max} connections already (max.connections.per.ip)")
+            connection.close(f"max.connections.per.ip={per_host_max} reached for {host}")
         else:
             now = self.loop.time()
             connection.mute((self._next_creation - now) * 1000)
-            self._next_creation = max(self._next_creation, now) + 1 / max(self._creations_a_second_max, 1)
+            self._next_creation = max(self._next_creation, now) + 1 / max(self._creations_per_second_max, 1)
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: ServerConnection) -> None:
         self.connections.discard(connection)
         host = connection.session.host
         self._per_host[host] -= 1
@@ -159,26 +161,26 @@ class Server:
         if self.disconnected_listener is not None:
             self.disconnected_listener(connection.session)
 
-    def drop_unfinished(self) -> None:
-        """Close the connection whose unfinished request has not grown for longest: there are too many of them."""
+    def close_stalest_incomplete(self) -> None:
+        """Close the connection with the incomplete request that has not grown for longest, to free memory."""
         stalest = min((each for each in self.connections if each.held_bytes), key=lambda each: each.last_active)
         held_mb = self.held_bytes / 1e6
-        stalest.close(f"it has sent a part of a request, and unfinished requests take {held_mb:.0f} MB")
+        stalest.close(f"its request is incomplete, and incomplete requests take {held_mb:.0f} MB")
 
     def track(self, task: Task, *, abandonable: bool) -> None:
-        """Keep a task alive until it is done, whatever becomes of its connection."""
+        """Hold a task until it is done, independent of its connection."""
         self._tasks[task] = abandonable
         task.add_done_callback(self._tasks.pop)
 
     def abandon(self, task: Task) -> None:
-        """The connection that waits for a task is gone."""
+        """Cancel an abandonable task whose connection is closed."""
         if self._tasks.get(task):
             task.cancel()
 
     def _has_no_descriptors(self) -> bool:
-        """Whether the rest of the file descriptors is for files."""
-        beginning = sum(acceptor.beginning for acceptor in self._acceptors)
-        return len(self.connections) + beginning >= self._descriptors_max
+        """Return whether connections have used up their share of the file descriptors."""
+        handshaking = sum(acceptor.handshaking for acceptor in self._acceptors)
+        return len(self.connections) + handshaking >= self._descriptors_max
 
     # -- idle connections ------------------------------------------------------------------------
 
@@ -195,27 +197,27 @@ class Server:
 
 
 def _overrides(text: str) -> dict[str, int]:
-    """`host:number,…` by the addresses of the hosts."""
-    found: dict[str, int] = {}
+    """Parse `host:number,…`; return the numbers by IP address."""
+    limits: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         host, _, number = item.rpartition(":")
         if not host or not number.isdecimal():
-            raise ConfigError(f"max.connections.per.ip.overrides has {item!r}; each must be host:number")
+            raise ConfigError(f"invalid max.connections.per.ip.overrides entry {item!r}: expected host:number")
         try:
             rows = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise ConfigError(f"max.connections.per.ip.overrides: cannot look up {host!r}: {error}") from error
-        found |= {str(row[4][0]): int(number) for row in rows}
-    return found
+            raise ConfigError(f"invalid max.connections.per.ip.overrides: cannot resolve {host!r}: {error}") from error
+        limits |= {str(row[4][0]): int(number) for row in rows}
+    return limits
 
 
 def _bound(listener: Listener) -> socket.socket:
-    """A socket on the listener's address; on all of them, of both families, if it names none."""
+    """Return a socket bound to the listener's address, or to all IPv4 and IPv6 addresses if it has no host."""
     host = listener.host or None
     try:
         rows = socket.getaddrinfo(host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(f"listener {listener.name}: cannot look up {listener.host!r}: {error}") from error
+        raise ConfigError(f"listener {listener.name}: cannot resolve {listener.host!r}: {error}") from error
     family, _, _, _, address = rows[0]
     if host is None and socket.has_dualstack_ipv6():
         return socket.create_server(("", listener.port), family=socket.AF_INET6, dualstack_ipv6=True)

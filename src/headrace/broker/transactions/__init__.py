@@ -1,11 +1,10 @@
-"""Transactions: who may write under a transactional id, what belongs to its transaction, and how that one ends.
+"""The transaction coordinator.
 
-    handlers → coordinator ─→ store ─→ __transaction_state      every step is in the log before it is in memory
+    handlers → coordinator ─→ store ─→ __transaction_state      a transition is logged before it is applied to memory
                    │            ↑ replay (load)
-                   ├→ markers ─→ partitions of the transaction  the decision is told, again and again if need be
-                   ├→ expiry    time-outs, ids that nobody uses
+                   ├→ markers ─→ partitions of the transaction  markers are retried until they are written
+                   ├→ expiry    transaction timeouts, unused transactional ids
                    └→ producer_ids
 
-What a transaction is and which steps it may take is in `states` and `transaction`, without any I/O; how a step is
-written down is in `log_records`.
+The state machine is in `transaction`, without I/O; the records of the log are in `log_records`.
 """

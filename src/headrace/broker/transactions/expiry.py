@@ -1,4 +1,4 @@
-"""What happens when nothing happens: transactions whose time is up, and ids that nobody has used for long."""
+"""Transaction timeouts, and the removal of expired transactional ids."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 from headrace.broker.clock import Clock, Timer
 from headrace.broker.transactions import log_records
-from headrace.broker.transactions.states import AT_REST, State
-from headrace.broker.transactions.store import Entry, StatePartition, TransactionStore
+from headrace.broker.transactions.store import StatePartition, TransactionEntry, TransactionStore
+from headrace.broker.transactions.transaction import AT_REST, TransactionState
 from headrace.config import Config
 from headrace.errors import BrokerError
 
 log = logging.getLogger("headrace.broker.transactions")
 
-FORGOTTEN_AT_ONCE_MAX = 1_000
-"""Ids whose tombstones go into the log together."""
+TOMBSTONES_PER_BATCH_MAX = 1_000
+"""How many tombstones are written in one append."""
 
-Start = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+StartTask = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
-class Expiry:
-    """Two timers that go round and round."""
+class TransactionExpiry:
+    """Aborts timed-out transactions and removes expired transactional ids periodically."""
 
     def __init__(
         self,
         store: TransactionStore,
         clock: Clock,
         config: Config,
-        start_task: Start,
-        abort: Callable[[StatePartition, Entry], Coroutine[Any, Any, None]],
+        start_task: StartTask,
+        abort: Callable[[StatePartition, TransactionEntry], Coroutine[Any, Any, None]],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -41,45 +41,49 @@ class Expiry:
         self._timers: dict[str, Timer] = {}
 
     def start(self) -> None:
-        self._again("transaction.abort.timed.out.transaction.cleanup.interval.ms", self.abort_timed_out)
-        self._again("transaction.remove.expired.transaction.cleanup.interval.ms", self.forget_unused)
+        self._schedule("transaction.abort.timed.out.transaction.cleanup.interval.ms", self.abort_timed_out)
+        self._schedule("transaction.remove.expired.transaction.cleanup.interval.ms", self.remove_expired)
 
     def stop(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
-    def _again(self, interval_option: str, action: Callable[[], None]) -> None:
-        def turn() -> None:
-            self._again(interval_option, action)
+    def _schedule(self, interval_option: str, action: Callable[[], None]) -> None:
+        def run() -> None:
+            self._schedule(interval_option, action)
             action()
 
         interval_ms = self._config.of(int, interval_option)
-        self._timers[interval_option] = self._clock.call_later(interval_ms, turn)
+        self._timers[interval_option] = self._clock.call_later(interval_ms, run)
 
     def abort_timed_out(self) -> None:
-        """Abort the transactions that have been open for longer than their producers asked for."""
+        """Abort transactions that exceed their transaction.timeout.ms."""
         now_ms = self._clock.time_ms()
-        for partition, entry in self._at_leisure():
+        for partition, entry in self._idle_entries():
             current = entry.current
-            if current.state == State.ONGOING and current.started_ms + current.timeout_ms < now_ms:
-                log.info("%s: open for more than %d ms, aborting", current.transactional_id, current.timeout_ms)
+            if current.state == TransactionState.ONGOING and current.started_ms + current.timeout_ms < now_ms:
+                log.info(
+                    "%s: aborting the transaction, it exceeded transaction.timeout.ms=%d",
+                    current.transactional_id,
+                    current.timeout_ms,
+                )
                 self._start_task(self._abort(partition, entry))
 
-    def forget_unused(self) -> None:
-        """Write tombstones for the ids that have been at rest for too long."""
+    def remove_expired(self) -> None:
+        """Write tombstones for ids without a transaction for transactional.id.expiration.ms."""
         oldest_ms = self._clock.time_ms() - self._config.of(int, "transactional.id.expiration.ms")
-        unused: dict[int, list[Entry]] = {}
-        for partition, entry in self._at_leisure():
+        expired: dict[int, list[TransactionEntry]] = {}
+        for partition, entry in self._idle_entries():
             if entry.current.state in AT_REST and entry.current.updated_ms <= oldest_ms:
-                entry.pending = State.DEAD
-                unused.setdefault(partition.index, []).append(entry)
-        for index, entries in unused.items():
-            for start in range(0, len(entries), FORGOTTEN_AT_ONCE_MAX):
-                some = entries[start : start + FORGOTTEN_AT_ONCE_MAX]
-                self._start_task(self._forget(self._store.partitions[index], some))
+                entry.pending = TransactionState.DEAD
+                expired.setdefault(partition.index, []).append(entry)
+        for index, entries in expired.items():
+            for start in range(0, len(entries), TOMBSTONES_PER_BATCH_MAX):
+                chunk = entries[start : start + TOMBSTONES_PER_BATCH_MAX]
+                self._start_task(self._remove(self._store.partitions[index], chunk))
 
-    async def _forget(self, partition: StatePartition, entries: list[Entry]) -> None:
+    async def _remove(self, partition: StatePartition, entries: list[TransactionEntry]) -> None:
         names = [entry.current.transactional_id for entry in entries]
         try:
             now_ms = self._clock.time_ms()
@@ -87,14 +91,14 @@ class Expiry:
             for name in names:
                 del partition.entries[name]
         except BrokerError as error:
-            log.warning("%d transactional ids could not be forgotten: %s", len(names), error)
+            log.warning("failed to remove %d expired transactional ids: %s", len(names), error)
         finally:
             for entry in entries:
                 entry.settle()
 
-    def _at_leisure(self) -> Iterator[tuple[StatePartition, Entry]]:
-        """All entries that nothing is happening to."""
+    def _idle_entries(self) -> Iterator[tuple[StatePartition, TransactionEntry]]:
+        """Yield the entries without a pending transition."""
         for partition in self._store.partitions.values():
             for entry in partition.entries.values():
-                if entry.pending is None and not entry.current.is_unborn:
+                if entry.pending is None and not entry.current.is_new:
                     yield partition, entry

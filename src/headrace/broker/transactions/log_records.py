@@ -1,16 +1,16 @@
-"""How transactions are written down in `__transaction_state`: Kafka's format, so that its tools can read it.
+"""The records of `__transaction_state`, in Kafka's format, so that its tools can read it.
 
-A key is a version and the transactional id; a value is a version and the transaction as it is after a step. The last
-value of a key holds; a null value forgets it. Values are written in version 1, whose tagged fields version 0 lacks.
+A key is a version and the transactional id; a value is a version and the state of the transaction. A null value is a
+tombstone. Values are written in version 1, which adds tagged fields to version 0.
 """
 
 from __future__ import annotations
 
 import struct
 
-from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import NOT_STARTED, Transaction
+from headrace.broker.transactions.transaction import NOT_STARTED, Transaction, TransactionState
 from headrace.errors import MalformedError
+from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from headrace.wire.transaction_log import PartitionsOfTopic, TransactionLogKey, TransactionLogValue
 
@@ -21,7 +21,7 @@ _version = struct.Struct(">h")
 
 
 def encode(transaction: Transaction, now_ms: int) -> Record:
-    """The record of a step."""
+    """Return the record of a transaction."""
     value = TransactionLogValue(
         producer_id=transaction.producer_id,
         previous_producer_id=transaction.previous_producer_id,
@@ -29,7 +29,7 @@ def encode(transaction: Transaction, now_ms: int) -> Record:
         producer_epoch=transaction.epoch,
         transaction_timeout_ms=transaction.timeout_ms,
         transaction_status=transaction.state,
-        transaction_partitions=None if transaction.state == State.EMPTY else _by_topic(transaction),
+        transaction_partitions=None if transaction.state == TransactionState.EMPTY else _by_topic(transaction),
         transaction_last_update_timestamp_ms=transaction.updated_ms,
         transaction_start_timestamp_ms=transaction.started_ms,
         client_transaction_version=transaction.version,
@@ -39,14 +39,14 @@ def encode(transaction: Transaction, now_ms: int) -> Record:
 
 
 def tombstone(transactional_id: str, now_ms: int) -> Record:
-    """The record that forgets an id."""
+    """Return the record that removes a transactional id."""
     return Record(0, now_ms, _key(transactional_id), None, ())
 
 
 def decode(record: Record) -> tuple[str, Transaction | None] | None:
-    """An id and what is known of it, None if it is forgotten; None alone for a kind of record we do not know."""
+    """Decode a record to a transactional id and its transaction (None: tombstone); None for unknown record types."""
     if record.key is None:
-        raise MalformedError("expected the key of a transaction", offset=0)
+        raise MalformedError("invalid record: expected a key", offset=0)
     version, body = _split(record.key)
     if version not in TransactionLogKey.versions:
         return None
@@ -58,13 +58,13 @@ def _decode_value(transactional_id: str, data: bytes) -> Transaction:
     version, body = _split(data)
     if version not in TransactionLogValue.versions:
         raise MalformedError(
-            f"expected a transaction in version {TransactionLogValue.versions}, got {version}", offset=0
+            f"invalid transaction: expected version {TransactionLogValue.versions}, got {version}", offset=0
         )
     value = TransactionLogValue.decode(version, body)
     try:
-        state = State(value.transaction_status)
+        state = TransactionState(value.transaction_status)
     except ValueError:
-        raise MalformedError(f"expected the number of a state, got {value.transaction_status}", offset=2) from None
+        raise MalformedError(f"invalid transaction state {value.transaction_status}", offset=2) from None
     topics = value.transaction_partitions or ()
     return Transaction(
         transactional_id=transactional_id,
@@ -73,8 +73,8 @@ def _decode_value(transactional_id: str, data: bytes) -> Transaction:
         timeout_ms=value.transaction_timeout_ms,
         state=state,
         updated_ms=value.transaction_last_update_timestamp_ms,
-        started_ms=NOT_STARTED if state == State.EMPTY else value.transaction_start_timestamp_ms,
-        partitions=frozenset((row.topic, index) for row in topics for index in row.partition_ids),
+        started_ms=NOT_STARTED if state == TransactionState.EMPTY else value.transaction_start_timestamp_ms,
+        partitions=frozenset(TopicPartition(row.topic, index) for row in topics for index in row.partition_ids),
         version=value.client_transaction_version,
         previous_producer_id=value.previous_producer_id,
         next_producer_id=value.next_producer_id,

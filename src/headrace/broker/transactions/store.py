@@ -1,12 +1,12 @@
-"""What is known of all transactional ids, kept in the partitions of `__transaction_state` that this broker leads.
+"""The state of all transactional ids in the partitions of `__transaction_state` that this broker leads.
 
-    step → InternalTopics.append (replicated) → memory        the only way that memory changes
+    step → InternalTopics.append (replicated) → memory        the only way to change memory
     load → InternalTopics.batches, record by record → memory
 
-While a step is being written, and while a decided transaction is being carried out, its entry is *pending*: nobody else
-takes a step on that id, requests are told CONCURRENT_TRANSACTIONS and come again. That is Kafka's way, and simpler than
-a lock for each id: there is nothing to queue, to bound or to leave locked, and clients know that answer anyway. Checks
-and the beginning of a step must therefore have no `await` between them.
+While a transition is being written, and while a decided transaction is being completed, its entry is *pending*: other
+requests for the id fail with CONCURRENT_TRANSACTIONS, and clients retry. Kafka does the same. It is simpler than a lock
+for each id: there is no queue to bound and no lock to leak. There must be no `await` between the checks of a request
+and the start of its transition.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from headrace.broker.catalog.topics import TRANSACTION_STATE
 from headrace.broker.clock import Clock
 from headrace.broker.internal_topics import code_for_clients
 from headrace.broker.transactions import log_records
-from headrace.broker.transactions.states import State
-from headrace.broker.transactions.transaction import Transaction
+from headrace.broker.transactions.transaction import Transaction, TransactionState
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.hashing import coordinator_partition
 from headrace.wire.layout import Record
@@ -35,29 +34,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.broker.transactions")
 
-BATCHES_A_TURN_MAX = 2_000
-"""Of a log that is being loaded, before the event loop sees to other things."""
+LOAD_SLICE_BATCHES = 2_000
+"""How many batches are loaded before the event loop runs other tasks."""
 
 
-class Entry:
-    """A transactional id in memory."""
+class TransactionEntry:
+    """A transactional id: its current transaction and the pending transition."""
 
     __slots__ = ("_waiters", "current", "pending")
 
     def __init__(self, current: Transaction) -> None:
         self.current = current
-        self.pending: State | None = None
-        self._waiters: list[asyncio.Future[None]] = []  # as many as there are requests that wait
+        self.pending: TransactionState | None = None
+        self._waiters: list[asyncio.Future[None]] = []  # one for each waiting request
 
     def settle(self) -> None:
-        """Nothing is pending any more."""
+        """End the pending transition and wake the waiting requests."""
         self.pending = None
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             _wake(waiter)
 
     async def settled(self, clock: Clock, timeout_ms: float) -> None:
-        """Wait until nothing is pending, or the time is up."""
+        """Wait until no transition is pending, or for the timeout."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         timer = clock.call_later(timeout_ms, _wake, waiter)
@@ -76,17 +75,17 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 @dataclass(slots=True, eq=False)
 class StatePartition:
-    """A partition of the transaction log that we lead."""
+    """A partition of the transaction log that this broker leads."""
 
     index: int
     coordinator_epoch: int
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, TransactionEntry] = field(default_factory=dict)
     is_loading: bool = True
     failure: str = ""  # why it could not be loaded
 
 
 class TransactionStore:
-    """Entries by id, in the log and in memory."""
+    """The entries of all transactional ids, in the log and in memory."""
 
     def __init__(
         self, internal: InternalTopics, catalog: Catalog, clock: Clock, on_loaded: Callable[[StatePartition], None]
@@ -97,126 +96,122 @@ class TransactionStore:
         self._on_loaded = on_loaded
         self.partitions: dict[int, StatePartition] = {}
 
-    # Finding.
+    # -- look-up ---------------------------------------------------------------------------------
 
     def partition_of(self, transactional_id: str) -> StatePartition:
-        """Where an id is kept, if that is here and loaded."""
+        """Return the loaded partition of an id, or raise."""
         index = coordinator_partition(transactional_id, self._internal.ensure(TRANSACTION_STATE))
         if index not in self.partitions and index in self._internal.partitions_led(TRANSACTION_STATE):
-            self.load(index)  # the topic has just been made
+            self.load(index)  # the topic has just been created
         partition = self.partitions.get(index)
         if partition is None:
             raise BrokerError(f"{TRANSACTION_STATE}-{index} is led by another broker", code=Code.NOT_COORDINATOR)
         if partition.failure:
             raise BrokerError(partition.failure, code=Code.COORDINATOR_NOT_AVAILABLE)
         if partition.is_loading:
-            raise BrokerError(
-                f"{TRANSACTION_STATE}-{index} is still being read", code=Code.COORDINATOR_LOAD_IN_PROGRESS
-            )
+            raise BrokerError(f"{TRANSACTION_STATE}-{index} is being loaded", code=Code.COORDINATOR_LOAD_IN_PROGRESS)
         return partition
 
-    def find(self, transactional_id: str) -> Entry | None:
+    def find(self, transactional_id: str) -> TransactionEntry | None:
         return self.partition_of(transactional_id).entries.get(transactional_id)
 
     def is_current(self, partition: StatePartition) -> bool:
-        """Whether we still lead it, and have not lost it in between."""
+        """Return whether this broker has led the partition without interruption."""
         return self.partitions.get(partition.index) is partition
 
-    # Writing.
+    # -- writing ---------------------------------------------------------------------------------
 
-    async def step(self, entry: Entry, target: Transaction) -> None:
-        """Take a step: into the log, then into memory. Raises what the client is to be told."""
+    async def step(self, entry: TransactionEntry, target: Transaction) -> None:
+        """Write a transition to the log, then apply it to memory. Raise the error for the client."""
         entry.pending = target.state
         try:
             partition = self.partition_of(target.transactional_id)
             if partition.entries.get(target.transactional_id) is not entry:
-                raise _moved(partition)  # away, and back: this entry is of the past
+                raise _moved(partition)  # reloaded meanwhile: this entry is stale
             await self.append(partition, [log_records.encode(target, self._clock.time_ms())])
             entry.current = target
         finally:
             entry.settle()
 
     async def append(self, partition: StatePartition, records: Sequence[Record]) -> None:
-        """Write records, and make sure that the partition is ours before and after that."""
+        """Append records; raise unless this broker leads the partition before and after."""
         if not self.is_current(partition):
             raise _moved(partition)
         try:
             await self._internal.append(TRANSACTION_STATE, partition.index, records)
         except BrokerError as error:
             code = code_for_clients(error)
-            raise BrokerError(f"the transaction log could not be written: {error}", code=code) from error
+            raise BrokerError(f"failed to write the transaction log: {error}", code=code) from error
         except OSError as error:
-            raise BrokerError(
-                f"the transaction log could not be written: {error}", code=Code.NOT_COORDINATOR
-            ) from error
+            raise BrokerError(f"failed to write the transaction log: {error}", code=Code.NOT_COORDINATOR) from error
         if not self.is_current(partition):
             raise _moved(partition)
 
-    # Reading it back.
+    # -- loading ---------------------------------------------------------------------------------
 
     def load(self, index: int) -> None:
-        """Read a partition that we lead now; what is asked before that is done is told so."""
+        """Load a partition that this broker leads. Requests meanwhile fail with COORDINATOR_LOAD_IN_PROGRESS."""
         epoch = self._leader_epoch(index)
         known = self.partitions.get(index)
         if known is not None and known.coordinator_epoch == epoch and not known.failure:
             return
         partition = self.partitions[index] = StatePartition(index, epoch)
-        self._load_turn(partition, self._internal.batches(TRANSACTION_STATE, index), {})
+        self._load_slice(partition, self._internal.batches(TRANSACTION_STATE, index), {})
 
     def unload(self, index: int) -> None:
-        """Forget a partition that somebody else leads now."""
+        """Drop a partition that another broker leads now."""
         self.partitions.pop(index, None)
 
     def _leader_epoch(self, index: int) -> int:
         topic = self._catalog.topics.by_name.get(TRANSACTION_STATE)
         return topic.partitions[index].leader_epoch if topic and index < len(topic.partitions) else 0
 
-    def _load_turn(
-        self, partition: StatePartition, batches: Iterator[RecordBatch], found: dict[str, Transaction]
+    def _load_slice(
+        self, partition: StatePartition, batches: Iterator[RecordBatch], transactions: dict[str, Transaction]
     ) -> None:
         if not self.is_current(partition):
             return
-        taken = 0
+        count = 0
         try:
-            for batch in islice(batches, BATCHES_A_TURN_MAX):
-                _replay(batch, found)
-                taken += 1
+            for batch in islice(batches, LOAD_SLICE_BATCHES):
+                _replay(batch, transactions)
+                count += 1
         except (BrokerError, WireError, OSError) as error:
-            # Half of a log would be worse than none: it could give a producer id out of date its epoch back.
-            partition.failure = f"{TRANSACTION_STATE}-{partition.index} cannot be read: {error}"
+            # A partial log is worse than none: it could reassign an old epoch.
+            partition.failure = f"failed to load {TRANSACTION_STATE}-{partition.index}: {error}"
             log.error("%s", partition.failure)
             return
-        if taken == BATCHES_A_TURN_MAX:
-            self._clock.call_later(0, self._load_turn, partition, batches, found)
+        if count == LOAD_SLICE_BATCHES:
+            self._clock.call_later(0, self._load_slice, partition, batches, transactions)
         else:
             self._internal.when_confirmed(
-                TRANSACTION_STATE, partition.index, lambda: self._finish_load(partition, found)
+                TRANSACTION_STATE, partition.index, lambda: self._finish_load(partition, transactions)
             )
 
-    def _finish_load(self, partition: StatePartition, found: dict[str, Transaction]) -> None:
+    def _finish_load(self, partition: StatePartition, transactions: dict[str, Transaction]) -> None:
         if not self.is_current(partition):
             return
-        partition.entries = {name: Entry(transaction) for name, transaction in found.items()}
+        partition.entries = {name: TransactionEntry(transaction) for name, transaction in transactions.items()}
         partition.is_loading = False
-        if found:
-            log.info("%s-%d: %d transactional ids", TRANSACTION_STATE, partition.index, len(found))
+        if transactions:
+            log.info("loaded %s-%d: %d transactional ids", TRANSACTION_STATE, partition.index, len(transactions))
         self._on_loaded(partition)
 
 
 def _moved(partition: StatePartition) -> BrokerError:
-    return BrokerError(f"{TRANSACTION_STATE}-{partition.index} has moved", code=Code.NOT_COORDINATOR)
+    return BrokerError(f"{TRANSACTION_STATE}-{partition.index} is led by another broker", code=Code.NOT_COORDINATOR)
 
 
-def _replay(batch: RecordBatch, found: dict[str, Transaction]) -> None:
+def _replay(batch: RecordBatch, transactions: dict[str, Transaction]) -> None:
     if batch.header.is_control:
         return
     for record in batch.records():
         row = log_records.decode(record)
         if row is None:
-            log.warning("%s: offset %d: a kind of record that is not known", TRANSACTION_STATE, record.offset)
+            log.warning("%s: skipping a record of unknown type at offset %d", TRANSACTION_STATE, record.offset)
             continue
         name, transaction = row
         if transaction is None:
-            found.pop(name, None)
+            transactions.pop(name, None)
         else:
-            found[name] = transaction
+            transactions[name] = transaction

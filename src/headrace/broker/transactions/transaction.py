@@ -1,121 +1,168 @@
-"""What is known of a transactional id, and what each step makes of it. No I/O, no clock.
+"""The state machine of a transactional id. No I/O, no clock.
 
-A `Transaction` is a value: a step gives a new one, which is written to the log and only then takes the place of the old
-one. So a step whose write fails has changed nothing, and what is in memory is what a replay of the log gives (but for
-`last_epoch`, which Kafka's format has no field for either).
+::
 
-Two versions of the protocol run side by side. In version 1 a producer keeps its epoch from transaction to transaction;
-in version 2 (KIP-890) every end gives it the next one, so that a request of transaction N which arrives late cannot be
-taken for one of N+1.
+    EMPTY ──→ ONGOING ──→ PREPARE_COMMIT ──→ COMPLETE_COMMIT ─┐
+      │          ├──────→ PREPARE_ABORT ───→ COMPLETE_ABORT ──┤
+      │          └→ PREPARE_EPOCH_FENCE ─┘↑                   │
+      └───────────────────────────────────┘ ←─────────────────┘ (to EMPTY, ONGOING, PREPARE_ABORT or DEAD)
+
+A transaction is decided when PREPARE_COMMIT or PREPARE_ABORT is in the log: after a restart the coordinator completes
+it. The transitions to PREPARE_ABORT from other states than ONGOING exist for transactions v2: aborting an empty
+transaction still has to bump the epoch (KIP-890).
+
+A `Transaction` is a value: a transition returns a new one, which is written to the log and only then replaces the old
+one. A failed write therefore changes nothing, and memory equals the replay of the log (except `last_epoch`, which
+Kafka's format does not have either).
+
+Two protocol versions coexist. In version 1 a producer keeps its epoch across transactions; in version 2 (KIP-890) every
+end bumps it, so that a late request of transaction N cannot be mistaken for one of N+1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from enum import Enum, IntEnum
+from typing import Any
 
-from headrace.broker.transactions.states import AT_REST, LEGAL, State
 from headrace.errors import BrokerError, Code
+from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
+
+class TransactionState(IntEnum):
+    """The state of a transaction, with the numbers of the transaction log."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6  # being removed; the log gets a tombstone instead
+    PREPARE_EPOCH_FENCE = 7  # transient, when the coordinator fences the producer; never in the log
+
+    @property
+    def label(self) -> str:
+        """The name in the protocol, such as PrepareCommit."""
+        return self.name.title().replace("_", "")
+
+
+_FROM_REST = frozenset(
+    {TransactionState.EMPTY, TransactionState.ONGOING, TransactionState.PREPARE_ABORT, TransactionState.DEAD}
+)
+
+VALID_TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
+    TransactionState.EMPTY: _FROM_REST,
+    TransactionState.ONGOING: frozenset(
+        {
+            TransactionState.ONGOING,
+            TransactionState.PREPARE_COMMIT,
+            TransactionState.PREPARE_ABORT,
+            TransactionState.PREPARE_EPOCH_FENCE,
+        },
+    ),
+    TransactionState.PREPARE_COMMIT: frozenset({TransactionState.COMPLETE_COMMIT}),
+    TransactionState.PREPARE_ABORT: frozenset({TransactionState.COMPLETE_ABORT}),
+    TransactionState.COMPLETE_COMMIT: _FROM_REST,
+    TransactionState.COMPLETE_ABORT: _FROM_REST,
+    TransactionState.DEAD: frozenset(),
+    TransactionState.PREPARE_EPOCH_FENCE: frozenset({TransactionState.PREPARE_ABORT}),
+}
+
+DECIDED = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
+AT_REST = frozenset({TransactionState.EMPTY, TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT})
+BY_LABEL = {state.label: state for state in TransactionState}
+
 EPOCH_MAX = 0x7FFF
-"""Never handed to a producer, so that there is always a higher epoch to fence one with."""
+"""Never assigned to a producer, so that a higher epoch is always available for fencing."""
 NOT_STARTED = -1
 VERSION_1 = 1
 VERSION_2 = 2
 
-TopicPartition = tuple[str, int]
-
-
-class ProducerIdEpoch(NamedTuple):
-    """What a producer signs its batches with."""
-
-    producer_id: int
-    epoch: int
-
 
 def is_exhausted(epoch: int) -> bool:
-    """Whether a producer with this epoch cannot have a higher one under the same id."""
+    """Return whether the epoch cannot be bumped any more for the same producer id."""
     return epoch >= EPOCH_MAX - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """The latest, or current, transaction of a transactional id."""
+    """The current or last transaction of a transactional id."""
 
     transactional_id: str
     producer_id: int
     epoch: int
     timeout_ms: int
-    state: State
+    state: TransactionState
     updated_ms: int
     started_ms: int = NOT_STARTED
     partitions: frozenset[TopicPartition] = frozenset()
     version: int = VERSION_1
-    """Of the protocol, as far as the last step told: 2 if it is bound to end with a new epoch, or has."""
+    """The protocol version of the last request: with 2 the end bumps the epoch."""
     previous_producer_id: int = NO_PRODUCER_ID
-    """The id before a change of ids, to know again who asks once more because our answer was lost."""
+    """The producer id before its replacement, to recognize a retry after a lost response."""
     next_producer_id: int = NO_PRODUCER_ID
-    """The id after the end of this transaction, where the epochs of the present one are used up."""
+    """The producer id after the end of this transaction, if the epochs are exhausted."""
     last_epoch: int = NO_PRODUCER_EPOCH
-    """The epoch before the last bump, for the same purpose; -1 if its owner is to be fenced."""
+    """The epoch before the last bump, to recognize a retry; -1 if the previous producer is fenced."""
 
     @classmethod
-    def unborn(cls, transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
-        """Before the first step of an id, which gives it epoch 0."""
-        return cls(transactional_id, producer_id, NO_PRODUCER_EPOCH, timeout_ms, State.EMPTY, now_ms)
+    def new(cls, transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
+        """Return a transactional id before its first InitProducerId, which assigns epoch 0."""
+        return cls(transactional_id, producer_id, NO_PRODUCER_EPOCH, timeout_ms, TransactionState.EMPTY, now_ms)
 
     @property
-    def is_unborn(self) -> bool:
+    def is_new(self) -> bool:
         return self.epoch == NO_PRODUCER_EPOCH
 
     @property
-    def producer(self) -> ProducerIdEpoch:
-        return ProducerIdEpoch(self.producer_id, self.epoch)
+    def producer(self) -> ProducerIdAndEpoch:
+        return ProducerIdAndEpoch(self.producer_id, self.epoch)
 
     @property
-    def next_producer(self) -> ProducerIdEpoch:
-        """Who the producer is after the end that is decided."""
+    def next_producer(self) -> ProducerIdAndEpoch:
+        """The producer after the decided end."""
         if self.next_producer_id != NO_PRODUCER_ID:
-            return ProducerIdEpoch(self.next_producer_id, 0)
+            return ProducerIdAndEpoch(self.next_producer_id, 0)
         return self.producer
 
-    def is_retry_of_end(self, producer_id: int, epoch: int) -> bool:
-        """Whether an EndTxn of version 2 asks for the end that was reached already, because our answer was lost."""
+    def is_retry_of_end(self, producer: ProducerIdAndEpoch) -> bool:
+        """Return whether an EndTxn of version 2 is the retry of one whose response was lost."""
         if self.version < VERSION_2:
             return False
-        if self.producer_id == producer_id:
-            return self.epoch == epoch + 1
-        return self.previous_producer_id == producer_id and epoch == EPOCH_MAX - 1 and self.epoch == 0
+        if self.producer_id == producer.producer_id:
+            return self.epoch == producer.epoch + 1
+        return self.previous_producer_id == producer.producer_id and producer.epoch == EPOCH_MAX - 1 and self.epoch == 0
 
-    # The steps.
+    # -- transitions -----------------------------------------------------------------------------
 
-    def initialized(self, timeout_ms: int, now_ms: int, expected: ProducerIdEpoch | None) -> Transaction:
-        """InitProducerId, at rest: the next epoch of the same id.
+    def initialized(self, timeout_ms: int, now_ms: int, expected: ProducerIdAndEpoch | None) -> Transaction:
+        """InitProducerId without an open transaction: bump the epoch.
 
-        `expected` comes from a producer that goes on after an error (KIP-360): it is served if nobody else has been
-        in between, and served again the same if it has to ask twice.
+        `expected` is sent by a producer that recovers from an error (KIP-360). It is fenced if another producer has
+        initialized meanwhile; a retry gets the same epoch again.
         """
-        if expected is None or self.is_unborn or expected.epoch == self.epoch:
+        if expected is None or self.is_new or expected.epoch == self.epoch:
             last = NO_PRODUCER_EPOCH if expected is None else self.epoch
-            return self._emptied(timeout_ms, now_ms, epoch=self.epoch + 1, last_epoch=last)
+            return self._to_empty(timeout_ms, now_ms, epoch=self.epoch + 1, last_epoch=last)
         if expected.epoch == self.last_epoch:
-            return self._emptied(timeout_ms, now_ms)
+            return self._to_empty(timeout_ms, now_ms)
         raise fenced_error(self, expected.epoch)
 
     def rotated(self, producer_id: int, timeout_ms: int, now_ms: int, *, keep_last: bool) -> Transaction:
-        """InitProducerId, at rest, when the epochs are used up: another id, epoch 0."""
+        """InitProducerId when the epochs are exhausted: a new producer id with epoch 0."""
         last = self.epoch if keep_last else NO_PRODUCER_EPOCH
-        before = self.producer_id
-        return self._emptied(
-            timeout_ms, now_ms, producer_id=producer_id, epoch=0, last_epoch=last, previous_producer_id=before
+        previous = self.producer_id
+        return self._to_empty(
+            timeout_ms, now_ms, producer_id=producer_id, epoch=0, last_epoch=last, previous_producer_id=previous
         )
 
     def extended(self, partitions: Collection[TopicPartition], now_ms: int, version: int) -> Transaction:
-        """More partitions; the first ones begin the transaction."""
-        return self._moved(
-            State.ONGOING,
+        """Add partitions; the first ones start the transaction."""
+        return self._transition_to(
+            TransactionState.ONGOING,
             now_ms,
             partitions=self.partitions.union(partitions),
             started_ms=now_ms if self.state in AT_REST else self.started_ms,
@@ -123,10 +170,10 @@ class Transaction:
         )
 
     def prepared(self, committed: bool, now_ms: int, version: int, next_producer_id: int) -> Transaction:
-        """The decision. In version 2 it also ends the epoch that the transaction was written with."""
+        """Decide to commit or abort. Version 2 also bumps the epoch."""
         bumped = version >= VERSION_2
-        return self._moved(
-            State.PREPARE_COMMIT if committed else State.PREPARE_ABORT,
+        return self._transition_to(
+            TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT,
             now_ms,
             epoch=self.epoch + 1 if bumped else self.epoch,
             last_epoch=self.epoch if bumped else self.last_epoch,
@@ -136,15 +183,19 @@ class Transaction:
         )
 
     def fenced(self, now_ms: int, version: int, last_epoch: int) -> Transaction:
-        """The decision to abort, taken over the producer's head: its epoch ends in any version."""
-        fence = self._moved(State.PREPARE_EPOCH_FENCE, now_ms, epoch=min(self.epoch + 1, EPOCH_MAX))
-        return fence._moved(State.PREPARE_ABORT, now_ms, version=version, last_epoch=last_epoch)
+        """Decide to abort without the producer: its epoch is fenced in any version."""
+        fence = self._transition_to(TransactionState.PREPARE_EPOCH_FENCE, now_ms, epoch=min(self.epoch + 1, EPOCH_MAX))
+        return fence._transition_to(TransactionState.PREPARE_ABORT, now_ms, version=version, last_epoch=last_epoch)
 
     def completed(self, now_ms: int) -> Transaction:
-        """All markers are written."""
-        state = State.COMPLETE_COMMIT if self.state == State.PREPARE_COMMIT else State.COMPLETE_ABORT
+        """Complete the transaction: all markers are written."""
+        state = (
+            TransactionState.COMPLETE_COMMIT
+            if self.state == TransactionState.PREPARE_COMMIT
+            else TransactionState.COMPLETE_ABORT
+        )
         producer_id, epoch = self.next_producer
-        return self._moved(
+        return self._transition_to(
             state,
             now_ms,
             producer_id=producer_id,
@@ -154,22 +205,99 @@ class Transaction:
             next_producer_id=NO_PRODUCER_ID,
         )
 
-    def _emptied(self, timeout_ms: int, now_ms: int, **changes: Any) -> Transaction:
-        return self._moved(
-            State.EMPTY, now_ms, timeout_ms=timeout_ms, started_ms=NOT_STARTED, version=VERSION_1, **changes
+    def _to_empty(self, timeout_ms: int, now_ms: int, **changes: Any) -> Transaction:
+        return self._transition_to(
+            TransactionState.EMPTY, now_ms, timeout_ms=timeout_ms, started_ms=NOT_STARTED, version=VERSION_1, **changes
         )
 
-    def _moved(self, state: State, now_ms: int, **changes: Any) -> Transaction:
-        if state not in LEGAL[self.state]:
-            raise AssertionError(f"{self.transactional_id}: no step leads from {self.state.label} to {state.label}")
-        # A wall clock may go back; what was written last must not look older than what was written before.
+    def _transition_to(self, state: TransactionState, now_ms: int, **changes: Any) -> Transaction:
+        if state not in VALID_TRANSITIONS[self.state]:
+            raise AssertionError(
+                f"{self.transactional_id}: illegal state transition {self.state.label} → {state.label}"
+            )
+        # The wall clock may go back; timestamps must not.
         return replace(self, state=state, updated_ms=max(now_ms, self.updated_ms), **changes)
 
 
 def fenced_error(transaction: Transaction, epoch: int) -> BrokerError:
-    """For a producer whose epoch is not the current one."""
+    """Return the error for a producer whose epoch is not the current one."""
     return BrokerError(
-        f"{transaction.transactional_id}: epoch {epoch} of producer id {transaction.producer_id} is over, "
-        f"the current one is {transaction.epoch}",
+        f"{transaction.transactional_id}: epoch {epoch} of producer id {transaction.producer_id} is fenced, "
+        f"the current epoch is {transaction.epoch}",
         code=Code.PRODUCER_FENCED,
     )
+
+
+# -- EndTxn --------------------------------------------------------------------------------------
+
+
+class EndTxnAction(Enum):
+    """How to handle an EndTxn.
+
+    The epoch tells a first request from a retry after a lost response. Version 1 cannot tell them apart, so only the
+    state counts. In version 2 an end has bumped the epoch: the previous epoch is a retry, the current one a new
+    request. There aborting an empty transaction is valid: the producer may not know whether any record has arrived.
+    """
+
+    DECIDE = "write the decision"
+    DONE = "already ended that way"
+    WAIT = "decided that way, but not completed yet"
+    INVALID_STATE = "no transaction to end, or ended the other way"
+    FENCED = "the epoch is fenced"
+
+
+# By state and whether the request commits; other combinations are INVALID_STATE.
+_RETRIES: dict[tuple[TransactionState, bool], EndTxnAction] = {
+    (TransactionState.COMPLETE_COMMIT, True): EndTxnAction.DONE,
+    (TransactionState.COMPLETE_ABORT, False): EndTxnAction.DONE,
+    (TransactionState.PREPARE_COMMIT, True): EndTxnAction.WAIT,
+    (TransactionState.PREPARE_ABORT, False): EndTxnAction.WAIT,
+}
+_ONGOING = {(TransactionState.ONGOING, committed): EndTxnAction.DECIDE for committed in (True, False)}
+
+VERSION_1_ACTIONS = _RETRIES | _ONGOING
+
+VERSION_2_RETRY_ACTIONS = _RETRIES | {
+    (state, committed): EndTxnAction.FENCED
+    for state in (TransactionState.ONGOING, TransactionState.EMPTY)
+    for committed in (True, False)
+}
+VERSION_2_ACTIONS = (
+    _ONGOING
+    | {
+        (state, False): EndTxnAction.DECIDE
+        for state in (TransactionState.EMPTY, TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT)
+    }
+    | {
+        (state, committed): EndTxnAction.FENCED
+        for state in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
+        for committed in (True, False)
+    }
+)
+
+
+def resolve_end_txn(
+    transaction: Transaction, producer: ProducerIdAndEpoch, committed: bool, version: int
+) -> EndTxnAction:
+    """Return how to handle an EndTxn; raise if the producer is fenced or unknown."""
+    table = VERSION_1_ACTIONS
+    is_retry = version >= VERSION_2 and transaction.is_retry_of_end(producer)
+    if not is_retry:
+        check_producer(transaction, producer)
+    if version >= VERSION_2:
+        table = VERSION_2_RETRY_ACTIONS if is_retry else VERSION_2_ACTIONS
+    action = table.get((transaction.state, committed), EndTxnAction.INVALID_STATE)
+    if action is EndTxnAction.FENCED:
+        raise fenced_error(transaction, producer.epoch)
+    return action
+
+
+def check_producer(transaction: Transaction, producer: ProducerIdAndEpoch) -> None:
+    """Raise unless this is the current producer of the transactional id."""
+    if transaction.producer_id != producer.producer_id:
+        raise BrokerError(
+            f"{transaction.transactional_id} has producer id {transaction.producer_id}, not {producer.producer_id}",
+            code=Code.INVALID_PRODUCER_ID_MAPPING,
+        )
+    if transaction.epoch != producer.epoch:
+        raise fenced_error(transaction, producer.epoch)

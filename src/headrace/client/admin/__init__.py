@@ -44,8 +44,9 @@ from headrace.client.admin.transactions import (
     TransactionDescription,
     TransactionListing,
 )
-from headrace.client.blocking import BlockingClient, ClientSettings, TopicPartition
+from headrace.client.blocking import BlockingClient, ClientSettings
 from headrace.client.clock import SYSTEM_CLOCK, Clock
+from headrace.types import TopicPartition
 
 __all__ = [
     "ActiveProducer",

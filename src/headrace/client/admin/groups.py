@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
-from headrace.client.blocking import Coordinator, CoordinatorKind, TopicPartition
+from headrace.client.blocking import Coordinator, CoordinatorKind
 from headrace.client.offsets import by_topic
 from headrace.errors import Code
+from headrace.types import TopicPartition
 from headrace.wire.api.consumer_group_describe import Assignment, ConsumerGroupDescribeRequest
 from headrace.wire.api.delete_groups import DeleteGroupsRequest
 from headrace.wire.api.describe_groups import DescribeGroupsRequest

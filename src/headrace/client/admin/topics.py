@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
-from headrace.client.blocking import TopicPartition
 from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import Isolation, PartitionOffset, by_topic, list_offsets
 from headrace.errors import Code
+from headrace.types import TopicPartition
 from headrace.wire.api.create_partitions import (
     CreatePartitionsAssignment,
     CreatePartitionsRequest,

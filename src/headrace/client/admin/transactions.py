@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
-from headrace.client.blocking import Coordinator, CoordinatorKind, TopicPartition
+from headrace.client.blocking import Coordinator, CoordinatorKind
 from headrace.client.offsets import by_topic
+from headrace.types import TopicPartition
 from headrace.wire.api.describe_producers import DescribeProducersRequest, TopicRequest
 from headrace.wire.api.describe_transactions import DescribeTransactionsRequest
 from headrace.wire.api.init_producer_id import InitProducerIdRequest

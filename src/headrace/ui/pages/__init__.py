@@ -1,4 +1,4 @@
-"""The pages: a module each, with a `build(view)` that registers its addresses."""
+"""The pages, one module each; `build(view)` registers its routes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from headrace.ui.pages import (
     messages,
     overview,
     pipelines,
-    produce,
     producers,
     topic,
     topics,
     transactions,
 )
 
-PAGES = (overview, topics, topic, messages, produce, producers, transactions, groups, pipelines, faults)
+PAGES = (overview, topics, topic, messages, producers, transactions, groups, pipelines, faults)

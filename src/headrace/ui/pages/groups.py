@@ -1,32 +1,48 @@
-"""All groups: state, members, how far behind, and which way that goes. Only those on the screen are asked for."""
+"""Pages of consumer groups: all groups with their lag; members, partitions and actions of one group."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from nicegui import ui
 
-from headrace.client.admin import GroupListing
-from headrace.ui.frame import frame
-from headrace.ui.group_rows import group_row
-from headrace.ui.group_watch import GroupWatch
-from headrace.ui.pages import group
-from headrace.ui.parts import section
+from headrace.client.admin import AdminClient, GroupListing
+from headrace.client.facts.groups import GroupFacts, Member, PartitionLag
+from headrace.ui import formatting
+from headrace.ui.actions import action_button
+from headrace.ui.charts import LineChart
+from headrace.ui.elements import Problem, Text, Tile, section, tiles
+from headrace.ui.frame import frame, group_url, topic_url
+from headrace.ui.group_feeds import STEADY_PER_SECOND, GroupFeeds, LagHistory
+from headrace.ui.pages.offset_reset import OffsetResetForm
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
 from headrace.ui.view import View
 
-_KEYS = {
-    "group": lambda one: one.group_id,
-    "state": lambda one: one.state,
-    "type": lambda one: one.type,
+RECORDS, LAG_SECONDS = "lag", "lag in time"
+_STATES = {
+    "Stable": ("●", "good"),
+    "Empty": ("○", ""),
+    "Dead": ("✕", ""),
+    "PreparingRebalance": ("↻", "warn"),
+    "CompletingRebalance": ("↻", "warn"),
+    "Assigning": ("↻", "warn"),
+    "Reconciling": ("↻", "warn"),
+}
+_GROUP_KEYS = {
+    "group": lambda listing: listing.group_id,
+    "state": lambda listing: listing.state,
+    "type": lambda listing: listing.type,
 }
 
 
 def build(view: View) -> None:
-    watch = GroupWatch(view.cluster)
-    group.build(view, watch)
+    feeds = GroupFeeds(view.cluster)
+    _build_group_page(view, feeds)
 
     @ui.page("/groups")
     def groups() -> None:
-        with frame(view, "Groups", "/groups") as page, section("Groups of consumers"):
+        with frame(view, "Groups", "/groups") as page, section("Consumer groups"):
             table = ServerTable(
                 "Groups",
                 [
@@ -35,46 +51,280 @@ def build(view: View) -> None:
                     Column("type", "Protocol", sortable=True),
                     Column("members", "Members", "number"),
                     Column("lag", "Lag", "number"),
-                    Column("late", "Late by", "number"),
-                    Column("trend", "In the last minute", "state"),
+                    Column("lag_time", "Lag in time", "number"),
+                    Column("trend", "Trend (1 min)", "state"),
                 ],
-                _Listed(watch).rows,
+                _GroupRows(feeds).fetch,
                 row_key="group",
-                empty="No group yet. One appears when a consumer with a group.id joins, or when offsets are committed "
-                "for it: headrace consume TOPIC --group NAME.",
+                empty="No consumer groups yet. A group appears when a consumer with a group.id joins or commits "
+                "offsets, for example headrace consume TOPIC --group NAME.",
                 search="groups",
                 sort_by="group",
             )
             page.live(table.refresh)
 
 
-class _Listed:
-    """The rows of one open page."""
+class _GroupRows:
+    """The rows of one open page. Only groups on the screen are queried."""
 
-    def __init__(self, watch: GroupWatch) -> None:
-        self._watch = watch
-        self._listing = watch.listing()
-        self._details = watch.details()
+    def __init__(self, feeds: GroupFeeds) -> None:
+        self._feeds = feeds
+        self._listing = feeds.listing()
+        self._details = feeds.details()
 
-    def rows(self, query: Query) -> Rows:
-        listed = self._listing.look() or []
-        found = paged(query, listed, lambda one: {"listing": one}, keys=_KEYS, text=lambda one: one.group_id)
-        shown: list[GroupListing] = [row["listing"] for row in found.rows]
-        seen = self._watch.want([one.group_id for one in shown], self._details)
+    def fetch(self, query: Query) -> Rows:
+        listings = self._listing.get() or []
+        page = paged(
+            query,
+            listings,
+            lambda listing: {"listing": listing},
+            keys=_GROUP_KEYS,
+            text=lambda listing: listing.group_id,
+        )
+        shown: list[GroupListing] = [row["listing"] for row in page.rows]
+        snapshots = self._feeds.request([listing.group_id for listing in shown], self._details)
         rows: list[Row] = []
         problems = []
-        for one in shown:
-            known = seen.get(one.group_id)
-            if known is not None and known.problem:
-                problems.append(known.problem)
-            rows.append(
-                group_row(
-                    one.group_id,
-                    one.state,
-                    one.type.lower(),
-                    None if known is None else known.facts,
-                    self._watch.history(one.group_id),
-                )
+        for listing in shown:
+            snapshot = snapshots.get(listing.group_id)
+            if snapshot is not None and snapshot.problem:
+                problems.append(snapshot.problem)
+            facts = None if snapshot is None else snapshot.facts
+            rows.append(group_row(listing, facts, self._feeds.history(listing.group_id)))
+        failure = self._listing.failure or self._details.failure
+        return Rows(rows, page.total, failure.text if failure else "; ".join(problems) or None)
+
+
+# -- one group -----------------------------------------------------------------------------------
+
+
+def _build_group_page(view: View, feeds: GroupFeeds) -> None:
+    @ui.page("/group")
+    def group(name: str = "") -> None:
+        with frame(view, f"Group {name}", "/groups") as page:
+            content = _GroupContent(view, feeds, name)
+            page.live(content.refresh)
+
+
+class _GroupContent:
+    def __init__(self, view: View, feeds: GroupFeeds, name: str) -> None:
+        self._feeds = feeds
+        self._name = name
+        self._details = feeds.details()
+        self._problem = Problem()
+        with tiles():
+            self._state = Tile("State")
+            self._members = Tile("Members")
+            self._lag = Tile("Lag")
+            self._lag_time = Tile("Lag in time", "age of the next record")
+            self._trend = Tile("Trend", "over the last minute")
+        with ui.element("div").classes("hr-columns"):
+            with section("Lag in records"):
+                self._records_chart = LineChart("Lag in records, last 15 minutes", [RECORDS], "records")
+            with section("Lag in time"):
+                self._time_chart = LineChart("Lag in seconds, last 15 minutes", [LAG_SECONDS], "s")
+        with section("Members"):
+            self._member_table = _member_table(self._facts)
+        with section("Partitions"):
+            self._partition_table = _partition_table(self._facts)
+        if view.read_only:
+            return
+        with section("Reset offsets"):
+            OffsetResetForm(view, name)
+        with section("Delete group"):
+            Text("p", "Deletes the group and its committed offsets. The group must have no members.").classes("hr-note")
+            action_button(
+                view,
+                "Delete group",
+                lambda admin: _delete(admin, name),
+                confirm=f"Delete group {name!r} and its committed offsets? This cannot be undone.",
+                typed=name,
+                done=f"Group {name} deleted",
+                after=lambda _: ui.navigate.to("/groups"),
             )
-        trouble = self._listing.trouble or self._details.trouble
-        return Rows(rows, found.total, trouble.text if trouble else "; ".join(problems) or None)
+
+    def _facts(self) -> GroupFacts | None:
+        snapshot = self._feeds.request([self._name], self._details).get(self._name)
+        return None if snapshot is None else snapshot.facts
+
+    def refresh(self) -> None:
+        facts = self._facts()
+        self._problem.set(self._problem_text())
+        if facts is not None:
+            self._show(facts)
+        history = self._feeds.history(self._name)
+        self._records_chart.show({RECORDS: history.records.points()})
+        self._time_chart.show({LAG_SECONDS: history.seconds.points()})
+        self._member_table.refresh()
+        self._partition_table.refresh()
+
+    def _problem_text(self) -> str | None:
+        if self._details.failure is not None:
+            return self._details.failure.text
+        snapshot = (self._details.value or {}).get(self._name)
+        if snapshot is None:
+            return None  # not queried yet
+        if snapshot.problem:
+            return snapshot.problem
+        if snapshot.facts is None:
+            return f"Group {self._name!r} does not exist: it was deleted, or its offsets have expired."
+        return None
+
+    def _show(self, facts: GroupFacts) -> None:
+        self._state.show(facts.state, f"{facts.type} protocol{', ' + facts.assignor if facts.assignor else ''}")
+        self._members.show(formatting.count(None if facts.members is None else len(facts.members)))
+        lagging = sum(1 for partition in facts.partitions if partition.lag)
+        self._lag.show(lag_text(facts), f"in {lagging:,} of {len(facts.partitions):,} partitions")
+        self._lag_time.show(lag_time_text(facts.lag_ms))
+        trend = trend_of(self._feeds.history(self._name))
+        self._trend.show(f"{trend.mark} {trend.word}".strip(), trend.speed or "over the last minute")
+
+
+def _delete(admin: AdminClient, name: str) -> str:
+    admin.delete_groups([name])
+    return name
+
+
+def _member_table(facts: Callable[[], GroupFacts | None]) -> ServerTable:
+    def rows(query: Query) -> Rows:
+        group = facts()
+        return paged(query, (group.members or ()) if group else (), member_row, keys=_MEMBER_KEYS)
+
+    return ServerTable(
+        "Members",
+        [
+            Column("client", "Client id", sortable=True),
+            Column("host", "Host", sortable=True),
+            Column("count", "Partitions", "number", sortable=True),
+            Column("partitions", "Assignment"),
+            Column("instance", "Group instance id"),
+            Column("member", "Member id", "mono"),
+        ],
+        rows,
+        row_key="member",
+        empty="No active members. Offsets of the group can be reset.",
+    )
+
+
+def _partition_table(facts: Callable[[], GroupFacts | None]) -> ServerTable:
+    def rows(query: Query) -> Rows:
+        group = facts()
+        partitions: list[PartitionLag] = group.partitions if group else []
+        return paged(query, partitions, partition_row, keys=_PARTITION_KEYS, text=lambda partition: str(partition.at))
+
+    return ServerTable(
+        "Partitions",
+        [
+            Column("topic", "Topic", "link", sortable=True),
+            Column("partition", "Partition", "number", sortable=True),
+            Column("committed", "Committed offset", "number"),
+            Column("end", "End offset", "number"),
+            Column("lag", "Lag", "number", sortable=True),
+            Column("lag_time", "Lag in time", "number", sortable=True),
+            Column("client", "Consumer"),
+        ],
+        rows,
+        row_key="at",
+        empty="No committed offsets and no assigned partitions.",
+        search="topics",
+        sort_by="topic",
+    )
+
+
+_MEMBER_KEYS = {
+    "client": lambda member: member.client_id,
+    "host": lambda member: member.host,
+    "count": lambda member: len(member.partitions),
+}
+_PARTITION_KEYS = {
+    "topic": lambda partition: partition.at,
+    "partition": lambda partition: (partition.at.partition, partition.at.topic),
+    "lag": lambda partition: -1 if partition.lag is None else partition.lag,
+    "lag_time": lambda partition: -1 if partition.lag_ms is None else partition.lag_ms,
+}
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def state_cells(state: str) -> Row:
+    """Return a state with its mark: ● stable, ○ empty, ↻ rebalancing."""
+    mark, tone = _STATES.get(state, ("?", ""))
+    return {"state": state or formatting.UNKNOWN, "state_mark": mark, "state_tone": tone}
+
+
+class Trend(NamedTuple):
+    """Direction and speed of a change of lag."""
+
+    word: str
+    mark: str = ""
+    tone: str = ""
+    speed: str = ""
+
+
+def trend_of(history: LagHistory) -> Trend:
+    per_s = history.records_per_s()
+    if per_s is None:
+        return Trend(formatting.UNKNOWN)
+    if abs(per_s) < STEADY_PER_SECOND:
+        return Trend("steady", "→")
+    speed = f"by {formatting.rate(abs(per_s))}"
+    return Trend("growing", "↗", "warn", speed) if per_s > 0 else Trend("shrinking", "↘", "good", speed)
+
+
+def lag_text(facts: GroupFacts) -> str:
+    is_known = any(partition.committed is not None for partition in facts.partitions)
+    return formatting.count(facts.lag, "records") if is_known else "no committed offsets"
+
+
+def lag_time_text(lag_ms: int | None) -> str:
+    return formatting.duration(None if lag_ms is None else lag_ms / 1000)
+
+
+def group_row(listing: GroupListing, facts: GroupFacts | None, history: LagHistory) -> Row:
+    """Return the row of a group; `facts` arrive a moment after the listing."""
+    members = None if facts is None or facts.members is None else len(facts.members)
+    trend = trend_of(history)
+    return {
+        "group": listing.group_id,
+        "group_href": group_url(listing.group_id),
+        **state_cells(listing.state if facts is None else facts.state),
+        "type": listing.type.lower() or "classic",
+        "members": formatting.count(members),
+        "lag": formatting.UNKNOWN if facts is None else lag_text(facts),
+        "lag_time": lag_time_text(None if facts is None else facts.lag_ms),
+        "trend": f"{trend.word} {trend.speed}".rstrip(),
+        "trend_mark": trend.mark,
+        "trend_tone": trend.tone,
+    }
+
+
+def partition_row(partition: PartitionLag) -> Row:
+    return {
+        "at": str(partition.at),
+        "topic": partition.at.topic,
+        "topic_href": topic_url(partition.at.topic),
+        "partition": str(partition.at.partition),
+        "committed": formatting.count(partition.committed),
+        "end": "deleted or leaderless" if partition.end is None else formatting.count(partition.end),
+        "lag": formatting.count(partition.lag, "records"),
+        "lag_time": lag_time_text(partition.lag_ms),
+        "client": formatting.UNKNOWN if partition.member is None else partition.member.client_id,
+    }
+
+
+def member_row(member: Member) -> Row:
+    return {
+        "member": member.member_id,
+        "client": member.client_id,
+        "host": member.host,
+        "instance": member.instance_id or formatting.UNKNOWN,
+        "count": formatting.count(len(member.partitions)),
+        "partitions": shortened([str(tp) for tp in member.partitions]),
+    }
+
+
+def shortened(names: list[str], shown_max: int = 6) -> str:
+    """Join the first names, and say how many more there are."""
+    more = f" and {len(names) - shown_max:,} more" if len(names) > shown_max else ""
+    return ", ".join(names[:shown_max]) + more or formatting.UNKNOWN

@@ -1,4 +1,4 @@
-"""The cluster at a glance: brokers, topics, what goes in and out, errors, the last fifteen minutes."""
+"""Overview page: brokers, topics, throughput and errors of the last 15 minutes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from nicegui import ui
 from headrace.client.admin import BrokerDescription
 from headrace.ui import formatting
 from headrace.ui.charts import LineChart
+from headrace.ui.elements import Tile, section, tiles
 from headrace.ui.frame import frame
-from headrace.ui.parts import Tile, section, tiles
 from headrace.ui.tables import Column, Query, Rows, ServerTable, paged
 from headrace.ui.view import Topology, View
 
 RECEIVED, SENT = "in", "out"
 REQUESTS, FAILED = "requests", "failed"
-_NOT_TOLD = "only brokers of headrace tell"
+_HEADRACE_ONLY = "headrace brokers only"
 
 
 def build(view: View) -> None:
     @ui.page("/")
     def overview() -> None:
         with frame(view, "Overview", "/") as page:
-            shown = _Figures(view)
+            figures = _Figures(view)
             with ui.element("div").classes("hr-thirds"):
                 charts = _Charts(view)
             with section("Brokers"):
@@ -32,27 +32,25 @@ def build(view: View) -> None:
                         Column("address", "Address", "mono"),
                         Column("rack", "Rack"),
                         Column("role", "Role"),
-                        Column("led", "Leads", "number"),
+                        Column("led", "Leader of", "number"),
                     ],
                     lambda query: _brokers(view, query),
                     row_key="id",
-                    empty="No broker is known yet. If this stays so, check the address at the top of the page.",
+                    empty="No brokers yet. If this lasts, check the bootstrap servers at the top of the page.",
                 )
-            page.live(shown.refresh)
+            page.live(figures.refresh)
             page.live(charts.refresh)
             page.live(table.refresh)
 
 
 class _Figures:
-    """The tiles."""
-
     def __init__(self, view: View) -> None:
         self._view = view
         with tiles("hr-tiles-many"):
             self._brokers = Tile("Brokers")
             self._topics = Tile("Topics")
             self._partitions = Tile("Partitions")
-            self._size = Tile("Stored")
+            self._size = Tile("Size")
             self._records = Tile("Records in")
             self._received = Tile("Bytes in")
             self._sent = Tile("Bytes out")
@@ -61,63 +59,65 @@ class _Figures:
     def refresh(self) -> None:
         traffic = self._view.traffic
         self._show_topology()
-        sizes = traffic.sizes.look()
+        sizes = traffic.sizes.get()
         self._size.show(
             formatting.size(sizes.total if sizes else None),
-            traffic.sizes.trouble.text if traffic.sizes.trouble else "on the leaders' disks",
+            traffic.sizes.failure.text if traffic.sizes.failure else "logs of all leaders",
         )
-        ends = traffic.ends.look()
+        ends = traffic.ends.get()
         total = sum(ends.offsets.values()) if ends else None
-        self._records.show(formatting.rate(traffic.records_in.last), f"{formatting.short_count(total)} written so far")
+        self._records.show(
+            formatting.rate(traffic.records_in.last), f"{formatting.short_count(total)} written in total"
+        )
         if traffic.status is None:
-            self._received.show(formatting.size_rate(traffic.stored_bytes.last), "as the logs grow")
-            self._sent.show(formatting.UNKNOWN, _NOT_TOLD)
-            self._errors.show(formatting.UNKNOWN, _NOT_TOLD)
+            self._received.show(formatting.size_rate(traffic.stored_bytes.last), "from log growth")
+            self._sent.show(formatting.UNKNOWN, _HEADRACE_ONLY)
+            self._errors.show(formatting.UNKNOWN, _HEADRACE_ONLY)
             return
-        status = traffic.status.look() or {}
+        status = traffic.status.get() or {}
         counters = traffic.counters
-        self._received.show(formatting.size_rate(counters["received_bytes"].last), "through its sockets")
-        self._sent.show(formatting.size_rate(counters["sent_bytes"].last), "through its sockets")
+        self._received.show(formatting.size_rate(counters["received_bytes"].last), "on the broker's sockets")
+        self._sent.show(formatting.size_rate(counters["sent_bytes"].last), "on the broker's sockets")
         self._errors.show(
             formatting.count(status.get("failed_requests")),
             f"of {formatting.short_count(status.get('requests'))} requests",
         )
 
     def _show_topology(self) -> None:
-        topology = self._view.topology.look()
+        topology = self._view.topology.get()
         if topology is None:
             return
         cluster = topology.cluster
         self._brokers.show(formatting.count(len(cluster.brokers)), f"controller: {cluster.controller_id}")
         internal = sum(topic.internal for topic in topology.topics.values())
-        self._topics.show(formatting.count(len(topology.topics) - internal), f"and {internal} of the brokers' own")
+        self._topics.show(formatting.count(len(topology.topics) - internal), f"and {internal} internal")
         self._partitions.show(formatting.count(topology.partition_count), _health(topology))
 
 
 def _health(topology: Topology) -> str:
-    """What is wrong with partitions, if anything."""
-    wrong = []
+    """Describe partitions without a leader or with replicas out of sync."""
+    problems = []
     if topology.leaderless:
-        wrong.append(f"⚠ {formatting.count(len(topology.leaderless))} without a leader")
+        problems.append(f"⚠ {formatting.count(len(topology.leaderless))} without a leader")
     if topology.out_of_sync:
-        wrong.append(f"⚠ {formatting.count(len(topology.out_of_sync))} not in sync")
-    return ", ".join(wrong) or "all led and in sync"
+        problems.append(f"⚠ {formatting.count(len(topology.out_of_sync))} under-replicated")
+    return ", ".join(problems) or "all in sync"
 
 
 class _Charts:
-    """What went through in the last fifteen minutes."""
+    """Throughput of the last 15 minutes."""
 
     def __init__(self, view: View) -> None:
         self._traffic = view.traffic
         with section("Records in"):
-            self._records = LineChart("Records in, the last 15 minutes", [RECEIVED], "records/s")
+            self._records = LineChart("Records in, last 15 minutes", [RECEIVED], "records/s")
         with section("Bytes"):
             names = [RECEIVED] if view.traffic.status is None else [RECEIVED, SENT]
-            self._bytes = LineChart("Bytes in and out, the last 15 minutes", names, "per second", is_bytes=True)
+            self._bytes = LineChart("Bytes in and out, last 15 minutes", names, "per second", is_bytes=True)
         self._requests: LineChart | None = None
         if view.traffic.status is not None:
             with section("Requests"):
-                self._requests = LineChart("Requests, the last 15 minutes", [REQUESTS, FAILED], "requests/s")
+                self._requests = LineChart("Requests, last 15 minutes", [REQUESTS, FAILED], "requests/s")
 
     def refresh(self) -> None:
         traffic = self._traffic
@@ -131,7 +131,7 @@ class _Charts:
 
 
 def _brokers(view: View, query: Query) -> Rows:
-    topology = view.topology.look()
+    topology = view.topology.get()
     if topology is None:
         return Rows([], 0)
     controller, led_by = topology.cluster.controller_id, topology.led_by

@@ -1,75 +1,78 @@
-"""Producers: those that report, and the journey of a record through one of them, with live figures."""
+"""Producers page: all producers that report, and the path of a record through the selected one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nicegui import ui
 
+from headrace.telemetry.models import (
+    BrokerConnection,
+    PartitionQueueStatus,
+    ProducerReport,
+    ReportedError,
+    TopicTotals,
+)
 from headrace.ui import formatting
-from headrace.ui.addresses import own_url, producer_address
 from headrace.ui.charts import LineChart
-from headrace.ui.frame import Page, frame
-from headrace.ui.parts import Empty, Text, section
-from headrace.ui.producer_tables import batches_table, brokers_table, errors_table, topics_table
-from headrace.ui.record_journey import journey, show_journey
-from headrace.ui.tables import Column, Query, Rows, ServerTable, paged
-from headrace.ui.told_producers import ToldProducer, heard_of
+from headrace.ui.elements import EmptyNote, Text, section
+from headrace.ui.frame import Page, frame, producer_url, topic_url, view_url
+from headrace.ui.producer_diagram import create_producer_diagram, draw_producer
+from headrace.ui.reports import ReportedProducer, last_report_text
+from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
 from headrace.ui.view import View
 
-PRODUCER_ROWS = 10
+PAGE_ROWS = 10
 RECORDS, P50, P99, USED = "records", "p50", "p99", "used"
+
+LastReport = Callable[[], ProducerReport | None]
 
 
 def build(view: View) -> None:
     @ui.page("/producers")
     def producers(id: str = "") -> None:
         with frame(view, "Producers", "/producers") as page:
-            with section("Those that report"):
+            with section("Reporting producers"):
                 table = ServerTable(
                     "Producers",
                     [
                         Column("client", "Client id", "link", sortable=True),
-                        Column("place", "Where"),
+                        Column("process", "Process"),
                         Column("state", "State", "state"),
-                        Column("rate", "Sends", "number", sortable=True),
-                        Column("delivery", "Send to answer", "number"),
+                        Column("rate", "Send rate", "number", sortable=True),
+                        Column("delivery", "Delivery latency", "number"),
                         Column("used", "Buffer used", "number"),
                         Column("errors", "Failed", "number", sortable=True),
-                        Column("heard", "Heard of", "number"),
+                        Column("reported", "Last report", "number"),
                     ],
                     lambda query: _rows(view, query),
                     row_key="id",
-                    empty=_nobody(),
+                    empty="No producer reports to this view yet. Set the producer options metric.reporters=view and "
+                    f"view.url={view_url()}. Pipelines and the demo report with --view {view_url()}.",
                     search="producers",
-                    page_rows=PRODUCER_ROWS,
+                    page_rows=PAGE_ROWS,
                 )
             page.live(table.refresh)
-            _One(view, page, id)
-
-
-def _nobody() -> str:
-    return (
-        "No producer reports to this view yet. Give one the options metric.reporters=view and "
-        f"view.url={own_url()}. Pipelines report with --view {own_url()}, and so does the demo."
-    )
+            _ProducerDetail(view, page, id)
 
 
 def _rows(view: View, query: Query) -> Rows:
-    def row(told: ToldProducer) -> dict[str, str]:
-        look = told.last
-        mark, tone, word = _state(told)
+    def row(producer: ReportedProducer) -> Row:
+        report, delivery = producer.report, producer.report.latency.delivery
+        mark, tone, word = _state(producer)
         return {
-            "id": told.id,
-            "client": look.client_id,
-            "client_href": producer_address(told.id),
-            "place": look.place,
+            "id": producer.id,
+            "client": report.client_id,
+            "client_href": producer_url(producer.id),
+            "process": report.process,
             "state": word,
             "state_mark": mark,
             "state_tone": tone,
-            "rate": formatting.rate(told.records.last if told.is_live else 0.0),
-            "delivery": "–" if look.delivery is None else f"p99 {formatting.milliseconds(look.delivery.p99)}",
-            "used": f"{told.used_share.last or 0.0:.0f} %",
-            "errors": formatting.things(look.errors, "record"),
-            "heard": heard_of(told.heard_s),
+            "rate": formatting.rate(producer.records.last if producer.is_live else 0.0),
+            "delivery": formatting.UNKNOWN if delivery is None else f"p99 {formatting.milliseconds(delivery.p99)}",
+            "used": f"{producer.used_percent.last or 0.0:.0f} %",
+            "errors": formatting.plural(report.totals.errors, "record"),
+            "reported": last_report_text(producer.last_report_s),
         }
 
     return paged(
@@ -77,71 +80,224 @@ def _rows(view: View, query: Query) -> Rows:
         view.reports.producers(),
         row,
         keys={
-            "client": lambda told: told.last.client_id,
-            "rate": lambda told: told.records.last or 0.0,
-            "errors": lambda told: told.last.errors,
+            "client": lambda producer: producer.report.client_id,
+            "rate": lambda producer: producer.records.last or 0.0,
+            "errors": lambda producer: producer.report.totals.errors,
         },
-        text=lambda told: f"{told.last.client_id} {told.last.place} {told.last.transactional_id or ''}",
+        text=lambda producer: f"{producer.report.client_id} {producer.report.process} {_transactional_id(producer)}",
     )
 
 
-def _state(told: ToldProducer) -> tuple[str, str, str]:
+def _state(producer: ReportedProducer) -> tuple[str, str, str]:
     """Mark, tone and word."""
-    if told.last.is_closed:
+    if producer.report.is_closed:
         return "■", "", "closed"
-    return ("?", "warn", "silent") if told.is_silent else ("●", "good", "live")
+    return ("?", "warn", "silent") if producer.is_silent else ("●", "good", "live")
 
 
-class _One:
-    """One producer: the drawing, charts, and what waits."""
+def _transactional_id(producer: ReportedProducer) -> str:
+    transaction = producer.report.transaction
+    return "" if transaction is None else transaction.id
+
+
+class _ProducerDetail:
+    """The selected producer: diagram, charts, tables."""
 
     def __init__(self, view: View, page: Page, id: str) -> None:
         self._view = view
         self._id = id
-        self._missing = Empty(
-            "This producer is not known here: it has never reported, or was silent for 15 minutes. Choose one above."
+        self._missing = EmptyNote(
+            "Unknown producer: it never reported to this view, or was silent for 15 minutes. Select one above."
         )
         with ui.element("div") as self._body:
-            with section("A record's journey") as drawn:
-                drawn.props('id="journey"')
-                self._name = Text("p").classes("hr-note")
-                self._drawing = journey()
+            with section("Path of a record") as diagram_section:
+                diagram_section.props('id="journey"')
+                self._title = Text("p").classes("hr-note")
+                self._diagram = create_producer_diagram()
             with ui.element("div").classes("hr-columns hr-thirds"):
                 with section("Records"):
-                    self._records = LineChart("Records sent, the last 15 minutes", [RECORDS], "records/s")
-                with section("From send to answer"):
-                    self._latency = LineChart("Time from send to answer, the last 15 minutes", [P50, P99], "ms")
+                    self._records = LineChart("Records sent, last 15 minutes", [RECORDS], "records/s")
+                with section("Delivery latency"):
+                    self._latency = LineChart("Delivery latency, last 15 minutes", [P50, P99], "ms")
                 with section("Buffer memory"):
-                    self._used = LineChart("Share of buffer.memory in use, the last 15 minutes", [USED], "%")
+                    self._used = LineChart("Share of buffer.memory in use, last 15 minutes", [USED], "%")
             self._tables = [
-                errors_table(self._told),
-                batches_table(self._told),
-                brokers_table(self._told),
-                topics_table(self._told),
+                _errors_table(self._report),
+                _batches_table(self._report),
+                _brokers_table(self._report),
+                _topics_table(self._report),
             ]
         page.live(self.refresh)
 
-    def _told(self) -> ToldProducer | None:
+    def _producer(self) -> ReportedProducer | None:
         if not self._id:
             known = self._view.reports.producers()
             self._id = known[0].id if known else ""
         return self._view.reports.producer(self._id)
 
+    def _report(self) -> ProducerReport | None:
+        producer = self._producer()
+        return None if producer is None else producer.report
+
     def refresh(self) -> None:
-        told = self._told()
-        self._missing.set_visibility(told is None and bool(self._id))
-        self._body.set_visibility(told is not None)
-        if told is None:
+        producer = self._producer()
+        self._missing.set_visibility(producer is None and bool(self._id))
+        self._body.set_visibility(producer is not None)
+        if producer is None:
             return
-        look = told.last
-        transactional = f", transactional.id {look.transactional_id}" if look.transactional_id else ""
-        self._name.show(
-            f"{look.client_id} on {look.place}{transactional}. Since {formatting.moment(look.started_ms / 1000)}; "
-            f"heard of {heard_of(told.heard_s)}."
+        report, transactional_id = producer.report, _transactional_id(producer)
+        self._title.show(
+            f"{report.client_id} on {report.process}"
+            f"{f', transactional.id {transactional_id}' if transactional_id else ''}. "
+            f"Started {formatting.moment(report.started_ms / 1000)}; "
+            f"last report {last_report_text(producer.last_report_s)}."
         )
-        show_journey(self._drawing, told)
-        self._records.show({RECORDS: told.records.points()})
-        self._latency.show({P50: told.p50_ms.points(), P99: told.p99_ms.points()})
-        self._used.show({USED: told.used_share.points()})
+        draw_producer(self._diagram, producer)
+        self._records.show({RECORDS: producer.records.points()})
+        self._latency.show({P50: producer.p50_ms.points(), P99: producer.p99_ms.points()})
+        self._used.show({USED: producer.used_percent.points()})
         for table in self._tables:
             table.refresh()
+
+
+# -- tables of the selected producer -------------------------------------------------------------
+
+
+def _errors_table(last_report: LastReport) -> ServerTable:
+    def fetch(query: Query) -> Rows:
+        report = last_report()
+        return paged(query, enumerate(report.errors if report else ()), _error_row)
+
+    with section("Recent errors"):
+        return ServerTable(
+            "Recent errors",
+            [
+                Column("at", "Time", "number"),
+                Column("where", "Where"),
+                Column("count", "Count", "number"),
+                Column("text", "Error"),
+            ],
+            fetch,
+            row_key="key",
+            empty="No errors.",
+            page_rows=PAGE_ROWS,
+        )
+
+
+def _error_row(numbered: tuple[int, ReportedError]) -> Row:
+    number, error = numbered
+    return {
+        "key": f"{number} {error.time_ms}",
+        "at": formatting.clock(error.time_ms / 1000),
+        "where": error.where,
+        "count": formatting.count(error.count),
+        "text": error.text,
+    }
+
+
+def _batches_table(last_report: LastReport) -> ServerTable:
+    def fetch(query: Query) -> Rows:
+        report = last_report()
+        return paged(
+            query,
+            report.batches.oldest if report else (),
+            _queue_row,
+            keys={"age": lambda queue: queue.age_ms, "batches": lambda queue: queue.batches},
+        )
+
+    with section("Queued batches by partition"):
+        return ServerTable(
+            "Queued batches",
+            [
+                Column("partition", "Partition", "mono"),
+                Column("leader", "Leader", "number"),
+                Column("batches", "Batches", "number", sortable=True),
+                Column("fill", "Last batch full", "number"),
+                Column("records", "Records in it", "number"),
+                Column("age", "Oldest batch", "number", sortable=True),
+                Column("attempts", "Attempts"),
+            ],
+            fetch,
+            row_key="partition",
+            empty="No batch is queued: all records are in flight or acknowledged.",
+            page_rows=PAGE_ROWS,
+        )
+
+
+def _queue_row(queue: PartitionQueueStatus) -> Row:
+    return {
+        "partition": queue.name,
+        "leader": f"broker {queue.leader}" if queue.leader >= 0 else "no leader",
+        "batches": formatting.count(queue.batches),
+        "fill": f"{queue.fill:.0%} of {formatting.size(queue.room_bytes)}",
+        "records": formatting.count(queue.records),
+        "age": formatting.milliseconds(queue.age_ms),
+        "attempts": formatting.count(queue.attempts) if queue.attempts else "none",
+    }
+
+
+def _brokers_table(last_report: LastReport) -> ServerTable:
+    def fetch(query: Query) -> Rows:
+        report = last_report()
+        return paged(query, report.brokers if report else (), _broker_row)
+
+    with section("Brokers"):
+        return ServerTable(
+            "Brokers of this producer",
+            [
+                Column("id", "Broker", "number"),
+                Column("address", "Address", "mono"),
+                Column("state", "Connection", "state"),
+                Column("in_flight", "In flight", "number"),
+                Column("sent", "Bytes sent", "number"),
+            ],
+            fetch,
+            row_key="id",
+            empty="No broker known yet: metadata is fetched with the first record.",
+            page_rows=PAGE_ROWS,
+        )
+
+
+def _broker_row(broker: BrokerConnection) -> Row:
+    # Without a connection is normal for a broker that nothing was sent to.
+    mark, tone, state = (
+        ("●", "good", "open") if broker.is_connected else ("○", "warn" if broker.sent_bytes else "", "none")
+    )
+    return {
+        "id": str(broker.id),
+        "address": broker.address,
+        "state": state,
+        "state_mark": mark,
+        "state_tone": tone,
+        "in_flight": f"{broker.in_flight} of {broker.in_flight_max} requests",
+        "sent": formatting.size(broker.sent_bytes),
+    }
+
+
+def _topics_table(last_report: LastReport) -> ServerTable:
+    def fetch(query: Query) -> Rows:
+        report = last_report()
+        return paged(query, report.topics if report else (), _topic_row)
+
+    with section("Topics by bytes sent"):
+        return ServerTable(
+            "Topics of this producer",
+            [
+                Column("topic", "Topic", "link"),
+                Column("records", "Records", "number"),
+                Column("size", "Batch bytes", "number"),
+            ],
+            fetch,
+            row_key="topic",
+            empty="Nothing sent yet.",
+            page_rows=PAGE_ROWS,
+        )
+
+
+def _topic_row(totals: TopicTotals) -> Row:
+    return {
+        "topic": totals.topic,
+        "topic_href": topic_url(totals.topic),
+        "records": formatting.count(totals.records),
+        "size": formatting.size(totals.bytes),
+    }

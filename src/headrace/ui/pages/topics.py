@@ -1,4 +1,4 @@
-"""All topics, a page of them at a time; and a form to make one."""
+"""Topics page: all topics, and a form to create one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from nicegui import ui
 from headrace.client.admin import AdminClient, NewTopic, TopicDescription
 from headrace.ui import formatting
 from headrace.ui.actions import button, run_action
-from headrace.ui.addresses import topic_address
-from headrace.ui.fields import TextField, Tick, form, whole_number
-from headrace.ui.frame import frame
-from headrace.ui.parts import Problem, Text, section
+from headrace.ui.elements import Checkbox, Problem, Text, TextField, form, parse_int, section
+from headrace.ui.frame import frame, topic_url
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
 from headrace.ui.view import View
 
@@ -18,9 +16,9 @@ COLUMNS = (
     Column("topic", "Topic", "link", sortable=True),
     Column("partitions", "Partitions", "number", sortable=True),
     Column("replicas", "Replicas", "number", sortable=True),
-    Column("records", "Written", "number", sortable=True),
-    Column("rate", "Rate", "number", sortable=True),
-    Column("size", "Stored", "number", sortable=True),
+    Column("records", "Records written", "number", sortable=True),
+    Column("rate", "Records in", "number", sortable=True),
+    Column("size", "Size", "number", sortable=True),
     Column("state", "State", "state"),
 )
 _UNKNOWN_LAST = -1
@@ -37,12 +35,12 @@ def build(view: View) -> None:
                     COLUMNS,
                     listing.rows,
                     row_key="topic",
-                    empty="There is no topic yet. Make one with the form below, or `headrace topic create NAME`.",
+                    empty="No topics yet. Create one with the form below, or with `headrace topic create NAME`.",
                     search="topics",
                     sort_by="topic",
                 )
-                internal = Tick(
-                    "Show topics that brokers keep for themselves",
+                internal = Checkbox(
+                    "Show internal topics",
                     on_change=lambda: listing.show_internal(internal.value, table),
                 )
             if not view.read_only:
@@ -51,7 +49,7 @@ def build(view: View) -> None:
 
 
 class _Listing:
-    """The rows of the table, for one browser."""
+    """The rows of the table in one browser."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -63,11 +61,11 @@ class _Listing:
 
     def rows(self, query: Query) -> Rows:
         view = self._view
-        topology = view.topology.look()
+        topology = view.topology.get()
         if topology is None:
-            trouble = view.topology.trouble
-            return Rows([], 0, trouble.text if trouble else None)
-        ends, sizes = view.traffic.ends.look(), view.traffic.sizes.look()
+            failure = view.topology.failure
+            return Rows([], 0, failure.text if failure else None)
+        ends, sizes = view.traffic.ends.get(), view.traffic.sizes.get()
         written = {} if ends is None else ends.of_topic
         rates = {} if ends is None else ends.records_per_s
         stored = {} if sizes is None else sizes.of_topic
@@ -77,7 +75,7 @@ class _Listing:
             mark, tone, text = _state(topic)
             return {
                 "topic": topic.name,
-                "topic_href": topic_address(topic.name),
+                "topic_href": topic_url(topic.name),
                 "partitions": formatting.count(len(topic.partitions)),
                 "replicas": formatting.count(_replicas(topic)),
                 "records": formatting.count(written.get(topic.name), "records"),
@@ -113,7 +111,7 @@ def _state(topic: TopicDescription) -> tuple[str, str, str]:
     if leaderless:
         return "✖", "bad", f"{leaderless} without a leader"
     behind = sum(len(info.isr) < len(info.replicas) for info in topic.partitions)
-    return ("▲", "warn", f"{behind} not in sync") if behind else ("✔", "good", "in sync")
+    return ("▲", "warn", f"{behind} under-replicated") if behind else ("✔", "good", "in sync")
 
 
 def _creation_form(view: View) -> None:
@@ -123,17 +121,17 @@ def _creation_form(view: View) -> None:
             name = TextField("Name", placeholder="orders", wide=True)
             partitions = TextField("Partitions", "1", kind="number")
             replicas = TextField("Replicas", "1", kind="number")
-            button("Make the topic", lambda: create()).classes("hr-primary")
-        Text("p", "Options can be set on the page of the topic.").classes("hr-note")
+            button("Create topic", lambda: create()).classes("hr-primary")
+        Text("p", "Configuration is set on the page of the topic.").classes("hr-note")
 
     async def create() -> None:
-        wanted = name.value.strip()
+        topic = name.value.strip()
 
-        def do(admin: AdminClient) -> str:
-            counts = whole_number(partitions.value, "partitions"), whole_number(replicas.value, "replicas")
-            admin.create_topics([NewTopic(wanted, *counts)])
-            return wanted
+        def create_topic(admin: AdminClient) -> str:
+            counts = parse_int(partitions.value, "partitions"), parse_int(replicas.value, "replicas")
+            admin.create_topics([NewTopic(topic, *counts)])
+            return topic
 
-        made = await run_action(view, problem, do, what="Make the topic", done=f"Topic {wanted} is made")
-        if made is not None:
-            ui.navigate.to(topic_address(made))
+        created = await run_action(view, problem, create_topic, name="Create topic", done=f"Topic {topic} created")
+        if created is not None:
+            ui.navigate.to(topic_url(created))

@@ -1,4 +1,4 @@
-"""Transactions: the open ones with their age and what they hold back, those that hang, and all ids there are."""
+"""Transactions page: open transactions, hanging transactions, all transactional ids."""
 
 from __future__ import annotations
 
@@ -9,48 +9,52 @@ from nicegui import ui
 from headrace.client.admin import HangingTransaction
 from headrace.client.facts.transactions import age_ms_of
 from headrace.ui import formatting
-from headrace.ui.aborting import abort_by_id, abort_in_partition
+from headrace.ui.elements import Problem, Text, Tile, section, tiles
 from headrace.ui.frame import frame
-from headrace.ui.pages import transaction
-from headrace.ui.parts import Problem, Text, Tile, section, tiles
+from headrace.ui.pages.transaction import (
+    abort_by_id,
+    abort_in_partition,
+    beyond_lso_text,
+    build_transaction_page,
+    hanging_row,
+    listed_row,
+    open_row,
+)
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
-from headrace.ui.transaction_rows import hanging_row, held_text, listed_row, open_row
-from headrace.ui.transaction_watch import HANGING_MS, OPEN_MAX, TransactionWatch
+from headrace.ui.transaction_feeds import HANGING_MS, OPEN_MAX, TransactionFeeds
 from headrace.ui.view import View
 
 
 def build(view: View) -> None:
-    watch = TransactionWatch(view.cluster, view.traffic.ends)
-    transaction.build(view, watch)
+    feeds = TransactionFeeds(view.cluster, view.traffic.ends)
+    build_transaction_page(view, feeds)
 
     @ui.page("/transactions")
     def transactions() -> None:
         with frame(view, "Transactions", "/transactions") as page:
-            shown = _Transactions(view, watch)
-            page.live(shown.refresh)
+            content = _TransactionsContent(view, feeds)
+            page.live(content.refresh)
 
 
-class _Transactions:
-    """What is on one open page."""
-
-    def __init__(self, view: View, watch: TransactionWatch) -> None:
+class _TransactionsContent:
+    def __init__(self, view: View, feeds: TransactionFeeds) -> None:
         self._view = view
-        self._all = watch.all()
-        self._standstill = watch.standstill()
+        self._all = feeds.all()
+        self._stalled = feeds.stalled()
         with tiles():
             self._open = Tile("Open")
             self._oldest = Tile("Oldest")
-            self._held = Tile("Held back", "from readers of committed records")
-            self._hanging = Tile("Hanging", "open, and known to no coordinator")
-            self._ids = Tile("Ids")
+            self._beyond_lso = Tile("Beyond LSO", "hidden from read_committed")
+            self._hanging = Tile("Hanging", "unknown to all coordinators")
+            self._ids = Tile("Transactional ids")
         with section("Open transactions"):
             self._open_problem = Problem()
             self._open_table = self._make_open_table()
         with section("Hanging transactions"):
             Text(
                 "p",
-                f"Open in a partition for more than {HANGING_MS // 60_000} minutes, and no coordinator will "
-                "ever end them: readers of committed records wait in front of them until they are aborted.",
+                f"Open in a partition for more than {HANGING_MS // 60_000} minutes and unknown to all coordinators. "
+                "read_committed consumers cannot read past them until they are aborted.",
             ).classes("hr-note")
             self._hanging_problem = Problem()
             self._hanging_table = self._make_hanging_table()
@@ -68,12 +72,12 @@ class _Transactions:
                 Column("age", "Open for", "number", sortable=True),
                 Column("left", "Time left", "number"),
                 Column("partitions", "Partitions", "number", sortable=True),
-                Column("held", "Holds back", "number", sortable=True),
+                Column("beyond_lso", "Beyond LSO", "number", sortable=True),
                 Column("abort", "", "action"),
             ],
             self._open_rows,
             row_key="id",
-            empty="No transaction is open. One appears when a producer with a transactional.id begins one.",
+            empty="No open transactions. A producer with a transactional.id opens one.",
             search="open transactions",
             sort_by="age",
             descending=True,
@@ -90,12 +94,12 @@ class _Transactions:
                 Column("start", "First offset", "number"),
                 Column("producer", "Producer"),
                 Column("written", "Last written", "number", sortable=True),
-                Column("held", "Holds back", "number"),
+                Column("beyond_lso", "Beyond LSO", "number"),
                 Column("abort", "", "action"),
             ],
             self._hanging_rows,
             row_key="key",
-            empty="No transaction hangs.",
+            empty="No hanging transactions.",
             sort_by="topic",
         )
         table.on_action("abort", self._abort_hanging)
@@ -103,9 +107,9 @@ class _Transactions:
 
     def _make_id_table(self) -> ServerTable:
         def rows(query: Query) -> Rows:
-            found = self._all.look()
-            listed = found.listed if found else ()
-            return paged(query, listed, listed_row, keys=_ID_KEYS, text=lambda one: one.transactional_id)
+            transactions = self._all.get()
+            listings = transactions.listings if transactions else ()
+            return paged(query, listings, listed_row, keys=_ID_KEYS, text=lambda listing: listing.transactional_id)
 
         return ServerTable(
             "Transactional ids",
@@ -116,84 +120,85 @@ class _Transactions:
             ],
             rows,
             row_key="id",
-            empty="No transactional id is known. A producer with a transactional.id, or the Spark sink, makes one.",
+            empty="No transactional ids. Producers with a transactional.id and the Spark sink create them.",
             search="transactional ids",
             sort_by="id",
         )
 
     def _open_rows(self, query: Query) -> Rows:
-        found = self._all.look()
-        opened = list(found.opened.values()) if found else []
+        transactions = self._all.get()
         rows = paged(
             query,
-            opened,
-            lambda one: open_row(one, self._view.read_only),
+            transactions.open.values() if transactions else (),
+            lambda transaction: open_row(transaction, self._view.read_only),
             keys=_OPEN_KEYS,
-            text=lambda one: one.described.transactional_id,
+            text=lambda transaction: transaction.description.transactional_id,
         )
-        problem = self._all.trouble.text if self._all.trouble else None
-        if found and found.open_count > OPEN_MAX:
-            problem = problem or f"{found.open_count:,} transactions are open; the first {OPEN_MAX:,} are shown."
+        problem = self._all.failure.text if self._all.failure else None
+        if transactions and transactions.open_count > OPEN_MAX:
+            problem = problem or f"Showing the first {OPEN_MAX:,} of {transactions.open_count:,} open transactions."
         return Rows(rows.rows, rows.total, problem)
 
     def _hanging_rows(self, query: Query) -> Rows:
-        found = self._standstill.look()
-        hanging = found.hanging if found else ()
+        stalled = self._stalled.get()
+        hanging = stalled.hanging if stalled else ()
 
-        def row(one: HangingTransaction) -> Row:
-            return hanging_row(one, found.held.get(one.partition) if found else None, self._view.read_only)
+        def row(transaction: HangingTransaction) -> Row:
+            held = stalled.beyond_lso.get(transaction.partition) if stalled else None
+            return hanging_row(transaction, held, self._view.read_only)
 
         rows = paged(query, hanging, row, keys=_HANGING_KEYS)
-        return Rows(rows.rows, rows.total, self._standstill.trouble.text if self._standstill.trouble else None)
+        return Rows(rows.rows, rows.total, self._stalled.failure.text if self._stalled.failure else None)
 
-    # -- what is done ----------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------
 
     async def _abort(self, row: Row) -> None:
-        found = self._all.value
-        one = found.opened.get(row["id"]) if found else None
-        if one is not None:
-            await abort_by_id(self._view, self._open_problem, one)
+        transactions = self._all.value
+        transaction = transactions.open.get(row["id"]) if transactions else None
+        if transaction is not None:
+            await abort_by_id(self._view, self._open_problem, transaction)
 
     async def _abort_hanging(self, row: Row) -> None:
-        found = self._standstill.value
-        for one in found.hanging if found else ():
-            if f"{one.partition}@{one.producer.transaction_start_offset}" == row["key"]:
-                await abort_in_partition(self._view, self._hanging_problem, one)
-                self._standstill.hurry()
+        stalled = self._stalled.value
+        for transaction in stalled.hanging if stalled else ():
+            if f"{transaction.partition}@{transaction.producer.transaction_start_offset}" == row["key"]:
+                await abort_in_partition(self._view, self._hanging_problem, transaction)
+                self._stalled.refresh_now()
                 return
 
     def refresh(self) -> None:
-        found, standstill = self._all.look(), self._standstill.look()
-        if self._standstill.trouble is not None:  # a topic may be gone: have a fresh look at what there is
-            self._view.topology.look()
-            self._view.traffic.ends.look()
-        if found is not None:
-            ages = [age_ms_of(one.described) or 0 for one in found.opened.values()]
-            self._open.show(formatting.count(found.open_count))
-            self._oldest.show(formatting.duration(max(ages) / 1000) if ages else "none is open")
-            self._ids.show(formatting.count(len(found.listed)))
-        if standstill is not None:
-            self._held.show(held_text(standstill.held_count), f"in {len(standstill.held):,} partitions")
+        transactions, stalled = self._all.get(), self._stalled.get()
+        if self._stalled.failure is not None:  # perhaps a topic was deleted: update the list of partitions
+            self._view.topology.get()
+            self._view.traffic.ends.get()
+        if transactions is not None:
+            ages = [age_ms_of(transaction.description) or 0 for transaction in transactions.open.values()]
+            self._open.show(formatting.count(transactions.open_count))
+            self._oldest.show(formatting.duration(max(ages) / 1000) if ages else formatting.UNKNOWN)
+            self._ids.show(formatting.count(len(transactions.listings)))
+        if stalled is not None:
+            partitions = formatting.plural(len(stalled.beyond_lso), "partition")
+            self._beyond_lso.show(beyond_lso_text(stalled.record_count), f"in {partitions}")
             self._hanging.show(
-                formatting.count(len(standstill.hanging)), f"{standstill.partitions:,} partitions looked at"
+                formatting.count(len(stalled.hanging)), f"{stalled.partition_count:,} partitions checked"
             )
         for table in (self._open_table, self._hanging_table, self._id_table):
             table.refresh()
 
 
 _OPEN_KEYS: dict[str, Any] = {
-    "id": lambda one: one.described.transactional_id,
-    "state": lambda one: one.described.state,
-    "age": lambda one: age_ms_of(one.described) or 0,
-    "partitions": lambda one: len(one.described.partitions),
-    "held": lambda one: one.holds_back,
+    "id": lambda transaction: transaction.description.transactional_id,
+    "state": lambda transaction: transaction.description.state,
+    "age": lambda transaction: age_ms_of(transaction.description) or 0,
+    "partitions": lambda transaction: len(transaction.description.partitions),
+    "beyond_lso": lambda transaction: transaction.beyond_lso,
 }
 _HANGING_KEYS: dict[str, Any] = {
-    "topic": lambda one: one.partition,
-    "written": lambda one: -one.producer.last_timestamp,
+    "topic": lambda transaction: transaction.partition,
+    "written": lambda transaction: -transaction.producer.last_timestamp,
 }
 _ID_KEYS: dict[str, Any] = {
-    "id": lambda one: one.transactional_id,
-    "state": lambda one: one.state,
-    "producer": lambda one: one.producer_id,
+    "id": lambda listing: listing.transactional_id,
+    "state": lambda listing: listing.state,
+    "producer": lambda listing: listing.producer_id,
 }

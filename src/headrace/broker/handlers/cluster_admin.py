@@ -1,0 +1,301 @@
+"""DescribeCluster, DescribeLogDirs, UnregisterBroker, ElectLeaders and partition reassignments."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.broker.broker_options import data_folder
+from headrace.broker.catalog.topics import Topic
+from headrace.broker.context import Context, HandlerResult
+from headrace.broker.nodes import controller_id, nodes
+from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
+from headrace.errors import BrokerError, Code
+from headrace.wire.api.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from headrace.wire.api.describe_cluster import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
+from headrace.wire.api.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from headrace.wire.api.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+from headrace.wire.api.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+)
+from headrace.wire.api.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.broker.cluster.controller import Controller
+
+# -- DescribeCluster -----------------------------------------------------------------------------
+
+
+_BROKERS, _CONTROLLERS = 1, 2
+
+
+def handle_describe_cluster(broker: Broker, context: Context, request: DescribeClusterRequest) -> HandlerResult:
+    """Return the cluster id and the brokers. v1+ endpoint types · v2+ fenced brokers."""
+    if request.endpoint_type != _BROKERS:
+        is_known = request.endpoint_type == _CONTROLLERS
+        return DescribeClusterResponse(
+            error_code=Code.MISMATCHED_ENDPOINT_TYPE if is_known else Code.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="this is a broker endpoint: it lists brokers only (endpoint type 1)",
+            endpoint_type=_BROKERS,
+        )
+    brokers = nodes(broker, context.session.listener, with_fenced=request.include_fenced_brokers)
+    response = DescribeClusterResponse(
+        cluster_id=broker.catalog.identity.cluster_id,
+        controller_id=controller_id(broker),
+        brokers=[
+            DescribeClusterBroker(
+                broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack, is_fenced=node.is_fenced
+            )
+            for node in brokers
+        ],
+    )
+    if request.include_cluster_authorized_operations:
+        operations = broker.authorizer.authorized_operations(context.session, Resource.CLUSTER, CLUSTER_NAME)
+        return response.replace(cluster_authorized_operations=operations)
+    return response
+
+
+# -- DescribeLogDirs -----------------------------------------------------------------------------
+
+
+def handle_describe_log_dirs(broker: Broker, context: Context, request: DescribeLogDirsRequest) -> HandlerResult:
+    """Return the size of each partition in the data directory, and the free disk space."""
+    try:
+        broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
+    except BrokerError as error:
+        return fail_describe_log_dirs(context, request, error.code)
+    requested = None
+    if request.topics is not None:
+        requested = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
+    by_topic: dict[str, list[DescribeLogDirsPartition]] = {}
+    for partition in broker.replicas.partitions():
+        if requested is None or (partition.topic, partition.index) in requested:
+            row = DescribeLogDirsPartition(partition_index=partition.index, partition_size=partition.log.size_bytes)
+            by_topic.setdefault(partition.topic, []).append(row)
+    folder = data_folder(broker.config).absolute()
+    disk = shutil.disk_usage(folder)
+    result = DescribeLogDirsResult(
+        log_dir=str(folder),
+        topics=[DescribeLogDirsTopic(name=name, partitions=rows) for name, rows in by_topic.items()],
+        total_bytes=disk.total,
+        usable_bytes=disk.free,
+    )
+    return DescribeLogDirsResponse(results=[result])
+
+
+def fail_describe_log_dirs(context: Context, request: DescribeLogDirsRequest, code: int) -> DescribeLogDirsResponse:
+    """Before v3 there is no error code: like Kafka, respond without any directory."""
+    return DescribeLogDirsResponse(error_code=code)
+
+
+# -- UnregisterBroker ----------------------------------------------------------------------------
+
+
+def handle_unregister_broker(broker: Broker, context: Context, request: UnregisterBrokerRequest) -> HandlerResult:
+    """Remove the registration of a broker that will not return. If it does return, all its replicas are out of sync."""
+    try:
+        broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
+        _unregister(broker, request.broker_id)
+    except BrokerError as error:
+        return UnregisterBrokerResponse(error_code=error.code, error_message=str(error.args[0]))
+    return UnregisterBrokerResponse(error_message=None)
+
+
+def _unregister(broker: Broker, node_id: int) -> None:
+    if node_id == broker.node_id:
+        raise BrokerError(f"broker {node_id} is running and is the controller", code=Code.INVALID_REQUEST)
+    if broker.cluster is None:
+        raise BrokerError(
+            f"unknown broker {node_id}: broker {broker.node_id} is standalone", code=Code.BROKER_ID_NOT_REGISTERED
+        )
+    _controller(broker).unregister(node_id)
+
+
+def _controller(broker: Broker) -> Controller:
+    # Imported here: a standalone broker does not load the cluster package.
+    from headrace.broker.cluster.controller import Controller
+
+    assert isinstance(broker.cluster, Controller), "other brokers forward this request"
+    return broker.cluster
+
+
+# -- ElectLeaders --------------------------------------------------------------------------------
+
+
+_PREFERRED, _UNCLEAN = 0, 1
+
+
+def handle_elect_leaders(broker: Broker, context: Context, request: ElectLeadersRequest) -> HandlerResult:
+    """Elect the preferred replica, or (v1+, unclean election) any live replica, which may lose records."""
+    try:
+        broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
+    except BrokerError as error:
+        return fail_elect_leaders(context, request, error.code)
+    if request.election_type not in (_PREFERRED, _UNCLEAN):
+        return fail_elect_leaders(context, request, Code.INVALID_REQUEST)
+    requested: dict[str, Sequence[int]] = {}
+    if request.topic_partitions is None:
+        requested = {topic.name: range(len(topic.partitions)) for topic in broker.catalog.topics.by_name.values()}
+    else:
+        requested = {row.topic: row.partitions for row in request.topic_partitions}
+    results = []
+    for name, indexes in requested.items():
+        rows = [_election_result(broker, request.election_type, name, index) for index in indexes]
+        if request.topic_partitions is None:  # for all partitions, only report those that needed an election
+            rows = [row for row in rows if row.error_code != Code.ELECTION_NOT_NEEDED]
+        if rows or request.topic_partitions is not None:
+            results.append(ReplicaElectionResult(topic=name, partition_result=rows))
+    return ElectLeadersResponse(replica_election_results=results)
+
+
+def _election_result(broker: Broker, election_type: int, name: str, index: int) -> PartitionResult:
+    try:
+        _elect_leader(broker, election_type, name, index)
+    except BrokerError as error:
+        return PartitionResult(partition_id=index, error_code=error.code, error_message=str(error.args[0]))
+    return PartitionResult(partition_id=index, error_message=None)
+
+
+def _elect_leader(broker: Broker, election_type: int, name: str, index: int) -> None:
+    topic = broker.catalog.topics.by_name.get(name)
+    if topic is None or not 0 <= index < len(topic.partitions):
+        raise BrokerError(f"unknown partition {name}-{index}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
+    if broker.cluster is None:
+        raise BrokerError(
+            f"broker {topic.partitions[index].leader} is the leader and the preferred replica of {name}-{index}",
+            code=Code.ELECTION_NOT_NEEDED,
+        )
+    from headrace.broker.cluster.elections import Election  # see _controller
+
+    election = Election.UNCLEAN if election_type == _UNCLEAN else Election.PREFERRED
+    _controller(broker).elect(topic, index, election)
+
+
+def fail_elect_leaders(context: Context, request: ElectLeadersRequest, code: int) -> ElectLeadersResponse:
+    results = []
+    for topic in request.topic_partitions or ():
+        rows = [PartitionResult(partition_id=index, error_code=code, error_message=None) for index in topic.partitions]
+        results.append(ReplicaElectionResult(topic=topic.topic, partition_result=rows))
+    error_code = code if context.api_version >= 1 else Code.NONE
+    return ElectLeadersResponse(error_code=error_code, replica_election_results=results)
+
+
+# -- AlterPartitionReassignments -----------------------------------------------------------------
+
+
+def handle_alter_partition_reassignments(
+    broker: Broker, context: Context, request: AlterPartitionReassignmentsRequest
+) -> HandlerResult:
+    """Move partitions to other brokers, or cancel such a move."""
+    allow_change = request.allow_replication_factor_change
+    try:
+        broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
+    except BrokerError as error:
+        return AlterPartitionReassignmentsResponse(
+            error_code=error.code,
+            error_message=str(error.args[0]),
+            allow_replication_factor_change=allow_change,
+        )
+    topics = []
+    for topic in request.topics:
+        rows = [
+            _reassignment_result(broker, topic.name, row.partition_index, row.replicas, allow_change=allow_change)
+            for row in topic.partitions
+        ]
+        topics.append(ReassignableTopicResponse(name=topic.name, partitions=rows))
+    return AlterPartitionReassignmentsResponse(
+        error_message=None, responses=topics, allow_replication_factor_change=allow_change
+    )
+
+
+def _reassignment_result(
+    broker: Broker, name: str, index: int, replicas: Sequence[int] | None, *, allow_change: bool
+) -> ReassignablePartitionResponse:
+    try:
+        _reassign(broker, name, index, replicas, allow_change=allow_change)
+    except BrokerError as error:
+        return ReassignablePartitionResponse(
+            partition_index=index, error_code=error.code, error_message=str(error.args[0])
+        )
+    return ReassignablePartitionResponse(partition_index=index, error_message=None)
+
+
+def _reassign(broker: Broker, name: str, index: int, replicas: Sequence[int] | None, *, allow_change: bool) -> None:
+    topic = broker.catalog.topics.by_name.get(name)
+    if topic is None or not 0 <= index < len(topic.partitions):
+        raise BrokerError(f"unknown partition {name}-{index}", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
+    partition = topic.partitions[index]
+    if replicas is None and not (partition.adding or partition.removing):
+        raise BrokerError(f"no reassignment of {name}-{index} is in progress", code=Code.NO_REASSIGNMENT_IN_PROGRESS)
+    if replicas is not None:
+        broker.topic_admin.check_replicas(f"{name}-{index}", replicas)
+        present = len(partition.replicas) - len(partition.adding)
+        if not allow_change and len(replicas) != present:
+            raise BrokerError(
+                f"{name}-{index} has {present} replicas, the reassignment {len(replicas)}: "
+                "set allow_replication_factor_change to change the number",
+                code=Code.INVALID_REPLICATION_FACTOR,
+            )
+    if broker.cluster is not None:
+        _controller(broker).move(topic, index, replicas)
+
+
+# -- ListPartitionReassignments ------------------------------------------------------------------
+
+
+def handle_list_partition_reassignments(
+    broker: Broker, context: Context, request: ListPartitionReassignmentsRequest
+) -> HandlerResult:
+    """Return the partitions that are being reassigned."""
+    try:
+        broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
+    except BrokerError as error:
+        return ListPartitionReassignmentsResponse(error_code=error.code, error_message=str(error.args[0]))
+    by_name = broker.catalog.topics.by_name
+    if request.topics is None:
+        requested: dict[str, Sequence[int]] = {topic.name: range(len(topic.partitions)) for topic in by_name.values()}
+    else:
+        requested = {row.name: row.partition_indexes for row in request.topics if row.name in by_name}
+    topics = []
+    for name, indexes in requested.items():
+        rows = [row for index in indexes for row in _ongoing(by_name[name], index)]
+        if rows:
+            topics.append(OngoingTopicReassignment(name=name, partitions=rows))
+    return ListPartitionReassignmentsResponse(error_message=None, topics=topics)
+
+
+def _ongoing(topic: Topic, index: int) -> list[OngoingPartitionReassignment]:
+    if not 0 <= index < len(topic.partitions):
+        return []
+    partition = topic.partitions[index]
+    if not (partition.adding or partition.removing):
+        return []
+    return [
+        OngoingPartitionReassignment(
+            partition_index=index,
+            replicas=partition.replicas,
+            adding_replicas=partition.adding,
+            removing_replicas=partition.removing,
+        )
+    ]
