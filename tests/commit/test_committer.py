@@ -1,4 +1,4 @@
-"""The commit protocol with all its parts on a broker: what two drivers do to each other, and what clocks do not."""
+"""The whole commit protocol on a broker: several drivers, fencing, and clocks that differ."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.spark.committer import Batch
+from headrace.spark.commit_types import Batch
 from headrace.spark.decisions import TaskTransaction
+from headrace.spark.errors import FencedError, NotDecidedError
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
-from headrace.spark.sink_errors import FencedError, NotDecidedError
 from headrace.spark.transactions import ONGOING
 from sink_rig import QUERY, SinkRig, Steps, hours_from_now
 from waiting import eventually
@@ -23,7 +23,7 @@ def open_ids(rig: SinkRig) -> list[str]:
     return rig.transactions.open_ids(rig.sink) or []
 
 
-def test_batches_are_seen_once_and_nothing_is_left_open(rig):
+def test_batches_are_visible_once_and_nothing_is_left_open(rig):
     driver = rig.driver()
     for number in range(3):
         tasks = [rig.task([f"a{number}"], batch=number), rig.task([f"b{number}"], batch=number, partition=1)]
@@ -67,10 +67,10 @@ def test_a_decided_transaction_that_was_aborted_is_written_again_once(rig):
 def test_a_driver_that_writes_again_reads_first_what_another_has_written(rig):
     """Between finding a transaction aborted and writing it again, another driver has done all of it."""
     report = rig.task(["a1", "a2"])
-    heir = rig.driver("run-2")
+    successor = rig.driver("run-2")
 
     def take_over() -> None:
-        heir.commit(rig.batch(1, rig.task(["b1"], run="run-2", batch=1)))
+        successor.commit(rig.batch(1, rig.task(["b1"], run="run-2", batch=1)))
 
     steps = Steps(decide__done=lambda: rig.transactions.fence([report.transaction.id]), redo__begin=take_over)
     with pytest.raises(FencedError, match=rig.sink):
@@ -83,9 +83,9 @@ def test_a_driver_does_not_write_again_what_another_is_done_with(rig):
     report = rig.task(["a1", "a2"])
 
     def take_over() -> None:
-        heir = rig.driver("run-2")
-        heir.commit(rig.batch(0, rig.task(["a1", "a2"], run="run-2")))
-        heir.close()
+        successor = rig.driver("run-2")
+        successor.commit(rig.batch(0, rig.task(["a1", "a2"], run="run-2")))
+        successor.close()
 
     steps = Steps(decide__done=lambda: rig.transactions.fence([report.transaction.id]), redo__begin=take_over)
     with pytest.raises(FencedError, match=rig.sink):
@@ -122,8 +122,8 @@ def inline(rig: SinkRig, number: int) -> Batch:
 
 @pytest.mark.parametrize("api", ["EndTxn", "Produce"])
 @pytest.mark.parametrize("error", ["PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"])
-def test_a_fenced_producer_of_the_run_that_holds_the_sink_goes_on(rig, broker, api, error):
-    """Its transaction timed out, or its id was forgotten after a week without a batch: nobody has taken the sink."""
+def test_a_fenced_producer_of_the_run_that_holds_the_sink_continues(rig, broker, api, error):
+    """Its transaction timed out, or its id was forgotten after a week without a batch: the holder is the same."""
     driver = rig.driver()
     driver.commit(inline(rig, 0))
     with broker.faults.inject(api=api, error=error, count=1) as fault:
@@ -147,7 +147,7 @@ WRITES = 5
 
 
 def write_batch(rig: SinkRig, run: str) -> Batch:
-    return replace(inline(rig, 0), query=f"write:{run}", is_forgotten=True)
+    return replace(inline(rig, 0), query=f"write:{run}", erase_decision=True)
 
 
 def test_batch_writes_of_one_driver_leave_one_entry_in_the_holder_record(rig):
@@ -166,7 +166,7 @@ def test_batch_writes_of_one_driver_leave_one_entry_in_the_holder_record(rig):
 
 
 @pytest.mark.parametrize("step", ["begin__held", "decide__begin", "decide__written", "decide__done"])
-def test_a_batch_write_goes_on_after_another_one_of_its_driver(rig, step):
+def test_a_batch_write_continues_after_another_one_of_its_driver(rig, step):
     other = f"{WRITE_RUN_PREFIX}other"
     steps = Steps(**{step: lambda: rig.driver(other).commit(write_batch(rig, other))})
     run = f"{WRITE_RUN_PREFIX}own"
@@ -181,11 +181,11 @@ def test_a_batch_write_goes_on_after_another_one_of_its_driver(rig, step):
 @pytest.mark.parametrize("has_committed", [False, True], ids=["before its first commit", "after it"])
 def test_a_driver_leaves_the_open_transactions_of_a_newer_run_alone(rig, has_committed):
     """That run is about to take the sink over, or has done so since the older driver finished its batch."""
-    heir = rig.driver("run-2")
+    successor = rig.driver("run-2")
 
     def start_newer_run() -> None:
         if has_committed:
-            heir.commit(rig.batch(2, rig.task(["c"], run="run-2", batch=2)))
+            successor.commit(rig.batch(2, rig.task(["c"], run="run-2", batch=2)))
         newer.append(rig.transaction(["d"], run="run-2", batch=3))
 
     newer: list[TaskTransaction] = []
@@ -195,7 +195,7 @@ def test_a_driver_leaves_the_open_transactions_of_a_newer_run_alone(rig, has_com
     steps.add(finish__done=start_newer_run)
     driver.commit(rig.batch(1, rig.task(["b"], batch=1)))
     assert open_ids(rig) == [newer[0].id]
-    heir.commit(Batch(QUERY, 3, newer))
+    successor.commit(Batch(QUERY, 3, newer))
     assert sorted(rig.rows()) == ["a", "b", *(["c"] if has_committed else []), "d"]
 
 
@@ -212,7 +212,7 @@ def test_a_run_that_takes_the_sink_over_aborts_what_all_others_have_left(rig):
     assert rig.rows() == ["a0", "a1", "a2"]
 
 
-def test_a_late_twin_is_aborted_by_the_next_batch_even_if_that_is_inline(rig):
+def test_a_late_duplicate_attempt_is_aborted_by_the_next_batch_also_an_inline_one(rig):
     driver = rig.driver()
     driver.commit(rig.batch(0, rig.task(["a0"], batch=0)))
     rig.transaction(["x"])

@@ -1,4 +1,4 @@
-"""The driver's hand on the transactions of tasks: ending, describing and fencing them, and writing lost ones again."""
+"""The transactions of tasks, from the driver: ending, describing, fencing and redoing them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 
 from headrace.client.admin import AdminClient
 from headrace.errors import HeadraceError
-from headrace.spark import redo
+from headrace.spark import transactions
 from headrace.spark.decisions import Span, TaskTransaction
-from headrace.spark.redo import Outcome
-from headrace.spark.sink_errors import LostError, SinkError
-from headrace.spark.transactions import Ending
+from headrace.spark.errors import LostError, SinkError
+from headrace.spark.transactions import EndTxnResult, Outcome
 from headrace.types import TopicPartition
 from peers.connection import Connection
 from raw_producer import RawProducer
@@ -25,9 +24,9 @@ HOUR_MS = 3_600_000
 EXPIRY_MS = "1000"
 
 
-def end(rig: SinkRig, *transactions: TaskTransaction, committed: bool = True) -> list[Ending]:
+def end(rig: SinkRig, *transactions: TaskTransaction, committed: bool = True) -> list[EndTxnResult]:
     endings = rig.transactions.end(transactions, committed=committed)
-    return [endings[one.id] for one in transactions]
+    return [endings[task.id] for task in transactions]
 
 
 def fence(rig: SinkRig, transaction: TaskTransaction) -> None:
@@ -41,29 +40,29 @@ def fence(rig: SinkRig, transaction: TaskTransaction) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_transactions_are_committed_from_another_connection(rig, count):
     transactions = [rig.transaction([f"a{number}"]) for number in range(count)]
-    assert end(rig, *transactions) == [Ending.DONE] * count
+    assert end(rig, *transactions) == [EndTxnResult.DONE] * count
     assert sorted(rig.rows()) == [f"a{number}" for number in range(count)]
 
 
-def test_aborted_transactions_are_never_seen(rig):
+def test_aborted_transactions_are_never_visible(rig):
     transactions = [rig.transaction([name]) for name in ("a1", "a2")]
-    assert end(rig, *transactions, committed=False) == [Ending.DONE] * 2
+    assert end(rig, *transactions, committed=False) == [EndTxnResult.DONE] * 2
     assert rig.rows() == []
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_an_end_may_be_repeated_and_the_other_one_is_refused(rig, committed):
+def test_an_end_can_be_repeated_and_the_opposite_is_refused(rig, committed):
     transaction = rig.transaction(["a1"])
-    assert end(rig, transaction, committed=committed) == [Ending.DONE]
-    assert end(rig, transaction, committed=committed) == [Ending.DONE]
-    assert end(rig, transaction, committed=not committed) == [Ending.REFUSED]
+    assert end(rig, transaction, committed=committed) == [EndTxnResult.DONE]
+    assert end(rig, transaction, committed=committed) == [EndTxnResult.DONE]
+    assert end(rig, transaction, committed=not committed) == [EndTxnResult.REFUSED]
     assert rig.rows() == (["a1"] if committed else [])
 
 
 def test_an_end_is_refused_when_the_id_has_a_newer_epoch(rig):
     transaction = rig.transaction(["a1"])
     fence(rig, transaction)
-    assert end(rig, transaction) == [Ending.REFUSED]
+    assert end(rig, transaction) == [EndTxnResult.REFUSED]
     assert rig.rows() == []
 
 
@@ -71,7 +70,7 @@ def test_the_first_of_several_is_ended_before_the_rest(rig):
     transactions = [rig.transaction([name]) for name in ("a1", "a2", "a3")]
     seen = []
     rig.transactions.end(transactions, committed=True, between=lambda: seen.append(rig.transactions.open_ids(rig.sink)))
-    assert seen == [[one.id for one in transactions[1:]]]
+    assert seen == [[task.id for task in transactions[1:]]]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -79,7 +78,7 @@ def test_the_first_of_several_is_ended_before_the_rest(rig):
 def test_an_end_whose_response_is_lost_is_repeated(rig, broker, count, when):
     transactions = [rig.transaction([f"a{number}"]) for number in range(count)]
     with broker.faults.inject(api="EndTxn", close=True, when=when, count=2) as fault:
-        assert end(rig, *transactions) == [Ending.DONE] * count
+        assert end(rig, *transactions) == [EndTxnResult.DONE] * count
         assert fault.hits == 2
     assert sorted(rig.rows()) == [f"a{number}" for number in range(count)]
 
@@ -96,7 +95,7 @@ def test_an_end_that_is_not_authorized_raises(rig, broker):
 # -- describing and fencing ----------------------------------------------------------------------
 
 
-def test_open_ended_and_unknown_transactions_are_told_apart(rig):
+def test_open_ended_and_unknown_transactions_are_distinguished(rig):
     transaction, ended = rig.transaction(["a1"]), rig.transaction(["a2"])
     end(rig, ended)
     unknown = unique("unknown")
@@ -124,7 +123,7 @@ def test_open_ids_are_those_of_the_prefix(rig):
     assert rig.transactions.open_ids(unique("other")) == []
 
 
-def test_the_age_of_a_transaction_is_told_by_its_coordinator(rig):
+def test_the_age_of_a_transaction_comes_from_its_coordinator(rig):
     transaction, ended = rig.transaction(["a1"]), rig.transaction(["a2"])
     end(rig, ended)
     both = [transaction, ended]
@@ -158,12 +157,12 @@ def test_the_outcome_of_a_committed_transaction_is_visible(rig):
 def test_the_outcome_of_an_expired_transaction_is_aborted(rig):
     transaction = rig.transaction(["a1"], kafka__transaction__timeout__ms=EXPIRY_MS)
     eventually("the expiry", lambda: not rig.transactions.open_ids(transaction.id))
-    assert end(rig, transaction) == [Ending.REFUSED]
+    assert end(rig, transaction) == [EndTxnResult.REFUSED]
     assert rig.redo.outcome(rig.decision(0, transaction), transaction) is Outcome.ABORTED
 
 
-def test_the_outcome_of_an_open_transaction_is_not_told(rig, monkeypatch):
-    monkeypatch.setattr(redo, "SETTLE_SECONDS_MAX", 0.1)
+def test_the_outcome_of_an_open_transaction_is_unknown(rig, monkeypatch):
+    monkeypatch.setattr(transactions, "SETTLE_SECONDS_MAX", 0.1)
     transaction = rig.transaction(["a1"])
     with pytest.raises(SinkError, match=rf"{rig.topic}-0 has had an open transaction"):
         rig.redo.outcome(rig.decision(0, transaction), transaction)
@@ -180,8 +179,8 @@ def test_the_rows_of_an_aborted_transaction_are_read_as_they_were_written(rig):
     fence(rig, transaction)
     rows = [
         (topic, row["partition"], row["key"], row["value"], row["timestamp"])
-        for topic, found in rig.redo.rows(rig.decision(0, transaction), transaction)
-        for row in found.to_pylist()
+        for topic, result in rig.redo.rows(rig.decision(0, transaction), transaction)
+        for row in result.to_pylist()
     ]
     assert [row[:4] for row in sorted(rows, key=repr)] == [
         (rig.topic, 0, b"k", None),
@@ -195,10 +194,10 @@ def test_rows_of_others_between_those_of_the_transaction_are_left_out(rig):
     transaction, other = rig.transaction(["a1", "a2"]), rig.transaction(["b1"])
     (span,), (behind,) = transaction.spans, other.spans
     wider = replace(transaction, spans=(replace(span, last=behind.last),))
-    for one in (transaction, other):
-        fence(rig, one)
-    found = [value for _, rows in rig.redo.rows(rig.decision(0, wider), wider) for value in rows["value"].to_pylist()]
-    assert found == [b"a1", b"a2"]
+    for task in (transaction, other):
+        fence(rig, task)
+    result = [value for _, rows in rig.redo.rows(rig.decision(0, wider), wider) for value in rows["value"].to_pylist()]
+    assert result == [b"a1", b"a2"]
 
 
 def raw_transaction(rig: SinkRig, sequence: int, count: int) -> TaskTransaction:
@@ -229,7 +228,7 @@ def test_rows_are_lost_if_their_sequences_show_a_gap(rig, sequence, count):
 
 @pytest.mark.parametrize("what", ["records", "topic", "recreated topic"])
 def test_deleted_records_are_lost_and_named(rig, broker, monkeypatch, what):
-    monkeypatch.setattr(redo, "SETTLE_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(transactions, "SETTLE_SECONDS_MAX", 1.0)
     transaction = rig.transaction(["a1", "a2"])
     fence(rig, transaction)
     if what == "records":

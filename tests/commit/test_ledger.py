@@ -1,4 +1,4 @@
-"""The ledger and its decision topic on a broker: what is decided, who may decide, and what a reader can rely on."""
+"""The ledger and its decision topic on a broker: writing, reading and fencing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.errors import ConfigError
 from headrace.producer.producer import Producer
 from headrace.spark import decisions, ledger
 from headrace.spark.decisions import Decision, DecisionLog
+from headrace.spark.errors import FencedError, InDoubtError, NotDecidedError, SinkError
 from headrace.spark.failpoints import FailpointError
-from headrace.spark.sink_errors import FencedError, InDoubtError, NotDecidedError, SinkError
 from sink_rig import QUERY, SinkRig
 from topics import unique
 from waiting import eventually
@@ -62,7 +62,7 @@ def test_an_erased_decision_is_not_read(rig):
     own = rig.ledger()
     own.open()
     own.write(rig.decision())
-    own.write(rig.decision().finished(), is_erased=True)
+    own.write(rig.decision().finished(), as_tombstone=True)
     assert own.read() == {}
 
 
@@ -133,7 +133,7 @@ def test_the_ledger_opened_last_is_the_only_one_that_can_write(rig):
     assert (newer.read(), rig.rows()) == ({QUERY: rig.decision(2)}, ["a2"])
 
 
-def test_opening_a_ledger_ends_the_write_that_an_older_one_has_under_way(rig):
+def test_opening_a_ledger_aborts_the_open_write_of_an_older_one(rig):
     older, newer = rig.ledger(), rig.ledger()
     older.open()
     with pytest.raises(FencedError):
@@ -211,13 +211,13 @@ def test_a_hung_transaction_of_another_sink_does_not_delay_a_read(rig, monkeypat
         own.write(rig.decision(8), on_written=fail)
     send_openly(rig, unique("own"), rig.decision(9).key, rig.decision(9).encode()).abort_transaction()
     own.write(rig.decision(9, query="erased"))
-    own.write(rig.decision(9, query="erased"), is_erased=True)
+    own.write(rig.decision(9, query="erased"), as_tombstone=True)
     own.write(rig.decision(1, query="other"))
     expected = {QUERY: rig.decision(7), "other": rig.decision(1, query="other")}
     assert known.read() == rig.ledger().read() == expected
 
 
-def test_a_transaction_that_reaches_beyond_an_open_one_is_read_as_it_ended(rig, monkeypatch):
+def test_a_transaction_behind_an_open_one_is_read_with_its_outcome(rig, monkeypatch):
     """Its record is below the last stable offset, and its marker above."""
     monkeypatch.setattr(decisions, "SETTLE_MS_MAX", 0)
     rig.ledger().open()
@@ -255,7 +255,7 @@ def test_a_read_gives_up_on_a_transaction_of_its_sink_that_stays_open(rig, monke
 # -- the topic -----------------------------------------------------------------------------------
 
 
-def test_the_decision_topic_is_made_with_one_compacted_partition(rig, broker):
+def test_the_decision_topic_is_created_with_one_compacted_partition(rig, broker):
     log = DecisionLog(rig.client, rig.decision_topic)
     log.ensure()
     log.ensure()

@@ -1,4 +1,4 @@
-"""A batch that comes again, on a broker: which rows are taken for those that were decided, and which are refused."""
+"""Replayed batches on a broker: which rows count as the decided ones, and which are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.producer.interceptors import ProducerInterceptor
 from headrace.producer.records import ProducerRecord
 from headrace.producer.serializers import Serializer
 from headrace.spark.datasource import HeadraceDataSource
-from headrace.spark.sink_errors import FencedError, NotDecidedError, RepeatedBatchError, SinkError
+from headrace.spark.errors import FencedError, NotDecidedError, RepeatedBatchError, SinkError
 from topics import unique
 
 _numbers = itertools.count()

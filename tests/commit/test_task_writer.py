@@ -1,4 +1,4 @@
-"""A task's part on a broker: what it writes, what it leaves open, and what its report says about it."""
+"""Tasks on a broker: what they write, what they leave open, and what they report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from crashes import open_transactions
 from headrace.producer.sequences import SequenceTable
 from headrace.spark.decisions import Span
-from headrace.spark.sink_errors import BadRowError, SinkError
+from headrace.spark.errors import BadRowError, SinkError
 from headrace.spark.task_writer import merged
-from headrace.spark.transactions import Ending
+from headrace.spark.transactions import EndTxnResult
 from sink_rig import PARTITIONS, SinkRig
 from topics import unique
 
 
-def end(rig: SinkRig, report, *, committed: bool = True) -> Ending:
+def end(rig: SinkRig, report, *, committed: bool = True) -> EndTxnResult:
     (ending,) = rig.transactions.end([report.transaction], committed=committed).values()
     return ending
 
@@ -47,15 +47,15 @@ def test_a_task_leaves_its_transaction_open_under_the_identity_that_it_reports(r
     assert open_transactions(rig.broker.bootstrap, rig.topic)
     state = rig.transactions.describe([report.transaction.id])[report.transaction.id]
     assert state.is_of(report.transaction)
-    assert end(rig, report) is Ending.DONE
+    assert end(rig, report) is EndTxnResult.DONE
     assert rig.rows() == ["a1", "a2"]
 
 
-def test_tasks_of_one_batch_have_transactions_of_their_own(rig):
+def test_tasks_of_one_batch_have_separate_transactions(rig):
     reports = [rig.task([name]) for name in ("a1", "a2")]
     assert len({report.transaction.id for report in reports}) == 2
-    assert end(rig, reports[0]) is Ending.DONE
-    assert end(rig, reports[1], committed=False) is Ending.DONE
+    assert end(rig, reports[0]) is EndTxnResult.DONE
+    assert end(rig, reports[1], committed=False) is EndTxnResult.DONE
     assert rig.rows() == ["a1"]
 
 
@@ -65,12 +65,12 @@ def test_the_next_batch_uses_an_id_again_with_another_epoch(rig):
     second = rig.task(["a2"], batch=1)
     assert first.transaction.id == second.transaction.id
     assert first.transaction.identity != second.transaction.identity
-    assert end(rig, second) is Ending.DONE
+    assert end(rig, second) is EndTxnResult.DONE
     assert rig.rows() == ["a1", "a2"]
 
 
 def test_a_task_leaves_what_the_io_thread_owns_to_the_io_thread(rig, monkeypatch):
-    """Between two transactions the producer starts anew, sequences included."""
+    """Between two transactions the producer is reset, including its sequence numbers."""
     clear = SequenceTable.clear
     threads = set()
 
@@ -86,7 +86,7 @@ def test_a_task_leaves_what_the_io_thread_owns_to_the_io_thread(rig, monkeypatch
 
 
 @pytest.mark.parametrize("mode", ["auto", "inline"])
-def test_few_rows_ride_home_in_the_report(rig, mode):
+def test_few_rows_are_sent_inline_in_the_report(rig, mode):
     report = rig.task(["a1", "a2"], ["a3"], commit__mode=mode)
     assert report.transaction is None
     assert not open_ids(rig)
@@ -95,7 +95,7 @@ def test_few_rows_ride_home_in_the_report(rig, mode):
     assert rig.rows() == []
 
 
-def test_a_task_with_too_much_to_ride_home_writes_all_of_it_in_a_transaction(rig):
+def test_a_task_with_too_many_inline_bytes_writes_all_rows_in_a_transaction(rig):
     parts = [[f"{number:0100d}"] for number in range(50)]
     report = rig.task(*parts, commit__mode="auto", commit__inline__bytes__max="2000")
     assert report.inline == []
@@ -104,7 +104,7 @@ def test_a_task_with_too_much_to_ride_home_writes_all_of_it_in_a_transaction(rig
     assert rig.rows() == [row for (row,) in parts]
 
 
-def test_a_task_that_must_ride_home_with_too_much_is_told_the_limit(rig):
+def test_the_error_of_an_inline_task_with_too_many_bytes_names_the_limit(rig):
     parts = [[f"{number:0100d}"] for number in range(50)]
     with pytest.raises(SinkError, match=r"commit\.inline\.bytes\.max \(2000 bytes\): set commit\.mode=auto"):
         rig.task(*parts, commit__mode="inline", commit__inline__bytes__max="2000")
@@ -118,7 +118,7 @@ def test_a_task_without_rows_leaves_nothing(rig, mode):
     assert not open_ids(rig)
 
 
-def test_a_task_that_fails_aborts_its_transaction_and_the_worker_goes_on(rig):
+def test_a_failing_task_aborts_its_transaction_and_the_worker_stays_usable(rig):
     def failing():
         yield pa.RecordBatch.from_pydict({"value": ["a1"]})
         raise RuntimeError("the query failed")
@@ -144,7 +144,7 @@ def test_a_row_that_can_never_be_sent_goes_to_the_dead_letters_with_the_rest(rig
     assert {(span.topic, span.count) for span in report.transaction.spans} == {(rig.topic, 2), (letters, 1)}
 
 
-def test_at_least_once_is_seen_as_soon_as_it_is_written(rig):
+def test_at_least_once_rows_are_visible_as_soon_as_they_are_written(rig):
     report = rig.task(["a1", "a2"], delivery="at-least-once")
     assert (report.transaction, report.inline) == (None, [])
     assert rig.rows() == ["a1", "a2"]

@@ -1,4 +1,4 @@
-"""One Spark for the whole run: a local one with two cores, and what tests ask of topics around it."""
+"""One local Spark session with two cores for the whole run, and helpers for topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark driver that takes orders: many streaming queries in one JVM, started and looked at from outside.
+"""A Spark driver that is controlled from outside: many streaming queries in one JVM.
 
     {"do": "open", "master": …, "settings": {…}}           → {"jvm": pid, "session": pid}
     {"do": "start", "name": …, "source": folder, "checkpoint": folder, "options": {…}, "tasks": 3}   → {"run": …}

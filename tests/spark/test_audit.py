@@ -1,4 +1,4 @@
-"""The audit finds what was planted, and nothing else."""
+"""The audit reports all differences, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from headrace import Producer
 from headrace.errors import ConfigError
 from headrace.spark import audit
-from headrace.spark.spark_errors import SparkError
+from headrace.spark.errors import SparkError
 from topics import new_topic
 
 ORDER = "CAST(CAST(value AS STRING) AS BIGINT)"
@@ -103,7 +103,7 @@ def test_aborted_records_are_not_there(spark, planted, headrace_broker):
     assert audit(rows(spark, *numbered(10)), topic, options=options)
 
 
-def test_by_an_id_of_ones_own(spark, planted):
+def test_rows_are_compared_by_an_id(spark, planted):
     topic, options = planted([(b"k", b'{"id": 1, "at": "noon"}'), (b"k", b'{"id": 2, "at": "night"}')])
     source = spark.createDataFrame([(1,), (2,), (3,)], "id INT")
     of_topic = "get_json_object(CAST(value AS STRING), '$.id')"
@@ -128,7 +128,7 @@ def test_keys_in_several_partitions_have_an_order_in_each(spark, planted):
     assert audit(source, topic, options=options, order=ORDER)
 
 
-def test_examples_are_as_many_as_asked_for(spark, planted):
+def test_the_number_of_examples_is_limited(spark, planted):
     topic, options = planted([])
     source = rows(spark, *numbered(300))
     assert len(audit(source, topic, options=options, examples=7).examples["lost"]) == 7
@@ -136,14 +136,14 @@ def test_examples_are_as_many_as_asked_for(spark, planted):
     assert (none.lost, none.examples) == (300, {})
 
 
-def test_what_cannot_be_compared_is_told(spark, planted):
+def test_data_that_cannot_be_compared_is_refused(spark, planted):
     topic, options = planted([(b"k", b"v")])
     source = rows(spark, ("k", "v"))
     with pytest.raises(ConfigError, match=r"the source has no column value \(it has id\)"):
         audit(spark.range(1), topic, options=options)
     with pytest.raises(ConfigError, match="column value of the source is bigint; it may be binary or string"):
         audit(spark.range(1).toDF("value"), topic, options=options)
-    with pytest.raises(ConfigError, match=r"the id of the source, 'nope', makes no sense there: .*nope"):
+    with pytest.raises(ConfigError, match=r"invalid id 'nope' for the source: .*nope"):
         audit(source, topic, options=options, id="value", source_id="nope")
     with pytest.raises(ConfigError, match="order is 'nope'; it may be an expression over the columns of the topic"):
         audit(source, topic, options=options, order="nope")

@@ -1,4 +1,4 @@
-"""Bad input: said when the query is planned if it can be known, else with batch, task and row; nothing half visible."""
+"""Bad input fails when the query is planned if possible, else with batch, task and row; no batch is half visible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from crashes import StreamInSession, committed, open_transactions
 from headrace.broker import EmbeddedBroker
-from headrace.spark.spark_errors import explain
+from headrace.spark.errors import explain
 from peers.embedded import OwnBroker
 from topics import new_topic, unique
 from waiting import eventually
@@ -31,7 +31,7 @@ def options_of(broker, topic, options):
 
 
 def failure_of_batch(frame, broker, topic=None, **options):
-    """What a person is told."""
+    """The message that the user gets."""
     named = {name.replace("__", "."): value for name, value in options.items()}
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's kind says nothing
         frame.write.format("headrace").options(**options_of(broker, topic, named)).mode("append").save()
@@ -64,10 +64,10 @@ def assert_nothing_is_seen(broker, topic):
         (["CAST(id AS STRING) value", "'x' AS partition"], {}, "column 'partition' is string; it may be int"),
         (TEXTS, {"topic": "there-is-no-such-topic"}, "create the topic first"),
         (TEXTS, {"sink.id": "no ~ please"}, "sink.id is 'no ~ please'; it may be"),
-        (TEXTS, {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "700"}, "Does the broker run"),
+        (TEXTS, {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "700"}, "Check that the broker runs"),
     ],
 )
-def test_a_stream_is_told_what_is_wrong_before_anything_is_written(
+def test_invalid_options_of_a_stream_fail_before_anything_is_written(
     spark, headrace_broker, tmp_path, columns, options, message
 ):
     topic = new_topic(headrace_broker, "wrong")
@@ -84,7 +84,11 @@ def test_a_stream_is_told_what_is_wrong_before_anything_is_written(
         (["CAST(id AS STRING) value", "IF(id = 2, NULL, '{topic}') topic"], {}, "row 2: its topic is null"),
         (["repeat('x', CAST(id AS INT) * 3000) value", "'{topic}' topic"], {"kafka.max.request.size": "4000"}, "row 2"),
         (["CAST(id AS STRING) value", "CAST(id + 7 AS INT) partition"], {"topic": "{topic}"}, "its partition is 9"),
-        ([*TEXTS, "CAST(id + 7 AS INT) partition", "'{topic}' topic"], {}, "'{topic}': its partition is 9; the topic"),
+        (
+            [*TEXTS, "CAST(id + 7 AS INT) partition", "'{topic}' topic"],
+            {},
+            "'{topic}': its partition is 9, but the topic",
+        ),
     ],
     ids=["null topic", "too large", "wrong partition", "wrong partition of a topic that rows name"],
 )
@@ -124,26 +128,26 @@ def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
     """The second fences the first, which ends with an error that names it. Neither loses or doubles anything."""
     sink, marks = unique("shared"), tmp_path / "marks"
     marks.mkdir()
-    one, two = (
+    first, second = (
         StreamInSession(spark, tmp_path / name, either, new_topic(either, name), sink__id=sink)
-        for name in ("one", "two")
+        for name in ("first", "second")
     )
-    one.add_file(50)
-    two.add_file(50)
-    query = one.begin(f"markers={marks}, decide.begin=hold")
+    first.add_file(50)
+    second.add_file(50)
+    query = first.begin(f"markers={marks}, decide.begin=hold")
     eventually("the first at its decision", (marks / "decide.begin").exists, SECONDS_MAX)
-    two.process()
+    second.process()
     (marks / "decide.begin.go").touch()
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's kind says nothing
-        one.end(query)
+        first.end(query)
     said = explain(caught.value)
     driver = f"host {socket.gethostname()}, process {spark._jvm.java.lang.ProcessHandle.current().pid()}, started "
     assert f"sink.id '{sink}' is held by another query of this driver, or by a later start of this query: run " in said
     assert driver in said
-    assert "What this run wrote for batch 0 is not seen." in said
-    assert "give each a sink.id of its own" in said
-    one.process()
-    for stream in (one, two):
+    assert "The rows that this run wrote for batch 0 are not visible." in said
+    assert "give each its own sink.id" in said
+    first.process()
+    for stream in (first, second):
         assert str(stream.audit()) == "clean"
         assert not open_transactions(either.bootstrap, stream.topic)
 
@@ -176,17 +180,17 @@ def deny(broker, kind, name, operation=AclOperation.WRITE):
 
 
 @pytest.mark.every_run
-def test_a_topic_that_may_not_be_written(spark, guarded):
+def test_the_error_for_a_topic_without_write_permission(spark, guarded):
     topic = new_topic(guarded, "forbidden")
     deny(guarded, ResourceType.TOPIC, topic)
     said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic)
-    assert f"may not write to topic '{topic}'" in said
-    assert "allow it the operation Write" in said
+    assert f"not authorized to write to topic '{topic}'" in said
+    assert "allow the operation Write" in said
     assert_nothing_is_seen(guarded, topic)
 
 
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_transactional_ids_that_may_not_be_used(spark, guarded, mode):
+def test_the_error_for_transactional_ids_without_permission(spark, guarded, mode):
     topic, sink = new_topic(guarded, "open"), unique("forbidden-sink")
     deny(guarded, ResourceType.TRANSACTIONAL_ID, sink)
     frame = spark.range(3).selectExpr(*TEXTS)
@@ -195,17 +199,17 @@ def test_transactional_ids_that_may_not_be_used(spark, guarded, mode):
     assert_nothing_is_seen(guarded, topic)
 
 
-def test_a_decision_topic_that_may_not_be_made(spark, guarded):
+def test_the_error_for_a_decision_topic_without_create_permission(spark, guarded):
     topic, decisions = new_topic(guarded, "open"), unique("forbidden-name")
     deny(guarded, ResourceType.TOPIC, decisions, AclOperation.ALL)
     said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic, decision__topic=decisions)
-    assert f"may not use its decision topic '{decisions}'" in said
-    assert "allow Create, or make the topic" in said
+    assert f"not authorized to use decision.topic '{decisions}'" in said
+    assert "allow Create, or create the topic" in said
     assert_nothing_is_seen(guarded, topic)
 
 
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_a_decision_topic_that_may_not_be_written(spark, guarded, mode):
+def test_the_error_for_a_decision_topic_without_write_permission(spark, guarded, mode):
     topic, decisions = new_topic(guarded, "open"), new_topic(guarded, "forbidden-decisions")
     deny(guarded, ResourceType.TOPIC, decisions)
     frame = spark.range(3).selectExpr(*TEXTS)

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster, one master and two workers, and Apache Kafka: what works on one machine works there."""
+"""A Spark standalone cluster, one master and two workers, with Apache Kafka."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ REACH_SECONDS_MAX = 120
 @pytest.fixture
 def cluster(tmp_path):
     pytest.importorskip("pyspark.sql")
-    found = StandaloneCluster(tmp_path / "cluster", cores=2)
+    standalone = StandaloneCluster(tmp_path / "cluster", cores=2)
     try:
-        yield found.start()
+        yield standalone.start()
     finally:
-        found.close()
+        standalone.close()
 
 
 @pytest.mark.behaviour("S05", "S10")

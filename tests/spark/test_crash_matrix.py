@@ -1,4 +1,4 @@
-"""The crash matrix: at every failpoint everything that can happen, on both brokers; and every row is seen once.
+"""The crash matrix: every failure at every failpoint, on both brokers; every row is visible once.
 
 What can happen only to several brokers happens to a cluster of our own.
 
@@ -31,7 +31,7 @@ from crash_cells import (
     PROCESS,
     RETRY,
     SHORT_TRANSACTION_MS,
-    TWIN,
+    SPECULATIVE,
     ZOMBIE,
     Outcome,
 )
@@ -54,7 +54,7 @@ SHORT = {
     (OURS, BROKER): ("task.sent", "decide.written"),
     (OURS, EXPIRY): ("check.done", "end.between", "redo.written"),
     (OURS, RETRY): ("task.sent", "end.between"),
-    (OURS, TWIN): ("task.flushed", "decide.begin"),
+    (OURS, SPECULATIVE): ("task.flushed", "decide.begin"),
     (OURS, ZOMBIE): ("begin.fence", "decide.begin"),
     (OURS, PROCESS): ("begin.held", "decide.written", "decide.done", "redo.written"),
     (APACHE, DRIVER): ("task.flushed", "decide.written", "decide.done", "replay.abort"),
@@ -71,17 +71,17 @@ WANTED = WHOLE if IS_WHOLE else SHORT
 
 
 def cells() -> Iterator[object]:
-    for (broker, fault), places in WANTED.items():
-        for place in places:
-            reason = NONSENSE.get((fault, place))
+    for (broker, fault), failpoints in WANTED.items():
+        for failpoint in failpoints:
+            reason = NONSENSE.get((fault, failpoint))
             marks = [pytest.mark.skip(reason=reason)] if reason else []
-            if place not in EVERY_RUN.get((broker, fault), ()):
+            if failpoint not in EVERY_RUN.get((broker, fault), ()):
                 marks.append(pytest.mark.slow)
-            yield pytest.param(broker, fault, place, marks=marks, id=f"{broker}-{fault}-{place}")
+            yield pytest.param(broker, fault, failpoint, marks=marks, id=f"{broker}-{fault}-{failpoint}")
 
 
 class Matrix:
-    """Runs a column when the first of its cells is asked for."""
+    """Runs a column when the first of its cells is needed."""
 
     def __init__(self, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
         self._paths = tmp_path_factory
@@ -90,24 +90,24 @@ class Matrix:
         self._stack = ExitStack()
         self.found: dict[tuple[str, str], list[Outcome]] = {}
 
-    def outcome(self, broker: str, fault: str, place: str) -> Outcome:
+    def outcome(self, broker: str, fault: str, failpoint: str) -> Outcome:
         column = self.found.get((broker, fault))
         if column is None:
             self.found[broker, fault] = []  # a column that fails as a whole is not tried again for its next cell
             column = self.found[broker, fault] = self._run(broker, fault)
-        return next((one for one in column if one.place == place), Outcome(fault, place, broker))
+        return next((outcome for outcome in column if outcome.place == failpoint), Outcome(fault, failpoint, broker))
 
     def _run(self, broker: str, fault: str) -> list[Outcome]:
-        places = [place for place in self._selected(broker, fault) if (fault, place) not in NONSENSE]
+        failpoints = [failpoint for failpoint in self._selected(broker, fault) if (fault, failpoint) not in NONSENSE]
         folder = self._paths.mktemp(f"{broker}-{fault.replace(' ', '-')}")
         jars = self._request.getfixturevalue("kafka_jars")("4.3.0")
-        return Column(fault, self._broker(broker, fault == EXPIRY), broker, folder, jars, _say).run(places)
+        return Column(fault, self._broker(broker, fault == EXPIRY), broker, folder, jars, _say).run(failpoints)
 
     def _selected(self, broker: str, fault: str) -> list[str]:
         """Those places of a column that this run of the tests is about."""
         cells = [item.callspec.params for item in self._request.session.items if hasattr(item, "callspec")]
-        chosen = {cell["place"] for cell in cells if (cell.get("broker"), cell.get("fault")) == (broker, fault)}
-        return [place for place in WANTED[broker, fault] if place in chosen]
+        chosen = {cell["failpoint"] for cell in cells if (cell.get("broker"), cell.get("fault")) == (broker, fault)}
+        return [failpoint for failpoint in WANTED[broker, fault] if failpoint in chosen]
 
     def _broker(self, name: str, is_short: bool) -> Broker:
         """Brokers of our own: they are killed, and look for expired transactions more often than others do."""
@@ -154,27 +154,27 @@ def matrix(tmp_path_factory, request):
 
 @pytest.mark.timeout(COLUMN_SECONDS_MAX)
 @pytest.mark.behaviour("S05", "S06")
-@pytest.mark.parametrize(("broker", "fault", "place"), [*cells()])
-def test_every_row_is_seen_once(matrix, broker, fault, place):
-    outcome = matrix.outcome(broker, fault, place)
+@pytest.mark.parametrize(("broker", "fault", "failpoint"), [*cells()])
+def test_every_row_is_visible_once(matrix, broker, fault, failpoint):
+    outcome = matrix.outcome(broker, fault, failpoint)
     assert outcome.verdict == "", outcome
 
 
 def test_every_failpoint_meets_every_fault_or_has_a_reason_not_to():
-    """As docs/exactly-once.md has it: a reason for each cell, or a dash for one that cannot be."""
+    """docs/exactly-once.md has an explanation for each cell, or a dash for one that does not exist."""
     documented = cells_of((PROJECT / "docs" / "exactly-once.md").read_text())
-    assert documented.keys() == {(fault, place) for fault in FAULTS for place in FAILPOINTS}
+    assert documented.keys() == {(fault, failpoint) for fault in FAULTS for failpoint in FAILPOINTS}
     assert {cell for cell, text in documented.items() if text == "–"} == NONSENSE.keys()
-    run = {(fault, place) for (_, fault), places in WHOLE.items() for place in places} - NONSENSE.keys()
+    run = {(fault, failpoint) for (_, fault), failpoints in WHOLE.items() for failpoint in failpoints} - NONSENSE.keys()
     assert run == {cell for cell, text in documented.items() if re.fullmatch(r"\d+(, \d+)*", text)}
 
 
 @pytest.mark.parametrize("cells_of_run", [SHORT, EVERY_RUN], ids=["make test-spark", "make test"])
 def test_a_shorter_run_is_made_of_cells_that_can_be(cells_of_run):
-    chosen = {(fault, place) for (_, fault), places in cells_of_run.items() for place in places}
+    chosen = {(fault, failpoint) for (_, fault), failpoints in cells_of_run.items() for failpoint in failpoints}
     assert chosen
     assert not chosen & NONSENSE.keys()
-    assert all(set(places) <= set(WHOLE[column]) for column, places in cells_of_run.items())
+    assert all(set(failpoints) <= set(WHOLE[column]) for column, failpoints in cells_of_run.items())
 
 
 def test_each_fault_is_in_the_shorter_run():
@@ -190,28 +190,34 @@ def cells_of(page: str) -> dict[tuple[str, str], str]:
     for row in rows[first + 2 :]:
         if len(row) != len(rows[first]):
             break  # another table
-        for place in re.findall(r"`([^`]+)`", row[0]):
-            found |= {(fault, place): text for fault, text in zip(faults, row[1:], strict=True)}
+        for failpoint in re.findall(r"`([^`]+)`", row[0]):
+            found |= {(fault, failpoint): text for fault, text in zip(faults, row[1:], strict=True)}
     return found
 
 
 def table(found: dict[tuple[str, str], list[Outcome]]) -> str:
     """For people, then for programs."""
     lines = []
-    outcomes = {(one.broker, one.fault, one.place): one for column in found.values() for one in column}
+    outcomes = {
+        (outcome.broker, outcome.fault, outcome.place): outcome for column in found.values() for outcome in column
+    }
     for broker, faults in MET.items():
         lines += ["", f"{broker:14}" + "".join(f"{fault:>21}" for fault in faults)]
-        for place in PLACES:
+        for failpoint in PLACES:
             texts = []
             for fault in faults:
-                one = outcomes.get((broker, fault, place))
-                if (fault, place) in NONSENSE:
+                outcome = outcomes.get((broker, fault, failpoint))
+                if (fault, failpoint) in NONSENSE:
                     texts.append("cannot be")
                 else:
-                    texts.append("–" if one is None else "FAILED" if one.verdict else f"{one.rows} rows once")
-            lines.append(f"{place:14}" + "".join(f"{text:>21}" for text in texts))
-    good = sum(not one.verdict for one in outcomes.values())
+                    texts.append(
+                        "–" if outcome is None else "FAILED" if outcome.verdict else f"{outcome.rows} rows once"
+                    )
+            lines.append(f"{failpoint:14}" + "".join(f"{text:>21}" for text in texts))
+    good = sum(not outcome.verdict for outcome in outcomes.values())
     lines += ["", f"{good} of {len(outcomes)} cells are clean", ""]
-    lines += [f"cannot be: {fault} at {place}: {reason}" for (fault, place), reason in NONSENSE.items()]
-    lines.append(json.dumps([{**asdict(one), "verdict": one.verdict or "clean"} for one in outcomes.values()]))
+    lines += [f"cannot be: {fault} at {failpoint}: {reason}" for (fault, failpoint), reason in NONSENSE.items()]
+    lines.append(
+        json.dumps([{**asdict(outcome), "verdict": outcome.verdict or "clean"} for outcome in outcomes.values()])
+    )
     return "\n".join(lines)

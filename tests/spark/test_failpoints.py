@@ -1,4 +1,4 @@
-"""Brokers that die, answers that get lost: the stream goes on, and every row is seen once.
+"""Brokers that die, responses that get lost: the stream continues, and every row is visible once.
 
 What else can happen at every failpoint is in test_crash_matrix.py.
 """
@@ -39,12 +39,12 @@ def assert_clean(query: StreamInSession, bootstrap: str, topic: str) -> None:
 
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
 @pytest.mark.parametrize(
-    "place", ["task.sent", "task.flushed", "check.done", "decide.written", "decide.done", "end.done"]
+    "failpoint", ["task.sent", "task.flushed", "check.done", "decide.written", "decide.done", "end.done"]
 )
-def test_the_broker_dies_and_comes_back(spark, own_broker, tmp_path, place, mode):
-    """With a batch at that place: it goes through all the same, or fails and goes through when it is run again."""
-    if mode == "inline" and not place.startswith("decide"):
-        pytest.skip("an inline batch is in one place only: the driver's transaction")
+def test_the_broker_dies_and_comes_back(spark, own_broker, tmp_path, failpoint, mode):
+    """With a batch at that failpoint: it succeeds, or fails and succeeds when it is run again."""
+    if mode == "inline" and not failpoint.startswith("decide"):
+        pytest.skip("an inline batch is only in the transaction of the driver")
     marks = markers(spark)
     topic = new_topic(own_broker, "restart", 3)
     query = StreamInSession(spark, tmp_path, own_broker, topic, commit__mode=mode)
@@ -52,15 +52,15 @@ def test_the_broker_dies_and_comes_back(spark, own_broker, tmp_path, place, mode
     query.add_file(100)
 
     def restart() -> None:
-        eventually("the failpoint", lambda: (marks / place).exists(), REACH_SECONDS_MAX)
+        eventually("the failpoint", lambda: (marks / failpoint).exists(), REACH_SECONDS_MAX)
         own_broker.kill()
-        (marks / f"{place}.go").touch()  # it goes on while there is no broker
+        (marks / f"{failpoint}.go").touch()  # it goes on while there is no broker
         own_broker.restart()
 
     nemesis = threading.Thread(target=restart)
     nemesis.start()
     try:
-        run_until_it_ends(query, f"{place}=hold")
+        run_until_it_ends(query, f"{failpoint}=hold")
     finally:
         nemesis.join()
     assert_clean(query, own_broker.bootstrap, topic)
@@ -82,7 +82,7 @@ def run_until_it_ends(query: StreamInSession, failpoints: str = "") -> int:
     "api", ["EndTxn", "InitProducerId", "Produce", "DescribeTransactions", "ListTransactions", "Fetch"]
 )
 def test_an_answer_is_lost(spark, own_broker, tmp_path, api, mode):
-    """The broker did what it was asked for and the connection broke before it could say so: it is asked again."""
+    """The broker handled the request, and the connection broke before the response: the request is retried."""
     topic = new_topic(own_broker, "unanswered", 3)
     query = StreamInSession(spark, tmp_path, own_broker, topic, commit__mode=mode)
     query.add_file(100)

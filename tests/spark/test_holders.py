@@ -1,4 +1,4 @@
-"""Runs and processes that share a sink, on real brokers, without Spark: who may decide, and what is read of the log."""
+"""Runs and processes that share a sink, on real brokers, without Spark: which may decide, and what they read."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST
 from headrace.producer.producer import Producer
 from headrace.spark import decisions
-from headrace.spark.committer import Batch, Committer
+from headrace.spark.commit_types import Batch
+from headrace.spark.committer import Committer
 from headrace.spark.decisions import Decision, DecisionLog, Fingerprint
+from headrace.spark.errors import FencedError
 from headrace.spark.holders import DriverProcess, Holder, Holders
 from headrace.spark.ledger import Ledger
-from headrace.spark.redo import Redo
-from headrace.spark.sink_errors import FencedError
 from headrace.spark.sink_options import SinkOptions
-from headrace.spark.transactions import Transactions
+from headrace.spark.transactions import Redo, Transactions
 from topics import new_topic, unique
 
 QUERY = "query"
 
 
 class Sink:
-    """A sink with a topic and a decision topic of its own."""
+    """A sink with its own topic and decision topic."""
 
     def __init__(self, broker: Any, stack: ExitStack) -> None:
         self.bootstrap = broker.bootstrap
@@ -91,12 +91,12 @@ def commit(committer: Committer, sink: Sink, number: int) -> None:
 
 @pytest.mark.behaviour("S11")
 def test_processes_of_a_run_take_turns_and_the_next_run_fences_all_of_them(sink):
-    one, two = sink.process("first"), sink.process("first")
-    for number, process in enumerate([one, two, two, one, one, two]):
+    first, second = sink.process("first"), sink.process("first")
+    for number, process in enumerate([first, second, second, first, first, second]):
         commit(process, sink, number)
     newer = sink.process("second")
     commit(newer, sink, 6)
-    for process in (one, two, sink.process("first")):
+    for process in (first, second, sink.process("first")):
         with pytest.raises(
             FencedError, match=r"held by another driver: run second \(host host-of-second, process 4711"
         ):
@@ -106,7 +106,7 @@ def test_processes_of_a_run_take_turns_and_the_next_run_fences_all_of_them(sink)
 
 
 @pytest.mark.behaviour("S11")
-def test_a_run_that_only_took_the_lock_fences_nobody(sink):
+def test_a_run_that_only_took_the_lock_fences_no_other(sink):
     process = sink.process("first")
     commit(process, sink, 0)
     sink.ledger().open()
@@ -124,8 +124,8 @@ def test_a_driver_of_another_sink_that_hangs_does_not_hold_up_this_one(sink, mon
         hung.begin_transaction()
         hung.send(sink.options.decision_topic, b"{}", b'["hung","query"]')
         hung.flush()
-        one, two = sink.process("first"), sink.process("first")
-        for number, process in enumerate([one, two, one]):
+        first, second = sink.process("first"), sink.process("first")
+        for number, process in enumerate([first, second, first]):
             commit(process, sink, number)
         commit(sink.process("second"), sink, 2)
         assert sink.log().read(sink.name)[QUERY].batch == 2
@@ -154,10 +154,10 @@ def test_reading_again_costs_what_is_new_and_finds_what_a_new_reader_finds(sink,
     holders = Holders().followed_by(Holder("run", DriverProcess("host", 1, 2), 3))
     steps: list[Callable[[], None]] = [
         lambda: ledger.write(decided),
-        lambda: ledger.hold(holders),
+        lambda: ledger.write_holders(holders),
         lambda: ledger.write(replace(decided, query="another")),
         lambda: ledger.write(replace(decided, batch=1)),
-        lambda: ledger.write(replace(decided, query="another"), is_erased=True),
+        lambda: ledger.write(replace(decided, query="another"), as_tombstone=True),
     ]
     starts: list[int] = []
     real_assign = Fetcher.assign
@@ -180,7 +180,7 @@ def test_reading_again_costs_what_is_new_and_finds_what_a_new_reader_finds(sink,
     assert EARLIEST not in starts
 
 
-def test_what_was_read_of_a_decision_topic_that_was_made_anew_is_forgotten(sink):
+def test_cached_decisions_are_dropped_when_the_decision_topic_is_recreated(sink):
     ledger, topic = sink.ledger(), sink.options.decision_topic
     ledger.open()
     ledger.write(Decision(sink.name, QUERY, "run", 0))

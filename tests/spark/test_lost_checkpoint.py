@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from crashes import audit, committed, markers, open_transactions
-from headrace.spark.spark_errors import explain
+from headrace.spark.errors import explain
 from peers import librdkafka
 from source_rig import records, recreate_topic
 from spark_driver import SparkDriver
@@ -61,9 +61,9 @@ class CopiedTopic:
 
     def audit(self):
         assert not open_transactions(self.broker.bootstrap, self.target)
-        found = audit(self.broker.bootstrap, self.target, self.sent)
-        found.out_of_order.clear()  # not what this is about: keys come from two partitions
-        return str(found)
+        result = audit(self.broker.bootstrap, self.target, self.sent)
+        result.out_of_order.clear()  # not what this is about: keys come from two partitions
+        return str(result)
 
 
 @pytest.mark.behaviour("S13")
@@ -88,19 +88,19 @@ def test_a_deleted_checkpoint_repeats_nothing_and_loses_nothing(spark, headrace_
 
 
 def _records(copy):
-    found = committed(copy.broker.bootstrap, copy.target)
-    return [(key, (value or b"").decode()) for records in found.values() for key, value in records]
+    result = committed(copy.broker.bootstrap, copy.target)
+    return [(key, (value or b"").decode()) for records in result.values() for key, value in records]
 
 
 @pytest.mark.behaviour("S13")
 @pytest.mark.parametrize(
-    ("mode", "place"),
+    ("mode", "failpoint"),
     [
-        *(("inline", place) for place in ("decide.begin", "decide.written", "decide.done")),
-        *(("parallel", place) for place in ("decide.begin", "decide.written", "decide.done", "end.between")),
+        *(("inline", failpoint) for failpoint in ("decide.begin", "decide.written", "decide.done")),
+        *(("parallel", failpoint) for failpoint in ("decide.begin", "decide.written", "decide.done", "end.between")),
     ],
 )
-def test_a_checkpoint_is_lost_after_a_crash_in_a_batch(spark, headrace_broker, tmp_path, mode, place):
+def test_a_checkpoint_is_lost_after_a_crash_in_a_batch(spark, headrace_broker, tmp_path, mode, failpoint):
     """The next query delivers the rows of a batch that was not decided, and skips those of one that was."""
     copy = CopiedTopic(spark, headrace_broker, tmp_path, mode)
     marks = markers(spark)
@@ -109,8 +109,8 @@ def test_a_checkpoint_is_lost_after_a_crash_in_a_batch(spark, headrace_broker, t
     copy.send(30)
     copy.send(30, partition=1)
     with pytest.raises(Exception, match=r"failpoint|crashed|EOF|connection|Python worker"):
-        copy.run(failpoints=f"{place}=kill")
-    assert (marks / place).exists()
+        copy.run(failpoints=f"{failpoint}=kill")
+    assert (marks / failpoint).exists()
     copy.lose_checkpoint()
     copy.send(10, partition=1)
     copy.run()
@@ -187,10 +187,8 @@ def test_going_back_to_an_older_checkpoint_skips_what_the_new_one_has_delivered(
 
 @pytest.mark.slow
 @pytest.mark.behaviour("S13")
-def test_a_join_that_passes_the_columns_on_is_stopped_by_the_first_row_it_has_held_back(
-    spark, headrace_broker, tmp_path
-):
-    """Its schema is that of a stateless query: only the order of offsets tells."""
+def test_a_join_that_keeps_the_origin_columns_is_stopped_by_its_first_late_row(spark, headrace_broker, tmp_path):
+    """Its schema is that of a stateless query: only the order of offsets shows it."""
     copy = CopiedTopic(spark, headrace_broker, tmp_path, partitions=1)
     copy.send(2)
     known = new_topic(headrace_broker, "known")

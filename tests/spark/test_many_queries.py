@@ -1,4 +1,4 @@
-"""Many queries in one driver: Spark serves the commits of each in any of its Python processes.
+"""Many queries in one driver: Spark runs the commits of each in any of its Python processes.
 
 Five queries, two of which read what two others have written. Python workers of tasks and of commits are killed all the
 while. A killed task is run again by Spark; a killed commit ends its query, which is started again from its checkpoint.
@@ -110,13 +110,13 @@ def test_five_queries_in_one_driver_write_every_row_once(broker_of_queries, tmp_
     for query in queries:
         assert [error for error in query.errors if OF_HEADRACE in error] == []
         assert len(query.errors) <= kills
-        found = values(broker, query.topic)
-        assert len(found) > SECONDS * ROWS_PER_SECOND_MIN, "hardly anything was written"
-        assert [value for value, count in found.items() if count != 1] == []
+        counts = values(broker, query.topic)
+        assert len(counts) > SECONDS * ROWS_PER_SECOND_MIN, "hardly anything was written"
+        assert [value for value, count in counts.items() if count != 1] == []
         assert not open_transactions(broker.bootstrap, query.topic)
     for query in sources:
-        found = values(broker, query.topic)
-        assert sorted(map(int, found)) == [*range(len(found))], "rows are missing"
+        counts = values(broker, query.topic)
+        assert sorted(map(int, counts)) == [*range(len(counts))], "rows are missing"
     for number, query in enumerate(copies):
         assert values(broker, query.topic) == values(broker, sources[number].topic)
     assert any(query.errors for query in queries), "no commit was killed"

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from crashes import committed
-from headrace.spark.spark_errors import explain
+from headrace.spark.errors import explain
 from source_rig import grow_topic
 from topics import new_topic
 from waiting import eventually
@@ -20,7 +20,7 @@ KEYS = [f"key-{n}" for n in range(40)]
 
 
 class RunningSink:
-    """A stream of files into a topic that goes on until it is stopped. Each line is "key value partition"."""
+    """A stream from files to a topic that runs until it is stopped. Each line is "key value partition"."""
 
     def __init__(self, spark, folder, broker, topic, columns, **options):
         self._folder, self._numbers = folder, itertools.count()
@@ -98,9 +98,9 @@ def test_a_row_may_name_a_partition_as_soon_as_it_is_added(spark, headrace_broke
         grow_topic(headrace_broker, topic, 4)
         assert set(sink.write(KEYS, 3).values()) == {3}
         started = time.monotonic()
-        with pytest.raises(Exception, match="its partition is 9; the topic has 0 to 3") as caught:
+        with pytest.raises(Exception, match="its partition is 9, but the topic has partitions 0 to 3") as caught:
             sink.write(KEYS, 9)
-        assert "Nothing of the batch is seen" in explain(caught.value)
+        assert "Nothing of the batch is visible" in explain(caught.value)
         assert time.monotonic() - started < SECONDS_MAX / 2
     finally:
         sink.query.stop()

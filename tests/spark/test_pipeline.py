@@ -1,4 +1,4 @@
-"""Pipelines on a real Spark: files, SQL and topics; resuming; stopping; what is said when it goes wrong."""
+"""Pipelines on a real Spark: files, SQL and topics; resuming, stopping, errors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.spark import Pipeline
 from headrace.spark.auditing import audit, read_topic
-from headrace.spark.progress import Silence
-from headrace.spark.spark_errors import SparkError
+from headrace.spark.errors import SparkError
+from headrace.spark.progress import SilentReporter
 from topics import new_topic, unique
 from waiting import eventually
 
@@ -47,7 +47,7 @@ topic = "{topic}"
 """
 
 
-class Notes(Silence):
+class Notes(SilentReporter):
     """A reporter that remembers."""
 
     wants_tasks = True
@@ -190,7 +190,7 @@ def test_an_endless_stream_is_stopped_after_a_batch(spark):
     assert not spark.streams.active
 
 
-def test_a_batch_is_given_up_when_asked(spark, tmp_path):
+def test_a_batch_is_cancelled_by_stop(spark, tmp_path):
     class StopAtTasks(Notes):
         def tasks(self, tasks, totals):
             if tasks.all:
@@ -230,23 +230,23 @@ def test_a_check_names_every_view_and_its_columns(spark, filled):
     [
         (
             "steps.even.sql=SELECT idd FROM source",
-            r"^pipeline, line \d+|-X.*: step 'even' makes no sense: .*`idd`.*`id`",
+            r"^pipeline, line \d+|-X.*: step 'even' is invalid: .*`idd`.*`id`",
         ),
-        ("steps.even.sql=SELECT * FROM nowhere", r"step 'even' makes no sense: .*`nowhere`.*it sees source\(id bigint"),
-        ("steps.even.sql=SELEC 1", r"step 'even' makes no sense: Syntax error"),
-        ("steps.records.sql=SELECT id FROM even", r"the sink cannot take these columns: .*value"),
-        ("source.format=nonsense", r"the source \(nonsense\) cannot be read: .*nonsense"),
-        ("source.schema=id BIGNT", r"the source \(json\) cannot be read"),
+        ("steps.even.sql=SELECT * FROM nowhere", r"step 'even' is invalid: .*`nowhere`.*it can use source\(id bigint"),
+        ("steps.even.sql=SELEC 1", r"step 'even' is invalid: Syntax error"),
+        ("steps.records.sql=SELECT id FROM even", r"the sink cannot write these columns: .*value"),
+        ("source.format=nonsense", r"cannot read the source \(nonsense\): .*nonsense"),
+        ("source.schema=id BIGNT", r"cannot read the source \(json\)"),
     ],
 )
-def test_a_check_says_what_is_wrong_and_where(spark, filled, override, said):
+def test_a_check_reports_problems_with_their_positions(spark, filled, override, said):
     with pytest.raises((SparkError, ConfigError), match=said) as caught:
         Pipeline.from_toml(filled[0], (override,)).check(spark)
     assert "Traceback" not in str(caught.value)
     assert not spark.catalog.listTables()
 
 
-def test_a_file_stream_without_a_schema_is_told_to_have_one(spark, filled):
+def test_the_error_of_a_file_stream_without_a_schema_says_to_set_one(spark, filled):
     text = filled[0].replace('schema = "id BIGINT, name STRING"', "")
     with pytest.raises(SparkError, match=r"set schema in \[source\]"):
         Pipeline.from_toml(text).check(spark)
@@ -262,7 +262,7 @@ def test_a_name_that_the_session_has_already_is_not_overwritten(spark, filled):
         spark.catalog.dropTempView("even")
 
 
-def test_a_stream_that_fails_says_why_in_a_paragraph(spark, filled):
+def test_the_error_of_a_failed_stream_is_one_paragraph(spark, filled):
     with pytest.raises(SparkError) as caught:
         Pipeline.from_toml(filled[0], ("sink.options.topic=no-such-topic",)).run(spark)
     assert "no-such-topic" in str(caught.value)
@@ -270,10 +270,10 @@ def test_a_stream_that_fails_says_why_in_a_paragraph(spark, filled):
         assert noise not in str(caught.value)
 
 
-def test_a_batch_pipeline_is_no_stream(spark, filled):
+def test_a_batch_pipeline_cannot_be_started_as_a_stream(spark, filled):
     pipeline = Pipeline.from_toml(filled[0])
     pipeline.spec = replace(pipeline.spec, trigger=replace(pipeline.spec.trigger, mode="batch"))
-    with pytest.raises(ConfigError, match="cannot be started as a stream"):
+    with pytest.raises(ConfigError, match="which is not a stream"):
         pipeline.start(spark)
 
 
@@ -281,7 +281,7 @@ def test_a_batch_pipeline_is_no_stream(spark, filled):
 
 
 class Running:
-    """`headrace pipeline run` in a process of its own, which can be interrupted as by a terminal."""
+    """`headrace pipeline run` in a separate process, which can be interrupted as by a terminal."""
 
     def __init__(self, file, *arguments):
         command = [sys.executable, "-m", "headrace", "pipeline", "run", str(file), "--format", "json", *arguments]

@@ -1,4 +1,4 @@
-"""Batch numbers that come again: a replay is skipped, and other rows under an old number are an error, never a loss."""
+"""Repeated batch numbers: a replay is skipped, and other rows with an old number are an error, never a loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topics import new_topic, unique
 
 DECIDED_BY = (
     r"decided by run [0-9a-f-]{36} \(host \S+, process \d+, started \S+ \S+ UTC\) at \S+ \S+ UTC\. Nothing of this "
-    r"batch is seen\. Possible causes, the most likely first: "
+    r"batch is visible\. Possible causes, the most likely first: "
 )
 FINGERPRINT = r"{} rows with hash [0-9a-f]{{16}}"
 
@@ -52,8 +52,8 @@ def test_a_checkpoint_from_an_older_backup_stops_the_query(stream):
         stream,
         rf"batch 1 of query [0-9a-f-]{{36}} \(sink\.id 'headrace-[0-9a-f-]{{36}}'\) comes after batch 2: now "
         rf"{FINGERPRINT.format(41)}; batch 2 had {FINGERPRINT.format(42)}, {DECIDED_BY}\(1\) the checkpoint was "
-        r"restored from a backup; .* go on with the checkpoint that has batch 2, or set a new sink\.id, which delivers "
-        r"the rows of this checkpoint, some of them once more",
+        r"restored from a backup; .* continue with the checkpoint that has batch 2, or set a new sink\.id, which "
+        r"delivers the rows of this checkpoint, some of them a second time",
     )
     stream.process(sink__id=unique("restored"))
     stream.rows += stream.rows[40:]
@@ -86,7 +86,7 @@ def test_the_last_batch_with_other_rows_stops_the_query(stream):
 
 
 @pytest.mark.behaviour("S12")
-def test_a_copied_checkpoint_goes_on_and_the_first_one_is_refused_after_that(stream):
+def test_a_copied_checkpoint_continues_and_the_original_is_refused_afterwards(stream):
     """Blue, then green with a copy of its checkpoint, then blue again."""
     stream.add_file(40)
     stream.process()
@@ -96,15 +96,15 @@ def test_a_copied_checkpoint_goes_on_and_the_first_one_is_refused_after_that(str
         stream.process(checkpoint="green")
     stream.add_file(50)
     rows, stream.rows = stream.rows, stream.rows[:-50]
-    assert_refused(stream, r"batch 1 of query .* comes after batch 2: .*it is a copy, and another query has gone on")
+    assert_refused(stream, r"batch 1 of query .* comes after batch 2: .*it is a copy, and another query has continued")
     stream.rows = rows
     stream.process(checkpoint="green")
     assert str(stream.audit()) == "clean"
 
 
 @pytest.mark.behaviour("S12")
-def test_a_checkpoint_one_batch_behind_replays_that_batch_and_goes_on(stream):
-    """The same rows under the same number are a replay, whatever made it one."""
+def test_a_checkpoint_one_batch_behind_replays_that_batch_and_continues(stream):
+    """The same rows with the same number are a replay, whatever the cause."""
     stream.add_file(40)
     stream.process()
     keep(stream)
@@ -117,7 +117,7 @@ def test_a_checkpoint_one_batch_behind_replays_that_batch_and_goes_on(stream):
     assert not open_transactions(stream.bootstrap, stream.topic)
 
 
-def test_a_replay_with_dead_letters_is_known_as_one(spark, either, tmp_path):
+def test_a_replay_with_dead_letters_is_recognised(spark, either, tmp_path):
     """Their headers name the attempt, which is another one."""
     markers(spark)
     topic, dead = new_topic(either, "some"), new_topic(either, "dead")

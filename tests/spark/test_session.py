@@ -1,4 +1,4 @@
-"""A session that is there already, and one made from nothing."""
+"""An existing session, and a new one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 import headrace
 from headrace.spark import session
+from headrace.spark.errors import SparkError
 from headrace.spark.local_session import check_workers
-from headrace.spark.spark_errors import SparkError
 
 PROCESS_SECONDS_MAX = 120
 CODE = """
@@ -33,13 +33,13 @@ spark.stop()
 
 def test_a_session_that_runs_is_taken_as_it_is(spark, caplog):
     with caplog.at_level(logging.WARNING, "headrace"):
-        found = session(master="local[7]", config={"spark.sql.shuffle.partitions": 3})
-    assert found.sparkContext is spark.sparkContext
-    assert "Spark runs already, on local[2,3]: master='local[7]' has no effect" in caplog.text
+        active = session(master="local[7]", config={"spark.sql.shuffle.partitions": 3})
+    assert active.sparkContext is spark.sparkContext
+    assert "Spark is already running on local[2,3]: master='local[7]' has no effect" in caplog.text
     spark.conf.set("spark.sql.shuffle.partitions", "2")
 
 
-def test_workers_are_asked_for_their_version(spark, monkeypatch):
+def test_the_version_of_the_workers_is_checked(spark, monkeypatch):
     check_workers(spark)
     monkeypatch.setattr(headrace, "__version__", "9.9.9")
     with pytest.raises(SparkError, match=r"has headrace .*, the driver 9\.9\.9: install the same version"):

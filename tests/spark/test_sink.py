@@ -42,17 +42,17 @@ def expected(count):
 def test_a_frame_is_written_once_and_whole(spark, either, mode):
     topic = new_topic(either, "batch", 3)
     write(numbers(spark, LARGE), either, topic, commit__mode=mode)
-    found = committed(either.bootstrap, topic)
-    assert sorted((value or b"").decode() for rows in found.values() for _, value in rows) == expected(LARGE)
+    result = committed(either.bootstrap, topic)
+    assert sorted((value or b"").decode() for rows in result.values() for _, value in rows) == expected(LARGE)
     by_key = {
-        key: {partition for partition, rows in found.items() for k, _ in rows if k == key} for key in (b"0", b"7")
+        key: {partition for partition, rows in result.items() for k, _ in rows if k == key} for key in (b"0", b"7")
     }
-    assert all(len(places) == 1 for places in by_key.values())  # by key, as every producer does
+    assert all(len(partitions) == 1 for partitions in by_key.values())  # by key, as every producer does
     settle(either.bootstrap, topic)
     assert not open_transactions(either.bootstrap, topic)
 
 
-def test_nothing_is_seen_before_the_end_and_then_all(spark, kafka):
+def test_nothing_is_visible_before_the_commit_and_then_everything(spark, kafka):
     """A task fails after others have written: nothing of the batch is ever seen."""
     topic = new_topic(kafka, "whole", 2)
     frame = spark.range(0, 1000, 1, 4).selectExpr("CAST(IF(id = 999, raise_error('broken row'), id) AS STRING) value")
@@ -78,13 +78,13 @@ def test_all_columns_arrive(spark, either, mode):
     for topic in topics:
         settle(either.bootstrap, topic)
     with Fetcher(either.bootstrap) as fetcher:
-        places = [TopicPartition(topic, number) for topic in topics for number in range(2)]
-        fetcher.assign(places, until=fetcher.end_offsets(places))
-        found = []
+        partitions = [TopicPartition(topic, number) for topic in topics for number in range(2)]
+        fetcher.assign(partitions, until=fetcher.end_offsets(partitions))
+        result = []
         while not fetcher.is_finished():
-            found += fetcher.poll(1000)
-    left = {record.partition: record for record in found if record.topic == topics[0]}
-    (right,) = [record for record in found if record.topic == topics[1]]
+            result += fetcher.poll(1000)
+    left = {record.partition: record for record in result if record.topic == topics[0]}
+    (right,) = [record for record in result if record.topic == topics[1]]
     assert (left[1].key, left[1].value, left[1].headers) == (b"k1", b"v1", (("h", b"1"), ("h", None)))
     assert left[1].timestamp == int(stamp.replace(tzinfo=datetime.UTC).timestamp() * 1000)
     assert (left[0].key, left[0].headers) == (b"k3", ())
@@ -112,8 +112,8 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused(spark, headrace_brok
     refused = (
         rf"write\.id '{write_id}' was used before for other rows: now 200 rows with hash [0-9a-f]{{16}}; then 300 "
         r"rows with hash [0-9a-f]{16}, decided by run [0-9a-f]{32} \(host \S+, process \d+, started \S+ \S+ UTC\) at "
-        r"\S+ \S+ UTC\. Nothing of this write is seen\. Use a new write\.id for new rows; to repeat a write, give it "
-        r"the rows that it had"
+        r"\S+ \S+ UTC\. Nothing of this write is visible\. Use a new write\.id for new rows; to repeat a write, give "
+        r"it the rows that it had"
     )
     with pytest.raises(Exception, match=refused):
         write(numbers(spark, 200), headrace_broker, topic, commit__mode=mode, write__id=write_id)
@@ -122,8 +122,8 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused(spark, headrace_brok
     assert not open_transactions(headrace_broker.bootstrap, topic)
 
 
-def test_a_write_that_died_between_decision_and_end_is_finished_by_the_next_one_of_its_sink(spark, either, tmp_path):
-    """Without write.id nobody can know it again, but sink.id is enough to carry out what it had decided."""
+def test_the_next_write_of_a_sink_finishes_one_that_died_after_its_decision(spark, either, tmp_path):
+    """Without write.id it is not recognised, but sink.id is enough to carry out its decision."""
     topic, sink = new_topic(either, "half", 2), unique("sink")
     died = f"markers={tmp_path}, end.between=kill, abort.begin=kill"
     with pytest.raises(Exception, match=r"crashed|EOF|connection|Python worker"):
@@ -153,7 +153,7 @@ def test_bad_rows_go_to_the_dead_letter_topic_in_the_same_commit(spark, either, 
     write(frame, either, commit__mode=mode, **options)
     assert values(either, topic) == sorted(str(n) for n in range(20) if n % 5 and n != 7)
     assert len(values(either, dead)) == 5
-    with pytest.raises(Exception, match=r"kafka\.max\.request\.size allows 4000"):
+    with pytest.raises(Exception, match=r"kafka\.max\.request\.size is 4000"):
         write(frame, either, topic, commit__mode=mode, kafka__max__request__size=4000)
     assert len(values(either, topic)) == 15
 
@@ -175,7 +175,7 @@ def test_bad_rows_go_to_the_dead_letter_topic_in_the_same_commit(spark, either, 
         ),
     ],
 )
-def test_what_is_wrong_is_said_when_the_write_is_planned(spark, kafka, columns, options, message):
+def test_invalid_writes_fail_when_they_are_planned(spark, kafka, columns, options, message):
     topic = new_topic(kafka, "wrong")
     given = {"topic": topic, **options}
     frame = spark.range(3).selectExpr(*columns)

@@ -1,4 +1,4 @@
-"""The source in batches: on real Kafka and on ours, first without Spark around it, then with."""
+"""The source in batches, on Apache Kafka and on headrace's broker; without Spark, then with Spark."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from headrace.client.admin import AdminClient
 from headrace.client.admin.configs import ConfigResource, ResourceKind
 from headrace.errors import BrokerError, ConfigError, TimedOutError
-from headrace.spark import fetchers, reading
-from headrace.spark.data_loss import DataLossError
-from headrace.spark.fetchers import FETCHERS, KeptFetcher
-from headrace.spark.planning import OffsetRange
-from headrace.spark.reading import read_range
+from headrace.spark import reading
+from headrace.spark.planning import DataLossError, OffsetRange
+from headrace.spark.reading import FETCHERS, KeptFetcher, read_range
 from headrace.spark.source import BatchReader, RangePartition
 from headrace.spark.source_options import Mode, parse, schema, schema_of
 from headrace.wire.layout import Record
@@ -61,7 +59,7 @@ def _nothing_stays_open():
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-read-ahead"]
 
 
-def as_rows(topic, partition, found, time_type=0):
+def as_rows(topic, partition, result, time_type=0):
     """The rows that Spark's own source makes of records."""
     return [
         {
@@ -74,7 +72,7 @@ def as_rows(topic, partition, found, time_type=0):
             "timestampType": time_type,
             "headers": [{"key": key, "value": value} for key, value in record.headers] or None,
         }
-        for record in found
+        for record in result
     ]
 
 
@@ -93,7 +91,7 @@ def test_rows_are_what_another_client_reads(either, codec):
     assert read_all(batch_reader(either, topic)) == expected
 
 
-def test_batches_have_the_types_that_spark_asks_for(either):
+def test_batches_have_the_types_that_spark_requires(either):
     topic = new_topic(either, "types")
     librdkafka.produce(either.bootstrap, topic, small())
     for columns in (ALL_COLUMNS, ("value",), ("headers", "timestamp", "topic")):
@@ -168,7 +166,9 @@ def test_times_say_where_to_begin_and_end(either):
     assert read(startingTimestamp=at[10] - 1, endingTimestamp=at[12] + 1) == [[10, 11, 12], [10, 11, 12]]
     # A partition that has nothing so late: read to its end, and begin as the strategy says.
     assert read(startingTimestamp=at[18], endingTimestamp=at[30]) == [list(range(18, 30)), [18, 19]]
-    with pytest.raises(ConfigError, match=rf"startingTimestamp: no record so late in {topic}-1; .*Strategy to latest"):
+    with pytest.raises(
+        ConfigError, match=rf"startingTimestamp: no record at or after this time in {topic}-1; .*Strategy to latest"
+    ):
         read(startingTimestamp=at[45])
     assert read(startingTimestamp=at[45], startingOffsetsByTimestampStrategy="latest") == [list(range(45, 50)), []]
     by_partition = json.dumps({topic: {"0": at[40], "1": at[5]}})
@@ -189,9 +189,9 @@ def test_partitions_can_be_named_and_topics_matched(either):
     assert values_of(rows) == [f"{names[0]}-1".encode(), f"{names[1]}-0".encode()]
     assert read_all(batch_reader(either, None, subscribePattern=f"no-{prefix}")) == []
     # Internal topics match no pattern.
-    found = ranges_of(batch_reader(either, None, subscribePattern=".*"))
-    assert found
-    assert not [one for one in found if one.topic.startswith("__")]
+    result = ranges_of(batch_reader(either, None, subscribePattern=".*"))
+    assert result
+    assert not [offset_range for offset_range in result if offset_range.topic.startswith("__")]
 
 
 def test_long_ranges_are_read_by_several_tasks_and_no_row_twice(either):
@@ -209,7 +209,7 @@ def test_long_ranges_are_read_by_several_tasks_and_no_row_twice(either):
 # -- gaps --------------------------------------------------------------------------------------
 
 
-def test_rows_of_aborted_and_open_transactions_are_seen_only_by_those_who_ask(either):
+def test_rows_of_aborted_and_open_transactions_need_read_uncommitted(either):
     topic = new_topic(either, "transactions")
     producer = librdkafka.transactional(either.bootstrap, unique("source"))
     for start, ending in ((0, "commit"), (10, "abort"), (20, "commit"), (30, "abort")):
@@ -265,7 +265,9 @@ def test_what_is_not_there_is_named(either):
 
 def test_offsets_have_to_be_given_for_the_partitions_that_are_read(either):
     topic = new_topic(either, "complete", 2)
-    with pytest.raises(ConfigError, match=f"startingOffsets says nothing of {topic}-1; it has to name every partition"):
+    with pytest.raises(
+        ConfigError, match=f"startingOffsets has no offset for {topic}-1; it has to name every partition"
+    ):
         batch_reader(either, topic, startingOffsets=f'{{"{topic}":{{"0":0}}}}').partitions()
     with pytest.raises(ConfigError, match=f"endingOffsets names {topic}-2, which the query does not read"):
         batch_reader(either, topic, endingOffsets=f'{{"{topic}":{{"0":0,"1":0,"2":0}}}}').partitions()
@@ -305,7 +307,7 @@ def test_rows_that_go_between_planning_and_reading_are_a_loss(either, caplog):
     with pytest.raises(DataLossError, match=f"{topic}-0 has offsets from 15 up to 20; 0 up to 20 were to be read"):
         list(strict.read(partition))
     assert values_of(rows_of(lenient.read(partition))) == numbered(range(15, 20))
-    assert "the query will go on with what is there" in caplog.text
+    assert "the query will continue with the remaining records" in caplog.text
     # All of a range may be gone.
     assert list(lenient.read(RangePartition(OffsetRange(topic, 0, 2, 9)))) == []
 
@@ -317,7 +319,7 @@ def test_a_topic_that_goes_between_planning_and_reading_is_a_loss(either):
     lenient = batch_reader(either, topic, kafka_default_api_timeout_ms=1000, failOnDataLoss=False)
     (partition,) = strict.partitions()
     delete_topic(either, topic)
-    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; offsets 0 up to 20 were to be read"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 does not exist any more; offsets 0 up to 20 were to be read"):
         list(strict.read(partition))
     assert list(lenient.read(partition)) == []
 
@@ -332,8 +334,8 @@ def test_rows_can_say_where_they_come_from(either):
     assert {(row["__topic"], row["__partition"], row["__topic_id"]) for row in rows} == {
         (topic, 1, topic_id(either, topic))
     }
-    found = schema_of(options_of(either, topic, includeOrigin=True)).names
-    assert found == [name for name in ALL_COLUMNS if name != "headers"] + list(names[1:])
+    result = schema_of(options_of(either, topic, includeOrigin=True)).names
+    assert result == [name for name in ALL_COLUMNS if name != "headers"] + list(names[1:])
     assert schema_of(options_of(either, topic)).names == [name for name in ALL_COLUMNS if name != "headers"]
 
 
@@ -358,12 +360,12 @@ def test_a_range_that_never_ends_is_given_up(either):
     topic = new_topic(either, "endless")
     librdkafka.produce(either.bootstrap, topic, records(5))
     options = parse(options_of(either, topic, kafkaConsumer_pollTimeoutMs=300), Mode.BATCH)
-    complaint = rf"{topic}-0 from 0 to 9: nothing at offset 5 for 300 ms \(kafkaConsumer.pollTimeoutMs\)"
+    complaint = rf"{topic}-0 from 0 to 9: timed out after 300 ms \(.*\) waiting for records at offset 5"
     with pytest.raises(TimedOutError, match=complaint):
         list(read_range(options, ALL_COLUMNS, OffsetRange(topic, 0, 0, 9)))
 
 
-def test_no_broker_is_said_at_once():
+def test_a_missing_broker_fails_at_once():
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "kafka.default.api.timeout.ms": "300"}
     with pytest.raises(TimedOutError, match="is a broker running there"):
         BatchReader(options, schema(ALL_COLUMNS)).partitions()
@@ -382,7 +384,7 @@ def test_tasks_of_a_worker_share_a_fetcher_one_after_the_other(either, monkeypat
         made.append(KeptFetcher(options))
         return made[-1]
 
-    monkeypatch.setattr(fetchers, "KeptFetcher", make)
+    monkeypatch.setattr(reading, "KeptFetcher", make)
     assert len(read_all(batch_reader(either, topic))) == 40
     assert len(made) == 1
     FETCHERS.close_idle()

@@ -1,4 +1,4 @@
-"""Sink and source on the oldest Spark that has what they need, and on those between it and the installed one."""
+"""Sink and source on the oldest supported Spark, and on the versions up to the installed one."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ def seconds_max(version: str) -> int:
 
 def smoke(version, broker, folder):
     topics = [new_topic(broker, name, 2) for name in ("inline", "parallel", "streamed", "copied")]
-    found = spark_version.smoke(version, {"bootstrap": broker.bootstrap, "topics": topics, "folder": str(folder)})
-    assert (found["version"], found["inline"], found["parallel"]) == (version, True, True)
-    return found
+    result = spark_version.smoke(version, {"bootstrap": broker.bootstrap, "topics": topics, "folder": str(folder)})
+    assert (result["version"], result["inline"], result["parallel"]) == (version, True, True)
+    return result
 
 
 @pytest.mark.timeout(seconds_max(OLDEST))
 @pytest.mark.behaviour("S01")
-def test_the_oldest_spark_writes_and_reads_batches_and_says_what_streams_need(headrace_broker, tmp_path):
-    found = smoke(OLDEST, headrace_broker, tmp_path)
-    assert "streams into headrace need Spark 4.1 or later" in found["stream error"]
+def test_the_oldest_spark_handles_batches_and_names_the_version_for_streams(headrace_broker, tmp_path):
+    result = smoke(OLDEST, headrace_broker, tmp_path)
+    assert "writing streams needs Spark 4.1 or later" in result["stream error"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "version",
-    [pytest.param(one, marks=pytest.mark.timeout(seconds_max(one))) for one in (OLDEST_WITH_STREAMS, *BETWEEN)],
+    [
+        pytest.param(release, marks=pytest.mark.timeout(seconds_max(release)))
+        for release in (OLDEST_WITH_STREAMS, *BETWEEN)
+    ],
 )
 def test_batches_and_streams_on_other_versions(headrace_broker, tmp_path, version):
-    found = smoke(version, headrace_broker, tmp_path)
-    assert found["stream error"] == ""
-    assert (found["streamed"], found["copied"]) == (True, True)
+    result = smoke(version, headrace_broker, tmp_path)
+    assert result["stream error"] == ""
+    assert (result["streamed"], result["copied"]) == (True, True)

@@ -57,15 +57,15 @@ def test_a_new_checkpoint_with_an_old_sink_id_is_another_query(stream):
 
 @pytest.mark.every_run
 @pytest.mark.behaviour("S05")
-@pytest.mark.parametrize("place", ["task.begin", "task.sent", "task.flushed"])
+@pytest.mark.parametrize("failpoint", ["task.begin", "task.sent", "task.flushed"])
 @pytest.mark.parametrize("action", ["kill", "raise"])
-def test_a_task_that_dies_is_run_again(spark, stream, place, action):
+def test_a_task_that_dies_is_run_again(spark, stream, failpoint, action):
     """Spark runs it again in another worker; what the first one left open is aborted with the commit."""
     marks = markers(spark)
     stream.add_file(200)
     stream.add_file(200)
-    stream.process(f"{place}={action}", kafka__batch__size="100")
-    assert (marks / place).exists()
+    stream.process(f"{failpoint}={action}", kafka__batch__size="100")
+    assert (marks / failpoint).exists()
     assert str(stream.audit()) == "clean"
     assert not open_transactions(stream.bootstrap, stream.topic)
 
@@ -73,18 +73,18 @@ def test_a_task_that_dies_is_run_again(spark, stream, place, action):
 @pytest.mark.behaviour("S06")
 @pytest.mark.parametrize("action", ["kill", "raise"])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("place", ["decide.begin", "decide.written", "decide.done", "end.between", "end.done"])
-def test_the_driver_loses_its_python_in_a_commit(spark, stream, place, mode, action):
-    """commit() fails, abort() follows, the query fails; started again, it goes on from what was decided."""
-    if mode == "inline" and place.startswith("end."):
+@pytest.mark.parametrize("failpoint", ["decide.begin", "decide.written", "decide.done", "end.between", "end.done"])
+def test_the_driver_loses_its_python_in_a_commit(spark, stream, failpoint, mode, action):
+    """commit() fails, abort() follows, the query fails; started again, it continues from the decisions."""
+    if mode == "inline" and failpoint.startswith("end."):
         pytest.skip("an inline batch is decided and ended at once")
     marks = markers(spark)
     stream.add_file(100)
     stream.process(commit__mode=mode)
     stream.add_file(100)
     with pytest.raises(Exception, match=r"failpoint|crashed|EOF|connection|Python worker"):
-        stream.process(f"{place}={action}", commit__mode=mode)
-    assert (marks / place).exists()
+        stream.process(f"{failpoint}={action}", commit__mode=mode)
+    assert (marks / failpoint).exists()
     stream.add_file(100)
     stream.process(commit__mode=mode)
     assert str(stream.audit()) == "clean"
@@ -142,24 +142,24 @@ def test_a_decided_batch_whose_records_are_gone_stops_every_start(spark, stream)
 
 
 def test_two_queries_use_one_sink_id_one_after_the_other(spark, either, tmp_path):
-    """Each has decisions of its own: neither takes the other's batches for done."""
+    """Each has its own decisions: neither skips batches of the other."""
     sink = unique("shared")
     streams = []
-    for name in ("one", "two"):
+    for name in ("first", "second"):
         topic = new_topic(either, name)
         stream = StreamInSession(spark, tmp_path / name, either, topic, sink__id=sink)
         stream.add_file(20)
         streams.append(stream)
-    one, two = streams
-    one.process()
-    two.process()
-    one.add_file(20)
-    one.process()
+    first, second = streams
+    first.process()
+    second.process()
+    first.add_file(20)
+    first.process()
     for stream in streams:
         assert str(stream.audit()) == "clean"
 
 
-def test_wrong_options_of_a_stream_are_told_when_it_starts(stream):
+def test_invalid_options_of_a_stream_fail_when_it_starts(stream):
     stream.add_file(5)
     with pytest.raises(Exception, match=r"write\.id is for batch writes"):
         stream.process(write__id="x")

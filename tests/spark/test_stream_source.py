@@ -1,4 +1,4 @@
-"""The source as a stream: on real Kafka and on ours, first without Spark around it, then with."""
+"""The source as a stream, on Apache Kafka and on headrace's broker; without Spark, then with Spark."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
 from headrace.client.admin import AdminClient
 from headrace.errors import BrokerError
-from headrace.spark.data_loss import DataLossError
-from headrace.spark.fetchers import FETCHERS
 from headrace.spark.lookup import Lookup
-from headrace.spark.planning import offsets_behind
-from headrace.spark.stream_api import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from headrace.spark.planning import DataLossError, offsets_behind
+from headrace.spark.reading import FETCHERS
 from headrace.types import TopicPartition
 from peers import librdkafka
 from source_rig import (
@@ -55,8 +55,8 @@ def reader(either, request):
         return made[-1]
 
     yield make
-    for one in made:
-        one.stop()
+    for made_reader in made:
+        made_reader.stop()
 
 
 def send(broker, topic, count, start=0, partition=0):
@@ -88,7 +88,7 @@ def test_micro_batches_follow_one_another_without_a_gap(either, reader):
     assert stream.partitions(later, later) == []
 
 
-def test_a_stream_begins_at_the_end_by_default_and_stays_there_over_a_crash_in_its_first_batch(either, reader):
+def test_a_stream_begins_at_latest_by_default_also_after_a_crash_in_its_first_batch(either, reader):
     topic = new_topic(either, "pinned")
     send(either, topic, 10)
     stream = reader(topic)
@@ -106,7 +106,7 @@ def test_a_stream_begins_at_the_end_by_default_and_stays_there_over_a_crash_in_i
     assert journey(again.latestOffset(end, ALL))[topic] == {"0": 20}
 
 
-def test_spark_40_asks_for_the_end_first_and_says_nothing_of_the_start(either, reader):
+def test_spark_40_calls_latest_offset_first_and_without_a_start(either, reader):
     topic = new_topic(either, "old-api")
     send(either, topic, 10)
     stream = reader(topic)
@@ -233,9 +233,9 @@ def test_a_topic_that_is_deleted_is_a_loss(either, reader):
     end = journey(strict.latestOffset(start, ALL))
     delete_topic(either, topic)
     eventually("the topic to go", lambda: topic not in _topics(either))
-    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; the stream was at offset 20"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 does not exist any more; the stream was at offset 20"):
         strict.latestOffset(end, ALL)
-    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; offsets 0 up to 20 were to be read"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 does not exist any more; offsets 0 up to 20 were to be read"):
         strict.partitions(start, end)
     assert lenient.latestOffset(end, ALL) == {}
     assert lenient.partitions(start, end) == []
@@ -325,8 +325,8 @@ def test_brokers_without_topic_ids_are_read_as_before(either, reader, monkeypatc
     send(either, topic, 10)
     with_id = reader(topic, startingOffsets="earliest")
     end = journey(with_id.latestOffset(with_id.initialOffset(), ALL))
-    found = Lookup.find
-    monkeypatch.setattr(Lookup, "find", lambda lookup: found(lookup)._replace(topic_ids={}))
+    partitions = Lookup.partitions
+    monkeypatch.setattr(Lookup, "partitions", lambda lookup: partitions(lookup)._replace(topic_ids={}))
     stream = reader(topic, startingOffsets="earliest")
     start = journey(stream.initialOffset())
     assert "@topic-ids" not in start
@@ -347,10 +347,12 @@ def test_a_topic_deleted_in_the_first_micro_batch_is_a_loss_as_in_later_ones(eit
     # After a restart Spark asks for the beginning again, and then runs the micro-batch that is in its log.
     restarted, lenient = reader(None, **options), reader(None, **options, failOnDataLoss=False)
     for stream in (running, restarted):
-        with pytest.raises(DataLossError, match=f"{topic}-0 is gone; offsets 0 up to 20 were to be read"):
+        with pytest.raises(
+            DataLossError, match=f"{topic}-0 does not exist any more; offsets 0 up to 20 were to be read"
+        ):
             stream.partitions(journey(stream.initialOffset()), end)
     assert lenient.partitions(journey(lenient.initialOffset()), end) == []
-    with pytest.raises(DataLossError, match=f"{topic}-0 is gone; the stream was at offset 0"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 does not exist any more; the stream was at offset 0"):
         running.latestOffset(start, ALL)
 
 
@@ -368,8 +370,8 @@ def test_finished_offsets_are_committed_to_a_group_for_tools_to_see(either, read
     stream = reader(topic, startingOffsets="earliest", commit_offsets_group_id=group)
     stream.commit(journey(stream.latestOffset(stream.initialOffset(), ALL)))
     with AdminClient(either.bootstrap) as admin:
-        found = admin.list_group_offsets(group)
-    assert {tp: committed.offset for tp, committed in found.items()} == {TopicPartition(topic, 0): 10}
+        result = admin.list_group_offsets(group)
+    assert {tp: committed.offset for tp, committed in result.items()} == {TopicPartition(topic, 0): 10}
     reader(topic).commit({topic: {"0": 10}})  # without the option nothing is done
     # What cannot be committed is no reason to stop.
     with caplog.at_level(logging.WARNING, "headrace"):
@@ -433,7 +435,7 @@ def rows(*runs):
 
 @pytest.mark.every_run
 @pytest.mark.behaviour("S03")
-def test_a_query_that_is_started_again_goes_on_exactly_where_it_was(spark, either, tmp_path):
+def test_a_restarted_query_continues_exactly_where_it_was(spark, either, tmp_path):
     topic, group = new_topic(either, "restart", 2), unique("restart-group")
     send(either, topic, 100)
     query = Query(
@@ -460,7 +462,7 @@ def test_a_query_that_is_started_again_goes_on_exactly_where_it_was(spark, eithe
     assert query.values() == rows((0, range(130)), (2, range(5)))
     with AdminClient(either.bootstrap) as admin:
         committed = admin.list_group_offsets(group)
-    assert {tp.partition: found.offset for tp, found in committed.items()} == {0: 130, 1: 0, 2: 5}
+    assert {tp.partition: result.offset for tp, result in committed.items()} == {0: 130, 1: 0, 2: 5}
 
 
 def test_a_running_query_sees_what_comes(spark, either, tmp_path):
@@ -480,14 +482,14 @@ def test_a_running_query_sees_what_comes(spark, either, tmp_path):
     assert query.values() == rows((0, range(10, 17)))
 
 
-def test_a_stream_that_makes_no_sense_stops_with_the_reason(spark, either, tmp_path):
+def test_an_invalid_stream_stops_with_the_reason(spark, either, tmp_path):
     query = Query(spark, either, new_topic(either, "senseless"), tmp_path, endingOffsets="latest")
     with pytest.raises(Exception, match="endingOffsets is 'latest', but a stream has no end") as caught:
         query.run()
     assert "UnboundLocalError" not in str(caught.value)
 
 
-def test_lost_rows_stop_a_query_and_the_message_says_which(spark, either, tmp_path):
+def test_lost_rows_stop_a_query_and_the_message_names_them(spark, either, tmp_path):
     topic = new_topic(either, "lost")
     send(either, topic, 10)
     query = Query(spark, either, topic, tmp_path, startingOffsets="earliest")

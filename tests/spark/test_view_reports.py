@@ -6,7 +6,7 @@ import pytest
 
 from crashes import StreamInSession, committed, markers
 from headrace.spark import Pipeline
-from headrace.spark.spark_errors import SparkError
+from headrace.spark.errors import SparkError
 from listening_view import ListeningView
 from small_pipeline import add_files, small_pipeline
 from topics import new_topic, unique
@@ -147,4 +147,4 @@ def test_failed_pipeline_is_reported_with_its_error(spark, headrace_broker, view
     with pytest.raises(SparkError):
         Pipeline.from_toml(text, [f"view.url={view.url}"]).run(spark)
     last = view.until("the failure", lambda report: report.get("state") == "failed")
-    assert "the source (json) cannot be read" in last["error"]
+    assert "cannot read the source (json)" in last["error"]

@@ -1,4 +1,4 @@
-"""Sink and source on whatever Spark there is: python version_smoke.py '{"bootstrap": …, "topics": […], "folder": …}'.
+"""Sink and source on the installed Spark: python version_smoke.py '{"bootstrap": …, "topics": […], "folder": …}'.
 
 Prints what it found as JSON: see test_spark_versions.py.
 """
@@ -47,19 +47,19 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             return str(error)
         return ""
 
-    found: dict[str, Any] = {"version": pyspark.__version__}
+    result: dict[str, Any] = {"version": pyspark.__version__}
     for topic, mode in ((inline, "inline"), (parallel, "parallel")):
         options = {**servers, "topic": topic, "commit.mode": mode, "write.id": topic}
         for _ in range(2):  # with the same write.id: the second delivers nothing
             frame.write.format("headrace").options(**options).mode("append").save()
-        found[mode] = read(topic) == list(range(ROWS))
-    found["stream error"] = stream(parallel, streamed)
-    if not found["stream error"]:
-        found["streamed"] = read(streamed) == list(range(ROWS))
-        found["stream error"] = stream(streamed, copied)
-        found["copied"] = read(copied) == list(range(ROWS))
+        result[mode] = read(topic) == list(range(ROWS))
+    result["stream error"] = stream(parallel, streamed)
+    if not result["stream error"]:
+        result["streamed"] = read(streamed) == list(range(ROWS))
+        result["stream error"] = stream(streamed, copied)
+        result["copied"] = read(copied) == list(range(ROWS))
     spark.stop()
-    return found
+    return result
 
 
 if __name__ == "__main__":

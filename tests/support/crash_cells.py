@@ -25,9 +25,9 @@ from spark_driver import SparkDriver
 from topics import new_topic, unique
 
 EXECUTOR, DRIVER, BROKER = "executor killed", "driver killed", "broker restarted"
-EXPIRY, TWIN, RETRY, ZOMBIE = "transaction expired", "speculative twin", "stage retry", "zombie driver"
+EXPIRY, SPECULATIVE, RETRY, ZOMBIE = "transaction expired", "speculative attempt", "stage retry", "zombie driver"
 LEADER, PROCESS = "leader killed", "process changes"
-FAULTS = (EXECUTOR, DRIVER, BROKER, EXPIRY, TWIN, RETRY, ZOMBIE, PROCESS, LEADER)
+FAULTS = (EXECUTOR, DRIVER, BROKER, EXPIRY, SPECULATIVE, RETRY, ZOMBIE, PROCESS, LEADER)
 PLACES = tuple(FAILPOINTS)
 
 NONSENSE = {
@@ -179,7 +179,7 @@ class Cell:
                 ledger.open()
                 ledger.read()
                 if not ledger.holders.is_held_by(self._spark_run):
-                    ledger.hold(ledger.holders.followed_by(Holder(self._spark_run, this_driver(), 0)))
+                    ledger.write_holders(ledger.holders.followed_by(Holder(self._spark_run, this_driver(), 0)))
             finally:
                 ledger.close()
 

@@ -24,7 +24,7 @@ from crash_cells import (
     PROCESS,
     RETRY,
     SHORT_TRANSACTION_MS,
-    TWIN,
+    SPECULATIVE,
     ZOMBIE,
     Cell,
     Outcome,
@@ -76,7 +76,7 @@ class Column:
             DRIVER: self._driver_killed,
             BROKER: self._broker_restarted,
             EXPIRY: self._transaction_expired,
-            TWIN: self._speculative_twin,
+            SPECULATIVE: self._speculative_attempt,
             RETRY: self._stage_retry,
             ZOMBIE: self._zombie_driver,
             PROCESS: self._process_changes,
@@ -130,7 +130,7 @@ class Column:
             self._end(driver, cells)
             self._go_on(driver, cells, SHORT_TRANSACTION_MS)
 
-    def _speculative_twin(self, cells: list[Cell]) -> None:
+    def _speculative_attempt(self, cells: list[Cell]) -> None:
         """A task is held for ever: only its twin can get the batch any further. Then the commit dies where it is to.
 
         The last driver makes no twins: one that loses may begin a transaction when its batch is committed already, and

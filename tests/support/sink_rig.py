@@ -17,15 +17,15 @@ from headrace.client.clock import SYSTEM_CLOCK
 from headrace.producer.producer import Producer
 from headrace.spark import worker
 from headrace.spark.columns import Limits
-from headrace.spark.committer import Batch, Committer
+from headrace.spark.commit_types import Batch
+from headrace.spark.committer import Committer
 from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.failpoints import FAILPOINTS, Failpoints
 from headrace.spark.ledger import Ledger
 from headrace.spark.origins import known_origins
-from headrace.spark.redo import Redo
 from headrace.spark.sink_options import SinkOptions
-from headrace.spark.task_writer import Place, Report, TaskWriter, merged
-from headrace.spark.transactions import Transactions
+from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, merged
+from headrace.spark.transactions import Redo, Transactions
 from topics import unique
 
 QUERY = "query"
@@ -112,7 +112,7 @@ class SinkRig:
         self._used[repr(sorted(given.producer_config().items()))] = given
         limits = Limits(RECORD_BYTES_MAX, {self.topic: PARTITIONS})
         known = None if given.origins is None else known_origins(self.ledger().read_before_writing())
-        return TaskWriter(given, Place(self.sink, query, run, batch, 0, 0), limits, known).write(columns)
+        return TaskWriter(given, TaskAttempt(self.sink, query, run, batch, 0, 0), limits, known).write(columns)
 
     def transaction(self, *parts: Sequence[str], **options: str) -> TaskTransaction:
         """The transaction that such a task has left open."""
@@ -131,7 +131,7 @@ class SinkRig:
         self, run: str = "run", steps: Failpoints | None = None, now_ms: Callable[[], int] = SYSTEM_CLOCK.time_ms
     ) -> Committer:
         parts = (self.ledger(), self.transactions, self.redo)
-        committer = Committer(self.sink, run, *parts, steps or Steps(), now_ms)
+        committer = Committer(self.sink, run, *parts, failpoints=steps or Steps(), now_ms=now_ms)
         self._stack.callback(committer.close)
         return committer
 
@@ -140,7 +140,7 @@ class SinkRig:
         fingerprint = sum((report.fingerprint for report in reports), Fingerprint())
         origins = [report.origin for report in reports if report.origin is not None]
         origin = reduce(operator.add, origins) if origins else None
-        query = reports[0].place.query if reports else QUERY
+        query = reports[0].task.query if reports else QUERY
         return Batch(query, number, transactions, merged([*reports]), fingerprint=fingerprint, origin=origin)
 
     def decision(self, batch: int = 0, *transactions: TaskTransaction, query: str = QUERY) -> Decision:

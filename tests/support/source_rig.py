@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from headrace.client.admin import AdminClient
 from headrace.spark.planning import OffsetRange
-from headrace.spark.source import BatchReader
+from headrace.spark.source import BatchReader, StreamReader
 from headrace.spark.source_options import schema
-from headrace.spark.stream_source import StreamReader
 from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from peers.broker import Broker

@@ -46,7 +46,7 @@ def reports(rows: int, *, transactions: int = 0, dead: int = 0) -> Any:
             row_count=rows,
             dead_count=dead,
             transaction=object() if number < transactions else None,
-            place=SimpleNamespace(attempt=0),
+            task=SimpleNamespace(attempt=0),
             times=TaskTimes(**times, sent_bytes=rows * 100),
         )
         for number in range(max(1, transactions))

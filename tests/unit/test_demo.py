@@ -27,7 +27,7 @@ from headrace.demo.orders import (
     write_orders,
 )
 from headrace.demo.outcome import BatchTimes, DemoOutcome, Kill, percentile
-from headrace.spark.commit_log import CommitTimes
+from headrace.spark.commit_times import CommitTimes
 from headrace.spark.pipeline_reporter import sink_options
 from headrace.spark.pipeline_spec import LiveView, SparkSettings
 from shell import run
@@ -134,7 +134,7 @@ def test_an_outcome_as_json():
 
 def test_a_logged_commit_can_be_parsed(caplog):
     with caplog.at_level(logging.INFO, "headrace.spark"):
-        COMMIT.tell("sink-1")
+        COMMIT.log("sink-1")
     assert CommitTimes.of_line(f"2026-01-01 INFO {caplog.messages[0]}") == COMMIT
     assert COMMIT.total_ms == 14.75
     cut = caplog.messages[0][:-10]
@@ -143,7 +143,7 @@ def test_a_logged_commit_can_be_parsed(caplog):
 
 def test_commits_are_logged_at_info_level_only(caplog):
     with caplog.at_level(logging.WARNING, "headrace.spark"):
-        COMMIT.tell("sink-1")
+        COMMIT.log("sink-1")
     assert not caplog.messages
 
 

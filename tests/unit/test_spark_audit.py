@@ -1,4 +1,4 @@
-"""The audit's report, and the command's usage. No Spark here: tests/spark/test_audit.py has that."""
+"""The report of an audit, and the usage of the command. Without Spark: see tests/spark/test_audit.py for that."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from headrace.cli import audit as audit_command
 from headrace.errors import ConfigError
 from headrace.spark import audit
-from headrace.spark.audit_report import AuditReport, Example, Record
-from headrace.spark.auditing import PREFIX_BYTES_MAX, _text, reading_options
-from headrace.spark.spark_errors import SparkError
+from headrace.spark.auditing import PREFIX_BYTES_MAX, AuditReport, Example, Record, _text, reading_options
+from headrace.spark.errors import SparkError
 from typed import typed
 
 NO_FRAME: Any = None
@@ -102,11 +101,11 @@ def test_invalid_usage_exits_with_2(arguments, message):
 def outcome(monkeypatch):
     """The command with a report, or an error, that is made up."""
 
-    def invoke(found, *arguments):
+    def invoke(result, *arguments):
         def audited(given, debug):
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            if isinstance(result, BaseException):
+                raise result
+            return result
 
         monkeypatch.setattr(audit_command, "_run_audit", audited)
         return typed("audit", *arguments)

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame become columns to send; what can never be sent is told apart."""
+"""Rows of a DataFrame become columns to send; rows that can never be sent are separated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headrace.producer.records import ProducerRecord
 from headrace.producer.serializers import Serializer
 from headrace.spark.columns import ColumnPlan, Limits, check_schema
 from headrace.spark.decisions import Fingerprint
-from headrace.spark.sink_errors import BadRowError, PlanError
+from headrace.spark.errors import BadRowError, PlanError
 from headrace.spark.sink_options import SinkOptions
 from headrace.wire.columns import HEADERS_TYPE
 
@@ -118,8 +118,8 @@ def test_the_option_wins_over_the_column():
 
 
 def test_rows_are_sorted_by_topic_and_keep_their_order():
-    found = prepare(options(), value=["a", "b", "c"], topic=["x", "y", "x"], key=[b"1", b"2", b"3"])
-    assert found == [("x", {"value": ["a", "c"], "key": [b"1", b"3"]}), ("y", {"value": ["b"], "key": [b"2"]})]
+    sendings = prepare(options(), value=["a", "b", "c"], topic=["x", "y", "x"], key=[b"1", b"2", b"3"])
+    assert sendings == [("x", {"value": ["a", "c"], "key": [b"1", b"3"]}), ("y", {"value": ["b"], "key": [b"2"]})]
 
 
 def test_names_of_columns_in_any_case_and_others_are_left_out():
@@ -142,8 +142,11 @@ def test_headers_can_be_left_out():
         ({"value": ["a", "b"], "topic": ["x", None]}, "batch 3, task 1, row 1: its topic is null"),
         ({"value": ["a", "b"], "topic": ["x", ""]}, "its topic is empty"),
         ({"value": ["a", "b" * 3000], "topic": ["x", "x"]}, "row 1 to topic 'x': it has 3000 bytes"),
-        ({"value": ["a"], "topic": ["x"], "partition": [-1]}, "its partition is -1; the topic has 0 to 2"),
-        ({"value": ["a"], "topic": ["x"], "partition": [3]}, "its partition is 3; the topic has 0 to 2"),
+        (
+            {"value": ["a"], "topic": ["x"], "partition": [-1]},
+            "its partition is -1, but the topic has partitions 0 to 2",
+        ),
+        ({"value": ["a"], "topic": ["x"], "partition": [3]}, "its partition is 3, but the topic has partitions 0 to 2"),
     ],
 )
 def test_a_bad_row_fails_the_batch_and_is_named(columns, message):
@@ -154,7 +157,7 @@ def test_a_bad_row_fails_the_batch_and_is_named(columns, message):
 @pytest.mark.behaviour("S07")
 def test_bad_rows_become_dead_letters():
     given = options(on__bad__row="dead-letter", dead__letter__topic="dead")
-    found = prepare(
+    sendings = prepare(
         given,
         limit=2000,
         counts={"x": 3},
@@ -163,12 +166,14 @@ def test_bad_rows_become_dead_letters():
         topic=["x", None, "x", "x"],
         partition=[0, 0, 0, 9],
     )
-    assert found[0] == ("x", {"value": ["good"], "partition": [0]})
-    dead = [row for topic, rows in found if topic == "dead" for row in zip(rows["value"], rows["headers"], strict=True)]
+    assert sendings[0] == ("x", {"value": ["good"], "partition": [0]})
+    dead = [
+        row for topic, rows in sendings if topic == "dead" for row in zip(rows["value"], rows["headers"], strict=True)
+    ]
     dead.sort(key=lambda row: bytes(row[0]))
     assert [bytes(value)[:8] for value, _ in dead] == [b"no topic", b"vvvvvvvv", b"wrong pa"]
     assert len(dead[1][0]) < 2000
-    texts = [{one["key"]: one["value"].decode() for one in headers} for _, headers in dead]
+    texts = [{header["key"]: header["value"].decode() for header in headers} for _, headers in dead]
     assert "topic is null" in texts[0]["headrace.error"]
     assert texts[0]["headrace.where"] == "batch 3, task 1, row 1"
     assert "5000 bytes" in texts[1]["headrace.error"]
@@ -196,7 +201,10 @@ def test_a_fingerprint_is_the_same_whatever_the_attempt_and_the_order_of_rows():
     )
     assert first == again
     assert first.rows == 4
-    others: list[list[object]] = [["one", "two", "w" * 5000, "no topic"], ["one", "three", "v" * 5000, "no topic"]]
+    others: list[list[object]] = [
+        ["one", "two", "w" * 5000, "no topic"],
+        ["one", "three", "v" * 5000, "no topic"],
+    ]
     for other in others:
         assert fingerprint([{"value": other, "topic": topics}], attempt=0) != first
     assert fingerprint([{"value": values, "topic": ["y", "x", "x", None]}], attempt=0) != first
@@ -283,12 +291,12 @@ def test_a_row_that_its_serializer_refuses_is_a_bad_row():
     with pytest.raises(BadRowError, match="row 1 to topic 't': its serializer failed: no thirteens"):
         prepare(with_plugin("value.serializer", Doubling()), value=[1, 13])
     given = with_plugin("value.serializer", Doubling(), on__bad__row="dead-letter", dead__letter__topic="d")
-    found = prepare(given, value=[1, 13, 2])
-    assert [(topic, columns["value"]) for topic, columns in found] == [("t", [b"2", b"4"]), ("d", [b"13"])]
+    sendings = prepare(given, value=[1, 13, 2])
+    assert [(topic, columns["value"]) for topic, columns in sendings] == [("t", [b"2", b"4"]), ("d", [b"13"])]
 
 
 @pytest.mark.behaviour("S04")
-def test_partitions_of_topics_that_rows_name_are_asked_for_once_and_when_needed():
+def test_partition_counts_of_topics_in_rows_are_looked_up_once_and_when_needed():
     asked = []
 
     def count(topic, highest):
@@ -297,13 +305,15 @@ def test_partitions_of_topics_that_rows_name_are_asked_for_once_and_when_needed(
         return {"x": 2, "y": 7}[topic]
 
     def partitions(given, **columns):
-        found = prepare(given, count_partitions=count, value=["a", "b", "c"], topic=["x", "y", "x"], **columns)
-        return {topic: columns["partition"] for topic, columns in found}
+        sendings = prepare(given, count_partitions=count, value=["a", "b", "c"], topic=["x", "y", "x"], **columns)
+        return {topic: columns["partition"] for topic, columns in sendings}
 
     assert partitions(with_plugin("partitioner.class", Fixed(), topic=None)) == {"x": [1, 1], "y": [6]}
     assert partitions(options(), partition=[0, 6, 1]) == {"x": [0, 1], "y": [6]}
     assert asked == ["x", "y", "x", "y"]
-    with pytest.raises(BadRowError, match="row 2 to topic 'x': its partition is 2; the topic has 0 to 1"):
+    with pytest.raises(
+        BadRowError, match="row 2 to topic 'x': its partition is 2, but the topic has partitions 0 to 1"
+    ):
         partitions(options(), partition=[None, 6, 2])
     asked.clear()
     assert partitions(options(), partition=pa.array([None, None, None], pa.int32())) == {"x": [None, None], "y": [None]}
@@ -318,8 +328,10 @@ def test_a_partition_above_the_known_ones_is_looked_up_at_once():
         asked.append((topic, highest))
         return 4
 
-    (found,) = prepare(options(topic="t"), counts={"t": 3}, count_partitions=count, value=["a", "b"], partition=[3, 2])
-    assert found == ("t", {"value": ["a", "b"], "partition": [3, 2]})
+    (sendings,) = prepare(
+        options(topic="t"), counts={"t": 3}, count_partitions=count, value=["a", "b"], partition=[3, 2]
+    )
+    assert sendings == ("t", {"value": ["a", "b"], "partition": [3, 2]})
     assert asked == [("t", 3)]
     given = options(topic="t", on__bad__row="dead-letter", dead__letter__topic="d")
     plan = ColumnPlan(given, Limits(1_048_576, {"t": 3}), "batch 3, task 1", count)

@@ -54,7 +54,7 @@ def report(rows=100, *, transaction=None, attempt=0, **times):
         row_count=rows,
         dead_count=1,
         transaction=transaction,
-        place=SimpleNamespace(attempt=attempt),
+        task=SimpleNamespace(attempt=attempt),
         times=TaskTimes(**times),
     )
 

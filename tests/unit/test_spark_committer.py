@@ -1,4 +1,4 @@
-"""The commit protocol on a world of fakes: a driver dies at every place it can, another one takes over."""
+"""The commit protocol on a model of Kafka: a driver dies at every failpoint, another one takes over."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.errors import TimedOutError
-from headrace.spark.committer import Batch, Committer
+from headrace.spark.commit_types import Batch
+from headrace.spark.committer import Committer
 from headrace.spark.decisions import Decision, Fingerprint, Span, TaskTransaction
-from headrace.spark.failpoints import FAILPOINTS
-from headrace.spark.holders import DriverProcess, Holders
-from headrace.spark.ledger import TRANSACTION_MS
-from headrace.spark.origins import KnownOrigins, OriginColumns, OriginFilter, base_for
-from headrace.spark.redo import Outcome
-from headrace.spark.sink_errors import (
+from headrace.spark.errors import (
     FencedError,
     InDoubtError,
     LostError,
@@ -30,7 +26,11 @@ from headrace.spark.sink_errors import (
     RepeatedBatchError,
     SinkError,
 )
-from headrace.spark.transactions import Ending, OpenState
+from headrace.spark.failpoints import FAILPOINTS
+from headrace.spark.holders import DriverProcess, Holders
+from headrace.spark.ledger import TRANSACTION_MS
+from headrace.spark.origins import OriginColumns, OriginFilter, base_for, known_origins
+from headrace.spark.transactions import EndTxnResult, OpenState, Outcome
 from headrace.telemetry.listeners import CommitPhase
 
 SINK, QUERY = "sink", "query"
@@ -40,11 +40,11 @@ TIMEOUT_MS = 100_000
 
 
 class Crash(BaseException):
-    """The process is gone: nothing of it catches this."""
+    """The process is gone: the code under test must not catch this."""
 
 
 class DyingAt:
-    """Failpoints that end the process at one of them, once; or where something happens instead."""
+    """Failpoints that end the process at one of them, once; or call `instead`."""
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name
@@ -95,16 +95,16 @@ class World:
     def expire(self) -> None:
         self.states = {key: "aborted" if state == "open" else state for key, state in self.states.items()}
 
-    def end(self, identity: tuple[str, int, int], committed: bool) -> Ending:
-        wanted, state = "committed" if committed else "aborted", self.states[identity]
-        if state == wanted:
-            return Ending.DONE
+    def end(self, identity: tuple[str, int, int], committed: bool) -> EndTxnResult:
+        target, state = "committed" if committed else "aborted", self.states[identity]
+        if state == target:
+            return EndTxnResult.DONE
         if state != "open":
-            return Ending.REFUSED
-        self.states[identity] = wanted
+            return EndTxnResult.REFUSED
+        self.states[identity] = target
         if committed:
             self.visible += self.rows[identity]
-        return Ending.DONE
+        return EndTxnResult.DONE
 
     @property
     def open(self) -> list[tuple[str, int, int]]:
@@ -129,7 +129,7 @@ class FakeLedger:
         self.holders = self.world.holders
         return dict(self.world.decisions)
 
-    def hold(self, holders: Holders) -> None:
+    def write_holders(self, holders: Holders) -> None:
         if self.token is not self.world.owner:
             raise FencedError("fenced")
         self.holders = self.world.holders = holders
@@ -139,7 +139,7 @@ class FakeLedger:
         decision: Decision,
         rows: Any = (),
         *,
-        is_erased: bool = False,
+        as_tombstone: bool = False,
         on_rows: Any = lambda: None,
         on_written: Any = lambda: None,
     ) -> None:
@@ -153,7 +153,7 @@ class FakeLedger:
         if decision.query not in self.world.decisions or decision.batch > self.world.decisions[decision.query].batch:
             self.world.decided_within_ms.append(self.transaction_ms)
         self.world.decisions[decision.query] = decision
-        if is_erased:
+        if as_tombstone:
             del self.world.decisions[decision.query]
         if self.world.lose_answer:
             self.world.lose_answer = False
@@ -167,24 +167,24 @@ class FakeTransactions:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def end(self, transactions: Any, *, committed: bool, between: Any = lambda: None) -> dict[str, Ending]:
-        found = {}
-        for number, one in enumerate(transactions):
-            found[one.id] = self.world.end(one.identity, committed)
+    def end(self, transactions: Any, *, committed: bool, between: Any = lambda: None) -> dict[str, EndTxnResult]:
+        results = {}
+        for number, task in enumerate(transactions):
+            results[task.id] = self.world.end(task.identity, committed)
             if number == 0 and len(transactions) > 1:
                 between()
-        return found
+        return results
 
     def describe(self, ids: Any) -> dict[str, OpenState]:
-        return {one: OpenState("Ongoing", pid, epoch, TIMEOUT_MS) for one, pid, epoch in self.world.open if one in ids}
+        return {id_: OpenState("Ongoing", pid, epoch, TIMEOUT_MS) for id_, pid, epoch in self.world.open if id_ in ids}
 
     def open_ids(self, prefix: str) -> list[str]:
-        return [one for one, _, _ in self.world.open if one.startswith(prefix)]
+        return [id_ for id_, _, _ in self.world.open if id_.startswith(prefix)]
 
     def open_longer_than(self, age_ms: int, transactions: Any) -> list[str] | None:
         if self.world.is_old_broker:
             return None
-        return [one.id for one in transactions if one.identity in self.world.open and self.world.age_ms > age_ms]
+        return [task.id for task in transactions if task.identity in self.world.open and self.world.age_ms > age_ms]
 
     def fence(self, ids: Any) -> None:
         for identity in self.world.open:
@@ -223,13 +223,13 @@ class Driver:
             FakeLedger(world),
             FakeTransactions(world),
             FakeRedo(world),
-            self.failpoints,  # type: ignore[arg-type]
-            lambda: NOW,
+            failpoints=self.failpoints,  # type: ignore[arg-type]
+            now_ms=lambda: NOW,
             **{"driver": DriverProcess("host-of-" + run, 4711, 1_700_000_000_000), **options},
         )
 
     def tasks(self, number: int, mode: str) -> Batch:
-        """The tasks of a batch have run: two, the rows of each the same on every replay."""
+        """Run the two tasks of a batch; each has the same rows on every replay."""
         parts = [[f"{number}-{task}-{row}" for row in range(2)] for task in range(2)]
         batch = Batch(QUERY, number, fingerprint=Fingerprint(4, 1000 + number))
         for task, rows in enumerate(parts):
@@ -253,7 +253,7 @@ MODES = ["inline", "parallel", "mixed"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_batch_is_seen_once_and_nothing_is_left_open(mode):
+def test_every_batch_is_visible_once_and_nothing_is_left_open(mode):
     world = World()
     driver = Driver(world, "run")
     for number in range(3):
@@ -276,8 +276,8 @@ PASSED = [
     "decide.done",
 ]
 PASSED_WITH_TRANSACTIONS = ["check.done", "end.done", "finish.done"]
-CELLS = [(place, mode) for place in PASSED for mode in MODES]
-CELLS += [(place, mode) for place in PASSED_WITH_TRANSACTIONS for mode in ("parallel", "mixed")]
+CELLS = [(failpoint, mode) for failpoint in PASSED for mode in MODES]
+CELLS += [(failpoint, mode) for failpoint in PASSED_WITH_TRANSACTIONS for mode in ("parallel", "mixed")]
 CELLS += [("end.between", "parallel")]
 WHILE_MENDING = {
     "begin.finish",
@@ -291,7 +291,7 @@ WHILE_MENDING = {
 
 
 def test_every_failpoint_of_the_driver_is_visited():
-    assert {place for place, _ in CELLS} | WHILE_MENDING == set(ON_THE_DRIVER)
+    assert {failpoint for failpoint, _ in CELLS} | WHILE_MENDING == set(ON_THE_DRIVER)
 
 
 def assert_all_seen_once(world: World, batches: int) -> None:
@@ -301,18 +301,18 @@ def assert_all_seen_once(world: World, batches: int) -> None:
 
 @pytest.mark.behaviour("S06")
 @pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
-@pytest.mark.parametrize(("place", "mode"), CELLS)
-def test_a_driver_may_die_anywhere(place, mode, expires):
+@pytest.mark.parametrize(("failpoint", "mode"), CELLS)
+def test_a_driver_may_die_anywhere(failpoint, mode, expires):
     """Batch 1 is the one in which it dies; the next driver has to mend that, even if transactions have expired."""
     world = World()
     Driver(world, "run-1").process(0, mode)
     with pytest.raises(Crash):
-        Driver(world, "run-2", place).process(1, mode)
+        Driver(world, "run-2", failpoint).process(1, mode)
     if expires:
         world.expire()
-    heir = Driver(world, "run-3")
+    successor = Driver(world, "run-3")
     for number in (1, 2):
-        heir.process(number, mode)
+        successor.process(number, mode)
     assert_all_seen_once(world, 3)
 
 
@@ -325,7 +325,9 @@ def test_a_driver_may_die_while_it_mends_what_another_left(first, second, expire
     world = World()
     with pytest.raises(Crash):
         Driver(world, "run-1", first).process(0, "parallel")
-    world.write_in_transaction("run-1", 7, ["of a twin"])  # so that there is something to abort in any case
+    world.write_in_transaction(
+        "run-1", 7, ["of a duplicate attempt"]
+    )  # so that there is something to abort in any case
     mending = Driver(world, "run-2", second)
     is_passed = not (first == "decide.begin" and second in ("begin.finish", "replay.abort"))
     if is_passed:
@@ -351,14 +353,14 @@ def test_a_driver_may_die_when_it_begins_to_abort(decides):
     assert_all_seen_once(world, 1)
 
 
-@pytest.mark.parametrize("place", ["redo.begin", "redo.written", "redo.done", "begin.finish", "end.done"])
-def test_a_driver_may_die_while_it_writes_again_what_had_expired(place):
+@pytest.mark.parametrize("failpoint", ["redo.begin", "redo.written", "redo.done", "begin.finish", "end.done"])
+def test_a_driver_may_die_while_it_writes_again_what_had_expired(failpoint):
     world = World()
     dying = Driver(world, "run-1", "decide.done")
     with pytest.raises(Crash):
         dying.process(0, "parallel")
     world.expire()
-    second = Driver(world, "run-2", place)
+    second = Driver(world, "run-2", failpoint)
     with pytest.raises(Crash):
         second.process(0, "parallel")
     third = Driver(world, "run-3")
@@ -373,13 +375,13 @@ def test_no_decision_is_taken_with_the_long_time_out_of_a_redo():
     with pytest.raises(Crash):
         Driver(world, "run-1", "decide.done").process(0, "parallel")
     world.expire()
-    heir = Driver(world, "run-2")
-    heir.process(1, "parallel")  # it writes batch 0 again, then decides its own
-    assert "redo.done" in heir.failpoints.reached
-    heir.failpoints._name, heir.failpoints.instead = "decide.done", world.expire
-    heir.process(2, "parallel")
-    assert heir.failpoints.reached.count("redo.done") == 4
-    heir.process(3, "parallel")
+    successor = Driver(world, "run-2")
+    successor.process(1, "parallel")  # it writes batch 0 again, then decides its own
+    assert "redo.done" in successor.failpoints.reached
+    successor.failpoints._name, successor.failpoints.instead = "decide.done", world.expire
+    successor.process(2, "parallel")
+    assert successor.failpoints.reached.count("redo.done") == 4
+    successor.process(3, "parallel")
     assert world.decided_within_ms == [TRANSACTION_MS] * 4
     assert sorted(world.visible) == expected(4)
 
@@ -409,9 +411,9 @@ def test_commit_called_again_for_a_batch_changes_nothing():
 def test_a_replay_of_a_decided_batch_is_aborted():
     world = World()
     Driver(world, "run-1").process(0, "parallel")
-    heir = Driver(world, "run-2")
-    heir.process(0, "parallel")
-    assert "replay.abort" in heir.failpoints.reached
+    successor = Driver(world, "run-2")
+    successor.process(0, "parallel")
+    assert "replay.abort" in successor.failpoints.reached
     assert sorted(world.visible) == expected(1)
     assert not world.open
 
@@ -421,12 +423,12 @@ def test_a_zombie_driver_is_fenced_and_its_transactions_are_aborted():
     zombie = Driver(world, "run-1")
     zombie.process(0, "parallel")
     late = zombie.tasks(1, "mixed")
-    heir = Driver(world, "run-2")
-    heir.process(1, "mixed")
+    successor = Driver(world, "run-2")
+    successor.process(1, "mixed")
     with pytest.raises(FencedError, match="run run-2"):
         zombie.committer.commit(late)
     zombie.committer.abort(late)
-    heir.process(2, "mixed")
+    successor.process(2, "mixed")
     assert sorted(world.visible) == expected(3)
     assert not world.open
 
@@ -484,7 +486,7 @@ def test_a_batch_with_a_lost_transaction_is_not_decided():
     assert not world.open
 
 
-def test_a_batch_whose_time_is_nearly_up_is_not_decided():
+def test_a_batch_with_transactions_about_to_expire_is_not_decided():
     world = World(age_ms=TIMEOUT_MS * 3 // 4 + 1)
     driver = Driver(world, "run")
     with pytest.raises(NotDecidedError, match="open for more than 75 s and expires after 100 s"):
@@ -499,13 +501,13 @@ def test_a_batch_with_time_to_spare_or_of_unknown_age_is_decided(age_ms, is_old_
     assert sorted(world.visible) == expected(1)
 
 
-def test_leftovers_of_older_runs_and_of_losing_twins_are_aborted():
+def test_leftovers_of_older_runs_and_of_duplicate_attempts_are_aborted():
     world = World()
     world.write_in_transaction("older-run", 7, ["left over"])
     driver = Driver(world, "run")
     driver.process(0, "parallel")
     assert not world.open
-    world.write_in_transaction("run", 9, ["of a twin"])
+    world.write_in_transaction("run", 9, ["of a duplicate attempt"])
     driver.process(1, "parallel")
     assert not world.open
     assert sorted(world.visible) == expected(2)
@@ -516,7 +518,7 @@ def test_another_sink_is_none_of_our_business():
     other = world.write_in_transaction("run", 7, ["of another sink"])
     world.states[("sink2~run~worker~7", 1, 1)] = world.states.pop(other.identity)
     Driver(world, "run").process(0, "parallel")
-    assert [one[0] for one in world.open] == ["sink2~run~worker~7"]
+    assert [id_ for id_, _, _ in world.open] == ["sink2~run~worker~7"]
 
 
 def test_a_new_checkpoint_with_an_old_sink_id_starts_from_batch_0():
@@ -545,10 +547,10 @@ def test_an_empty_batch_needs_no_decision():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_write_that_nobody_will_repeat_leaves_no_decision_behind(mode):
+def test_a_write_without_write_id_leaves_no_decision(mode):
     world = World()
     driver = Driver(world, "run")
-    driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
+    driver.committer.commit(replace(driver.tasks(0, mode), erase_decision=True))
     assert sorted(world.visible) == expected(1)
     assert world.decisions == {}
 
@@ -581,12 +583,12 @@ def test_a_process_that_serves_all_commits_opens_the_ledger_once():
 
 @pytest.mark.behaviour("S11")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("place", PASSED + PASSED_WITH_TRANSACTIONS + ["end.between"])
-def test_another_process_of_the_run_may_take_the_lock_anywhere(place, mode):
+@pytest.mark.parametrize("failpoint", PASSED + PASSED_WITH_TRANSACTIONS + ["end.between"])
+def test_another_process_of_the_run_may_take_the_lock_anywhere(failpoint, mode):
     """It opens the ledger and reads, as for a commit, and does nothing more: the first one takes the lock again."""
     world = World()
     Driver(world, "run-1").process(0, mode)
-    driver = Driver(world, "run-2", place)
+    driver = Driver(world, "run-2", failpoint)
     batch = driver.tasks(1, mode)
 
     def take_lock() -> None:
@@ -601,11 +603,11 @@ def test_another_process_of_the_run_may_take_the_lock_anywhere(place, mode):
 
 @pytest.mark.behaviour("S06", "S11")
 @pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
-@pytest.mark.parametrize(("place", "mode"), CELLS)
-def test_a_committing_process_may_die_anywhere_and_another_of_its_run_goes_on(place, mode, expires):
+@pytest.mark.parametrize(("failpoint", "mode"), CELLS)
+def test_another_process_of_the_run_continues_after_a_committing_process_died(failpoint, mode, expires):
     world = World()
     Driver(world, "run-1").process(0, mode)
-    dying = Driver(world, "run-2", place)
+    dying = Driver(world, "run-2", failpoint)
     batch = dying.tasks(1, mode)
     with pytest.raises(Crash):
         dying.committer.commit(batch)
@@ -623,7 +625,7 @@ def test_a_committing_process_may_die_anywhere_and_another_of_its_run_goes_on(pl
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_that_died_before_it_held_the_sink_fences_nobody(mode):
+def test_a_run_that_died_before_it_held_the_sink_fences_no_other(mode):
     world = World()
     driver = Driver(world, "run-1")
     driver.process(0, "inline")
@@ -650,15 +652,15 @@ def test_the_older_of_two_applications_is_fenced_whatever_process_serves_it(mode
             late.committer.commit(batch)
     assert str(caught.value) == (
         "sink.id 'sink' is held by another driver: run run-2 (host host-of-run-2, process 4711, started "
-        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this run wrote for batch 2 is not seen. If "
-        "that driver runs this query, restarted, let this one end; if both are meant to run, give each a sink.id of "
-        "its own"
+        "2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. The rows that this run wrote for batch 2 are not "
+        "visible. If that driver runs this query after a restart, stop this one; if both are meant to run, give each "
+        "its own sink.id"
     )
     newer.process(2, mode)
     assert_all_seen_once(world, 3)
 
 
-def test_a_run_that_another_query_of_its_driver_has_fenced_is_told_so():
+def test_the_error_of_a_run_fenced_by_a_query_of_its_driver_says_so():
     world = World()
     driver = DriverProcess("host", 4711, 1_700_000_000_000)
     older, newer = Driver(world, "run-1", driver=driver), Driver(world, "run-2", driver=driver)
@@ -668,12 +670,13 @@ def test_a_run_that_another_query_of_its_driver_has_fenced_is_told_so():
         older.process(2, "inline")
     assert str(caught.value) == (
         "sink.id 'sink' is held by another query of this driver, or by a later start of this query: run run-2 (host "
-        "host, process 4711, started 2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. What this run wrote "
-        "for batch 2 is not seen. If two queries of the driver have this sink.id, give each a sink.id of its own"
+        "host, process 4711, started 2023-11-14 22:13:20 UTC), since 1970-01-01 00:16:40 UTC. The rows that "
+        "this run wrote for batch 2 are not visible. If two queries of the driver have this sink.id, give each its own "
+        "sink.id"
     )
 
 
-def test_a_run_whose_transactions_were_aborted_by_the_next_one_is_told_who_did_it():
+def test_a_run_whose_transactions_its_successor_aborted_gets_a_fenced_error():
     world = World()
     older = Driver(world, "run-1")
     older.process(0, "parallel")
@@ -683,10 +686,10 @@ def test_a_run_whose_transactions_were_aborted_by_the_next_one_is_told_who_did_i
         older.committer.commit(batch)
 
 
-@pytest.mark.parametrize("place", ["decide.done", "end.done"])
-def test_a_driver_that_is_fenced_after_its_decision_is_told_that_the_batch_is_delivered(place):
+@pytest.mark.parametrize("failpoint", ["decide.done", "end.done"])
+def test_the_error_of_a_driver_fenced_after_its_decision_says_it_is_delivered(failpoint):
     world = World()
-    older = Driver(world, "run-1", place)
+    older = Driver(world, "run-1", failpoint)
     older.failpoints.instead = lambda: Driver(world, "run-2").process(1, "parallel")
     with pytest.raises(FencedError, match="Batch 0 was decided before that, and is delivered"):
         older.process(0, "parallel")
@@ -727,8 +730,8 @@ def test_a_process_that_keeps_losing_the_lock_gives_up():
 
 
 @pytest.mark.parametrize(("mode", "is_lost"), [("inline", False), ("inline", True), ("parallel", True)])
-def test_a_fenced_write_of_a_sink_of_its_own_is_repeated_where_the_log_tells(mode, is_lost, monkeypatch):
-    """Inline rows leave no decision there: then it is in doubt, and nobody else is blamed for it."""
+def test_a_fenced_write_of_a_single_use_sink_is_repeated_if_the_log_shows_it(mode, is_lost, monkeypatch):
+    """Inline rows of a single-use sink leave no decision: then the batch is in doubt, and the error names no holder."""
     world = World()
     real, writes = FakeLedger.write, iter(range(100))
 
@@ -739,8 +742,8 @@ def test_a_fenced_write_of_a_sink_of_its_own_is_repeated_where_the_log_tells(mod
             raise FencedError("its transaction timed out")
 
     monkeypatch.setattr(FakeLedger, "write", lose_first)
-    driver = Driver(world, "run", is_alone=True)
-    batch = replace(driver.tasks(0, mode), is_forgotten=True)
+    driver = Driver(world, "run", is_single_use=True)
+    batch = replace(driver.tasks(0, mode), erase_decision=True)
     if is_lost and mode == "inline":
         with pytest.raises(InDoubtError, match="its transaction timed out"):
             driver.committer.commit(batch)
@@ -749,13 +752,13 @@ def test_a_fenced_write_of_a_sink_of_its_own_is_repeated_where_the_log_tells(mod
     assert_all_seen_once(world, 1)
 
 
-@pytest.mark.parametrize("place", ["redo.begin", "redo.done"])
-def test_a_redo_that_another_process_of_the_run_has_done_is_not_done_again(place):
+@pytest.mark.parametrize("failpoint", ["redo.begin", "redo.done"])
+def test_a_redo_that_another_process_of_the_run_has_done_is_not_done_again(failpoint):
     world = World()
     with pytest.raises(Crash):
         Driver(world, "run-1", "decide.done").process(0, "parallel")
     world.expire()
-    first = Driver(world, "run-2", place)
+    first = Driver(world, "run-2", failpoint)
     first.failpoints.instead = lambda: Driver(world, "run-2").process(0, "parallel")
     first.process(0, "parallel")
     assert_all_seen_once(world, 1)
@@ -768,7 +771,7 @@ def test_a_redo_of_a_driver_that_was_fenced_meanwhile_is_left_to_the_other():
     world.expire()
     first = Driver(world, "run-2", "redo.begin")
     first.failpoints.instead = lambda: Driver(world, "run-3").process(0, "parallel")
-    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and finished by that run"):
+    with pytest.raises(FencedError, match=r"run run-3 .* Batch 0 is decided, and that run finishes it"):
         first.process(0, "parallel")
     assert_all_seen_once(world, 1)
 
@@ -784,10 +787,10 @@ def test_a_redo_whose_decision_is_gone_from_the_log_stops():
         driver.process(0, "parallel")
 
 
-def test_a_sink_of_its_own_has_no_holder():
+def test_a_single_use_sink_has_no_holder():
     world = World()
-    driver = Driver(world, "run", is_alone=True)
-    driver.committer.commit(replace(driver.tasks(0, "mixed"), is_forgotten=True))
+    driver = Driver(world, "run", is_single_use=True)
+    driver.committer.commit(replace(driver.tasks(0, "mixed"), erase_decision=True))
     assert world.holders == Holders()
     assert sorted(world.visible) == expected(1)
 
@@ -796,7 +799,7 @@ def test_a_sink_of_its_own_has_no_holder():
 @pytest.mark.parametrize("is_stored", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(3))
 def test_a_write_that_leaves_no_decision_is_not_repeated_when_the_lock_is_lost(mode, is_stored, number, monkeypatch):
-    """At its n-th write in the ledger, which is stored or not: nobody tells."""
+    """At its n-th write to the ledger, whose outcome is unknown."""
     world = World()
     real, left = FakeLedger.write, iter(range(100))
 
@@ -809,20 +812,20 @@ def test_a_write_that_leaves_no_decision_is_not_repeated_when_the_lock_is_lost(m
 
     monkeypatch.setattr(FakeLedger, "write", lose_lock)
     driver = Driver(world, "run")
-    driver.committer.commit(replace(driver.tasks(0, mode), is_forgotten=True))
+    driver.committer.commit(replace(driver.tasks(0, mode), erase_decision=True))
     assert_all_seen_once(world, 1)
 
 
-STREAM = "Start the query again: it reads first what was decided, and finishes it"
-REPEATABLE = "Run the write again with the same rows and write.id: it reads first what was decided"
+STREAM = "Start the query again: it reads the decisions first, and finishes the batch if it is decided"
+REPEATABLE = "Run the write again with the same rows and write.id: it reads the decisions first"
 SHARED_SINK = (
-    "The next write to sink.id 'sink' finishes what was decided. Compare the topic with the rows before you run"
+    "The next write to sink.id 'sink' finishes a decided batch. Compare the topic with the rows before you run"
 )
 OWN_SINK = "no answer. Compare the topic with the rows before you run this write again: it has no write.id"
 
 
 @pytest.mark.parametrize(
-    ("query", "is_forgotten", "is_alone", "remedy"),
+    ("query", "erase_decision", "is_single_use", "remedy"),
     [
         (QUERY, False, False, STREAM),
         ("write:id", False, False, REPEATABLE),
@@ -831,14 +834,14 @@ OWN_SINK = "no answer. Compare the topic with the rows before you run this write
     ],
     ids=["stream", "write.id", "sink.id alone", "neither"],
 )
-def test_the_remedy_for_a_batch_in_doubt_does_not_deliver_it_twice(query, is_forgotten, is_alone, remedy):
+def test_the_remedy_for_a_batch_in_doubt_does_not_deliver_it_twice(query, erase_decision, is_single_use, remedy):
     world = World(lose_answer=True)
-    driver = Driver(world, "run", is_alone=is_alone)
-    batch = replace(driver.tasks(0, "inline"), query=query, is_forgotten=is_forgotten)
+    driver = Driver(world, "run", is_single_use=is_single_use)
+    batch = replace(driver.tasks(0, "inline"), query=query, erase_decision=erase_decision)
     with pytest.raises(InDoubtError) as caught:
         driver.committer.commit(batch)
     assert remedy in str(caught.value)
-    assert ("again with" in str(caught.value) or "the query again" in str(caught.value)) == (not is_forgotten)
+    assert ("again with" in str(caught.value) or "the query again" in str(caught.value)) == (not erase_decision)
 
 
 def test_a_close_that_fails_hides_no_error_and_leaves_nothing_open(monkeypatch, caplog):
@@ -871,7 +874,7 @@ def other_rows(world: World, run: str, number: int, mode: str) -> Batch:
 
 @pytest.mark.behaviour("S12")
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
+def test_a_repeated_batch_number_with_other_rows_is_refused(mode):
     world = World()
     Driver(world, "run-1").process(0, mode)
     for number in (0, 0):
@@ -880,13 +883,13 @@ def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
     assert str(caught.value) == (
         "batch 0 of query query (sink.id 'sink') comes again with other rows: now 4 rows with hash 000000000000004d; "
         "batch 0 had 4 rows with hash 00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, "
-        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. Nothing of this batch is seen. Possible causes, "
-        "the most likely first: (1) the query computes other rows when a batch is run again (rand(), uuid(), a table "
-        "that has changed), or was changed; (2) source records are gone since then (failOnDataLoss=false, retention, "
-        "compaction); (3) the checkpoint was restored from a backup, or copied. For (1) and (2), start the query with "
-        "replay.check=rows if the number of rows is the same, else with replay.check=none: the rows that were decided "
-        "stand, those that come now are not delivered. For (3), go on with the checkpoint that has batch 0, or set a "
-        "new sink.id, which delivers the rows of this checkpoint, some of them once more"
+        "started 2023-11-14 22:13:20 UTC) at 1970-01-01 00:16:40 UTC. Nothing of this batch is visible. Possible "
+        "causes, the most likely first: (1) the query computes other rows when a batch is run again (rand(), uuid(), a "
+        "table that has changed), or was changed; (2) source records are gone since then (failOnDataLoss=false, "
+        "retention, compaction); (3) the checkpoint was restored from a backup, or copied. For (1) and (2), start the "
+        "query with replay.check=rows if the number of rows is the same, else with replay.check=none: the decided rows "
+        "stand, the rows of this replay are not delivered. For (3), continue with the checkpoint that has batch 0, or "
+        "set a new sink.id, which delivers the rows of this checkpoint, some of them a second time"
     )
     assert_all_seen_once(world, 1)
 
@@ -894,7 +897,7 @@ def test_a_batch_number_that_comes_again_with_other_rows_is_refused(mode):
 @pytest.mark.behaviour("S12")
 @pytest.mark.parametrize("check", ["fingerprint", "rows", "none"])
 @pytest.mark.parametrize("mode", ["inline", "parallel", "empty"])
-def test_a_batch_before_the_last_decided_one_is_refused_whatever_is_compared(mode, check):
+def test_a_batch_before_the_last_decision_is_refused_with_every_replay_check(mode, check):
     """Also if it is empty: a checkpoint that goes back is one of another time."""
     world = World()
     driver = Driver(world, "run-1")
@@ -908,7 +911,7 @@ def test_a_batch_before_the_last_decided_one_is_refused_whatever_is_compared(mod
 
 
 def test_a_decided_batch_is_finished_also_by_a_query_that_is_refused():
-    """To go on with another sink.id, as the error says, must not leave half of a batch behind."""
+    """Continuing with another sink.id, as the error says, must not leave half of a batch."""
     world = World()
     with pytest.raises(Crash):
         Driver(world, "run-1", "end.between").process(0, "parallel")
@@ -931,7 +934,7 @@ def test_a_query_that_is_refused_does_not_take_the_sink_over():
 
 
 @pytest.mark.behaviour("S12")
-def test_a_copied_checkpoint_goes_on_and_the_first_one_is_refused_after_that():
+def test_a_copied_checkpoint_continues_and_the_original_is_refused_afterwards():
     """Blue, then green with a copy of its checkpoint, then blue again."""
     world = World()
     Driver(world, "blue").process(0, "parallel")
@@ -957,7 +960,7 @@ def test_a_healthy_query_with_empty_batches_is_never_refused():
 
 
 @pytest.mark.behaviour("S12")
-def test_a_batch_that_was_decided_and_comes_again_empty_is_refused():
+def test_an_empty_replay_of_a_decided_batch_is_refused():
     world = World()
     Driver(world, "run-1").process(0, "mixed")
     with pytest.raises(RepeatedBatchError, match="now 0 rows"):
@@ -979,13 +982,13 @@ def test_a_skipped_replay_is_logged_with_rows_and_run(caplog):
 
 
 @pytest.mark.parametrize("check", ["rows", "none"])
-def test_a_replay_with_other_rows_is_skipped_with_a_warning_where_the_option_allows_it(check, caplog):
+def test_replay_check_lets_a_replay_with_other_rows_be_skipped_with_a_warning(check, caplog):
     world = World()
     Driver(world, "run-1").process(0, "mixed")
     driver = Driver(world, "run-2", replay_check=check)
     with caplog.at_level(logging.WARNING, "headrace.spark"):
         driver.committer.commit(other_rows(world, "run-2", 0, "parallel"))
-    assert f"(replay.check={check}: that they are the same rows is not known)" in caplog.text
+    assert f"(replay.check={check}: whether they are the same rows is not known)" in caplog.text
     assert_all_seen_once(world, 1)
 
 
@@ -1008,7 +1011,7 @@ def test_a_decision_of_version_1_is_compared_by_its_number_of_rows(rows, caplog)
     batch = Batch(QUERY, 0, inline=[("topic", columns(["x"] * rows))], fingerprint=Fingerprint(rows, 5))
     with pytest.raises(RepeatedBatchError) if rows != 4 else contextlib.nullcontext():
         Driver(world, "run-2").committer.commit(batch)
-    assert ("that they are the same rows is not known" in caplog.text) == (rows == 4)
+    assert ("whether they are the same rows is not known" in caplog.text) == (rows == 4)
     assert_all_seen_once(world, 1)
 
 
@@ -1024,9 +1027,9 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused():
     assert str(caught.value) == (
         "write.id 'daily' was used before for other rows: now 4 rows with hash 000000000000004d; then 4 rows with hash "
         "00000000000003e8, decided by run run-1 (host host-of-run-1, process 4711, started 2023-11-14 22:13:20 UTC) at "
-        "1970-01-01 00:16:40 UTC. Nothing of this write is seen. Use a new write.id for new rows; to repeat a write, "
-        "give it the rows that it had. If it computes other rows each time (rand(), uuid()), set replay.check=rows or "
-        "replay.check=none: then the rows of the first write stand"
+        "1970-01-01 00:16:40 UTC. Nothing of this write is visible. Use a new write.id for new rows; to repeat a "
+        "write, give it the rows that it had. If it computes other rows each time (rand(), uuid()), set "
+        "replay.check=rows or replay.check=none: then the rows of the first write stand"
     )
     assert_all_seen_once(world, 1)
 
@@ -1035,14 +1038,14 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused():
 
 
 class CopyingQuery:
-    """A query that delivers records of one source partition by offset, with a checkpoint of its own."""
+    """A query that delivers records of one source partition by offset, with its own checkpoint."""
 
     def __init__(self, world: World, query: str, position: int = 0) -> None:
         self.world, self.query, self.position, self.batch = world, query, position, 0
 
     def plan(self, driver: Driver, end: int, mode: str = "parallel", topic_id: str | None = "a") -> Batch:
-        """The tasks have run for the records up to `end`, planned with the decisions there are."""
-        known = {name: KnownOrigins(one.batch, one.offsets, one.base) for name, one in self.world.decisions.items()}
+        """Run the tasks for the records up to `end`, planned with the current decisions."""
+        known = known_origins(self.world.decisions)
         base = base_for(known, self.query, self.batch)
         origins = OriginFilter(OriginColumns(), base, "the task")
         offsets = list(range(self.position, end))
@@ -1069,13 +1072,15 @@ def assert_delivered_once(world: World, count: int) -> None:
 
 
 @pytest.mark.behaviour("S13")
-@pytest.mark.parametrize(("place", "mode"), [cell for cell in CELLS if cell[1] != "mixed" and cell[0] != "end.between"])
-def test_a_checkpoint_may_be_lost_after_a_crash_anywhere(place, mode):
+@pytest.mark.parametrize(
+    ("failpoint", "mode"), [cell for cell in CELLS if cell[1] != "mixed" and cell[0] != "end.between"]
+)
+def test_a_checkpoint_may_be_lost_after_a_crash_anywhere(failpoint, mode):
     world = World()
     older = CopyingQuery(world, "older")
     older.process(Driver(world, "run-1"), 4, mode)
     with pytest.raises(Crash):
-        older.process(Driver(world, "run-2", place), 8, mode)
+        older.process(Driver(world, "run-2", failpoint), 8, mode)
     # Its checkpoint is gone: a new query begins at the first record, with batches of other sizes.
     newer, driver = CopyingQuery(world, "newer"), Driver(world, "run-3")
     for end in (3, 6, 10):
@@ -1139,7 +1144,7 @@ def test_equal_rows_from_other_source_offsets_are_no_replay(check):
 
 
 @pytest.mark.behaviour("S12")
-def test_a_replay_with_fewer_rows_of_the_same_source_records_is_skipped_with_a_warning(caplog):
+def test_a_replay_with_fewer_rows_of_the_same_records_is_skipped_with_a_warning(caplog):
     """Retention or compaction has taken records that were delivered."""
     world = World()
     query = CopyingQuery(world, "query")
@@ -1179,7 +1184,7 @@ def test_a_replay_with_more_rows_of_the_same_source_records_is_refused():
     assert sorted(map(int, world.visible)) == list(range(4))
 
 
-def test_a_replay_is_recognised_by_its_rows_if_it_was_decided_without_source_offsets():
+def test_a_replay_of_a_batch_without_source_offsets_is_recognised_by_its_rows():
     """The option was set between the crash and the restart."""
     world = World()
     query, driver = CopyingQuery(world, "query"), Driver(world, "run-1")
@@ -1205,7 +1210,7 @@ def test_a_replay_is_recognised_by_its_rows_if_topic_ids_have_come_or_gone(topic
 
 
 @pytest.mark.behaviour("S11")
-def test_the_older_of_two_queries_with_source_offsets_is_told_who_fenced_it():
+def test_the_older_of_two_queries_with_source_offsets_gets_the_holder_in_its_error():
     world = World()
     older, newer = CopyingQuery(world, "older"), CopyingQuery(world, "newer", position=4)
     driver = Driver(world, "run-1")
@@ -1217,7 +1222,7 @@ def test_the_older_of_two_queries_with_source_offsets_is_told_who_fenced_it():
 
 
 @pytest.mark.behaviour("S13")
-def test_skipped_rows_are_told_with_their_number_and_who_delivered_them(caplog):
+def test_skipped_rows_are_logged_with_the_query_that_delivered_them(caplog):
     world = World()
     CopyingQuery(world, "older").process(Driver(world, "run-1"), 6)
     newer, driver = CopyingQuery(world, "newer"), Driver(world, "run-2")
@@ -1289,7 +1294,7 @@ def test_a_query_whose_rows_come_from_before_what_it_has_covered_is_stopped():
     query.position = 3
     late = query.plan(driver, 8)
     with pytest.raises(
-        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic 't' with id a, and earlier .* 3"
+        SinkError, match=r"batch 1 has a row from offset 3 of partition 0 of topic 't' with id a, but earlier .* 3"
     ):
         driver.committer.commit(late)
     driver.committer.abort(late)

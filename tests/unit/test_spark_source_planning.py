@@ -32,7 +32,7 @@ ranges = st.lists(
         st.integers(0, 10**7),
     ),
     max_size=12,
-    unique_by=lambda one: one.partition,
+    unique_by=lambda planned: planned.partition,
 )
 
 
@@ -62,15 +62,15 @@ def test_long_ranges_are_split(sizes, parts_min, size_max, expected):
 def test_parts_cover_the_ranges_once_and_in_order(whole, parts_min, size_max):
     parts = split(whole, parts_min, size_max)
     assert all(part.size > 0 for part in parts)
-    for one in whole:
-        own = [part for part in parts if part.partition == one.partition]
-        if one.size:
-            assert (own[0].start, own[-1].end) == (one.start, one.end)
+    for planned in whole:
+        own = [part for part in parts if part.partition == planned.partition]
+        if planned.size:
+            assert (own[0].start, own[-1].end) == (planned.start, planned.end)
             assert all(left.end == right.start for left, right in itertools.pairwise(own))
     if size_max is not None:
         assert all(part.size <= size_max for part in parts)
     if parts_min is None and size_max is None:
-        assert parts == [one for one in whole if one.size]
+        assert parts == [planned for planned in whole if planned.size]
 
 
 def test_a_limit_is_shared_out_by_what_each_partition_has():
@@ -120,7 +120,7 @@ def test_the_json_is_that_of_sparks_own_source_and_always_in_the_same_order():
     assert json.dumps(Position({B0: 1, A1: 2, A0: 3}).to_json()) == '{"a": {"0": 3, "1": 2}, "b": {"0": 1}}'
 
 
-def test_the_first_batch_begins_where_its_end_says_even_if_the_beginning_was_asked_for_again():
+def test_a_repeated_first_batch_begins_where_its_end_says():
     planned, asked_again = Position({A0: 5}, initial=True), Position({A0: 8}, initial=True)
     end = Position({A0: 10}, begin=planned.offsets)
     assert asked_again.until(end).offsets == {A0: 5}
@@ -139,7 +139,7 @@ def test_a_position_keeps_the_ids_of_its_own_topics_only():
     assert position.to_json() == {"a": {"0": 5}, "@topic-ids": {"a": "1"}}
 
 
-def test_how_far_a_stream_is_behind_is_told_from_its_progress():
+def test_the_lag_of_a_stream_is_computed_from_its_progress():
     end, latest = {"a": {"0": 5, "1": 10}}, {"a": {"0": 25, "1": 10}, "b": {"0": 4}}
     assert offsets_behind(end, latest) == Behind(0, 20, 8.0)
     assert offsets_behind({}, {}) is None

@@ -1,4 +1,4 @@
-"""The parts of the source that need no broker: reading ahead, keeping fetchers, asking again, asking for enough."""
+"""The parts of the source that need no broker: read-ahead, kept fetchers, retries, fetch sizes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ pytest.importorskip("pyspark")
 from headrace.client.fetch_data import FETCH_BYTES_MIN, FIRST_FETCH_BYTES_MAX, PartitionReader
 from headrace.client.offsets import PartitionOffset
 from headrace.errors import BrokerError, Code, ConfigError
-from headrace.spark import fetchers, lookup, stream_api, stream_source
-from headrace.spark.fetchers import Fetchers
+from headrace.spark import lookup, reading, source
 from headrace.spark.lookup import Lookup
-from headrace.spark.read_ahead import AHEAD_MAX, ReadAhead
+from headrace.spark.reading import AHEAD_MAX, Fetchers, ReadAhead
 from headrace.spark.source_options import Mode, parse, schema
 from headrace.types import TopicPartition
 from waiting import eventually
@@ -73,7 +72,7 @@ def test_who_leaves_in_the_middle_stops_the_thread_and_closes_the_source():
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-read-ahead"]
 
 
-# -- keeping fetchers --------------------------------------------------------------------------
+# -- keeping reading --------------------------------------------------------------------------
 
 
 class FakeFetcher:
@@ -90,7 +89,7 @@ class FakeFetcher:
 
 @pytest.fixture
 def kept(monkeypatch):
-    monkeypatch.setattr(fetchers, "KeptFetcher", FakeFetcher)
+    monkeypatch.setattr(reading, "KeptFetcher", FakeFetcher)
     store = Fetchers()
     yield store
     store.close_idle()
@@ -115,15 +114,15 @@ def test_a_fetcher_is_closed_after_an_error(kept):
         assert second is not first
 
 
-def test_fetchers_are_closed_when_nobody_has_come_for_a_while(kept, monkeypatch):
-    monkeypatch.setattr(fetchers, "IDLE_SECONDS_MAX", 0.01)
+def test_idle_fetchers_are_closed(kept, monkeypatch):
+    monkeypatch.setattr(reading, "IDLE_SECONDS_MAX", 0.01)
     with kept.taken(parse(OPTIONS, Mode.BATCH)) as idle:
         assert not idle.closed
     eventually("the idle fetcher to be closed", lambda: idle.closed)
 
 
 def test_no_more_than_a_few_fetchers_are_kept(kept, monkeypatch):
-    monkeypatch.setattr(fetchers, "KEPT_MAX", 1)
+    monkeypatch.setattr(reading, "KEPT_MAX", 1)
     options = parse(OPTIONS, Mode.BATCH)
     with kept.taken(options) as first, kept.taken(options) as second:
         pass
@@ -138,11 +137,11 @@ def answers(monkeypatch):
     """What brokers answer to questions for offsets, one after the other; an error is raised."""
     given: list[int | BrokerError] = []
 
-    def list_offsets(client, wanted, isolation):
+    def list_offsets(client, requested, isolation):
         answer = given.pop(0)
         if isinstance(answer, BrokerError):
             raise answer
-        return dict.fromkeys(wanted, PartitionOffset(answer, -1, 0))
+        return dict.fromkeys(requested, PartitionOffset(answer, -1, 0))
 
     monkeypatch.setattr(lookup, "list_offsets", list_offsets)
     return given
@@ -150,12 +149,12 @@ def answers(monkeypatch):
 
 @pytest.fixture
 def asking():
-    found = Lookup(parse({**OPTIONS, "fetchOffset.retryIntervalMs": "0"}, Mode.STREAM))
-    yield found
-    found.close()
+    subject = Lookup(parse({**OPTIONS, "fetchOffset.retryIntervalMs": "0"}, Mode.STREAM))
+    yield subject
+    subject.close()
 
 
-def test_a_leader_that_knows_less_than_the_last_one_is_asked_again(asking, answers):
+def test_the_end_is_looked_up_again_if_a_new_leader_returns_a_lower_one(asking, answers):
     answers[:] = [7, 9, 12]
     assert asking.latest([TP], known={TP: 10}) == {TP: 12}
     answers[:] = [7, 7, 7, 7]
@@ -163,7 +162,7 @@ def test_a_leader_that_knows_less_than_the_last_one_is_asked_again(asking, answe
     assert not answers
 
 
-def test_failures_that_may_pass_are_asked_about_again(asking, answers):
+def test_retriable_errors_are_retried(asking, answers):
     passing = BrokerError("t-0", code=Code.LEADER_NOT_AVAILABLE)
     answers[:] = [passing, passing, passing, 5]
     assert asking.earliest([TP]) == {TP: 5}
@@ -185,7 +184,7 @@ def test_edges_are_looked_up_and_numbers_are_not(asking, answers):
 # -- asking for enough -------------------------------------------------------------------------
 
 
-def test_a_fetch_asks_for_about_what_is_left():
+def test_a_fetch_requests_about_what_is_left():
     state = PartitionReader(TP, 1000, until=11_000)
     assert state.fetch_bytes(8 * MIB) == FIRST_FETCH_BYTES_MAX
     assert state.fetch_bytes(1000) == 1000
@@ -200,7 +199,7 @@ def test_a_fetch_asks_for_about_what_is_left():
 
 def test_the_stream_needs_nothing_that_spark_40_does_not_have(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
-    spec = importlib.util.spec_from_file_location("old_stream_api", stream_api.__file__)
+    spec = importlib.util.spec_from_file_location("old_stream_api", source.__file__)
     assert spec is not None
     assert spec.loader is not None
     old = importlib.util.module_from_spec(spec)
@@ -212,17 +211,17 @@ def test_the_stream_needs_nothing_that_spark_40_does_not_have(monkeypatch):
 
 
 def test_limits_are_refused_where_spark_would_not_keep_them(monkeypatch):
-    monkeypatch.setattr(stream_source, "HAS_LIMITS", False)
-    limited = stream_source.StreamReader({**OPTIONS, "maxOffsetsPerTrigger": "5"}, schema(["value"]))
+    monkeypatch.setattr(source, "HAS_LIMITS", False)
+    limited = source.StreamReader({**OPTIONS, "maxOffsetsPerTrigger": "5"}, schema(["value"]))
     with pytest.raises(ConfigError, match=r"maxOffsetsPerTrigger .*need Spark 4\.2"):
         limited.latestOffset()
-    assert stream_source.StreamReader(OPTIONS, schema(["value"])).getDefaultReadLimit() == stream_source.NO_LIMIT
+    assert source.StreamReader(OPTIONS, schema(["value"])).getDefaultReadLimit() == source.NO_LIMIT
 
 
-def test_a_stream_says_what_is_wrong_when_it_is_first_asked():
-    """Spark would replace an error of the constructor by one of its own."""
+def test_invalid_options_of_a_stream_fail_at_its_first_call():
+    """Spark would hide an error of the constructor behind its own."""
     for options, message in (({"endingOffsets": "latest"}, "a stream has no end"), ({"minPartitions": "x"}, "minPart")):
-        stream = stream_source.StreamReader({**OPTIONS, **options}, schema(["value"]))
+        stream = source.StreamReader({**OPTIONS, **options}, schema(["value"]))
         for ask in (stream.initialOffset, stream.getDefaultReadLimit):
             with pytest.raises(ConfigError, match=message):
                 ask()

@@ -12,9 +12,9 @@ from headrace.cli.pipeline import master_option, override_option, spark_session
 from headrace.cli.shared_options import parse_key_value
 from headrace.errors import HeadraceError
 from headrace.spark import auditing
-from headrace.spark.audit_report import AuditReport, Example
+from headrace.spark.auditing import AuditReport, Example
 from headrace.spark.pipeline import Pipeline
-from headrace.spark.pipeline_spec import Named, PipelineSpec, Sink, Source, SparkSettings, Step, Trigger
+from headrace.spark.pipeline_spec import MaskedOptions, PipelineSpec, Sink, Source, SparkSettings, Step, Trigger
 
 EXIT_DIFFERENT = 1
 EXIT_COULD_NOT_RUN = 2
@@ -107,7 +107,7 @@ def _source_spec(given: dict[str, Any]) -> PipelineSpec:
         raise click.UsageError("-X overrides a value of a pipeline file: it requires --pipeline FILE")
     if given["source_format"] is None:
         raise click.UsageError("no source: pass --pipeline FILE or --source-format NAME")
-    options = Named(_pairs(given["source_options"], "--source-option"))
+    options = MaskedOptions(_pairs(given["source_options"], "--source-option"))
     source = Source(given["source_format"], given["source_path"], given["source_schema"], options)
     steps = () if given["sql"] is None else (Step("rows", given["sql"]),)
     master = given["master"] or SparkSettings().master

@@ -21,8 +21,7 @@ from typing import Any
 
 import headrace
 from headrace.errors import HeadraceError
-from headrace.spark.java import find_java
-from headrace.spark.local_session import check_workers, session
+from headrace.spark.local_session import check_workers, find_java, session
 
 PYTHON_MIN = (3, 11)
 PYARROW_MIN = (15,)
@@ -155,7 +154,7 @@ def check_java(*, is_needed: bool) -> Finding:
     try:
         java = find_java()
     except HeadraceError as error:
-        fact, _, remedy = str(error).partition(" Install one: ")
+        fact, _, remedy = str(error).partition(" Install it: ")
         if is_needed:
             return fail("java", fact, remedy)
         return warn("java", f"{fact} Only Spark needs it.", remedy)

@@ -22,8 +22,8 @@ from headrace.demo import orders
 from headrace.errors import HeadraceError
 from headrace.spark.auditing import audit, reading_options
 from headrace.spark.pipeline import Pipeline
-from headrace.spark.pipeline_spec import LiveView, Named, SparkSettings
-from headrace.spark.progress import BatchProgress, Silence, Started, Totals
+from headrace.spark.pipeline_spec import LiveView, MaskedOptions, SparkSettings
+from headrace.spark.progress import BatchProgress, SilentReporter, Started, Totals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +44,7 @@ def main() -> int:
             Path(settings["checkpoint"]),
             settings["options"],
             topic=settings["topic"],
-            spark=SparkSettings(settings["master"], Named(settings["config"])),
+            spark=SparkSettings(settings["master"], MaskedOptions(settings["config"])),
             view=LiveView(settings["view_url"]),
         )
         spark = pipeline.session(log_level="WARN")
@@ -59,7 +59,7 @@ def main() -> int:
     return 0
 
 
-class EventReporter(Silence):
+class EventReporter(SilentReporter):
     """Emits the progress of the pipeline as events."""
 
     def __init__(self, emit: Emit) -> None:

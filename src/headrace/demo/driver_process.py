@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.spark.commit_log import LEVEL, CommitTimes
+from headrace.spark.commit_times import LEVEL, CommitTimes
 from headrace.spark.local_session import package_root
 
 KILL_SECONDS_MAX = 10.0

@@ -21,7 +21,7 @@ from headrace.spark.pipeline import Pipeline
 from headrace.spark.pipeline_spec import (
     FORMAT,
     LiveView,
-    Named,
+    MaskedOptions,
     PipelineSpec,
     Sink,
     Source,
@@ -109,8 +109,8 @@ def pipeline(
     return Pipeline(
         PipelineSpec(
             "headrace-demo",
-            Source("parquet", str(source), SCHEMA, Named({"maxFilesPerTrigger": str(FILES_PER_BATCH)})),
-            Sink(FORMAT, checkpoint=str(checkpoint), options=Named(options)),
+            Source("parquet", str(source), SCHEMA, MaskedOptions({"maxFilesPerTrigger": str(FILES_PER_BATCH)})),
+            Sink(FORMAT, checkpoint=str(checkpoint), options=MaskedOptions(options)),
             (RECORDS,),
             Trigger(),
             spark,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headrace.spark.commit_log import CommitTimes
+from headrace.spark.commit_times import CommitTimes
 
 WORKER, DRIVER, BROKER = "worker", "driver", "broker"
 

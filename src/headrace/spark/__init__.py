@@ -1,12 +1,12 @@
-"""Spark: exactly once into Kafka, and fast out of it.
+"""The Spark data source `headrace`: exactly-once writes to Kafka, reads, pipelines and audits.
 
     DataFrame → sink → task_writer (executors) → committer (driver) → decisions      `format("headrace")`, written
-    planning (driver) → reading (executors) → DataFrame                              `format("headrace")`, read
+    source, planning (driver) → reading (executors) → DataFrame                      `format("headrace")`, read
     pipeline_file → Pipeline → progress                                              `headrace pipeline`
-    auditing: what was to be sent against what a topic holds                         `headrace audit`
-    local_session, java: a session that is ready for all that
+    auditing: compares the rows of a source with the records of a topic              `headrace audit`
+    local_session: a Spark session with Java, interpreter and package set up
 
-The public names; they are imported when first asked for, because PySpark is an extra.
+Public names are imported on first use, because PySpark is an optional dependency.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HeadraceDataSource", "Pipeline", "audit", "session"]
 
-# No module has the name of what it exports: whoever imported it would put it in the place of the function.
-_PLACES = {
+# No module has the name of a function that it exports: importing the module would replace the function.
+_MODULES = {
     "HeadraceDataSource": "datasource",
     "Pipeline": "pipeline",
     "audit": "auditing",
@@ -32,11 +32,11 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,9 @@
-"""Rows as Spark hands them over, made into the columns that are sent.
+"""Converts the rows of a DataFrame to the columns that are sent, topic by topic.
 
     columns of a DataFrame → (interceptors → serializers → partitioner) → for each topic: the columns to send
                            ↘ rows that can never be sent → dead letters, or an error
 
-What the plug-ins can do with whole columns they do so; a plug-in that only knows single records gets them one by one. A
-plug-in offers its columnar form by these methods:
+Plug-ins run on whole columns if they have one of these methods, else on one record at a time:
 
     Serializer.serialize_column(topic, column) → binary column
     ProducerInterceptor.on_send_columns(topic, columns) → columns
@@ -24,7 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.spark.decisions import Fingerprint
-from headrace.spark.sink_errors import BadRowError, PlanError
+from headrace.spark.errors import BadRowError, PlanError
+from headrace.spark.plugin_columns import Columns, PluginColumns, Refuse
 from headrace.spark.sink_options import DEAD_LETTER, SinkOptions
 from headrace.wire.columns import HEADERS_TYPE, hash_rows
 from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX
@@ -43,12 +43,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "partition": ("int",),
     "timestamp": ("timestamp", "bigint"),
 }
-"""Spark's names of the types that a column may have."""
+"""Spark's names of the types that each column may have."""
 DEAD_VALUE_BYTES_MAX = 64 * 1024
-"""A value that was too large to be sent is cut to this in its dead letter."""
+"""A value that is too large to be sent is cut to this in its dead letter."""
 EXAMPLES_MAX = 3
 LOOK_UP_SECONDS_MIN = 5.0
-"""Between two lookups of a partition that does not exist, in one task and topic."""
+"""Time between two lookups of a partition that does not exist, for one task and topic."""
 
 
 class Sending(NamedTuple):
@@ -61,32 +61,32 @@ class Sending(NamedTuple):
 class BadRows(NamedTuple):
     """Rows of a batch that can never be sent, and why."""
 
-    rows: pa.Array  # their numbers in the batch, int64
+    rows: pa.Array  # indexes in the batch, int64
     reason: str
     topic: str | None
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
-    """Whether these columns can be written at all, before anything is."""
-    found: dict[str, str] = {}
+    """Raise PlanError if these columns cannot be written."""
+    types: dict[str, str] = {}
     if options.origins is not None:
         options.origins.check(schema)
     for field in schema.fields:
         role = field.name.lower()
         if role in ROLES and not _is_origin(field.name, options):
-            if role in found:
+            if role in types:
                 raise PlanError(
-                    f"there are two columns {role!r}: names differ by more than upper and lower case, or drop one"
+                    f"there are two columns {role!r}: column names are not case-sensitive; rename or drop one"
                 )
-            found[role] = field.dataType.simpleString()
-    there = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields) or "none"
-    if "value" not in found:
-        raise PlanError(f"there is no column 'value', and a record needs one; the columns are: {there}")
-    if "topic" not in found and options.topic is None:
+            types[role] = field.dataType.simpleString()
+    columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields) or "none"
+    if "value" not in types:
+        raise PlanError(f"there is no column 'value', which a record needs; the columns are: {columns}")
+    if "topic" not in types and options.topic is None:
         raise PlanError(
-            f"it is not said where rows go: set the option 'topic', or add a column 'topic'; the columns are: {there}"
+            f"no topic to write to: set the option 'topic', or add a column 'topic'; the columns are: {columns}"
         )
-    for role, kind in found.items():
+    for role, kind in types.items():
         if kind == "void" or (role in ("key", "value") and f"{role}.serializer" in options.kafka):
             continue
         if kind not in ALLOWED[role]:
@@ -99,11 +99,11 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a row may be."""
+    """The largest record, and the partitions of the topics."""
 
     record_bytes_max: int
     partition_counts: Mapping[str, int]
-    """Of topics that were looked at when the batch was planned, or up to metadata.max.age.ms before."""
+    """By topic, as of planning, or up to metadata.max.age.ms before."""
 
 
 class ColumnPlan:
@@ -112,21 +112,21 @@ class ColumnPlan:
     def __init__(self, options: SinkOptions, limits: Limits, where: str, count_partitions: CountPartitions) -> None:
         self._options = options
         self._limits = limits
-        self._where = where  # for errors: which batch and which task
+        self._where = where  # batch and task, for errors
         self._count_partitions = count_partitions
         self._counts = dict(limits.partition_counts)
-        self._looked_up_at: dict[str, float] = {}  # by topic, in seconds: when an unknown partition was last looked for
+        self._looked_up_at: dict[
+            str, float
+        ] = {}  # by topic, monotonic seconds: the last lookup of an unknown partition
         self._first_row = 0
         self._plugins = None
         if any(name in options.kafka for name in PLUGIN_OPTIONS):
-            from headrace.spark.plugin_columns import PluginColumns
-
             self._plugins = PluginColumns(options)
         self.bad_count = 0
         self.fingerprint = Fingerprint()
 
     def prepare(self, batch: pa.RecordBatch) -> Iterator[Sending]:
-        """What is to be sent, topic by topic, rows in order; dead letters last."""
+        """Yield what is to be sent, topic by topic, rows in order; dead letters last."""
         columns = _by_role(batch, self._options)
         dead: list[pa.RecordBatch] = []
         for topic, part, numbers in self._by_topic(columns, dead):
@@ -142,10 +142,8 @@ class ColumnPlan:
         if self._plugins is not None:
             self._plugins.close()
 
-    def _by_topic(
-        self, columns: dict[str, pa.Array], dead: list[pa.RecordBatch]
-    ) -> Iterator[tuple[str, dict[str, pa.Array], pa.Array | None]]:
-        """Topic, its rows, and which rows of the batch they are (None: all of them)."""
+    def _by_topic(self, columns: Columns, dead: list[pa.RecordBatch]) -> Iterator[tuple[str, Columns, pa.Array | None]]:
+        """Yield topic, rows, and the indexes of the rows in the batch (None: all of them)."""
         topics = columns.pop("topic", None)
         if self._options.topic is not None:
             self._add_to_fingerprint(self._options.topic, columns)
@@ -164,11 +162,11 @@ class ColumnPlan:
                 what = "its topic is null" if topic is None else "its topic is empty"
                 self._refuse(BadRows(numbers, f"{what}, and the option 'topic' is not set", None), part, None, dead)
 
-    def _add_to_fingerprint(self, topic: str, columns: dict[str, pa.Array]) -> None:
-        """Count rows as they come from Spark.
+    def _add_to_fingerprint(self, topic: str, columns: Columns) -> None:
+        """Add rows to the fingerprint as they come from Spark.
 
-        What is sent may differ when the batch is replayed, though the rows are the same: a plug-in adds the time or
-        encrypts, or the reason is fixed for which rows were dead letters.
+        What is sent may differ in a replay of the same rows: a plug-in adds the time or encrypts, or the cause of dead
+        letters is fixed.
         """
         if not self._options.is_exactly_once:
             return
@@ -177,7 +175,7 @@ class ColumnPlan:
         self.fingerprint += Fingerprint(len(value), hash_rows(topic, value, key=key, headers=columns.get("headers")))
 
     def _ready(
-        self, topic: str, columns: dict[str, pa.Array], numbers: pa.Array | None, dead: list[pa.RecordBatch]
+        self, topic: str, columns: Columns, numbers: pa.Array | None, dead: list[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         if self._plugins is not None:
             columns, numbers = self._plugins.apply(
@@ -188,7 +186,7 @@ class ColumnPlan:
             yield pa.RecordBatch.from_pydict(columns)
 
     def _count(self, topic: str, highest: int | None = None) -> int:
-        """The number of partitions of a topic. It is looked up if it is unknown, or not above `highest`."""
+        """Return the number of partitions of a topic; look it up if it is unknown, or not above `highest`."""
         if topic not in self._counts:
             self._counts[topic] = self._count_partitions(topic, None)
         if highest is not None and highest >= self._counts[topic]:
@@ -199,22 +197,22 @@ class ColumnPlan:
         return self._counts[topic]
 
     def _refuser(self, topic: str, dead: list[pa.RecordBatch]) -> Refuse:
-        def refuse(numbers: pa.Array, reason: str, columns: dict[str, pa.Array]) -> None:
+        def refuse(numbers: pa.Array, reason: str, columns: Columns) -> None:
             self._refuse(BadRows(numbers, reason, topic), columns, None, dead)
 
         return refuse
 
     def _without_bad(
-        self, topic: str, columns: dict[str, pa.Array], numbers: pa.Array | None, dead: list[pa.RecordBatch]
-    ) -> tuple[dict[str, pa.Array], pa.Array | None]:
+        self, topic: str, columns: Columns, numbers: pa.Array | None, dead: list[pa.RecordBatch]
+    ) -> tuple[Columns, pa.Array | None]:
         for find in (
             partial(_too_large, bytes_max=self._limits.record_bytes_max),
             partial(_wrong_partition, count=partial(self._count, topic)),
         ):
-            found = find(columns)
-            if found is None:
+            problem = find(columns)
+            if problem is None:
                 continue
-            mask, reason = found
+            mask, reason = problem
             bad = pc.indices_nonzero(mask).cast(pa.int64())
             self._refuse(BadRows(bad if numbers is None else numbers.take(bad), reason, topic), columns, bad, dead)
             good = pc.indices_nonzero(pc.invert(mask)).cast(pa.int64())
@@ -222,25 +220,22 @@ class ColumnPlan:
             numbers = good if numbers is None else numbers.take(good)
         return columns, numbers
 
-    def _refuse(
-        self, bad: BadRows, columns: dict[str, pa.Array], places: pa.Array | None, dead: list[pa.RecordBatch]
-    ) -> None:
+    def _refuse(self, bad: BadRows, columns: Columns, indexes: pa.Array | None, dead: list[pa.RecordBatch]) -> None:
         if self._options.on_bad_row == DEAD_LETTER:
-            part = columns if places is None else {role: column.take(places) for role, column in columns.items()}
+            part = columns if indexes is None else {role: column.take(indexes) for role, column in columns.items()}
             dead.append(_dead_letters(bad, part, self._limits, self._where, self._first_row))
             return
         examples = ", ".join(str(self._first_row + n) for n in bad.rows.slice(0, EXAMPLES_MAX).to_pylist())
         raise BadRowError(
             f"{self._where}, row {examples}{', …' if len(bad.rows) > EXAMPLES_MAX else ''}"
             f"{'' if bad.topic is None else f' to topic {bad.topic!r}'}: {bad.reason}. "
-            f"{'Nothing of the batch is seen. ' if self._options.is_exactly_once else ''}"
-            "Mend or filter such rows, or set on.bad.row=dead-letter and dead.letter.topic"
+            f"{'Nothing of the batch is visible. ' if self._options.is_exactly_once else ''}"
+            "Fix or filter such rows, or set on.bad.row=dead-letter and dead.letter.topic"
         )
 
 
 CountPartitions = Callable[[str, int | None], int]
-"""The number of partitions of a topic; above the given partition, if the cluster has that many."""
-Refuse = Callable[[pa.Array, str, dict[str, pa.Array]], None]
+"""(topic, highest partition of a row or None) → number of partitions; from new metadata if that is not enough."""
 PLUGIN_OPTIONS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
 
 
@@ -248,21 +243,21 @@ def _is_origin(name: str, options: SinkOptions) -> bool:
     return options.origins is not None and name in options.origins.names
 
 
-def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> dict[str, pa.Array]:
-    found = {}
+def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> Columns:
+    columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         role = name.lower()
-        is_wanted = role in ROLES and not _is_origin(name, options)
-        if is_wanted and (role != "headers" or options.include_headers):
-            found[role] = column
-    topics = found.get("topic")
+        is_written = role in ROLES and not _is_origin(name, options)
+        if is_written and (role != "headers" or options.include_headers):
+            columns[role] = column
+    topics = columns.get("topic")
     if topics is not None and not pa.types.is_string(topics.type):
-        found["topic"] = topics.cast(pa.string())
-    return found
+        columns["topic"] = topics.cast(pa.string())
+    return columns
 
 
 def _to_bytes(column: pa.Array) -> pa.Array:
-    """The column itself, if it is binary or text; else each value as text, for a hash."""
+    """Return the column if it is binary or text, else each value as text, for the hash."""
     kind = column.type
     if kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string(), pa.null()):
         return column
@@ -271,7 +266,7 @@ def _to_bytes(column: pa.Array) -> pa.Array:
     return pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())
 
 
-def _too_large(columns: dict[str, pa.Array], bytes_max: int) -> tuple[pa.Array, str] | None:
+def _too_large(columns: Columns, bytes_max: int) -> tuple[pa.Array, str] | None:
     limit = bytes_max - HEADER_BYTES - RECORD_OVERHEAD_BYTES_MAX
     parts = [columns[role] for role in ("key", "value", "headers") if role in columns]
     if sum(part.nbytes for part in parts) <= limit:
@@ -286,8 +281,8 @@ def _too_large(columns: dict[str, pa.Array], bytes_max: int) -> tuple[pa.Array, 
     if largest is None or largest <= limit:
         return None
     return mask, (
-        f"it has {largest} bytes of key, value and headers, and kafka.max.request.size allows "
-        f"{bytes_max} with all that belongs to a request"
+        f"it has {largest} bytes of key, value and headers, but kafka.max.request.size is {bytes_max}, which includes "
+        "the overhead of a request"
     )
 
 
@@ -298,19 +293,19 @@ def _sizes(column: pa.Array) -> pa.Array:
 
 
 def _header_sizes(column: pa.Array) -> pa.Array:
-    """At most what the headers of each row take."""
+    """Return an upper bound of the bytes of the headers of each row."""
     if pa.types.is_null(column.type):
         return pa.repeat(pa.scalar(0, pa.int64()), len(column))
     return pa.array(
         [
-            sum(10 + len(one["key"].encode()) + len(one["value"] or b"") for one in row) if row else 0
+            sum(10 + len(header["key"].encode()) + len(header["value"] or b"") for header in row) if row else 0
             for row in column.to_pylist()
         ],
         pa.int64(),
     )
 
 
-def _wrong_partition(columns: dict[str, pa.Array], count: Callable[[int], int]) -> tuple[pa.Array, str] | None:
+def _wrong_partition(columns: Columns, count: Callable[[int], int]) -> tuple[pa.Array, str] | None:
     column = columns.get("partition")
     if column is None or pa.types.is_null(column.type):
         return None
@@ -322,13 +317,11 @@ def _wrong_partition(columns: dict[str, pa.Array], count: Callable[[int], int]) 
         return None
     mask = pc.or_(pc.less(column, 0), pc.greater_equal(column, partitions))
     wrong = ends["min"] if ends["min"] < 0 else ends["max"]
-    return pc.fill_null(mask, False), f"its partition is {wrong}; the topic has 0 to {partitions - 1}"
+    return pc.fill_null(mask, False), f"its partition is {wrong}, but the topic has partitions 0 to {partitions - 1}"
 
 
-def _dead_letters(
-    bad: BadRows, columns: dict[str, pa.Array], limits: Limits, where: str, first_row: int
-) -> pa.RecordBatch:
-    """Bad rows as records: key and value as they were, as far as they fit, and what was wrong in the headers."""
+def _dead_letters(bad: BadRows, columns: Columns, limits: Limits, where: str, first_row: int) -> pa.RecordBatch:
+    """Return bad rows as records: key and value, cut if they are too large, and the reason in the headers."""
     headers = []
     kept = columns.get("headers")
     numbers = bad.rows.to_pylist()
@@ -338,7 +331,7 @@ def _dead_letters(
         more = [("headrace.error", bad.reason), ("headrace.where", f"{where}, row {first_row + number}")]
         if bad.topic is not None:
             more.append(("headrace.topic", bad.topic))
-        size = sum(len(one["key"]) + len(one["value"] or b"") for one in own or ())
+        size = sum(len(header["key"]) + len(header["value"] or b"") for header in own or ())
         row = list(own or ()) if size < room // 2 else []
         headers.append(row + [{"key": name, "value": text.encode()} for name, text in more])
     letters: dict[str, Any] = {
@@ -351,16 +344,16 @@ def _dead_letters(
 
 
 def _cut(column: pa.Array, cut_bytes: int, bytes_max: int) -> pa.Array:
-    """Values that may be sent stay whole; what is too large is cut. What is no bytes at all is shown as text."""
+    """Cut values that are too large. Values that are not bytes become text."""
     if pa.types.is_null(column.type):
         return column
     if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
         return pa.array(
-            [None if one is None else str(one)[:cut_bytes].encode() for one in column.to_pylist()], pa.binary()
+            [None if value is None else str(value)[:cut_bytes].encode() for value in column.to_pylist()], pa.binary()
         )
     if (pc.max(_sizes(column)).as_py() or 0) < bytes_max // 2:
         return column.cast(pa.binary())
     values = column.cast(pa.binary()).to_pylist()
     return pa.array(
-        [one if one is None or len(one) < bytes_max // 2 else one[:cut_bytes] for one in values], pa.binary()
+        [value if value is None or len(value) < bytes_max // 2 else value[:cut_bytes] for value in values], pa.binary()
     )

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.client.clock import SYSTEM_CLOCK
-from headrace.spark.commit_log import rounded
-from headrace.spark.per_run import PerRun
+from headrace.spark.commit_times import rounded
 from headrace.spark.sink_options import SinkOptions
+from headrace.spark.worker import PerRun
 from headrace.telemetry.listeners import NULL_COMMIT_LISTENER, CommitListener, CommitPhase
 from headrace.telemetry.models import BatchOutcome, BatchReport, CommitReport, CurrentBatch
 from headrace.telemetry.sender import ReportSender, new_envelope
@@ -63,7 +63,7 @@ def batch_report(number: int, reports: Sequence[Report]) -> BatchReport:
         rows=sum(report.row_count for report in reports),
         dead=sum(report.dead_count for report in reports),
         bytes=sum(report.times.sent_bytes for report in reports),
-        is_retried=any(report.place.attempt > 0 for report in reports),
+        is_retried=any(report.task.attempt > 0 for report in reports),
         began_ms=now_ms,
     )
     if reports:

@@ -1,9 +1,9 @@
-"""`kafka.*` of the source: Kafka's consumer options, of which a reader without a group needs a part.
+"""Options `kafka.*` of the source: those options of Kafka's consumer that a reader without a group needs.
 
     {"bootstrap.servers": …} → resolve → Config → client_settings → BlockingClient      driver: offsets, topics
                                                 → fetcher_arguments → Fetcher           executors: rows
 
-What connects, encrypts and authenticates is declared once, with the producer, and taken from there.
+Options for connections, TLS and SASL are declared once, with the producer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ log = logging.getLogger("headrace")
 
 PREFIX = "kafka."
 
-_NO_GROUP = "the source joins no group: Spark hands out the partitions"
-_FIXED = "this client chooses it"
-_FIGURES = "Spark shows the figures of a query"
+_NO_GROUP = "the source joins no group: Spark assigns the partitions"
+_FIXED = "the client sets it"
+_METRICS = "Spark has the metrics of a query"
 
 _SHARED_NAMES = frozenset(
     {
@@ -48,24 +48,24 @@ _WITHOUT_EFFECT = {
     "socket.connection.setup.timeout.max.ms": _FIXED,
     "metadata.recovery.strategy": _FIXED,
     "metadata.recovery.rebootstrap.trigger.ms": _FIXED,
-    "allow.auto.create.topics": "reading never makes a topic",
+    "allow.auto.create.topics": "reading never creates a topic",
     "auto.commit.interval.ms": _NO_GROUP,
-    "check.crcs": "checksums are always checked",
-    "client.rack": "the leader is read, never a follower",
-    "exclude.internal.topics": "internal topics are read when they are named, and match no pattern",
+    "check.crcs": "checksums are always verified",
+    "client.rack": "the source reads from leaders only",
+    "exclude.internal.topics": "internal topics are read if they are named; patterns do not match them",
     "group.instance.id": _NO_GROUP,
     "group.protocol": _NO_GROUP,
     "group.remote.assignor": _NO_GROUP,
     "heartbeat.interval.ms": _NO_GROUP,
     "max.poll.interval.ms": _NO_GROUP,
-    "max.poll.records": "rows come in columns, as many as fit a batch",
+    "max.poll.records": "rows are read as Arrow batches",
     "partition.assignment.strategy": _NO_GROUP,
     "session.timeout.ms": _NO_GROUP,
     "enable.metrics.push": "the source pushes no metrics",
-    "metric.reporters": _FIGURES,
-    "metrics.num.samples": _FIGURES,
-    "metrics.recording.level": _FIGURES,
-    "metrics.sample.window.ms": _FIGURES,
+    "metric.reporters": _METRICS,
+    "metrics.num.samples": _METRICS,
+    "metrics.recording.level": _METRICS,
+    "metrics.sample.window.ms": _METRICS,
 }
 
 CONSUMER_OPTIONS = Options(
@@ -78,8 +78,8 @@ CONSUMER_OPTIONS = Options(
         "isolation.level",
         "str",
         "read_committed",
-        "Whether rows of open and aborted transactions are left out. Kafka's own default is read_uncommitted, which "
-        "shows rows that were never committed: here exactly once is the default.",
+        "Whether rows of open and aborted transactions are skipped. Kafka's default is read_uncommitted, which also "
+        "returns rows of aborted transactions.",
         OneOf("read_committed", "read_uncommitted", ignore_case=True),
         "high",
     ),
@@ -87,26 +87,26 @@ CONSUMER_OPTIONS = Options(
         "default.api.timeout.ms",
         "int",
         60_000,
-        "How long to try to learn of topics and offsets, with all attempts.",
+        "The time limit for looking up topics and offsets, including retries.",
         Between(1),
     ),
     Option(
-        "fetch.min.bytes", "int", 1, "A broker answers when it has so much, or after fetch.max.wait.ms.", Between(0)
+        "fetch.min.bytes", "int", 1, "A broker responds when it has this much, or after fetch.max.wait.ms.", Between(0)
     ),
     Option("fetch.max.wait.ms", "int", 500, "The longest that a broker waits for fetch.min.bytes.", Between(0)),
     Option(
         "fetch.max.bytes",
         "int",
         50 * 1024 * 1024,
-        "The most that one answer brings, of all its partitions; the first batch comes even if it is larger.",
+        "The most that one response has, for all partitions; the first batch is sent even if it is larger.",
         Between(1),
     ),
     Option(
         "max.partition.fetch.bytes",
         "int",
         8 * 1024 * 1024,
-        "The most that one answer brings of a partition. Kafka's default is 1 MiB; a task reads one partition only, "
-        "and every answer costs it a round trip.",
+        "The most that one response has of a partition. Kafka's default is 1 MiB; a task reads one partition only, "
+        "and every response costs a round trip.",
         Between(1),
     ),
     Option(
@@ -120,26 +120,26 @@ CONSUMER_OPTIONS = Options(
         "group.id",
         "str",
         None,
-        "Taken as client.id where that is not set: nothing here joins a group. To see the lag of a query in the tools "
-        "for groups, set commit.offsets.group.id.",
+        "Used as client.id if that is not set: the source joins no group. To see the lag of a query in tools for "
+        "groups, set commit.offsets.group.id.",
     ),
     *(Option(name, "str", None, "", None, "low", why) for name, why in _WITHOUT_EFFECT.items()),
 )
 
 _REFUSED = {
-    "auto.offset.reset": "set startingOffsets to earliest, latest or offsets of your own",
-    "key.deserializer": "keys come as binary: turn them into what they are with expressions on the DataFrame",
-    "value.deserializer": "values come as binary: turn them into what they are with expressions on the DataFrame",
+    "auto.offset.reset": "set startingOffsets to earliest, latest or JSON with offsets",
+    "key.deserializer": "keys are binary columns: convert them with expressions on the DataFrame",
+    "value.deserializer": "values are binary columns: convert them with expressions on the DataFrame",
     "enable.auto.commit": "Spark keeps the offsets in the checkpoint; for lag tools set commit.offsets.group.id",
-    "interceptor.classes": "an interceptor sees every row as an object, and here there is none",
+    "interceptor.classes": "interceptors need a Python object for each row, which the source does not create",
 }
 
 
 def resolve(given: Mapping[str, str]) -> Config:
-    """Check `kafka.*` options, by their names without the prefix; those refused by Spark's own source are refused."""
+    """Check `kafka.*` options, given without the prefix. Refuse those that Spark's own Kafka source refuses."""
     for name, remedy in _REFUSED.items():
         if name in given:
-            raise ConfigError(f"{PREFIX}{name} is {given[name]!r}, which the source does not take: {remedy}")
+            raise ConfigError(f"{PREFIX}{name} is {given[name]!r}, which the source does not support: {remedy}")
     try:
         config = CONSUMER_OPTIONS.resolve(("argument", given))
     except ConfigError as error:
@@ -150,16 +150,16 @@ def resolve(given: Mapping[str, str]) -> Config:
 
 
 def warn_of_no_effect(config: Config) -> None:
-    """Say which options change nothing. To be called in one place of a query, not on every executor."""
+    """Log which options have no effect. Called once for a query, not on every executor."""
     for name, option in CONSUMER_OPTIONS.items():
         if option.no_effect and config.given(name):
             log.warning("option %s%s has no effect: %s", PREFIX, name, option.no_effect)
     for name in sorted(config.unused):
-        log.warning("option %s%s is not known and has no effect%s", PREFIX, name, CONSUMER_OPTIONS.suggestion(name))
+        log.warning("option %s%s is unknown and has no effect%s", PREFIX, name, CONSUMER_OPTIONS.suggestion(name))
 
 
 def client_settings(config: Config, client_id: str) -> ClientSettings:
-    """How to reach the cluster."""
+    """Return how to connect to the cluster."""
     return ClientSettings(
         bootstrap_servers=config.of(tuple, "bootstrap.servers"),
         client_id=client_id,
@@ -176,7 +176,7 @@ def client_settings(config: Config, client_id: str) -> ClientSettings:
 
 
 def fetcher_arguments(config: Config) -> dict[str, Any]:
-    """What a `Fetcher` takes besides a client."""
+    """Return the keyword arguments of a `Fetcher`."""
     return {
         "isolation": config["isolation.level"],
         "max_wait_ms": config["fetch.max.wait.ms"],

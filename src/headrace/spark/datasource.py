@@ -1,7 +1,7 @@
-"""The data source as Spark knows it: a name, and who reads and writes.
+"""The data source that Spark finds by the name `headrace`.
 
-Spark builds one of these for every query, batch and task, and imports this module to look for names: it stays small,
-and imports what it needs when it is needed.
+Spark creates one for every query, batch and task, and imports this module to look up the name. It therefore stays small
+and imports readers and writers inside its methods: each process needs only one of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HeadraceDataSource(DataSource):
     """`format("headrace")`: Kafka topics, with the options and columns of Spark's own Kafka source and sink."""
 
     _is_unpickled = False
-    """To plan a batch Spark makes a data source; to commit one it sends that of the query to another process."""
+    """Spark creates a data source to plan a batch, and unpickles that of the query in another process to commit it."""
 
     @classmethod
     def name(cls) -> str:
@@ -41,7 +41,7 @@ class HeadraceDataSource(DataSource):
         return BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        from headrace.spark.stream_source import StreamReader
+        from headrace.spark.source import StreamReader
 
         return StreamReader(self.options, schema)
 

@@ -1,13 +1,13 @@
-"""The decision log: which batch of which query is decided, and what still has to be done for it.
+"""Decisions: which batch of which query is decided, and what is left to do for it.
 
     decision topic (one partition, compacted), key [sink, query]        → the last decision of that query
                                                key [sink, "holders", 1] → the runs that have held the sink (holders.py)
 
-A decision is a record like any other, written in the transaction of `sink.id` that also holds the inline rows of the
-batch. So the moment that transaction is committed is the moment the batch is decided: there is no other one.
+A decision is a record, written in the transaction of `sink.id` that also has the inline rows of the batch. The batch is
+decided when that transaction is committed, and not before.
 
-    DecisionLog.read    the decisions of one sink, as of now: an open transaction of that sink is waited for
-    Fingerprint         what the rows of a batch were, so that a batch that comes again is known from another one
+    DecisionLog.read    reads the decisions of one sink; waits for open transactions of that sink
+    Fingerprint         row count and hash of a batch: tells a replay from another batch with the same number
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from headrace.client.blocking import BlockingClient
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code
+from headrace.spark.errors import SinkError
 from headrace.spark.holders import DriverProcess, Holders, holders_key
 from headrace.spark.origins import NOTHING, Coverage
-from headrace.spark.sink_errors import SinkError
 from headrace.spark.sink_options import DECISION_BYTES_MAX
 from headrace.types import TopicPartition
 from headrace.wire.records import decode_marker
 
 VERSION = 2
-"""Since 2 a decision has the fingerprint of its rows and the driver that took it. Keys that are unknown are ignored."""
+"""Version 2 added the fingerprint and the driver. Unknown keys are ignored."""
 VERSIONS_READ = (1, 2)
 PLAIN_BYTES_MAX = 32 * 1024
-"""Decisions beyond this are compressed: with many tasks and partitions they are long, and all alike."""
+"""Larger decisions are compressed: with many tasks and partitions they are long and repetitive."""
 INFLATED_BYTES_MAX = 256 * 1024 * 1024
 SETTLE_MS_MAX = 90_000
-"""How long a read waits for an open transaction of its own sink: one that decides is over after a minute at most."""
+"""How long a read waits for an open transaction of its sink. A decision's transaction times out after a minute."""
 SETTLE_POLL_MS = 50
 READ_MS_MAX = 60_000
 POLL_MS = 500
 REPLICAS_MAX = 3
 HASH_MODULUS = 1 << 64
-_MAY_NOT_DESCRIBE = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
+_NOT_AUTHORIZED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
 _TOPIC_CONFIGS = {
     "cleanup.policy": "compact",
     "max.message.bytes": str(DECISION_BYTES_MAX),
-    # A new record for every batch, and only the last one counts: without small segments nothing would be compacted.
+    # Each batch adds a record, and only the last one is needed: small segments, so that compaction removes the others.
     "segment.bytes": str(16 * 1024 * 1024),
     "segment.ms": str(60 * 60 * 1000),
     "min.cleanable.dirty.ratio": "0.1",
@@ -60,7 +60,7 @@ _TOPIC_CONFIGS = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a transaction wrote to one partition. Offsets between `first` and `last` may belong to others."""
+    """The records of a transaction in one partition. Other records may be between `first` and `last`."""
 
     topic: str
     partition: int
@@ -69,24 +69,24 @@ class Span:
     count: int
 
     @property
-    def place(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTransaction:
-    """A task's transaction: written, acknowledged, and left open for the driver to end."""
+    """The transaction of a task: all records acknowledged, left open for the driver to end."""
 
     id: str
     producer_id: int
     epoch: int
     is_v2: bool
-    """Transactions v2 (KIP-890): ending it gives its id a new epoch."""
+    """Transactions v2 (KIP-890): EndTxn gives the id a new epoch."""
     spans: tuple[Span, ...]
 
     @property
     def identity(self) -> tuple[str, int, int]:
-        """Never used twice: every transaction gets an epoch of its own before it begins."""
+        """Unique: every transaction gets a new epoch before it begins."""
         return self.id, self.producer_id, self.epoch
 
     @property
@@ -96,7 +96,7 @@ class TaskTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What the rows of a batch are, whatever their order: how many, and the sum of a hash of each (modulo 2^64)."""
+    """The number of rows of a batch and the sum of their hashes (modulo 2^64), independent of their order."""
 
     rows: int = 0
     hash: int = 0
@@ -110,7 +110,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A batch is to be seen, whole."""
+    """The record that makes a batch decided: all of its rows become visible."""
 
     sink: str
     query: str
@@ -121,13 +121,13 @@ class Decision:
     at_ms: int = 0
     is_finished: bool = False
     redone: frozenset[str] = field(default_factory=frozenset)
-    """Ids of transactions that had expired and whose rows were written again."""
+    """Ids of transactions that expired and whose rows were written again."""
     fingerprint: Fingerprint | None = None
     """None in decisions of version 1."""
     driver: DriverProcess | None = None
-    """The driver that took the decision. None in decisions of version 1."""
+    """The driver that decided. None in decisions of version 1."""
     offsets: Coverage = NOTHING
-    """Source offsets that the query has covered, this batch included."""
+    """Source offsets that the query has covered, including this batch."""
     base: Coverage = NOTHING
     """Source offsets that were skipped in this batch because other queries of the sink had covered them."""
     batch_offsets: Coverage = NOTHING
@@ -136,7 +136,12 @@ class Decision:
     @property
     def rows(self) -> int:
         """All rows of the batch, dead letters included."""
-        return self.inline_rows + sum(one.record_count for one in self.transactions)
+        return self.inline_rows + sum(transaction.record_count for transaction in self.transactions)
+
+    @property
+    def unended(self) -> list[TaskTransaction]:
+        """The transactions that have to be committed: all but those that were redone."""
+        return [transaction for transaction in self.transactions if transaction.id not in self.redone]
 
     def finished(self) -> Decision:
         return replace(self, is_finished=True)
@@ -152,7 +157,7 @@ class Decision:
         return decision_key(self.sink, self.query)
 
     def encode(self) -> bytes:
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "v": VERSION,
             "sink": self.sink,
             "query": self.query,
@@ -161,50 +166,51 @@ class Decision:
             "state": "finished" if self.is_finished else "decided",
             "at": self.at_ms,
             "inline": self.inline_rows,
-            "transactions": [_transaction_json(one) for one in self.transactions],
+            "transactions": [_transaction_json(transaction) for transaction in self.transactions],
             "redone": sorted(self.redone),
         }
-        # Keys that may be missing: each has a default that says what its absence means.
+        # Optional keys: decode() has a default for each.
         if self.fingerprint is not None:
-            found |= {"rows": self.fingerprint.rows, "hash": f"{self.fingerprint.hash:016x}"}
+            fields |= {"rows": self.fingerprint.rows, "hash": f"{self.fingerprint.hash:016x}"}
         if self.driver is not None:
-            found["driver"] = self.driver.to_json()
+            fields["driver"] = self.driver.to_json()
         if self.offsets.intervals:
-            found["offsets"] = self.offsets.to_json()
+            fields["offsets"] = self.offsets.to_json()
         if self.base.intervals:
-            found["base"] = self.base.to_json()
+            fields["base"] = self.base.to_json()
         if self.batch_offsets.intervals:
-            found["batch_offsets"] = self.batch_offsets.to_json()
-        text = json.dumps(found, separators=(",", ":")).encode()
+            fields["batch_offsets"] = self.batch_offsets.to_json()
+        text = json.dumps(fields, separators=(",", ":")).encode()
         return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text)
 
     @classmethod
     def decode(cls, data: bytes) -> Decision:
         try:
-            found = json.loads(data if data[:1] == b"{" else _inflate(data))
-            version = found["v"]
+            fields = json.loads(data if data[:1] == b"{" else _inflate(data))
+            version = fields["v"]
             if version not in VERSIONS_READ:
                 raise SinkError(
-                    f"a decision of version {version}, and this headrace knows {VERSION}: use the one that wrote it"
+                    f"unsupported decision record: expected version {VERSION} or lower, got {version}; use the "
+                    "headrace that wrote it, or a newer one"
                 )
             return cls(
-                found["sink"],
-                found["query"],
-                found["run"],
-                int(found["batch"]),
-                tuple(_transaction(one) for one in found["transactions"]),
-                int(found["inline"]),
-                int(found["at"]),
-                {"finished": True, "decided": False}[found["state"]],
-                frozenset(found["redone"]),
-                Fingerprint(int(found["rows"]), int(found["hash"], 16)) if "hash" in found else None,
-                DriverProcess.from_json(found["driver"]) if "driver" in found else None,
-                Coverage.from_json(found.get("offsets", {})),
-                Coverage.from_json(found.get("base", {})),
-                Coverage.from_json(found.get("batch_offsets", {})),
+                fields["sink"],
+                fields["query"],
+                fields["run"],
+                int(fields["batch"]),
+                tuple(_transaction(entry) for entry in fields["transactions"]),
+                int(fields["inline"]),
+                int(fields["at"]),
+                {"finished": True, "decided": False}[fields["state"]],
+                frozenset(fields["redone"]),
+                Fingerprint(int(fields["rows"]), int(fields["hash"], 16)) if "hash" in fields else None,
+                DriverProcess.from_json(fields["driver"]) if "driver" in fields else None,
+                Coverage.from_json(fields.get("offsets", {})),
+                Coverage.from_json(fields.get("base", {})),
+                Coverage.from_json(fields.get("batch_offsets", {})),
             )
         except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
-            raise SinkError(f"this is no decision: {data[:100]!r} ({error!r})") from error
+            raise SinkError(f"invalid decision record: {data[:100]!r} ({error!r})") from error
 
 
 def decision_key(sink: str, query: str) -> bytes:
@@ -232,9 +238,9 @@ def _transaction_json(transaction: TaskTransaction) -> dict[str, Any]:
     }
 
 
-def _transaction(found: dict[str, Any]) -> TaskTransaction:
-    spans = tuple(Span(topic, *map(int, row)) for topic, rows in found["spans"].items() for row in rows)
-    return TaskTransaction(found["id"], int(found["pid"]), int(found["epoch"]), bool(found["v2"]), spans)
+def _transaction(fields: dict[str, Any]) -> TaskTransaction:
+    spans = tuple(Span(topic, *map(int, row)) for topic, rows in fields["spans"].items() for row in rows)
+    return TaskTransaction(fields["id"], int(fields["pid"]), int(fields["epoch"]), bool(fields["v2"]), spans)
 
 
 _Records = dict[bytes, bytes | None]
@@ -243,27 +249,27 @@ _Records = dict[bytes, bytes | None]
 
 @dataclass(slots=True)
 class _SinkState:
-    """What the log says of one sink, up to an offset."""
+    """The decisions and holders of one sink, up to an offset."""
 
     offset: int = EARLIEST
-    """The first offset that is not read yet. Everything before it is settled: it will not change any more."""
+    """The first offset that is not read yet. No transaction of the sink is open before it."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     holders: Holders = field(default_factory=Holders)
 
 
 class DecisionLog:
-    """Reads the decision topic, and creates it if there is none. Reading again costs what is new in the log."""
+    """Reads the decision topic, and creates it if it is missing. Later reads fetch new records only."""
 
     def __init__(self, client: BlockingClient, topic: str) -> None:
         self._client = client
         self.topic = topic
-        self._place = TopicPartition(topic, 0)
+        self._partition = TopicPartition(topic, 0)
         self._topic_id: uuid.UUID | None = None
-        self._is_known = False  # whether the topic was seen to be one that keeps decisions
+        self._is_checked = False  # whether the settings of the topic were checked
         self._states: dict[str, _SinkState] = {}
 
     def ensure(self) -> None:
-        """Create the topic if there is none; raise if it cannot keep decisions."""
+        """Create the topic if it is missing; raise if its settings would lose decisions."""
         admin = TopicAdmin(self._client)
         try:
             topic = admin.describe_topics([self.topic])[self.topic]
@@ -276,19 +282,19 @@ class DecisionLog:
             return
         if len(topic.partitions) != 1:
             raise SinkError(
-                f"decision.topic {self.topic!r} has {len(topic.partitions)} partitions, and decisions need their "
-                "order: it must have one; name another topic"
+                f"decision.topic {self.topic!r} has {len(topic.partitions)} partitions, and decisions need one "
+                "order: it must have one partition; name another topic"
             )
-        if topic.topic_id != self._topic_id:  # another topic of that name: what was read before is not in it
+        if topic.topic_id != self._topic_id:  # the topic was recreated: what was read before is not in it
             self._states.clear()
             self._topic_id = topic.topic_id
-            self._is_known = False
-        if not self._is_known:
+            self._is_checked = False
+        if not self._is_checked:
             self._check_retention()
-            self._is_known = True
+            self._is_checked = True
 
     def is_missing(self) -> bool:
-        """Whether there is no such topic."""
+        """Whether the topic does not exist."""
         try:
             TopicAdmin(self._client).describe_topics([self.topic])
         except BrokerError as error:
@@ -298,18 +304,18 @@ class DecisionLog:
         return False
 
     def _check_retention(self) -> None:
-        """Raise if the topic forgets decisions with time, as one does that a broker has created by itself."""
+        """Raise if the topic deletes decisions after some time, as an auto-created topic does."""
         resource = ConfigResource(ResourceKind.TOPIC, self.topic)
         try:
             policy = ConfigAdmin(self._client).describe_configs([resource])[resource]["cleanup.policy"].value
         except BrokerError as error:
-            if error.code not in _MAY_NOT_DESCRIBE:
+            if error.code not in _NOT_AUTHORIZED:
                 raise
             return
         if policy is not None and "delete" in policy:
             raise SinkError(
-                f"decision.topic {self.topic!r} has cleanup.policy={policy}: decisions would be deleted after a while, "
-                "and batches that come again be delivered again. Set cleanup.policy=compact on it (`kafka-configs.sh "
+                f"decision.topic {self.topic!r} has cleanup.policy={policy}: decisions would be deleted after some "
+                "time, and replayed batches delivered again. Set cleanup.policy=compact on it (`kafka-configs.sh "
                 f"--alter --entity-type topics --entity-name {self.topic} --add-config cleanup.policy=compact`), or "
                 "name another topic"
             )
@@ -329,23 +335,22 @@ class DecisionLog:
     def read(self, sink: str) -> dict[str, Decision]:
         """Return the last decision of each query of a sink.
 
-        An open transaction of this sink is waited for: it may hold a decision. Open transactions of other sinks are
-        not. They hold back the last stable offset, and readers of committed records with it. So only what lies below
-        that offset is read like that. Above it, all records are read, and the transaction markers tell which ones
-        count: the next marker of a producer id ends the transaction of its records, because a producer id has one open
-        transaction at a time. No marker is missing there: compaction stops at the last stable offset.
+        Waits for open transactions of this sink, which may have a decision, but not for those of other sinks. These
+        hold back the last stable offset. Below it, this reads committed records. Above it, it reads all records and the
+        transaction markers: the next marker of a producer id ends the transaction of its records, because a producer id
+        has one open transaction at a time. No marker is missing there: compaction stops at the last stable offset.
         """
         return dict(self._read(sink).decisions)
 
     def holders(self, sink: str) -> Holders:
-        """The runs that have held a sink, as of the last `read`."""
+        """Return the runs that have held a sink, as of the last `read`."""
         return self._states.get(sink, _SinkState()).holders
 
     def _read(self, sink: str) -> _SinkState:
         end = self._end(Isolation.READ_UNCOMMITTED)
         stable_end = min(self._end(Isolation.READ_COMMITTED), end)
         state = self._states.get(sink)
-        if state is None or state.offset > end:  # an end before what was read: the topic was made anew
+        if state is None or state.offset > end:  # the log ends before what was read: the topic was recreated
             state = _SinkState()
         records: _Records = {}
         if state.offset < stable_end:
@@ -364,7 +369,7 @@ class DecisionLog:
 
     def _read_committed(self, sink: str, start: int, end: int, records: _Records) -> None:
         with Fetcher(self._client, isolation="read_committed", max_wait_ms=POLL_MS) as fetcher:
-            fetcher.assign({self._place: start}, until={self._place: end})
+            fetcher.assign({self._partition: start}, until={self._partition: end})
             deadline = self._client.deadline(READ_MS_MAX)
             while not fetcher.is_finished():
                 for record in fetcher.poll(POLL_MS):
@@ -373,7 +378,7 @@ class DecisionLog:
                 self._check_read_time(deadline, fetcher, end)
 
     def _read_unstable(self, sink: str, start: int, end: int, records: _Records) -> int:
-        """Read on from the last stable offset until no transaction of the sink is open; return the offset reached."""
+        """Read from the last stable offset until no transaction of the sink is open; return the end offset."""
         pending: dict[int, _Records] = {}  # by producer id: records of the sink whose transaction has no marker yet
         deadline = self._client.deadline(SETTLE_MS_MAX)
         while start < end or pending:
@@ -384,8 +389,8 @@ class DecisionLog:
             if self._client.clock.monotonic_ms() > deadline:
                 raise SinkError(
                     f"a transaction of sink.id {sink!r} has been open in {self.topic!r} before offset {end} for "
-                    f"{SETTLE_MS_MAX / 1000:g} s: whether it decides a batch is not known yet. Its driver hangs, or "
-                    "commits at this moment; end that driver, or start the query again later"
+                    f"{SETTLE_MS_MAX / 1000:g} s: whether it decides a batch is not known yet. Its driver hangs, or is "
+                    "committing; stop that driver, or start the query again later"
                 )
             time.sleep(SETTLE_POLL_MS / 1000)
             end = self._end(Isolation.READ_UNCOMMITTED)
@@ -395,10 +400,10 @@ class DecisionLog:
         self, sink: str, start: int, end: int, pending: dict[int, _Records], records: _Records
     ) -> None:
         with Fetcher(self._client, isolation="read_uncommitted", max_wait_ms=POLL_MS, control_batches=True) as fetcher:
-            fetcher.assign({self._place: start}, until={self._place: end})
+            fetcher.assign({self._partition: start}, until={self._partition: end})
             deadline = self._client.deadline(READ_MS_MAX)
             while not fetcher.is_finished():
-                for batch in fetcher.poll_batches(POLL_MS).get(self._place, ()):
+                for batch in fetcher.poll_batches(POLL_MS).get(self._partition, ()):
                     if batch.header.is_control:
                         marker = next(map(decode_marker, batch.records()), None)
                         if marker is not None:
@@ -416,15 +421,15 @@ class DecisionLog:
         if self._client.clock.monotonic_ms() > deadline:
             raise SinkError(
                 f"reading the decisions in {self.topic!r} timed out after {READ_MS_MAX / 1000:g} s at offset "
-                f"{fetcher.position(self._place)} of {end}. Are the brokers overloaded? Start the query again"
+                f"{fetcher.position(self._partition)} of {end}. Are the brokers overloaded? Start the query again"
             )
 
     def _end(self, isolation: Isolation) -> int:
-        return list_offsets(self._client, {self._place: LATEST}, isolation)[self._place].offset
+        return list_offsets(self._client, {self._partition: LATEST}, isolation)[self._partition].offset
 
 
 def _sink_of(key: bytes) -> str | None:
-    """The sink that a record belongs to; None for records of other kinds, readable or not."""
+    """Return the sink that a record belongs to; None for other kinds of keys."""
     try:
         sink, name, *version = json.loads(key)
     except (ValueError, TypeError):

@@ -2,9 +2,9 @@
 
     decision topic, key [sink, "holders", 1] → the runs that have held the sink, in order, the last one holds it
 
-The transactional id of a sink is only a lock: every process that opens the ledger bumps its epoch, and Spark may serve
-each commit of a run in another process. Which run may decide is in the holder record. A run that is not in the history
-takes the sink over by writing itself to its end; a run that is in it, but not last, is fenced for good.
+The transactional id of a sink is only a lock: every process that opens the ledger bumps its epoch, and Spark may run
+each commit of a run in another process. Which run may decide is in the holder record. A run that is not in it takes the
+sink over by appending itself; a run that is in it, but not last, stays fenced.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from headrace.client.clock import SYSTEM_CLOCK
-from headrace.spark.sink_errors import SinkError
+from headrace.spark.errors import SinkError
 
 VERSION = 1
 HOLDERS_MAX = 64
-"""Runs that are remembered. A run that is older than all of them would take the sink over once more if it came back."""
+"""Runs in the record. A run that is older than all of them would take the sink over again if it came back."""
 WRITE_RUN_PREFIX = "write-"
-"""Of the run of a batch write: each write is a run of its own. Runs of streams are named by Spark, with a UUID."""
+"""Prefix of the run of a batch write: each write is a new run. The run of a stream is Spark's run id, a UUID."""
 ANCESTORS_MAX = 32
 _KEY_NAME = "holders"
 
 
 @dataclass(frozen=True, slots=True)
 class DriverProcess:
-    """The driver of a run: where it runs, and since when."""
+    """The driver of a run: host, process id and start time."""
 
     host: str
     pid: int
@@ -91,8 +91,8 @@ class Holders:
     def followed_by(self, holder: Holder) -> Holders:
         """Add a run that takes the sink over.
 
-        A batch write replaces earlier ones of its driver. Most of them are over, and foreachBatch would fill the record
-        with them. One that still runs is taken for new when it comes back, and goes on with what the log says.
+        A batch write replaces earlier writes of the same driver. Most of them have ended, and foreachBatch would fill
+        the record with them. One that is still running counts as new at its next commit, and reads the decisions.
         """
         history = [
             earlier
@@ -126,20 +126,20 @@ class Holders:
 
 
 def holders_key(sink: str) -> bytes:
-    """The key of a sink's holder record. It has three parts: readers that know decisions only pass it over."""
+    """Return the key of a sink's holder record. It has three parts: readers of decisions skip it."""
     return json.dumps([sink, _KEY_NAME, VERSION], separators=(",", ":")).encode()
 
 
 @lru_cache(maxsize=1)
 def this_driver() -> DriverProcess:
-    """The driver that this process belongs to: the nearest JVM above it, or the process itself if there is none."""
+    """Return the driver of this process: the nearest JVM among its ancestors, or the process itself."""
     own = os.getpid()
     pid = nearest_jvm() or own
     return DriverProcess(socket.gethostname(), pid, _start_ms(pid))
 
 
 def nearest_jvm() -> int | None:
-    """The process id of the nearest Java process above this one."""
+    """Return the process id of the nearest Java process among the ancestors of this one."""
     pid = os.getpid()
     try:
         for _ in range(ANCESTORS_MAX):
@@ -158,7 +158,7 @@ def _parent(pid: int) -> int:
 
 
 def _start_ms(pid: int) -> int:
-    """When a process was started, by the clock of this machine; now where the system does not tell."""
+    """Return when a process was started, in milliseconds since 1970; now if the system has no /proc."""
     try:
         ticks = int(_stat_fields(pid)[19])
         lines = Path("/proc/stat").read_text().splitlines()
@@ -169,10 +169,10 @@ def _start_ms(pid: int) -> int:
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on: the second, a name, may have spaces in it."""
+    """Return the fields of /proc/PID/stat from the third on: the second, a name, may have spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def utc_text(time_ms: int) -> str:
-    """A time of day for people."""
+    """Format a time for messages."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

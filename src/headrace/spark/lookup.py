@@ -1,6 +1,6 @@
-"""What the cluster says about the partitions of a query: which there are, and where they begin and end.
+"""Looks up the partitions of a query and their offsets, on the driver.
 
-One lives on the driver for as long as a stream runs, or a batch is planned. It connects when it is first asked.
+A Lookup lives as long as a stream runs, or a batch is planned. It connects on first use.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 log = logging.getLogger("headrace")
 
 SHOWN_MAX = 10
-"""As many partitions as a message lists."""
+"""How many partitions a message lists."""
 
 T = TypeVar("T")
 
 
-class Found(NamedTuple):
-    """Partitions of a subscription, topics it names that are not there, and the ids of those that are."""
+class SubscribedPartitions(NamedTuple):
+    """The partitions of a subscription, the missing topics and partitions, and the topic ids."""
 
     partitions: list[TopicPartition]
     missing: list[str]
@@ -45,14 +45,14 @@ class _Topic(NamedTuple):
 
 
 class Lookup:
-    """Asks a cluster, as the options say."""
+    """Sends requests about topics and offsets to the cluster of a query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         config = consumer_options.resolve(options.kafka)
         self.isolation = Isolation.of(config.of(str, "isolation.level"))
         self._client = BlockingClient(consumer_options.client_settings(config, options.client_id))
-        # Before the first metadata are asked for: else these topics would have to wait for the next.
+        # Before the first metadata request, so that it includes these topics.
         subscription = options.subscription
         for topic in subscription.topics or {tp.topic for tp in subscription.partitions}:
             self._client.metadata.add_topic(topic)
@@ -62,8 +62,8 @@ class Lookup:
 
     # -- partitions ----------------------------------------------------------------------------
 
-    def find(self) -> Found:
-        """What the query reads, with the topics and partitions that are named but do not exist."""
+    def partitions(self) -> SubscribedPartitions:
+        """Return the partitions that the query reads, and the topics and partitions that do not exist."""
         subscription = self._options.subscription
         if subscription.pattern is not None:
             matches = re.compile(subscription.pattern).fullmatch
@@ -71,24 +71,25 @@ class Lookup:
         else:
             topics = self._topics(list(subscription.topics) or sorted({tp.topic for tp in subscription.partitions}))
         ids = {name: topic.topic_id for name, topic in topics.items() if topic.topic_id is not None}
-        there = sorted(tp for topic in topics.values() for tp in topic.partitions)
+        existing = sorted(tp for topic in topics.values() for tp in topic.partitions)
         if not subscription.partitions:
-            return Found(there, [name for name in subscription.topics if name not in topics], ids)
-        wanted, known = subscription.partitions, set(there)
-        return Found(sorted(known.intersection(wanted)), [str(tp) for tp in wanted if tp not in known], ids)
+            missing = [name for name in subscription.topics if name not in topics]
+            return SubscribedPartitions(existing, missing, ids)
+        missing = [str(tp) for tp in subscription.partitions if tp not in existing]
+        return SubscribedPartitions(sorted({*existing}.intersection(subscription.partitions)), missing, ids)
 
     def _topics(self, names: list[str] | None) -> dict[str, _Topic]:
-        """Those topics that there are; all that are not internal, if no names are given."""
-        wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
-        message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        """Return those topics that exist; without names, all that are not internal."""
+        requested = None if names is None else [MetadataRequestTopic(name=name) for name in names]
+        message = MetadataRequest(topics=requested, allow_auto_topic_creation=False)
 
-        def ask() -> Any:
+        def request() -> Any:
             return self._client.request(
-                message, versions=(4, 12), codes=lambda answer: [topic.error_code for topic in answer.topics]
+                message, versions=(4, 12), codes=lambda response: [topic.error_code for topic in response.topics]
             )
 
-        found: dict[str, _Topic] = {}
-        for topic in self._again(ask).topics:
+        topics: dict[str, _Topic] = {}
+        for topic in self._retry(request).topics:
             if topic.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION or (names is None and topic.is_internal):
                 continue
             if topic.error_code:
@@ -96,8 +97,8 @@ class Lookup:
             partitions = [TopicPartition(topic.name, p.partition_index) for p in topic.partitions]
             # Brokers before 2.8, and Metadata before version 10, give no id.
             topic_id = str(uuid.UUID(bytes=bytes(topic.topic_id))) if any(topic.topic_id) else None
-            found[topic.name] = _Topic(partitions, topic_id)
-        return found
+            topics[topic.name] = _Topic(partitions, topic_id)
+        return topics
 
     # -- offsets -------------------------------------------------------------------------------
 
@@ -107,75 +108,74 @@ class Lookup:
     def latest(
         self, partitions: Iterable[TopicPartition], known: Mapping[TopicPartition, int] | None = None
     ) -> Offsets:
-        """The ends as far as a reader may go: under read_committed, where the first open transaction begins.
+        """Return the end offsets for a reader: with read_committed, where the first open transaction begins.
 
-        A broker that has just become leader may know less than the last one did (KAFKA-7703): with an end before one
-        that is `known`, it is asked again.
+        A broker that has just become leader may return an end before the `known` one (KAFKA-7703): then retry.
         """
-        wanted = dict.fromkeys(partitions, LATEST)
+        requested = dict.fromkeys(partitions, LATEST)
         for _ in range(self._options.fetch_retries):
-            found = self._list(wanted)
-            if not any(offset < (known or {}).get(tp, 0) for tp, offset in found.items()):
-                return found
+            offsets = self._list(requested)
+            if not any(offset < (known or {}).get(tp, 0) for tp, offset in offsets.items()):
+                return offsets
             self._pause()
-        return self._list(wanted)
+        return self._list(requested)
 
     def resolve(self, spec: OffsetSpec, partitions: list[TopicPartition], *, without_match: str = "latest") -> Offsets:
-        """Offsets from what the user said. `without_match` is for times that no record has reached: error or latest."""
-        wanted = spec.by_partition
-        if wanted is None:
+        """Return the offsets of a spec. `without_match`, for times after the last record: error or latest."""
+        requested = spec.by_partition
+        if requested is None:
             assert spec.everywhere is not None
-            wanted = dict.fromkeys(partitions, spec.everywhere)
-        self._check_complete(spec, wanted, partitions)
+            requested = dict.fromkeys(partitions, spec.everywhere)
+        self._check_complete(spec, requested, partitions)
         if not spec.is_time:
-            edges = {tp: offset for tp, offset in wanted.items() if offset < 0}
-            return {**wanted, **self._list(edges)}
-        found = self._list(wanted)
-        unmatched = [tp for tp, offset in found.items() if offset < 0]
+            edges = {tp: offset for tp, offset in requested.items() if offset < 0}
+            return {**requested, **self._list(edges)}
+        offsets = self._list(requested)
+        unmatched = [tp for tp, offset in offsets.items() if offset < 0]
         if unmatched and without_match == "error":
             raise ConfigError(
-                f"{spec.option}: no record so late in {_shown(unmatched)}; take an earlier time, or set "
+                f"{spec.option}: no record at or after this time in {_shown(unmatched)}; use an earlier time, or set "
                 "startingOffsetsByTimestampStrategy to latest"
             )
-        return {**found, **self._list(dict.fromkeys(unmatched, LATEST))}
+        return {**offsets, **self._list(dict.fromkeys(unmatched, LATEST))}
 
     def _check_complete(
-        self, spec: OffsetSpec, wanted: Mapping[TopicPartition, int], partitions: list[TopicPartition]
+        self, spec: OffsetSpec, requested: Mapping[TopicPartition, int], partitions: list[TopicPartition]
     ) -> None:
-        missing, unknown = set(partitions) - wanted.keys(), wanted.keys() - set(partitions)
+        missing, unknown = set(partitions) - requested.keys(), requested.keys() - set(partitions)
         if missing:
-            raise ConfigError(f"{spec.option} says nothing of {_shown(missing)}; it has to name every partition")
+            raise ConfigError(f"{spec.option} has no offset for {_shown(missing)}; it has to name every partition")
         if unknown:
             raise ConfigError(f"{spec.option} names {_shown(unknown)}, which the query does not read: leave it out")
 
-    def _list(self, wanted: Mapping[TopicPartition, int]) -> Offsets:
-        if not wanted:
+    def _list(self, requested: Mapping[TopicPartition, int]) -> Offsets:
+        if not requested:
             return {}
-        found = self._again(lambda: list_offsets(self._client, wanted, self.isolation))
-        return {tp: found[tp].offset for tp in wanted}
+        listed = self._retry(lambda: list_offsets(self._client, requested, self.isolation))
+        return {tp: listed[tp].offset for tp in requested}
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Tell a group how far the query is."""
+        """Commit offsets to a group."""
         GroupAdmin(self._client).alter_group_offsets(group_id, offsets)
 
-    def _again(self, ask: Callable[[], T]) -> T:
-        """Ask, and again if a broker says that it may work later."""
+    def _retry(self, request: Callable[[], T]) -> T:
+        """Send a request; retry after a retriable error."""
         for _ in range(self._options.fetch_retries):
             try:
-                return ask()
+                return request()
             except BrokerError as error:
                 if not error.retriable:
                     raise
-                log.info("asking again: %s", error)
+                log.info("retrying: %s", error)
             self._pause()
-        return ask()
+        return request()
 
     def _pause(self) -> None:
         time.sleep(self._options.fetch_retry_interval_ms / 1000)
 
 
 def require(missing: Sequence[str]) -> None:
-    """Refuse to begin while something is missing that the query names."""
+    """Raise if topics or partitions are missing that the query names."""
     if missing:
         raise BrokerError(
             f"{', '.join(missing)}: not on the cluster; create it, or correct the name",

@@ -1,7 +1,9 @@
-"""What a user says to be read, before a broker has been asked what it comes to.
+"""The options that say which partitions to read, and from which offset to which.
 
 assign | subscribe | subscribePattern → Subscription
-startingOffsets, startingTimestamp, … → OffsetSpec      the same words for endings
+startingOffsets, startingTimestamp, … → OffsetSpec      likewise for ending…
+
+No broker is needed here: lookup.py resolves them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from headrace.errors import ConfigError
 from headrace.types import TopicPartition
 
 VALUE_CHARS_MAX = 200
-"""As much of a value as a message repeats."""
+"""How much of a value a message repeats."""
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _EDGES = {"earliest": EARLIEST, "latest": LATEST}
@@ -27,7 +29,7 @@ _EDGES = {"earliest": EARLIEST, "latest": LATEST}
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions to read: those named, all of some topics, or all of the topics that match."""
+    """The partitions to read: named ones, all of some topics, or all of the topics that match a pattern."""
 
     partitions: tuple[TopicPartition, ...] = ()
     topics: tuple[str, ...] = ()
@@ -41,11 +43,11 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Offsets, or times from which to find them, with the option that says so."""
+    """Offsets, or timestamps to look them up by, and the option that gives them."""
 
     option: str
     everywhere: int | None = None
-    """EARLIEST or LATEST; or a time, if `is_time`."""
+    """EARLIEST or LATEST; or a timestamp, if `is_time`."""
     by_partition: Mapping[TopicPartition, int] | None = None
     is_time: bool = False
 
@@ -64,7 +66,7 @@ class OffsetSpec:
 
 
 class End(Enum):
-    """The two ends of what is read; the names of their options begin with it."""
+    """The two ends of the range to read; the names of their options begin with it."""
 
     STARTING = "starting"
     ENDING = "ending"
@@ -83,7 +85,7 @@ class End(Enum):
 
 
 def parse_subscription(config: Config) -> Subscription:
-    """Exactly one of the three ways."""
+    """Parse assign, subscribe or subscribePattern; exactly one has to be set."""
     ways: dict[str, Callable[[str], Subscription]] = {
         "assign": _assign,
         "subscribe": _subscribe,
@@ -91,7 +93,7 @@ def parse_subscription(config: Config) -> Subscription:
     }
     given = [name for name in ways if config[name] is not None]
     if len(given) != 1:
-        what = f"{' and '.join(given)} are given" if given else "there is nothing to read from"
+        what = f"{' and '.join(given)} are given" if given else "there is no topic to read from"
         raise ConfigError(f"{what}; set exactly one of {', '.join(ways)}")
     (name,) = given
     return ways[name](config.of(str, name))
@@ -130,7 +132,7 @@ def _assign(text: str) -> Subscription:
 
 
 def parse_offsets(config: Config, end: End, default: int) -> OffsetSpec:
-    """Of several options the most general wins, as in Spark's own: a time, times by partition, offsets."""
+    """Parse an end. Of several options the most general wins, as in Spark's own source: a time, times, offsets."""
     if (timestamp := config.optional(int, end.timestamp)) is not None:
         return OffsetSpec(end.timestamp, timestamp, is_time=True)
     if (text := config.optional(str, end.by_timestamp)) is not None:
@@ -142,7 +144,7 @@ def parse_offsets(config: Config, end: End, default: int) -> OffsetSpec:
 
 
 def _offsets(end: End, text: str) -> OffsetSpec:
-    """`earliest`, `latest`, or JSON. To end at the earliest is refused: nothing lies before it."""
+    """Parse `earliest`, `latest` or JSON. Ending at the earliest offset is refused: nothing is before it."""
     option, edge = end.offsets, _EDGES.get(text.lower())
     words = "latest" if end is End.ENDING else "earliest, latest"
     special = "-1: latest" if end is End.ENDING else "-1: latest, -2: earliest"
@@ -156,7 +158,7 @@ def _offsets(end: End, text: str) -> OffsetSpec:
 
 
 def _by_partition(option: str, text: str, allowed: str, least: int) -> dict[TopicPartition, int]:
-    found: dict[TopicPartition, int] = {}
+    offsets: dict[TopicPartition, int] = {}
     for topic, numbers in _json_object(option, text, allowed).items():
         if not isinstance(numbers, dict):
             raise _refusal(option, text, allowed)
@@ -164,20 +166,20 @@ def _by_partition(option: str, text: str, allowed: str, least: int) -> dict[Topi
             is_number = isinstance(value, int) and not isinstance(value, bool)
             if not (number.isdecimal() and number.isascii()) or not is_number or not least <= value <= LONG_MAX:
                 raise _refusal(option, text, allowed, f"; {topic} has {number!r}: {value!r}")
-            found[TopicPartition(topic, int(number))] = value
-    if not found:
+            offsets[TopicPartition(topic, int(number))] = value
+    if not offsets:
         raise _refusal(option, text, allowed)
-    return found
+    return offsets
 
 
 def _json_object(option: str, text: str, allowed: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         raise _refusal(option, text, allowed) from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise _refusal(option, text, allowed)
-    return found
+    return value
 
 
 def _is_partition(number: object) -> bool:
@@ -186,7 +188,9 @@ def _is_partition(number: object) -> bool:
 
 def _check_topic(option: str, text: str, topic: str) -> None:
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-        raise _refusal(option, text, "names of letters, digits, dots, dashes and underscores", f"; {topic!r} is none")
+        raise _refusal(
+            option, text, "names of letters, digits, dots, dashes and underscores", f"; {topic!r} is not one"
+        )
 
 
 def _refusal(option: str, text: str, allowed: str, detail: str = "") -> ConfigError:

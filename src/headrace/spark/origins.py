@@ -1,13 +1,13 @@
-"""Where rows come from: the source offsets that the queries of a sink have delivered.
+"""Source offsets (origins): which source records the queries of a sink have delivered.
 
     includeOrigin=true (source)   columns __topic, __partition, __offset, __topic_id
     source.offsets=true (sink)    planner: the decisions of the sink → KnownOrigins, pickled for the tasks
                                   task: OriginFilter skips rows that other queries have delivered → OriginReport
                                   commit: the decision records the offsets that its query has covered so far
 
-A query with a new checkpoint reads again what an older query of the same `sink.id` has delivered. The decisions of that
-query say which offsets it has covered, so those rows are skipped, and nothing else is. docs/exactly-once.md has the
-rules and the reasons.
+A query with a new checkpoint reads records again that an older query of the same `sink.id` has delivered. The decisions
+of that query name the offsets that it has covered: exactly those rows are skipped. docs/exactly-once.md has the rules
+and the reasons.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ConfigError
-from headrace.spark.sink_errors import PlanError, SinkError
+from headrace.spark.errors import PlanError, SinkError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ID_PREFIX = "id:"
-"""Before the id of a topic."""
+"""Prefix of a topic id."""
 STATELESS = (
     "source.offsets needs the source record of every row, and rows of an aggregation or a join have none: it works "
     "for stateless queries only"
@@ -38,14 +38,14 @@ STATELESS = (
 _TYPES = {"topic": ("string",), "partition": ("int", "bigint"), "offset": ("bigint",), "topic_id": ("string", "void")}
 
 Interval = tuple[int, int]
-"""The first and the last offset of a run of offsets."""
+"""The first and the last offset of consecutive offsets."""
 
 
 class SourcePartition(NamedTuple):
-    """A partition that rows come from. Make it with `of`."""
+    """A partition that rows come from. Create it with `of`."""
 
     topic: str
-    """The name of the topic; with an id, that is before it: `id:ID:NAME`. No name has a colon."""
+    """The name of the topic; with a topic id, `id:ID:NAME`. Names of topics have no colon."""
     partition: int
 
     @classmethod
@@ -61,7 +61,7 @@ class SourcePartition(NamedTuple):
         return self.topic.rpartition(":")[0].removeprefix(ID_PREFIX) or None
 
     def may_be(self, other: SourcePartition) -> bool:
-        """Whether the two have one name, and only one of them has an id: they may be the same partition, or not."""
+        """Whether both have the same name and only one has a topic id: they may be the same partition, or not."""
         has_one_id = (self.topic_id is None) != (other.topic_id is None)
         return has_one_id and (self.name, self.partition) == (other.name, other.partition)
 
@@ -98,7 +98,7 @@ class Coverage:
         )
 
     def may_have(self, other: Coverage) -> bool:
-        """Whether a partition of `other` may be in this coverage, and a missing topic id leaves it open."""
+        """Whether a partition of `other` may be in this coverage, but a topic id is missing to know it."""
         return any(
             mine.may_be(key) for key in other.intervals.keys() - self.intervals.keys() for mine in self.intervals
         )
@@ -138,13 +138,13 @@ NOTHING = Coverage()
 
 
 class DeliveredOffsets(Protocol):
-    """What a decision says about source offsets."""
+    """The source offsets of a decision."""
 
     @property
     def batch(self) -> int: ...
     @property
     def offsets(self) -> Coverage:
-        """What its query had covered when it was taken."""
+        """What its query had covered, including its batch."""
 
     @property
     def base(self) -> Coverage:
@@ -152,7 +152,7 @@ class DeliveredOffsets(Protocol):
 
 
 class KnownOrigins(NamedTuple):
-    """The part of a decision that tasks need: it is pickled for each of them."""
+    """The part of a decision that tasks need: it is pickled for each task."""
 
     batch: int
     offsets: Coverage
@@ -168,7 +168,7 @@ def known_origins(decisions: Mapping[str, DeliveredOffsets]) -> dict[str, KnownO
 def base_for(decisions: Mapping[str, DeliveredOffsets], query: str, batch: int) -> Coverage:
     """Return the offsets to skip in a batch of a query: those that the other queries of the sink have covered.
 
-    A batch that was decided before is compared with what comes again, so it is filtered as it was then.
+    A batch that was decided before is filtered as it was then, so that a replay has the same rows.
     """
     own = decisions.get(query)
     if own is not None and batch <= own.batch:
@@ -179,7 +179,7 @@ def base_for(decisions: Mapping[str, DeliveredOffsets], query: str, batch: int) 
 
 
 def covered_by(last: DeliveredOffsets | None, batch: Coverage) -> Coverage:
-    """Return what a query has covered after a batch. It reads a partition in order: between batches there is no gap."""
+    """Return what a query has covered after a batch. It reads partitions in order: there is no gap between batches."""
     return (batch if last is None else last.offsets | batch).hull()
 
 
@@ -188,7 +188,7 @@ def covered_by(last: DeliveredOffsets | None, batch: Coverage) -> Coverage:
 
 @dataclass(frozen=True, slots=True)
 class OriginColumns:
-    """The columns that say where a row comes from."""
+    """The names of the columns with the source record of a row."""
 
     topic: str = "__topic"
     partition: str = "__partition"
@@ -213,7 +213,7 @@ class OriginColumns:
         return frozenset(name for name in (self.topic, self.partition, self.offset, self.topic_id) if name is not None)
 
     def check(self, schema: StructType) -> None:
-        """Refuse a DataFrame that lacks the columns, or has them in other types."""
+        """Raise PlanError if a DataFrame lacks the columns, or has them with other types."""
         kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
         for role, name in (("topic", self.topic), ("partition", self.partition), ("offset", self.offset)):
             if name not in kinds:
@@ -234,14 +234,16 @@ class OriginReport:
 
     covered: Coverage = NOTHING
     base_digest: str = NOTHING.digest()
-    """`Coverage.digest` of the offsets that the task was told to skip."""
+    """`Coverage.digest` of the offsets that the task skips."""
     skipped: int = 0
     unproven: int = 0
-    """Skipped rows of topics without an id, which a recreated topic has as well."""
+    """Skipped rows of topics without a topic id: in a recreated topic, they are other rows."""
 
     def __add__(self, other: OriginReport) -> OriginReport:
         if self.base_digest != other.base_digest:
-            raise SinkError("the tasks of a batch were planned with different source offsets; this is a bug: report it")
+            raise SinkError(
+                "internal error: the tasks of a batch were planned with different source offsets; please report it"
+            )
         return OriginReport(
             self.covered | other.covered,
             self.base_digest,
@@ -256,14 +258,14 @@ class OriginFilter:
     def __init__(self, columns: OriginColumns, base: Coverage, where: str) -> None:
         self._columns = columns
         self._base = base
-        self._where = where  # for errors: which batch and which task
+        self._where = where  # batch and task, for errors
         self._namesakes: defaultdict[tuple[str, int], list[SourcePartition]] = defaultdict(list)
         for source in base.intervals:
             self._namesakes[source.name, source.partition].append(source)
         self.report = OriginReport(base_digest=base.digest())
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that are to be delivered."""
+        """Return the rows to deliver."""
         if not batch.num_rows:
             return batch
         origins = self._origins(batch)
@@ -284,14 +286,14 @@ class OriginFilter:
                 if source.may_be(other) and (intervals := self._base.within(other, first, last)):
                     doubtful = pc.and_(_of_group(origins, group), _inside(origins["offset"], intervals))
                     self._refuse_doubtful(source, other, doubtful if mask is None else pc.and_not(doubtful, mask))
-        # A query reads a partition in order, and so do its tasks: an interval for each partition is enough.
+        # Queries and their tasks read a partition in order: one interval for each partition is enough.
         self.report.covered = self.report.covered.hull()
         return batch if skipped is None else batch.filter(pc.invert(skipped).combine_chunks())
 
     def _refuse_doubtful(self, source: SourcePartition, other: SourcePartition, rows: pa.ChunkedArray) -> None:
-        """Refuse rows that were delivered before if two partitions, one of them without a topic id, are the same.
+        """Refuse rows of partitions with the same name of which only one has a topic id.
 
-        To deliver them could repeat rows, and to skip them could lose rows of a recreated topic.
+        Delivering them could repeat rows; skipping them could lose rows of a recreated topic.
         """
         count = pc.sum(rows).as_py()
         if not count:
@@ -304,8 +306,8 @@ class OriginFilter:
         )
         raise SinkError(
             f"{self._where}: {count} rows come from {source}, and queries of this sink.id have delivered the same "
-            f"offsets of {other}. Whether that is the same topic, or it was recreated, is not known. Nothing of the "
-            f"batch is seen. {remedy}; or set a new sink.id, which delivers everything that is read again"
+            f"offsets of {other}. Whether that is the same topic or a recreated one is not known. Nothing of the "
+            f"batch is visible. {remedy}; or set a new sink.id, which delivers everything that is read again"
         )
 
     def _origins(self, batch: pa.RecordBatch) -> pa.Table:

@@ -1,13 +1,14 @@
-"""A pipeline: read, some SQL, write exactly once; as a stream or as a batch.
+"""Runs a pipeline: a source, SQL steps and a sink, as a stream or as a batch.
 
     spec → check (options) → plan: source → view → step → view → … → DataFrame → run: start, watch, stop → Totals
 
-Nothing is kept by a Pipeline but its spec: how far a stream is, is in the checkpoint, and what a sink has decided, in
-its decision topic. To resume is to run the same pipeline again.
+A Pipeline has no state but its spec: the progress of a stream is in its checkpoint, the decisions of a sink are in the
+decision topic. To resume, run the same pipeline again. PySpark, an optional dependency, is imported in functions.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import ConfigError
+from headrace.spark import local_session
+from headrace.spark.errors import SparkError, explain
 from headrace.spark.pipeline_file import parse_pipeline, read_pipeline
 from headrace.spark.pipeline_reporter import reporting, sink_options
 from headrace.spark.pipeline_spec import (
@@ -31,13 +34,12 @@ from headrace.spark.progress import (
     BatchProgress,
     ProgressWatch,
     Reporter,
-    Silence,
+    SilentReporter,
     Started,
     Tasks,
     Totals,
     running_tasks,
 )
-from headrace.spark.spark_errors import SparkError, explain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -46,11 +48,11 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 CANCEL_SECONDS_MAX = 30.0
-"""How long the thread that watches a batch may take to end."""
+"""How long to wait for the end of the thread that watches a batch."""
 
 
 class View(NamedTuple):
-    """A name of the pipeline and its columns: `id` → `bigint`."""
+    """A view of the pipeline, and its columns: `id` → `bigint`."""
 
     name: str
     columns: Mapping[str, str]
@@ -74,14 +76,14 @@ class Pipeline:
         overrides: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Pipeline:
-        """The pipeline in a TOML file; overrides are texts `table.key=value`. docs/pipeline.md has the format."""
+        """Read a pipeline from a TOML file; overrides are texts `table.key=value`. docs/pipeline.md has the format."""
         return cls(read_pipeline(path, overrides, environment))
 
     @classmethod
     def from_toml(
         cls, text: str, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
     ) -> Pipeline:
-        """The same from a text."""
+        """Read a pipeline from a TOML text."""
         return cls(parse_pipeline(text, "pipeline", overrides, os.environ if environment is None else environment))
 
     def __repr__(self) -> str:
@@ -90,43 +92,43 @@ class Pipeline:
     # -- planning ------------------------------------------------------------------------------
 
     def session(self, **arguments: Any) -> SparkSession:
-        """A session with the settings of this pipeline."""
-        from headrace.spark.local_session import session
-
-        return session(self.spec.name, self.spec.spark.master, self.spec.spark.config, **arguments)
+        """Return a session with the settings of this pipeline."""
+        return local_session.session(self.spec.name, self.spec.spark.master, self.spec.spark.config, **arguments)
 
     def check(self, spark: SparkSession) -> list[View]:
-        """Let Spark plan it, and check what the sink would get. Nothing is read or written, no broker is asked."""
+        """Let Spark plan the query, and check the columns for the sink. Reads and writes nothing, needs no broker."""
         frame, views = self._planned(spark, self.spec.is_stream)
         self._check_sink(frame)
         return views
 
     def dataframe(self, spark: SparkSession, *, stream: bool | None = None) -> DataFrame:
-        """What the sink gets; `stream=False` reads a stream's source as a batch, from its beginning to its end."""
+        """Return the DataFrame for the sink; `stream=False` reads the whole source of a stream as a batch."""
         return self._planned(spark, self.spec.is_stream if stream is None else stream)[0]
 
     def _planned(self, spark: SparkSession, is_stream: bool) -> tuple[DataFrame, list[View]]:
         spec = self.spec
-        made: list[str] = []
-        with _removed_views(spark, made):
-            with _told(f"{spec.at('source')}the source ({spec.source.format}) cannot be read"):
+        created: list[str] = []
+        with _removed_views(spark, created):
+            with _explained(f"{spec.at('source')}cannot read the source ({spec.source.format})"):
                 frame = _loaded(spark.readStream if is_stream else spark.read, spec, is_stream)
-                views = [_view(spark, SOURCE_VIEW, frame, made)]
+                views = [_view(spark, SOURCE_VIEW, frame, created)]
             for number, step in enumerate(spec.steps):
-                seen = "; ".join(map(str, views))
-                with _told(f"{spec.at(f'steps.{number}')}step {step.name!r} makes no sense", f" (it sees {seen})"):
+                visible = "; ".join(map(str, views))
+                with _explained(
+                    f"{spec.at(f'steps.{number}')}step {step.name!r} is invalid", f" (it can use {visible})"
+                ):
                     frame = spark.sql(step.sql)
-                    views.append(_view(spark, step.name, frame, made))
+                    views.append(_view(spark, step.name, frame, created))
             return frame, views
 
     def _check_sink(self, frame: DataFrame) -> None:
         if self.spec.sink.format != FORMAT:
             return
-        from headrace.spark.columns import check_schema
+        from headrace.spark.columns import check_schema  # imports Arrow, which other sinks do not need
         from headrace.spark.sink_options import SinkOptions
 
         options = SinkOptions.parse(self.spec.sink.options, is_stream=self.spec.is_stream)
-        with _told(f"{self.spec.at('sink')}the sink cannot take these columns"):
+        with _explained(f"{self.spec.at('sink')}the sink cannot write these columns"):
             check_schema(frame.schema, options)
 
     # -- running -------------------------------------------------------------------------------
@@ -138,8 +140,8 @@ class Pipeline:
         reporter: Reporter | None = None,
         stop: threading.Event | None = None,
     ) -> Totals:
-        """Run it to its end, or until `stop` is set: a stream then finishes the batch at hand, a batch is given up."""
-        spark, reporter, stop = spark or self.session(), reporter or Silence(), stop or threading.Event()
+        """Run to the end, or until `stop` is set: a stream then finishes its current batch, a batch is cancelled."""
+        spark, reporter, stop = spark or self.session(), reporter or SilentReporter(), stop or threading.Event()
         with reporting(self.spec, reporter) as reporter:
             self.check(spark)
             if stop.is_set():
@@ -148,11 +150,9 @@ class Pipeline:
             return (self._run_stream if self.spec.is_stream else self._run_batch)(spark, reporter, stop)
 
     def start(self, spark: SparkSession) -> StreamingQuery:
-        """Start the stream and leave it to itself."""
+        """Start the stream and return its query."""
         if not self.spec.is_stream:
-            raise ConfigError(
-                f"{self.spec.at('trigger')}the trigger is batch, which cannot be started as a stream: run()"
-            )
+            raise ConfigError(f"{self.spec.at('trigger')}the trigger is batch, which is not a stream: call run()")
         sink, trigger = self.spec.sink, self.spec.trigger
         writer = self.dataframe(spark).writeStream.format(sink.format).outputMode(sink.mode).queryName(self.spec.name)
         writer = writer.options(**{**sink_options(self.spec), **sink.options})
@@ -160,7 +160,7 @@ class Pipeline:
             writer = writer.option("checkpointLocation", sink.checkpoint)
         if sink.partition_by:
             writer = writer.partitionBy(*sink.partition_by)
-        with _told(f"{self.spec.at('sink')}the stream does not start"):
+        with _explained(f"{self.spec.at('sink')}cannot start the stream"):
             if trigger.mode == INTERVAL:
                 writer = writer.trigger(processingTime=trigger.interval or "0 seconds")
             elif trigger.mode == AVAILABLE_NOW:
@@ -180,9 +180,9 @@ class Pipeline:
         finally:
             if query.isActive:
                 query.stop()
-        # A query that is stopped in its first steps may call that an error.
+        # A query that is stopped early may report the stop as an error.
         if totals.stopped is None and (error := query.exception()) is not None:
-            raise SparkError(f"the stream has failed{_after(totals)}: {explain(error)}") from error
+            raise SparkError(f"the stream failed{_after(totals)}: {explain(error)}") from error
         totals.end()
         reporter.finished(totals)
         return totals
@@ -193,7 +193,7 @@ class Pipeline:
         watch = ProgressWatch(query)
         ending = False
         while True:
-            is_active = query.isActive  # asked first, or the last batch could be missed
+            is_active = query.isActive  # read first, or the last batch could be missed
             was_idle = not query.status["isTriggerActive"]
             batches = 0
             for batch in watch.new():
@@ -229,7 +229,7 @@ class Pipeline:
             writer = writer.partitionBy(*sink.partition_by)
         with _cancelled_if(stop, spark, lambda tasks: reporter.tasks(tasks, totals), reporter.wants_tasks):
             try:
-                with _told(f"{self.spec.at('sink')}the batch has failed"):
+                with _explained(f"{self.spec.at('sink')}the batch failed"):
                     writer.save(sink.path)
             except SparkError:
                 if not stop.is_set():
@@ -251,14 +251,14 @@ def _cancelled_if(
 ) -> Iterator[None]:
     """Watch the jobs of the block from another thread, and cancel them if `stop` is set.
 
-    The block stays in the caller's thread: only there is its session the active one, by which Spark finds our format.
+    The block stays in the caller's thread, whose active session Spark uses to find the format.
     """
     context, tag, over = spark.sparkContext, f"headrace-pipeline-{uuid.uuid4()}", threading.Event()
 
     def watch() -> None:
         while not over.wait(POLL_SECONDS):
             if stop.is_set():
-                context.cancelJobsWithTag(tag)  # again and again: another job may have begun meanwhile
+                context.cancelJobsWithTag(tag)  # repeatedly: another job may have started
             elif wants_tasks:
                 show(running_tasks(context))
 
@@ -276,7 +276,7 @@ def _cancelled_if(
 
 
 def last_committed(spark: SparkSession, checkpoint: str) -> int | None:
-    """The last batch committed under a checkpoint; -1 if it was used, but none is committed; None if it is new."""
+    """Return the last committed batch of a checkpoint; -1 if none is committed; None if the checkpoint is new."""
     jvm, context = spark._jvm, spark.sparkContext
     assert jvm is not None
     path = jvm.org.apache.hadoop.fs.Path(checkpoint)
@@ -289,7 +289,7 @@ def last_committed(spark: SparkSession, checkpoint: str) -> int | None:
             return -1
         names = [status.getPath().getName() for status in files.listStatus(commits)]
     except Exception as error:
-        raise SparkError(f"the checkpoint {checkpoint} cannot be read: {explain(error)}") from error
+        raise SparkError(f"cannot read the checkpoint {checkpoint}: {explain(error)}") from error
     return max((int(name.split(".")[0]) for name in names if name.split(".")[0].isdecimal()), default=-1)
 
 
@@ -299,7 +299,7 @@ def _loaded(reader: DataFrameReader | DataStreamReader, spec: PipelineSpec, is_s
     if source.schema is not None:
         reader = reader.schema(_schema(source.schema))
     if source.format == FORMAT and spec.is_stream and not is_stream:
-        # A batch of a stream's source: all of it. A stream may begin at the end, a batch may not.
+        # A batch reads the whole source. A stream may begin at the end, a batch may not.
         given = {name.lower() for name in source.options}
         if source.options.get("startingOffsets", "latest") == "latest" and "startingtimestamp" not in given:
             reader = reader.option("startingOffsets", "earliest")
@@ -307,28 +307,26 @@ def _loaded(reader: DataFrameReader | DataStreamReader, spec: PipelineSpec, is_s
 
 
 def _schema(text: str) -> Any:
-    """DDL as it is; JSON as a type."""
+    """Return DDL as it is, JSON as a type."""
     if not text.lstrip().startswith("{"):
         return text
-    import json
-
     from pyspark.sql.types import StructType
 
     return StructType.fromJson(json.loads(text))
 
 
-def _view(spark: SparkSession, name: str, frame: DataFrame, made: list[str]) -> View:
-    """Give a DataFrame a name that SQL knows."""
+def _view(spark: SparkSession, name: str, frame: DataFrame, created: list[str]) -> View:
+    """Create a temporary view of a DataFrame."""
     if spark.catalog.tableExists(name):
-        raise ConfigError(f"this session has a table or view {name!r} already: rename one of them")
+        raise ConfigError(f"this session already has a table or view {name!r}: rename one of them")
     frame.createTempView(name)
-    made.append(name)
+    created.append(name)
     return View(name, {field.name: field.dataType.simpleString() for field in frame.schema.fields})
 
 
 @contextmanager
 def _removed_views(spark: SparkSession, names: Sequence[str]) -> Iterator[None]:
-    """Names are for planning only: what was planned with them goes on without, and a session is left as it was."""
+    """Drop the temporary views after planning: planned queries do not need them."""
     try:
         yield
     finally:
@@ -337,8 +335,8 @@ def _removed_views(spark: SparkSession, names: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _told(beginning: str, end: str = "") -> Iterator[None]:
-    """Turn Spark's errors into a paragraph that begins with what was tried, and where it is asked for."""
+def _explained(beginning: str, end: str = "") -> Iterator[None]:
+    """Raise Spark's errors as one line that begins with what failed, and its position in the file."""
     try:
         yield
     except ConfigError as error:

@@ -1,8 +1,9 @@
-"""A pipeline file: TOML in, PipelineSpec out, and everything that is wrong with it said at once, with its line.
+"""Reads a pipeline file: TOML → PipelineSpec. Reports all problems at once, with their lines.
 
     text → tables → -X overrides → ${VARIABLES} → checks of every table → PipelineSpec → checks of the whole
 
-What a file says is only ever a value: variables are put into texts after parsing, so none can add a key.
+Variables are substituted in values after parsing, so they cannot add keys. The standard library's parser does not give
+line numbers: TomlLines finds them by parsing the file statement by statement.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.spark.pipeline_spec import (
     OPEN_TABLES,
     TABLES,
     LiveView,
-    Named,
+    MaskedOptions,
     PipelineSpec,
     Sink,
     Source,
@@ -31,12 +32,11 @@ from headrace.spark.pipeline_spec import (
     Trigger,
     problems_of,
 )
-from headrace.spark.toml_lines import Path, TomlLines
 
 FILE_BYTES_MAX = 1024 * 1024
 NEAR_MIN = 0.6
 FOLDER_VARIABLE = "PIPELINE_DIR"
-"""Stands for the folder of the file; other relative paths are Spark's to resolve, which takes the working directory."""
+"""The variable with the folder of the file. Spark resolves other relative paths from the working directory."""
 
 _VARIABLE = re.compile(
     r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\$\{(?P<other>[^}]*)\}?"
@@ -49,26 +49,26 @@ def read_pipeline(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> PipelineSpec:
-    """The pipeline in a file. Overrides are texts `table.key=value`, and count more than the file."""
-    place = FilePath(path)
+    """Read the pipeline in a file. `overrides` are texts `table.key=value`, which replace values of the file."""
+    file = FilePath(path)
     try:
-        data = place.read_bytes()
+        data = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read the pipeline {place}: {error.strerror}") from error
+        raise ConfigError(f"cannot read the pipeline {file}: {error.strerror}") from error
     if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{place} has {len(data)} bytes; a pipeline file may have {FILE_BYTES_MAX}")
+        raise ConfigError(f"{file} has {len(data)} bytes; a pipeline file may have at most {FILE_BYTES_MAX}")
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{place} is not UTF-8: {error.reason} at byte {error.start}") from error
-    variables = {FOLDER_VARIABLE: str(place.parent.absolute()), **(os.environ if environment is None else environment)}
-    return parse_pipeline(text, str(place), overrides, variables)
+        raise ConfigError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from error
+    variables = {FOLDER_VARIABLE: str(file.parent.absolute()), **(os.environ if environment is None else environment)}
+    return parse_pipeline(text, str(file), overrides, variables)
 
 
 def parse_pipeline(
     text: str, file: str = "pipeline", overrides: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> PipelineSpec:
-    """The pipeline in a text; `file` is for messages, and names a pipeline that does not name itself."""
+    """Parse a pipeline. `file` is used in messages, and as the name of a pipeline without one."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -77,14 +77,14 @@ def parse_pipeline(
 
 
 class _Reader:
-    """Goes through a document once, and notes all that is wrong."""
+    """Reads a document once, and collects all problems."""
 
     def __init__(self, document: dict[str, Any], lines: TomlLines, file: str, variables: Mapping[str, str]) -> None:
         self._document = document
         self._lines = lines
         self._file = file
         self._variables = variables
-        self._overridden: dict[Path, str] = {}  # path → the argument that says so
+        self._overridden: dict[Path, str] = {}  # path → the argument
         self._problems: list[str] = []
 
     def read(self, overrides: Sequence[str]) -> PipelineSpec:
@@ -103,10 +103,10 @@ class _Reader:
         if self._problems:
             raise ConfigError("\n".join(dict.fromkeys(self._problems)))
 
-    def _note(self, path: Path, problem: str) -> None:
-        self._problems.append(f"{self._place(path)}: {problem}")
+    def _add_problem(self, path: Path, problem: str) -> None:
+        self._problems.append(f"{self._location(path)}: {problem}")
 
-    def _place(self, path: Path) -> str:
+    def _location(self, path: Path) -> str:
         for length in range(len(path), 0, -1):
             if argument := self._overridden.get(path[:length]):
                 return argument
@@ -116,11 +116,11 @@ class _Reader:
     # -- from the command line ---------------------------------------------------------------------
 
     def _override(self, argument: str) -> None:
-        """Put `table.key=value` into the document. The name of a step stands for the step."""
+        """Set `table.key=value` in the document. Steps are addressed by their names."""
         name, equals, value = argument.partition("=")
         parts = name.strip().split(".")
         if not equals or len(parts) < 2 or not all(parts):
-            raise ConfigError(f"-X takes table.key=value, not {argument!r}")
+            raise ConfigError(f"invalid -X: expected table.key=value, got {argument!r}")
         head, rest = parts[0], parts[1:]
         path: Path = (head,)
         if head == "steps":
@@ -129,15 +129,15 @@ class _Reader:
         elif rest[0] == OPEN_TABLES.get(head) and len(rest) > 1:
             path, rest = (head, rest[0]), [".".join(rest[1:])]
         if len(rest) != 1:
-            raise ConfigError(f"-X {argument}: it takes table.key=value, and {name.strip()!r} is no key of a table")
+            raise ConfigError(f"-X {argument}: expected table.key=value, and {name.strip()!r} is not a key of a table")
         target: Any = self._document
         for part in path:
             target = target[part] if isinstance(part, int) else target.setdefault(part, {})
             if not isinstance(target, dict | list):
-                raise ConfigError(f"-X {argument}: {part!r} is no table in {self._file}")
+                raise ConfigError(f"-X {argument}: {part!r} is not a table in {self._file}")
         if len(path) == 2 and path[1] == OPEN_TABLES.get(head):
             _drop_nested(target, rest[0])
-        # A text from the command line is as the shell made it: variables in it are not ours to replace.
+        # The shell has substituted variables on the command line already: escape the rest.
         target[rest[0]] = value.strip().replace("${", "$${")
         self._overridden[(*path, rest[0])] = f"-X {name.strip()}"
 
@@ -150,103 +150,107 @@ class _Reader:
 
     # -- tables --------------------------------------------------------------------------------
 
-    def _table(self, name: str) -> tuple[Config, Named]:
-        found = self._document.get(name, {})
-        if not isinstance(found, dict):
-            self._note((name,), f"{name} is {found!r}; it may be a table, which begins with [{name}]")
-            found = {}
+    def _table(self, name: str) -> tuple[Config, MaskedOptions]:
+        table = self._document.get(name, {})
+        if not isinstance(table, dict):
+            self._add_problem((name,), f"{name} is {table!r}; it may be a table, which begins with [{name}]")
+            table = {}
         inner = OPEN_TABLES.get(name)
-        named = Named(self._named((name, inner), found.get(inner, {}))) if inner else Named()
-        return self._checked(name, (name,), {key: value for key, value in found.items() if key != inner}), named
+        options = MaskedOptions(self._open_table((name, inner), table.get(inner, {}))) if inner else MaskedOptions()
+        return self._checked(name, (name,), {key: value for key, value in table.items() if key != inner}), options
 
     def _steps(self) -> list[Config]:
-        found = self._document.get("steps", [])
-        if not isinstance(found, list) or not all(isinstance(step, dict) for step in found):
-            self._note(("steps",), "steps are not tables; each begins with [[steps]]")
+        steps = self._document.get("steps", [])
+        if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+            self._add_problem(("steps",), "steps are not tables; each begins with [[steps]]")
             return []
-        return [self._checked("steps", ("steps", number), step) for number, step in enumerate(found)]
+        return [self._checked("steps", ("steps", number), step) for number, step in enumerate(steps)]
 
-    def _checked(self, name: str, path: Path, found: Mapping[str, Any]) -> Config:
+    def _checked(self, name: str, path: Path, table: Mapping[str, Any]) -> Config:
         options = TABLES[name]
         head = f"[[{name}]]" if name == "steps" else f"[{name}]"
-        self._check_names(found, {**options, **dict.fromkeys(filter(None, [OPEN_TABLES.get(name)]))}, path, head)
+        self._check_names(table, {**options, **dict.fromkeys(filter(None, [OPEN_TABLES.get(name)]))}, path, head)
         values: dict[str, object] = {}
         for key, option in options.items():
-            if key not in found:
+            if key not in table:
                 continue
-            text = self._substituted((*path, key), found[key], is_sql=key == "sql")
+            text = self._substituted((*path, key), table[key], is_sql=key == "sql")
             try:
                 values[key] = option.parse(text)
             except ConfigError as error:
-                self._note((*path, key), f"{head} {error}")
+                self._add_problem((*path, key), f"{head} {error}")
         for key in _REQUIRED.get(name, ()):
-            if key not in found:
-                self._note(path, f"{head} {key} is not set; it may be {options[key].allowed} ({options[key].doc})")
+            if key not in table:
+                self._add_problem(
+                    path, f"{head} {key} is not set; it may be {options[key].allowed} ({options[key].doc})"
+                )
         return options.resolve(("file", values))
 
-    def _check_names(self, found: Mapping[str, Any], known: Mapping[str, Any], path: Path, where: str) -> None:
-        for name in found:
+    def _check_names(self, table: Mapping[str, Any], known: Mapping[str, Any], path: Path, where: str) -> None:
+        for name in table:
             if name in known:
                 continue
             near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR_MIN)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             inner = OPEN_TABLES.get(str(path[0])) if path else None
             if inner and not near:
-                hint = f"; options of Spark's go into [{path[0]}.{inner}]"
-            self._note((*path, name), f"there is no {name!r} in {where}{hint} (it has {', '.join(known)})")
+                hint = f"; Spark options go into [{path[0]}.{inner}]"
+            self._add_problem((*path, name), f"there is no {name!r} in {where}{hint} (it has {', '.join(known)})")
 
-    def _named(self, path: Path, found: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-        """Options of Spark's, with `kafka.bootstrap.servers = …` read as the one name that it is meant to be."""
-        if not isinstance(found, dict):
-            self._note(path, f"{path[-1]} is {found!r}; it may be a table, which begins with [{_dotted(path)}]")
+    def _open_table(self, path: Path, table: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+        """Yield Spark options; dotted keys such as `kafka.bootstrap.servers = …` are one name."""
+        if not isinstance(table, dict):
+            self._add_problem(path, f"{path[-1]} is {table!r}; it may be a table, which begins with [{_dotted(path)}]")
             return
-        for key, value in found.items():
+        for key, value in table.items():
             name = f"{prefix}{key}"
             if isinstance(value, dict):
-                yield from self._named((*path, key), value, f"{name}.")
+                yield from self._open_table((*path, key), value, f"{name}.")
             elif isinstance(value, bool | int | float | str | datetime.date | datetime.time):
                 text = str(value).lower() if isinstance(value, bool) else str(value)
                 yield name, str(self._substituted((*path, key), text))
             else:
-                self._note((*path, key), f"{name} is {value!r}; it may be a text, a number, true or false")
+                self._add_problem((*path, key), f"{name} is {value!r}; it may be a text, a number, true or false")
 
     # -- variables -----------------------------------------------------------------------------
 
     def _substituted(self, path: Path, value: Any, is_sql: bool = False) -> Any:
-        """A value with the variables in its texts replaced. In SQL what is not a plain name is left to Spark."""
+        """Return a value with variables substituted. In SQL, `${…}` that is not a plain name is left to Spark."""
         if isinstance(value, list):
             return [self._substituted(path, item) for item in value]
         if not isinstance(value, str):
             return value
 
-        def replaced(found: re.Match[str]) -> str:
-            name = found["name"]
+        def replaced(match: re.Match[str]) -> str:
+            name = match["name"]
             if name is None:
-                if found["other"] is None:
-                    return "${"  # $${ stands for itself
+                if match["other"] is None:
+                    return "${"  # the escape $${
                 if not is_sql:
-                    self._note(
-                        path, f"{found[0]!r} is no variable; it may be ${{NAME}} or ${{NAME:-default}}, or $${{…"
+                    self._add_problem(
+                        path, f"{match[0]!r} is not a variable; it may be ${{NAME}} or ${{NAME:-default}}, or $${{…"
                     )
-                return found[0]
+                return match[0]
             if name in self._variables:
                 return self._variables[name]
-            if found["default"] is None:
-                self._note(path, f"the environment has no {name}: set it, or write ${{{name}:-a default}}")
-            return found["default"] or ""
+            if match["default"] is None:
+                self._add_problem(
+                    path, f"the environment variable {name} is not set: set it, or write ${{{name}:-a default}}"
+                )
+            return match["default"] or ""
 
         return _VARIABLE.sub(replaced, value)
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def _spec(self, tables: Mapping[str, tuple[Config, Named]], steps: Sequence[Config]) -> PipelineSpec:
+    def _spec(self, tables: Mapping[str, tuple[Config, MaskedOptions]], steps: Sequence[Config]) -> PipelineSpec:
         (source, source_options), (sink, sink_options) = tables["source"], tables["sink"]
         trigger, (spark, spark_config) = tables["trigger"][0], tables["spark"]
         view = tables["view"][0]
         token = view.optional(Secret, "token")
-        places: dict[str, Path] = {name: (name,) for name in TABLES}
-        places |= {f"{name}.{inner}": (name, inner) for name, inner in OPEN_TABLES.items()}
-        places |= {f"steps.{number}": ("steps", number, "sql") for number in range(len(steps))}
+        paths: dict[str, Path] = {name: (name,) for name in TABLES}
+        paths |= {f"{name}.{inner}": (name, inner) for name, inner in OPEN_TABLES.items()}
+        paths |= {f"steps.{number}": ("steps", number, "sql") for number in range(len(steps))}
         return PipelineSpec(
             name=tables["pipeline"][0].optional(str, "name") or FilePath(self._file).stem,
             source=Source(
@@ -267,12 +271,12 @@ class _Reader:
             trigger=Trigger(trigger.of(str, "mode"), trigger.optional(str, "interval")),
             spark=SparkSettings(spark.of(str, "master"), spark_config),
             view=LiveView(view.optional(str, "url") or None, None if token is None else token.reveal()),
-            places={name: self._place(path) for name, path in places.items()},
+            locations={name: self._location(path) for name, path in paths.items()},
         )
 
 
 def _drop_nested(table: dict[str, Any], name: str) -> None:
-    """Take away what the file says under a dotted name, however its tables are nested."""
+    """Remove a dotted name from nested tables."""
     head, dot, rest = name.partition(".")
     while dot:
         if isinstance(table.get(head), dict):
@@ -288,3 +292,83 @@ def _dotted(path: Path) -> str:
 
 def _head(table: str) -> str:
     return "[steps]" if table.startswith("steps.") else table
+
+
+Path = tuple[str | int, ...]
+
+_CLOSERS = ('"""', "'''", "]", "}")
+
+
+class TomlLines:
+    """The lines of keys in a valid TOML text: `("steps", 1, "sql")` → 17.
+
+    A statement (a table header, or a key with its value) begins on a new line and ends where the parser accepts it. So
+    each is found by parsing, and the result has its path.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[Path, int] = {}
+        self._counts: dict[Path, int] = {}  # of arrays of tables so far
+        self._read(text.split("\n"))
+
+    def line_of(self, path: Path) -> int | None:
+        """Return the line of a key; for a key in an inline table, the line of the table."""
+        for length in range(len(path), 0, -1):
+            if (line := self._lines.get(path[:length])) is not None:
+                return line
+        return None
+
+    def _read(self, lines: list[str]) -> None:
+        table: Path = ()
+        number = 0
+        while number < len(lines):
+            head = lines[number].strip()
+            if not head or head.startswith("#"):
+                number += 1
+                continue
+            parsed, end = _statement(lines, number)
+            if head.startswith("["):
+                table = self._table(_only_path(parsed), is_array=head.startswith("[["))
+                self._set_line(table, number + 1)
+            else:
+                path = _only_path(parsed)
+                for length in range(1, len(path) + 1):  # a.b = 1 also creates the table a
+                    self._set_line(table + path[:length], number + 1)
+            number = end
+
+    def _table(self, names: Path, is_array: bool) -> Path:
+        """Return the path of a table with array indexes: the second `[[steps]]` is ("steps", 1)."""
+        path: Path = ()
+        for position, name in enumerate(names):
+            path += (name,)
+            if is_array and position == len(names) - 1:
+                self._counts[path] = self._counts.get(path, 0) + 1
+            if path in self._counts:
+                path += (self._counts[path] - 1,)
+        return path
+
+    def _set_line(self, path: Path, line: int) -> None:
+        self._lines.setdefault(path, line)
+
+
+def _statement(lines: list[str], begin: int) -> tuple[Mapping[str, Any], int]:
+    """Return the parsed statement that begins on a line, and the line after it."""
+    for end in range(begin + 1, len(lines) + 1):
+        if end > begin + 1 and not any(closer in lines[end - 1] for closer in _CLOSERS):
+            continue  # parsing a long text once for each line would take quadratic time
+        try:
+            return tomllib.loads("\n".join(lines[begin:end])), end
+        except tomllib.TOMLDecodeError:
+            continue
+    raise ValueError(f"no statement begins on line {begin + 1}")
+
+
+def _only_path(parsed: Any) -> Path:
+    """Return the keys down a mapping with one entry on each level, without the value."""
+    path: Path = ()
+    while isinstance(parsed, dict) and len(parsed) == 1:
+        name, parsed = next(iter(parsed.items()))
+        path += (name,)
+        if isinstance(parsed, list):
+            break
+    return path

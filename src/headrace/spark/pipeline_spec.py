@@ -1,8 +1,8 @@
-"""What a pipeline is, as plain values: source, steps, sink, trigger, Spark's settings.
+"""The specification of a pipeline as plain values: source, steps, sink, trigger, Spark settings.
 
-    Pipeline file, or Python → PipelineSpec → Pipeline (pipeline.py), which does it
+    Pipeline file, or Python → PipelineSpec → Pipeline (pipeline.py), which runs it
 
-The keys of each table are declared once, with the machinery of all options: their checks, help and docs come from here.
+The keys of each table are declared once, like all options: checks, help and docs come from the declarations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TriggerMode = Literal["availableNow", "interval", "once", "batch"]
 STREAM_MODES = ("append", "complete", "update")
 BATCH_MODES = ("append", "overwrite", "ignore", "error", "errorifexists")
 WITHOUT_CHECKPOINT = ("console", "memory", "noop")
-"""Sinks for a look: whoever writes to them does not mean to go on later."""
+"""Sinks for trying a query out: it is not resumed later."""
 SOURCE_VIEW = "source"
 FORMAT = "headrace"
 
@@ -30,46 +30,50 @@ TABLES: dict[str, Options] = {
     "pipeline": Options(Option("name", "str", None, "The name of the application and the query.", NotEmpty())),
     "source": Options(
         Option("format", "str", None, "headrace, rate, or any format that Spark reads.", NotEmpty(), "high"),
-        Option("path", "str", None, "What to read, for formats that have a path: files, a folder, a pattern."),
+        Option("path", "str", None, "What to read, for formats with a path: files, a folder, a pattern."),
         Option("schema", "str", None, "The columns, as DDL (`id BIGINT, name STRING`) or JSON. File streams need it."),
     ),
     "steps": Options(
-        Option("name", "str", None, "The name under which later steps see the result.", NotEmpty(), "high"),
+        Option("name", "str", None, "The name of the result in later steps.", NotEmpty(), "high"),
         Option("sql", "str", None, "A SELECT over `source` and the names of earlier steps.", NotEmpty(), "high"),
     ),
     "sink": Options(
         Option("format", "str", None, "headrace, or any format that Spark writes.", NotEmpty(), "high"),
-        Option("path", "str", None, "Where to write, for formats that have a path."),
+        Option("path", "str", None, "Where to write, for formats with a path."),
         Option(
             "mode",
             "str",
             "append",
-            f"Of a stream: {', '.join(STREAM_MODES)}; of a batch: {', '.join(BATCH_MODES)}.",
+            f"For a stream: {', '.join(STREAM_MODES)}; for a batch: {', '.join(BATCH_MODES)}.",
             OneOf(*dict.fromkeys((*STREAM_MODES, *BATCH_MODES)), ignore_case=True),
         ),
-        Option("checkpoint", "str", None, "The folder where a stream keeps how far it is.", NotEmpty(), "high"),
-        Option("partition_by", "list", (), "Columns by which files are put into folders."),
+        Option("checkpoint", "str", None, "The folder where a stream keeps its progress.", NotEmpty(), "high"),
+        Option("partition_by", "list", (), "Columns to partition files by, in folders."),
     ),
     "trigger": Options(
         Option(
             "mode",
             "str",
             AVAILABLE_NOW,
-            "availableNow: all there is, in batches, then end. interval: go on for ever. once: one batch, then end. "
-            "batch: no stream, one read and one write.",
+            "availableNow: read all available records in batches, then stop. interval: run until stopped. once: one "
+            "batch, then stop. batch: not a stream, one read and one write.",
             OneOf(AVAILABLE_NOW, INTERVAL, ONCE, BATCH, ignore_case=True),
             "high",
         ),
-        Option("interval", "str", None, "With mode = interval: a batch every so often, as `10 seconds`.", NotEmpty()),
+        Option(
+            "interval", "str", None, "With mode = interval: the time between batches, such as `10 seconds`.", NotEmpty()
+        ),
     ),
-    "spark": Options(Option("master", "str", "local[*]", "Anything that Spark takes for a master.", NotEmpty())),
+    "spark": Options(
+        Option("master", "str", "local[*]", "The Spark master: local[*], spark://host:port, yarn, k8s://…", NotEmpty())
+    ),
     "view": Options(
         Option("url", "str", None, "URL of a live view (printed by `headrace ui`) that the run reports to."),
         Option("token", "password", None, "Token of the live view, if it requires one."),
     ),
 }
 OPEN_TABLES: dict[str, str] = {"source": "options", "sink": "options", "spark": "config"}
-"""Tables that have a table with names of Spark's in them, which are not ours to know."""
+"""Tables with an inner table of Spark options, whose names are not checked."""
 
 _SECRET_NAME = re.compile(r"password|passwd|secret|token|credential|jaas|access.?key|private.?key|keystore\.key", re.I)
 _SECRET_TEXT = re.compile(r"(?i)((?:password|passwd|pwd|secret|token)=)[^&;,\s]+")
@@ -78,14 +82,14 @@ _HIDDEN = "[hidden]"
 
 
 def masked(name: str, value: str) -> str:
-    """A value as it may be printed."""
+    """Return a value without secrets, for printing."""
     if _SECRET_NAME.search(name):
         return _HIDDEN
     return _USER_INFO.sub(rf"\1{_HIDDEN}@", _SECRET_TEXT.sub(rf"\1{_HIDDEN}", value))
 
 
-class Named(dict[str, str]):
-    """Options by name, as texts; whatever looks like a secret is not in its repr."""
+class MaskedOptions(dict[str, str]):
+    """Options by name, as texts. The repr masks what looks like a secret."""
 
     def masked(self) -> dict[str, str]:
         return {name: masked(name, value) for name, value in self.items()}
@@ -99,7 +103,7 @@ class Source:
     format: str
     path: str | None = None
     schema: str | None = None
-    options: Mapping[str, str] = field(default_factory=Named)
+    options: Mapping[str, str] = field(default_factory=MaskedOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class Sink:
     mode: str = "append"
     checkpoint: str | None = None
     partition_by: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=Named)
+    options: Mapping[str, str] = field(default_factory=MaskedOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +131,12 @@ class Trigger:
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
     master: str = "local[*]"
-    config: Mapping[str, str] = field(default_factory=Named)
+    config: Mapping[str, str] = field(default_factory=MaskedOptions)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """Who is told of the run; nobody without a url."""
+    """The live view that gets reports; none without a url."""
 
     url: str | None = None
     token: str | None = field(default=None, repr=False)
@@ -149,27 +153,27 @@ class PipelineSpec:
     trigger: Trigger = field(default_factory=Trigger)
     spark: SparkSettings = field(default_factory=SparkSettings)
     view: LiveView = field(default_factory=LiveView)
-    places: Mapping[str, str] = field(default_factory=dict)
-    """Table → where it stands, for messages: `sink` → `orders.toml, line 12`."""
+    locations: Mapping[str, str] = field(default_factory=dict)
+    """The position of each table in the file, for messages: `sink` → `orders.toml, line 12`."""
 
     @property
     def is_stream(self) -> bool:
         return self.trigger.mode != BATCH
 
     def at(self, table: str) -> str:
-        """The beginning of a message about a table."""
-        place = self.places.get(table)
-        return f"{place}: " if place else ""
+        """Return the prefix of a message about a table."""
+        location = self.locations.get(table)
+        return f"{location}: " if location else ""
 
     def to_json(self) -> dict[str, Any]:
-        """For people and programs, without secrets."""
+        """Return the specification without secrets."""
         return {
             "name": self.name,
             "source": _shown(
                 format=self.source.format,
                 path=self.source.path and masked("path", self.source.path),
                 schema=self.source.schema,
-                options=Named(self.source.options).masked(),
+                options=MaskedOptions(self.source.options).masked(),
             ),
             "steps": [{"name": step.name, "sql": step.sql} for step in self.steps],
             "sink": _shown(
@@ -178,10 +182,10 @@ class PipelineSpec:
                 mode=self.sink.mode,
                 checkpoint=self.sink.checkpoint and masked("checkpoint", self.sink.checkpoint),
                 partition_by=list(self.sink.partition_by),
-                options=Named(self.sink.options).masked(),
+                options=MaskedOptions(self.sink.options).masked(),
             ),
             "trigger": _shown(mode=self.trigger.mode, interval=self.trigger.interval),
-            "spark": {"master": self.spark.master, "config": Named(self.spark.config).masked()},
+            "spark": {"master": self.spark.master, "config": MaskedOptions(self.spark.config).masked()},
             **({} if self.view.url is None else {"view": {"url": masked("url", self.view.url)}}),
         }
 
@@ -191,50 +195,59 @@ def _shown(**values: Any) -> dict[str, Any]:
 
 
 def problems_of(spec: PipelineSpec) -> list[tuple[str, str]]:
-    """What does not fit together: (table, what is wrong). Spark is not asked."""
-    found: list[tuple[str, str]] = []
+    """Return what is wrong, as (table, problem). Does not need Spark."""
+    problems: list[tuple[str, str]] = []
     is_stream, sink, trigger = spec.is_stream, spec.sink, spec.trigger
     if is_stream and sink.checkpoint is None and sink.format not in WITHOUT_CHECKPOINT:
-        found.append(
-            ("sink", "checkpoint is not set: a stream that is to go on where it stopped needs a folder for it")
+        problems.append(
+            ("sink", "checkpoint is not set: a stream needs a folder for its progress, to resume after a restart")
         )
     if not is_stream and sink.checkpoint is not None:
-        found.append(("sink", 'checkpoint is set, but the trigger is "batch", which keeps none: drop one of them'))
+        problems.append(("sink", 'checkpoint is set, but the trigger is "batch", which has none: drop one of them'))
     allowed = STREAM_MODES if is_stream else BATCH_MODES
     if sink.mode not in allowed:
         what = "stream" if is_stream else "batch"
-        found.append(("sink", f"mode is {sink.mode!r}; of a {what} it may be {', '.join(allowed)}"))
+        problems.append(("sink", f"mode is {sink.mode!r}; for a {what} it may be {', '.join(allowed)}"))
     if trigger.interval is not None and trigger.mode != INTERVAL:
-        found.append(("trigger", f'interval is set, but mode is {trigger.mode!r}: set mode = "interval", or drop it'))
+        problems.append(
+            ("trigger", f'interval is set, but mode is {trigger.mode!r}: set mode = "interval", or drop it')
+        )
     if trigger.interval is None and trigger.mode == INTERVAL:
-        found.append(("trigger", 'interval is not set; it may be a time such as "10 seconds" ("0 seconds": no pause)'))
+        problems.append(
+            ("trigger", 'interval is not set; it may be a time such as "10 seconds" ("0 seconds": no pause)')
+        )
     if spec.view.url is not None:
         try:
             check_url(spec.view.url)
         except ConfigError as error:
-            found.append(("view", str(error)))
+            problems.append(("view", str(error)))
     names = [step.name for step in spec.steps]
     for number, name in enumerate(names):
         if name == SOURCE_VIEW or name in names[:number]:
-            found.append((f"steps.{number}", f"the name {name!r} is taken: every step has one of its own"))
-    found.extend(_option_problems(spec))
-    return found
+            problems.append(
+                (
+                    f"steps.{number}",
+                    f"the name {name!r} is not unique: every step needs its own name, other than source",
+                )
+            )
+    problems.extend(_option_problems(spec))
+    return problems
 
 
 def _option_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
-    """Of the options of our own format, which we can check without Spark."""
-    from headrace.spark import sink_options, source_options
+    """Return the problems of options of the format headrace."""
+    from headrace.spark import sink_options, source_options  # they import the producer, which other formats do not need
 
-    found: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     if spec.source.format == FORMAT:
         mode = source_options.Mode.STREAM if spec.is_stream else source_options.Mode.BATCH
         try:
             source_options.parse(spec.source.options, mode)
         except ConfigError as error:
-            found.append(("source.options", str(error)))
+            problems.append(("source.options", str(error)))
     if spec.sink.format == FORMAT:
         try:
             sink_options.SinkOptions.parse(spec.sink.options, is_stream=spec.is_stream)
         except ConfigError as error:
-            found.append(("sink.options", str(error)))
-    return found
+            problems.append(("sink.options", str(error)))
+    return problems

@@ -1,9 +1,9 @@
-"""Interceptors, serializers and the partitioner of `kafka.*`, run over columns.
+"""Runs interceptors, serializers and the partitioner of `kafka.*` on columns.
 
-    on_send → serialize → partition, as in the producer's `send`; whole columns where the plug-in can, else row by row
+    on_send → serialize → partition, as in the producer's `send`; on whole columns if the plug-in can, else row by row
 
-In the sink they run on the executors, before rows are sorted into transactions: what they do is part of the batch. How
-a row ended is not reported back to interceptors (`on_acknowledgement`): a batch ends as a whole, on the driver.
+They run on the executors, before rows are sent. `on_acknowledgement` of interceptors is not called: the driver commits
+a batch as a whole.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import pyarrow as pa
 from headrace.producer import interceptors, partitioners, serializers
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.records import ProducerRecord, checked_headers
-from headrace.spark.sink_errors import SinkError
+from headrace.spark.errors import SinkError
 from headrace.spark.sink_options import SinkOptions
 from headrace.wire.columns import HEADERS_TYPE
 
 log = logging.getLogger("headrace.spark")
 
 Columns = dict[str, pa.Array]
+"""Columns by role: key, value, headers, partition, timestamp."""
 Refuse = Callable[[pa.Array, str, Columns], None]
-_AS_THEY_ARE = (serializers.BytesSerializer, serializers.StrSerializer)
+"""Called with the indexes of bad rows, the reason, and the rows."""
+_PASS_THROUGH = (serializers.BytesSerializer, serializers.StrSerializer)
 
 
 class PluginColumns:
@@ -40,10 +42,10 @@ class PluginColumns:
             for role in ("key", "value")
         }
         self._interceptors = [
-            load("interceptor.classes", given, interceptors.KIND) for given in config.of(tuple, "interceptor.classes")
+            load("interceptor.classes", name, interceptors.KIND) for name in config.of(tuple, "interceptor.classes")
         ]
-        given = config["partitioner.class"]
-        self._partitioner = None if given is None else load("partitioner.class", given, partitioners.KIND)
+        name = config["partitioner.class"]
+        self._partitioner = None if name is None else load("partitioner.class", name, partitioners.KIND)
 
     def close(self) -> None:
         self._loader.close()
@@ -51,10 +53,10 @@ class PluginColumns:
     def apply(
         self, topic: str, columns: Columns, numbers: pa.Array | None, count: Callable[[], int], refuse: Refuse
     ) -> tuple[Columns, pa.Array | None]:
-        """The columns to send, and which rows of the batch they are; rows that a serializer refuses go to `refuse`."""
-        for one in self._interceptors:
-            columns = _intercept(one, topic, columns)
-        before = columns  # partitioners see the values, too
+        """Return the columns to send and the indexes of their rows; rows that a serializer refuses go to `refuse`."""
+        for interceptor in self._interceptors:
+            columns = _intercept(interceptor, topic, columns)
+        before = columns  # partitioners also get the values before serialization
         columns, numbers, before = self._serialize(topic, columns, numbers, before, refuse)
         if self._partitioner is not None and len(columns["value"]):
             columns = self._partition(topic, columns, before, count())
@@ -71,8 +73,8 @@ class PluginColumns:
         added: list[list[tuple[str, bytes | None]]] | None = None
         for role, serializer in self._serializers.items():
             column = columns.get(role)
-            if column is None or (type(serializer) in _AS_THEY_ARE and _is_bytes(column.type)):
-                continue  # text is UTF-8 in Arrow already
+            if column is None or (type(serializer) in _PASS_THROUGH and _is_bytes(column.type)):
+                continue  # text in Arrow is UTF-8
             whole = getattr(serializer, "serialize_column", None)
             if whole is not None:
                 done[role] = whole(topic, column)
@@ -84,11 +86,10 @@ class PluginColumns:
             done["headers"] = _with_headers(done.get("headers"), added)
         if not bad:
             return done, numbers, before
-        places = pa.array(sorted(bad), pa.int64())
-        for place in places.to_pylist():
-            here = pa.array([place], pa.int64())
-            refuse(here if numbers is None else numbers.take(here), bad[place], _take(columns, here))
-        good = pa.array([place for place in range(rows) if place not in bad], pa.int64())
+        for index in sorted(bad):
+            row = pa.array([index], pa.int64())
+            refuse(row if numbers is None else numbers.take(row), bad[index], _take(columns, row))
+        good = pa.array([index for index in range(rows) if index not in bad], pa.int64())
         return _take(done, good), good if numbers is None else numbers.take(good), _take(before, good)
 
     # -- the partitioner -------------------------------------------------------------------------
@@ -104,8 +105,8 @@ class PluginColumns:
             rows = len(columns["value"])
             nulls: list[Any] = [None] * rows
             lists = [
-                found[role].to_pylist() if role in found else nulls
-                for role, found in (("key", before), ("key", columns), ("value", before), ("value", columns))
+                values[role].to_pylist() if role in values else nulls
+                for role, values in (("key", before), ("key", columns), ("value", before), ("value", columns))
             ]
             chosen = pa.array(
                 [
@@ -121,7 +122,7 @@ class PluginColumns:
 
 
 class _Partitions:
-    """All that a partitioner can be told of the cluster on an executor: partitions by number, all of them there."""
+    """The cluster as a partitioner sees it on an executor: all partitions are available."""
 
     def __init__(self, count: int) -> None:
         self._all = range(count)
@@ -136,8 +137,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_null(kind))
 
 
-def _take(columns: Columns, places: pa.Array) -> Columns:
-    return {role: column.take(places) for role, column in columns.items()}
+def _take(columns: Columns, indexes: pa.Array) -> Columns:
+    return {role: column.take(indexes) for role, column in columns.items()}
 
 
 def _by_row(
@@ -148,11 +149,11 @@ def _by_row(
     bad: dict[int, str],
 ) -> pa.Array:
     out: list[bytes | None] = []
-    for place, value in enumerate(column.to_pylist()):
+    for index, value in enumerate(column.to_pylist()):
         try:
-            out.append(serializer.serialize(topic, value, added[place]))
-        except Exception as error:  # it is the user's code: it may raise anything
-            bad[place] = f"its serializer failed: {error}"
+            out.append(serializer.serialize(topic, value, added[index]))
+        except Exception as error:  # user code may raise anything
+            bad[index] = f"its serializer failed: {error}"
             out.append(None)
     return pa.array(out, pa.binary())
 
@@ -167,7 +168,7 @@ def _with_headers(column: pa.Array | None, added: list[list[tuple[str, bytes | N
 
 
 def _intercept(interceptor: interceptors.ProducerInterceptor, topic: str, columns: Columns) -> Columns:
-    """What an interceptor makes of the rows. One that fails is passed over, as in the producer."""
+    """Return the rows from an interceptor. A failing interceptor is skipped, as in the producer."""
     whole = getattr(interceptor, "on_send_columns", None)
     if whole is not None:
         try:
@@ -176,7 +177,7 @@ def _intercept(interceptor: interceptors.ProducerInterceptor, topic: str, column
             log.exception("an interceptor failed: %r", interceptor)
             return columns
         if not isinstance(changed, pa.RecordBatch) or changed.num_rows != len(columns["value"]):
-            raise SinkError(f"{interceptor!r} must give back a RecordBatch with as many rows as it was given")
+            raise SinkError(f"{interceptor!r} must return a RecordBatch with the same number of rows")
         return dict(zip(changed.schema.names, changed.columns, strict=True))
     return _intercept_rows(interceptor, topic, columns)
 
@@ -184,7 +185,7 @@ def _intercept(interceptor: interceptors.ProducerInterceptor, topic: str, column
 def _intercept_rows(interceptor: interceptors.ProducerInterceptor, topic: str, columns: Columns) -> Columns:
     rows: list[ProducerRecord] = []
     for row in pa.RecordBatch.from_pydict(columns).to_pylist():
-        headers = [(one["key"], one["value"]) for one in row.get("headers") or ()]
+        headers = [(header["key"], header["value"]) for header in row.get("headers") or ()]
         stamp = row.get("timestamp")
         stamp_ms = stamp if stamp is None or isinstance(stamp, int) else int(stamp.timestamp() * 1000)
         record = ProducerRecord(topic, row["value"], row.get("key"), row.get("partition"), stamp_ms, headers)
@@ -194,7 +195,9 @@ def _intercept_rows(interceptor: interceptors.ProducerInterceptor, topic: str, c
             log.exception("an interceptor failed: %r", interceptor)
             changed = record
         if changed.topic != topic:
-            raise SinkError(f"{interceptor!r} sent a row to topic {changed.topic!r}: rows keep their topic in the sink")
+            raise SinkError(
+                f"{interceptor!r} changed the topic of a row to {changed.topic!r}, which the sink does not support"
+            )
         rows.append(changed)
     out: Columns = {
         "value": _like(columns["value"], [row.value for row in rows]),
@@ -210,7 +213,7 @@ def _intercept_rows(interceptor: interceptors.ProducerInterceptor, topic: str, c
 
 
 def _like(column: pa.Array | None, values: list[Any]) -> pa.Array:
-    """The same type, if the values still are; else what they are now."""
+    """Return the values with the type of the column if they fit, else with their own type."""
     if column is not None:
         try:
             return pa.array(values, column.type)

@@ -1,6 +1,6 @@
-"""How far a pipeline is: one BatchProgress for every batch, Totals for all, from what Spark says of a query.
+"""The progress of a pipeline: a BatchProgress for every batch, Totals for all, from Spark's query progress.
 
-StreamingQuery → ProgressWatch.new → BatchProgress → Totals.add      and from both to who shows it: Reporter
+StreamingQuery → ProgressWatch.new → BatchProgress → Totals.add      both are passed to a Reporter
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 JOBS_MAX = 64
-"""Running jobs that are looked at for their tasks."""
+"""Running jobs whose tasks are counted."""
 
 _COMMIT_PHASES = ("walCommit", "commitOffsets")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """One micro-batch, as Spark reports it when it is over."""
+    """One micro-batch, as Spark reports it when it has ended."""
 
     batch: int
     rows: int
     rows_per_second: float
     duration_ms: int
     write_ms: int
-    """The tasks, and the sink's commit."""
+    """Of the tasks and the sink's commit."""
     commit_ms: int
-    """Spark's own logs of offsets and commits."""
+    """Of Spark's offset log and commit log."""
     rows_out: int | None = None
     offsets: int | None = None
-    """Read in this batch, if the source counts in offsets."""
+    """Read in this batch, if the source has offsets."""
     behind: int | None = None
     """Offsets between the end of this batch and the end of the source."""
 
     @classmethod
-    def of_json(cls, found: Mapping[str, Any]) -> BatchProgress:
-        durations = found.get("durationMs") or {}
-        sources = [source for source in found.get("sources", ()) if isinstance(source, Mapping)]
-        sink_rows = (found.get("sink") or {}).get("numOutputRows", -1)
+    def of_json(cls, progress: Mapping[str, Any]) -> BatchProgress:
+        durations = progress.get("durationMs") or {}
+        sources = [source for source in progress.get("sources", ()) if isinstance(source, Mapping)]
+        sink_rows = (progress.get("sink") or {}).get("numOutputRows", -1)
         return cls(
-            batch=int(found["batchId"]),
-            rows=int(found.get("numInputRows", 0)),
-            rows_per_second=float(found.get("processedRowsPerSecond") or 0.0),
-            duration_ms=int(durations.get("triggerExecution", found.get("batchDuration", 0))),
+            batch=int(progress["batchId"]),
+            rows=int(progress.get("numInputRows", 0)),
+            rows_per_second=float(progress.get("processedRowsPerSecond") or 0.0),
+            duration_ms=int(durations.get("triggerExecution", progress.get("batchDuration", 0))),
             write_ms=int(durations.get("addBatch", 0)),
             commit_ms=sum(int(durations.get(phase, 0)) for phase in _COMMIT_PHASES),
             rows_out=sink_rows if isinstance(sink_rows, int) and sink_rows >= 0 else None,
@@ -68,7 +68,7 @@ def _sum(counts: Iterator[int | None]) -> int | None:
 
 
 def _position(offset: Any) -> Position | None:
-    """An offset of the form `{"topic": {"0": 5}}`; other sources have other forms."""
+    """Parse an offset of the form `{"topic": {"0": 5}}`; None for other sources."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)
@@ -77,10 +77,10 @@ def _position(offset: Any) -> Position | None:
     if not isinstance(offset, Mapping):
         return None
     try:
-        found = Position.of_json(offset)
+        position = Position.of_json(offset)
     except (AttributeError, TypeError, ValueError):
         return None
-    return found if all(isinstance(number, int) for number in found.offsets.values()) else None
+    return position if all(isinstance(number, int) for number in position.offsets.values()) else None
 
 
 def _offsets_read(source: Mapping[str, Any]) -> int | None:
@@ -108,7 +108,7 @@ class Totals:
     behind: int | None = None
     last_batch: int | None = None
     stopped: str | None = None
-    """Why it ended before its end, if it did: "stopped" after a batch, or "cancelled" in the middle of one."""
+    """Why it ended early, if it did: "stopped" after a batch, or "cancelled" during one."""
     started_at: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
 
@@ -135,7 +135,7 @@ class Totals:
 
     @property
     def fraction(self) -> float | None:
-        """How much of what there is has been read; None if there is no telling."""
+        """The share of the source that has been read; None if unknown."""
         if self.offsets is None or self.behind is None:
             return None
         whole = self.offsets + self.behind
@@ -157,28 +157,28 @@ class Totals:
 
 
 class Started(NamedTuple):
-    """What is known when a run begins."""
+    """The facts at the start of a run."""
 
     name: str
     is_stream: bool
     master: str
     checkpoint: str | None = None
     resumes_after: int | None = None
-    """The last batch that was committed under this checkpoint; -1 if it was used, but nothing is committed yet."""
+    """The last committed batch of the checkpoint; -1 if none is committed; None if the checkpoint is new."""
 
 
 class Tasks(NamedTuple):
-    """Of the jobs that run now."""
+    """The tasks of the running jobs."""
 
     done: int
     all: int
 
 
 class Reporter(Protocol):
-    """Who shows progress."""
+    """Shows the progress of a pipeline."""
 
     wants_tasks: bool
-    """Whether `tasks` is worth the asking: it takes a few calls of the JVM each time."""
+    """Whether to call `tasks`: counting them takes a few JVM calls each time."""
 
     def started(self, what: Started) -> None: ...
     def tasks(self, tasks: Tasks, totals: Totals) -> None: ...
@@ -186,7 +186,7 @@ class Reporter(Protocol):
     def finished(self, totals: Totals) -> None: ...
 
 
-class Silence:
+class SilentReporter:
     """Shows nothing."""
 
     wants_tasks = False
@@ -205,28 +205,28 @@ class Silence:
 
 
 class ProgressWatch:
-    """Hands out each batch of a query once."""
+    """Yields each batch of a query once."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self._query = query
         self._last = -1
 
     def new(self) -> Iterator[BatchProgress]:
-        """The batches that are over since it was last asked. Triggers that found nothing to do are no batches."""
+        """Yield the batches that have ended since the last call, without triggers that had no new data."""
         last = self._query.lastProgress
         if last is None or (last["batchId"] <= self._last):
             return
-        # All that Spark remembers is a hundred conversions, so it is asked only if some may have been missed.
+        # recentProgress converts a hundred entries: read it only if some may have been missed.
         entries = [last] if last["batchId"] == self._last + 1 else self._query.recentProgress
         for entry in entries:
-            found = json.loads(entry.json)
-            if found["batchId"] > self._last and "addBatch" in found["durationMs"]:
-                self._last = found["batchId"]
-                yield BatchProgress.of_json(found)
+            progress = json.loads(entry.json)
+            if progress["batchId"] > self._last and "addBatch" in progress["durationMs"]:
+                self._last = progress["batchId"]
+                yield BatchProgress.of_json(progress)
 
 
 def running_tasks(context: SparkContext) -> Tasks:
-    """The tasks of all jobs that run now."""
+    """Count the tasks of all running jobs."""
     tracker = context.statusTracker()
     done = total = 0
     for job_id in tracker.getActiveJobsIds()[:JOBS_MAX]:

@@ -1,30 +1,36 @@
-"""A range of offsets, on an executor, into the columns that Spark wants.
+"""Reads a range of offsets into Arrow batches, on an executor.
 
     Fetcher.poll_batches → ArrowDecoder → offset, timestamp, key, value → + topic, partition, timestampType → Spark
-    └──────────────────── on a thread of its own, read_ahead.py ──────────────────────────────┘
+    └──────────────────────────── on a thread: ReadAhead ─────────────────────────────────────┘
 
-No Python object is made for a row. A range ends when the position has passed its last offset, not when so many rows
-have come: markers, aborted transactions and compaction leave gaps.
+No Python object is created for a row. A range ends when the position has passed its last offset, not after a number of
+rows: markers, aborted transactions and compaction leave gaps. A worker process keeps its fetchers, with their
+connections, between tasks (Fetchers).
 """
 
 from __future__ import annotations
 
+import os
+import queue
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.client.blocking import BlockingClient
 from headrace.client.fetch_data import located
 from headrace.client.fetcher import TOPIC_MAY_COME, Fetcher
 from headrace.errors import BrokerError, Code, TimedOutError, WireError
-from headrace.spark import data_loss
-from headrace.spark.fetchers import FETCHERS
-from headrace.spark.planning import OffsetRange, Recreated
-from headrace.spark.read_ahead import ReadAhead
+from headrace.spark import consumer_options
+from headrace.spark.planning import OffsetRange, Recreated, report_data_loss
+from headrace.spark.source_options import SourceOptions
 from headrace.types import TopicPartition
 from headrace.wire.columns import HEADERS_TYPE, ArrowDecoder
 from headrace.wire.records import RecordBatch
@@ -33,9 +39,9 @@ if TYPE_CHECKING:
     from headrace.spark.source_options import SourceOptions
 
 BATCH_ROWS = 32 * 1024
-"""Rows of a batch for Spark: fewer cost more messages, more do not fit its caches."""
+"""Rows of a batch for Spark: fewer need more messages, more do not fit into CPU caches."""
 BATCH_BYTES = 16 * 1024 * 1024
-"""A batch is also full when its rows take so much."""
+"""A batch is also full at this size."""
 POLL_MS = 500.0
 
 CREATE_TIME, LOG_APPEND_TIME = 0, 1
@@ -57,7 +63,7 @@ _TYPES = {
 
 
 def read_range(options: SourceOptions, columns: tuple[str, ...], whole: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, in order."""
+    """Yield the rows of a range, in order."""
     with ReadAhead(_batches(options, columns, whole)) as batches:
         yield from batches
 
@@ -81,7 +87,7 @@ def _batches(options: SourceOptions, columns: tuple[str, ...], whole: OffsetRang
 
 @dataclass(slots=True)
 class _OpenBatch:
-    """Rows on their way into one batch for Spark."""
+    """A batch for Spark that is being filled."""
 
     decoder: ArrowDecoder
     time_type: int
@@ -104,7 +110,7 @@ class _OpenBatch:
 
 
 class _RangeFetch:
-    """The encoded batches of a range; the first and the last may reach beyond it."""
+    """Yields the encoded batches of a range; the first and the last may extend beyond it."""
 
     def __init__(self, options: SourceOptions, fetcher: Fetcher, whole: OffsetRange) -> None:
         self._options = options
@@ -112,7 +118,7 @@ class _RangeFetch:
         self.whole = whole
         self.name = TopicPartition(whole.topic, whole.partition)
         self.first_offset = whole.start
-        """What lies before it in the first batch is not wanted."""
+        """Records before it in the first batch are skipped."""
 
     def __iter__(self) -> Iterator[RecordBatch]:
         fetcher, name, whole = self._fetcher, self.name, self.whole
@@ -132,24 +138,26 @@ class _RangeFetch:
                 moved_at, position = now, fetcher.position(name)
             elif (now - moved_at) * 1000 >= self._options.poll_timeout_ms:
                 raise TimedOutError(
-                    f"{whole}: nothing at offset {position} for {self._options.poll_timeout_ms} ms "
-                    f"(kafkaConsumer.pollTimeoutMs); the broker knows of {fetcher.watermarks(name)}"
+                    f"{whole}: timed out after {self._options.poll_timeout_ms} ms (kafkaConsumer.pollTimeoutMs) "
+                    f"waiting for records at offset {position}; the broker reports {fetcher.watermarks(name)}"
                 )
 
     def _lost(self, error: BrokerError) -> None:
-        """Go on where there is something left; unless a loss is not to be borne."""
+        """Report the data loss; with failOnDataLoss=false, continue at the next record that exists."""
         fetcher, name, whole = self._fetcher, self.name, self.whole
         position, resume, fail = fetcher.position(name), whole.end, self._options.fail_on_data_loss
         if topic := self._recreated():
             what = f"{topic}, after {whole} was planned for the deleted topic"
-            data_loss.report(what, fail=fail, instead="leave the rows of the deleted topic out")
-        elif error.code in TOPIC_MAY_COME:  # it was waited for, and has not come
-            data_loss.report(f"{name} is gone; offsets {position} up to {whole.end} were to be read", fail=fail)
+            report_data_loss(what, fail=fail, instead="skip the rows of the deleted topic")
+        elif error.code in TOPIC_MAY_COME:  # after waiting for it
+            report_data_loss(
+                f"{name} does not exist any more; offsets {position} up to {whole.end} were to be read", fail=fail
+            )
         else:
             (earliest,) = fetcher.beginning_offsets([name]).values()
             (latest,) = fetcher.end_offsets([name]).values()
             what = f"{name} has offsets from {earliest} up to {latest}; {position} up to {whole.end} were to be read"
-            data_loss.report(what, fail=fail)
+            report_data_loss(what, fail=fail)
             if position < earliest:
                 resume = min(earliest, whole.end)
         self.first_offset = resume
@@ -168,18 +176,18 @@ class _RangeFetch:
 
 
 class _Shape:
-    """Puts decoded columns in Spark's order, with those that are the same for every row."""
+    """Puts decoded columns in Spark's order, and adds those that are constant for all rows."""
 
     def __init__(self, columns: tuple[str, ...], whole: OffsetRange) -> None:
         self._columns = columns
         self._schema = pa.schema([pa.field(name, _TYPES[name]) for name in columns])
         self._whole = whole
-        # Of BATCH_ROWS rows or more: a batch takes a slice, which copies nothing.
-        self._same: dict[tuple[str, str | int | None], pa.Array] = {}
+        # With at least BATCH_ROWS rows: a batch takes a slice, which is not a copy.
+        self._constants: dict[tuple[str, str | int | None], pa.Array] = {}
         self.with_headers = "headers" in columns
 
     def finished(self, open_batch: _OpenBatch) -> Iterator[pa.RecordBatch]:
-        """The rows collected, if any, in batches of a good size: one record batch of Kafka's may hold very many."""
+        """Yield the collected rows in batches of limited size: one record batch of Kafka may have very many."""
         decoded = open_batch.decoder.finish()
         arrays = [self._column(name, decoded, open_batch.time_type) for name in self._columns]
         whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -187,7 +195,7 @@ class _Shape:
             yield whole.slice(start, BATCH_ROWS * 2)
 
     def _column(self, name: str, decoded: pa.RecordBatch, time_type: int) -> pa.Array:
-        same: dict[str, str | int | None] = {
+        constants: dict[str, str | int | None] = {
             "topic": self._whole.topic,
             "partition": self._whole.partition,
             "timestampType": time_type,
@@ -195,23 +203,161 @@ class _Shape:
             "__partition": self._whole.partition,
             "__topic_id": self._whole.topic_id,
         }
-        if name in same:
-            return self._repeated(name, same[name], decoded.num_rows)
+        if name in constants:
+            return self._repeated(name, constants[name], decoded.num_rows)
         column = decoded.column("offset" if name == "__offset" else name)
         if name == "timestamp":
             return column.cast(_TYPES[name])
         return _null_where_empty(column) if name == "headers" else column
 
     def _repeated(self, name: str, value: str | int | None, rows: int) -> pa.Array:
-        kept = self._same.get((name, value))
-        if kept is None or len(kept) < rows:
-            kept = self._same[name, value] = pa.repeat(pa.scalar(value, _TYPES[name]), max(rows, BATCH_ROWS))
-        return kept.slice(0, rows)
+        array = self._constants.get((name, value))
+        if array is None or len(array) < rows:
+            array = self._constants[name, value] = pa.repeat(pa.scalar(value, _TYPES[name]), max(rows, BATCH_ROWS))
+        return array.slice(0, rows)
 
 
 def _null_where_empty(headers: pa.ListArray) -> pa.ListArray:
-    """Spark's own source gives null for a record without headers."""
-    some = pc.greater(pc.list_value_length(headers), 0)
-    if pc.all(some).as_py():
+    """Return null for records without headers, as Spark's own source does."""
+    has_headers = pc.greater(pc.list_value_length(headers), 0)
+    if pc.all(has_headers).as_py():
         return headers
-    return pa.ListArray.from_arrays(headers.offsets, headers.values, type=HEADERS_TYPE, mask=pc.invert(some))
+    return pa.ListArray.from_arrays(headers.offsets, headers.values, type=HEADERS_TYPE, mask=pc.invert(has_headers))
+
+
+AHEAD_MAX = 2
+"""Items in the queue. With batches of 16 MiB: one being built, two in the queue, one being written."""
+PUT_SECONDS = 0.1
+STOP_SECONDS_MAX = 30.0
+
+T = TypeVar("T")
+
+
+class _End:
+    """Follows the last item; has the error of the source, if it failed."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class ReadAhead(Generic[T]):
+    """Iterates a source on a thread, a bounded number of items ahead of the consumer.
+
+    A context manager: leaving it stops the thread, and closes the source if that is a generator.
+    """
+
+    def __init__(self, source: Iterator[T]) -> None:
+        self._source = source
+        self._items: queue.Queue[T | _End] = queue.Queue(AHEAD_MAX)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-read-ahead", daemon=True)
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            for item in self._source:
+                if not self._put(item):
+                    break
+        except BaseException as raised:  # the consumer raises it
+            error = raised
+        finally:
+            close = getattr(self._source, "close", None)
+            if close is not None:
+                close()
+        self._put(_End(error))
+
+    def _put(self, item: T | _End) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._items.put(item, timeout=PUT_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            item = self._items.get()
+            if isinstance(item, _End):
+                if item.error is not None:
+                    raise item.error
+                return
+            yield item
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join(STOP_SECONDS_MAX)
+
+
+IDLE_SECONDS_MAX = 60.0
+KEPT_MAX = 4
+"""Idle fetchers in a process; beyond that, a returned fetcher is closed."""
+
+_Key = tuple[object, ...]
+
+
+class KeptFetcher:
+    """A fetcher with its client."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        config = consumer_options.resolve(options.kafka)
+        self.client = BlockingClient(consumer_options.client_settings(config, options.client_id))
+        self.fetcher = Fetcher(self.client, **consumer_options.fetcher_arguments(config))
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class Fetchers:
+    """Idle fetchers, by their options. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[_Key, list[KeptFetcher]] = {}  # Guarded by _lock.
+        self._timer: threading.Timer | None = None  # Guarded by _lock.
+
+    @contextmanager
+    def taken(self, options: SourceOptions) -> Iterator[Fetcher]:
+        """Lend a fetcher to one task. After an error it is closed, because its state is unknown."""
+        # A child of a fork must not use the sockets of its parent.
+        key = (os.getpid(), options.client_id, *sorted(options.kafka.items()))
+        with self._lock:
+            idle = self._idle.get(key)
+            kept = idle.pop() if idle else None
+        kept = kept or KeptFetcher(options)
+        try:
+            yield kept.fetcher
+        except BaseException:
+            kept.close()
+            raise
+        kept.fetcher.assign({}, check=False)
+        self._keep(key, kept)
+
+    def _keep(self, key: _Key, kept: KeptFetcher) -> None:
+        with self._lock:
+            if sum(map(len, self._idle.values())) < KEPT_MAX:
+                self._idle.setdefault(key, []).append(kept)
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = threading.Timer(IDLE_SECONDS_MAX, self.close_idle)
+                self._timer.daemon = True
+                self._timer.start()
+                return
+        kept.close()
+
+    def close_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, {}
+            self._timer = None
+        for kept in (kept for group in idle.values() for kept in group):
+            kept.close()
+
+
+FETCHERS = Fetchers()
+"""The idle fetchers of this process."""

@@ -1,18 +1,18 @@
-"""What Spark talks to: a writer for batches, a writer for streams.
+"""The sink: Spark's writers for batches and for streams.
 
-    planning (a process for each batch)      options and columns are checked, the topic looked up; the writer is pickled
+    planning (a process for each batch)      check options, columns and topics; Spark pickles the writer
     executors                                write → TaskWriter → Report
     committing (processes of a pool)         commit, abort → Committer
 
-Nothing on a writer survives from one of these to the next but what is pickled. Spark serves each commit in any process
-that is idle, so what this module keeps for each run of a query only saves time: what counts is in the decision topic.
+Only what is pickled passes from one of these to the next. Spark runs each commit in any idle process, so the objects
+that this module keeps for each run are caches: the state is in the decision topic.
 """
 
 from __future__ import annotations
 
 import operator
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -22,49 +22,51 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
-from headrace.errors import BrokerError, Code, HeadraceError
+from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
 from headrace.spark.columns import Limits, check_schema
-from headrace.spark.commit_log import Stopwatch, show_log
 from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported
-from headrace.spark.committer import WRITE_PREFIX, Batch, Committer
+from headrace.spark.commit_times import Stopwatch, show_log
+from headrace.spark.commit_types import WRITE_PREFIX, Batch
+from headrace.spark.committer import Committer
 from headrace.spark.decisions import Fingerprint
+from headrace.spark.errors import PlanError, SinkError
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.origins import KnownOrigins, known_origins
-from headrace.spark.per_run import PerRun
-from headrace.spark.permissions import check_may_write, refused
-from headrace.spark.redo import Redo
-from headrace.spark.sink_errors import PlanError, SinkError
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
-from headrace.spark.task_writer import Place, Report, TaskWriter, merged, place_of_task
-from headrace.spark.transactions import Transactions
+from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, current_task_attempt, merged
+from headrace.spark.transactions import Redo, Transactions
+from headrace.spark.worker import PerRun
 from headrace.telemetry.listeners import CommitListener
 from headrace.telemetry.models import BatchOutcome
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
-except ImportError:  # Spark 4.0 hands a stream's rows over one by one
+except ImportError:  # Spark 4.0 passes the rows of a stream one by one
     DataSourceStreamArrowWriter = None  # type: ignore[assignment,misc]
 
 SESSIONS_MAX = 8
-"""Runs of queries for which a committing process keeps connections; with more, the longest unused is closed."""
+"""Runs for which a committing process keeps connections; beyond that, the least recently used is closed."""
 SESSION_IDLE_SECONDS_MAX = 120.0
-"""A run that has had no commit here for so long has ended, perhaps, or is served by other processes."""
+"""A run without a commit in this process for so long has ended, or other processes commit it."""
 CHECKED_MAX = 64
+_WRITE_BIT = 1 << 4
+"""The operation Write has the number 4 in Kafka."""
+_OPERATIONS_UNKNOWN = -(1 << 31)
 _sessions: PerRun[Committer] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
 _readers: PerRun[_OriginReader] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
-_limits: dict[str, tuple[Limits, float]] = {}  # with the time in milliseconds until which they hold
+_limits: dict[str, tuple[Limits, float]] = {}  # with the monotonic time in milliseconds at which they expire
 
 
 def plan(options: SinkOptions, schema: StructType) -> Limits:
-    """Check all that can be known before anything is written.
+    """Check options, columns and topics before anything is written.
 
-    Spark plans every batch in one of a few processes. What the brokers told one of them about a configuration is used
-    there for metadata.max.age.ms.
+    Spark plans every batch in one of a few processes. Each caches the brokers' responses for metadata.max.age.ms.
     """
     check_schema(schema, options)
     Failpoints(options.failpoints)
@@ -89,23 +91,47 @@ def _look_up(options: SinkOptions) -> Limits:
             if not topics:
                 client.cluster((), client.deadline(), fresh=True)
                 return Limits(limit, {})
-            found = TopicAdmin(client).describe_topics(topics)
-            check_may_write(client, topics)
+            descriptions = TopicAdmin(client).describe_topics(topics)
+            _check_may_write(client, topics)
     except PlanError:
         raise
     except BrokerError as error:
         if error.code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION):
             raise PlanError(f"{error}: create the topic first, or correct its name ({', '.join(topics)})") from error
         if error.code == Code.TOPIC_AUTHORIZATION_FAILED:
-            raise refused(topics) from error
+            raise _not_authorized(topics) from error
         raise
     except HeadraceError as error:
         servers = options.kafka["bootstrap.servers"]
         raise PlanError(
-            f"no answer from kafka.bootstrap.servers={servers!r}: {error}. Does the broker run, and is this "
-            "its address?"
+            f"no response from kafka.bootstrap.servers={servers!r}: {error}. Check that the broker runs and that this "
+            "is its address"
         ) from error
-    return Limits(limit, {name: len(one.partitions) for name, one in found.items()})
+    return Limits(limit, {name: len(topic.partitions) for name, topic in descriptions.items()})
+
+
+def _not_authorized(topics: Iterable[str]) -> PlanError:
+    return PlanError(
+        f"not authorized to write to topic {' or '.join(map(repr, topics))}: allow the operation Write "
+        "(kafka-acls.sh --add --allow-principal … --operation Write --operation Describe --topic …)"
+    )
+
+
+def _check_may_write(client: BlockingClient, topics: Iterable[str]) -> None:
+    """Raise if the brokers say that records to one of these topics would be refused."""
+    message = MetadataRequest(
+        topics=[MetadataRequestTopic(name=name) for name in topics],
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=True,
+    )
+    try:
+        response = client.request(message, versions=(8, 12))
+    except UnsupportedVersionError:
+        return  # brokers before 2.3 do not say: they will refuse the records
+    for topic in response.topics:
+        operations = topic.topic_authorized_operations
+        if operations != _OPERATIONS_UNKNOWN and not operations & _WRITE_BIT:
+            raise _not_authorized([topic.name])
 
 
 def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskTimes]:
@@ -116,7 +142,7 @@ def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskT
     return limits, times
 
 
-def _committer(options: SinkOptions, sink: str, run: str, *, is_alone: bool = False) -> Committer:
+def _committer(options: SinkOptions, sink: str, run: str, *, is_single_use: bool = False) -> Committer:
     show_log()
     client = BlockingClient(options.client_settings())
     return Committer(
@@ -125,15 +151,15 @@ def _committer(options: SinkOptions, sink: str, run: str, *, is_alone: bool = Fa
         Ledger(options, sink, client),
         Transactions(client),
         Redo(client),
-        Failpoints(options.failpoints),
+        failpoints=Failpoints(options.failpoints),
         on_close=client.close,
         replay_check=options.replay_check,
-        is_alone=is_alone,
+        is_single_use=is_single_use,
     )
 
 
 class _OriginReader:
-    """Reads for the planner what the queries of a sink have delivered. Reading again costs what is new in the log."""
+    """Reads the source offsets that the queries of a sink have delivered. Later reads fetch what is new."""
 
     def __init__(self, options: SinkOptions, sink: str) -> None:
         self._client = BlockingClient(options.client_settings())
@@ -147,9 +173,9 @@ class _OriginReader:
 
 
 def _known_origins(options: SinkOptions) -> dict[str, KnownOrigins] | None:
-    """What the queries of the sink have delivered, for the tasks of one batch; None without source.offsets.
+    """Return the source offsets that the queries of the sink have delivered; None without source.offsets.
 
-    Which query is being planned Spark does not tell: its tasks know.
+    They are read for all queries: Spark tells the tasks, but not the planner, which query this is.
     """
     if options.origins is None or options.sink_id is None:
         return None
@@ -165,25 +191,27 @@ def _outcome(options: SinkOptions, is_commit: bool) -> BatchOutcome:
 
 
 def _reports(messages: list[WriterCommitMessage | None]) -> list[Report]:
-    """What tasks have reported; those that failed have not."""
+    """Return the reports of the tasks; failed tasks have none."""
     return [message for message in messages if isinstance(message, Report)]
 
 
-def _batch(reports: list[Report], number: int, *, is_forgotten: bool = False) -> Batch:
-    places = {(report.place.sink, report.place.query, report.place.run, report.place.batch) for report in reports}
-    if len(places) != 1:
-        raise SinkError(f"the reports of a batch come from different places: {sorted(places)}")
-    ((_, query, _, batch),) = places
+def _batch(reports: list[Report], number: int, *, erase_decision: bool = False) -> Batch:
+    batches = {(report.task.sink, report.task.query, report.task.run, report.task.batch) for report in reports}
+    if len(batches) != 1:
+        raise SinkError(
+            f"internal error: reports of several batches in one commit: {sorted(batches)}; please report it"
+        )
+    ((_, query, _, batch),) = batches
     if batch != number:
-        raise SinkError(f"reports of batch {batch} were given for batch {number}")
+        raise SinkError(f"internal error: reports of batch {batch} in the commit of batch {number}; please report it")
     origins = [report.origin for report in reports if report.origin is not None]
     return Batch(
         query,
         number,
         [report.transaction for report in reports if report.transaction is not None],
         merged(reports),
-        had_retries=any(report.place.attempt for report in reports),
-        is_forgotten=is_forgotten,
+        had_retries=any(report.task.attempt for report in reports),
+        erase_decision=erase_decision,
         fingerprint=sum((report.fingerprint for report in reports), Fingerprint()),
         origin=reduce(operator.add, origins) if origins else None,
     )
@@ -204,8 +232,8 @@ class BatchWriter(DataSourceArrowWriter):
         self._sink = self._options.sink_id or f"headrace-write-{name}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        place = place_of_task(self._sink, self._run, self._query)
-        return TaskWriter(self._options, place, self._limits).write(iterator, self._times)
+        task = current_task_attempt(self._sink, self._run, self._query)
+        return TaskWriter(self._options, task, self._limits).write(iterator, self._times)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._finish(messages, is_commit=True)
@@ -224,12 +252,12 @@ class BatchWriter(DataSourceArrowWriter):
             close_reporter(reporter)
 
     def _end(self, reports: list[Report], listener: CommitListener, *, is_commit: bool) -> None:
-        is_forgotten = self._options.write_id is None
+        erase_decision = self._options.write_id is None
         batch = Batch(self._query, 0, fingerprint=Fingerprint())
         if reports:
-            batch = _batch(reports, 0, is_forgotten=is_forgotten)
-        is_alone = is_forgotten and self._options.sink_id is None
-        committer = _committer(self._options, self._sink, self._run, is_alone=is_alone)
+            batch = _batch(reports, 0, erase_decision=erase_decision)
+        is_single_use = erase_decision and self._options.sink_id is None
+        committer = _committer(self._options, self._sink, self._run, is_single_use=is_single_use)
         try:
             if is_commit:
                 committer.commit(batch, listener)
@@ -245,7 +273,7 @@ class _StreamWriter:
     def __init__(
         self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
     ) -> None:
-        """`is_planning`: the writer is pickled for tasks. Else it only commits or aborts what they have written."""
+        """`is_planning`: Spark pickles this writer for the tasks. Otherwise it only commits or aborts."""
         if overwrite:
             raise PlanError("a topic cannot be overwritten: use outputMode('append')")
         self._options = SinkOptions.parse(options, is_stream=True)
@@ -256,8 +284,8 @@ class _StreamWriter:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         assert self._limits is not None, "this writer was not planned"
-        place = place_of_task(self._options.sink_id, None)
-        return TaskWriter(self._options, place, self._limits, self._known).write(iterator, self._times)
+        task = current_task_attempt(self._options.sink_id, None)
+        return TaskWriter(self._options, task, self._limits, self._known).write(iterator, self._times)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._finish(_reports(messages), batchId, is_commit=True)
@@ -268,23 +296,23 @@ class _StreamWriter:
     def _finish(self, reports: list[Report], number: int, *, is_commit: bool) -> None:
         if not reports:
             return
-        place = reports[0].place
-        reporter = commit_reporter(self._options, place.sink, place.query, place.run)
+        task = reports[0].task
+        reporter = commit_reporter(self._options, task.sink, task.query, task.run)
         with reported(reporter, number, reports, _outcome(self._options, is_commit)) as listener:
             if self._options.is_exactly_once:
-                batch, committer = _batch(reports, number), self._session(place)
+                batch, committer = _batch(reports, number), self._session(task)
                 if is_commit:
                     committer.commit(batch, listener)
                 else:
                     committer.abort(batch, listener)
 
-    def _session(self, place: Place) -> Committer:
-        """The committer of this run in this process. A new run of the same sink begins anew."""
+    def _session(self, task: TaskAttempt) -> Committer:
+        """Return the committer of this run in this process."""
         return _sessions.get(
             self._options.kafka["bootstrap.servers"],
-            place.sink,
-            place.run,
-            lambda: _committer(self._options, place.sink, place.run),
+            task.sink,
+            task.run,
+            lambda: _committer(self._options, task.sink, task.run),
         )
 
 
@@ -296,11 +324,11 @@ if DataSourceStreamArrowWriter is not None:
 else:
 
     class StreamWriter(_StreamWriter):  # type: ignore[no-redef]
-        """What Spark 4.0 is told."""
+        """Refuses streams on Spark 4.0."""
 
         def __init__(
             self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
         ) -> None:
             raise PlanError(
-                "streams into headrace need Spark 4.1 or later; on 4.0 write batches, or use foreachBatch with write.id"
+                "writing streams needs Spark 4.1 or later; on 4.0 write batches, or use foreachBatch with write.id"
             )

@@ -1,6 +1,6 @@
-"""The sink's options: what the user gave to `.option(…)`, checked, in a form that travels to the executors.
+"""The options of the sink: checked, in a form that is pickled for the executors.
 
-Spark's mapping (names in lower case) → SinkOptions.parse → kafka.* for the producer, the rest for the sink
+Spark's mapping (names in lower case) → SinkOptions.parse → kafka.* for the producer, the others for the sink
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ CHECK_FINGERPRINT, CHECK_ROWS, CHECK_NONE = "fingerprint", "rows", "none"
 KAFKA_PREFIX = "kafka."
 DECISION_TOPIC = "headrace-decisions"
 SEPARATOR = "~"
-"""Between the parts of a transactional id. It may not be in sink.id, so that no sink's ids begin like another's."""
+"""Separates the parts of a transactional id. Not allowed in sink.id, so that prefixes of two sinks differ."""
 TRANSACTION_MS_MAX = 15 * 60 * 1000
-"""What brokers allow by default (transaction.max.timeout.ms)."""
+"""The brokers' default limit (transaction.max.timeout.ms)."""
 PLAN_MS_MAX = 30_000
 INLINE_BYTES_MAX = 256 * 1024
-"""For one task. The driver holds those of all tasks of a batch at once, and a task does not know how many there are."""
+"""For one task. The driver has the inline rows of all tasks of a batch in memory at once."""
 DECISION_BYTES_MAX = 10 * 1024 * 1024
 _ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,200}", re.ASCII)
-# The sink's own business: each of these would break a promise, or do nothing.
-_OURS = {
+# Set by the sink.
+_SET_BY_SINK = {
     "transactional.id": "set sink.id instead",
     "transaction.two.phase.commit.enable": "leave it unset",
 }
@@ -45,13 +45,13 @@ Delivery = Literal["exactly-once", "at-least-once"]
 CommitMode = Literal["auto", "inline", "parallel"]
 
 SINK_OPTIONS = Options(
-    Option("topic", "str", None, "Where rows go. It wins over the column `topic`.", None, "high"),
+    Option("topic", "str", None, "The topic to write to. It overrides the column `topic`.", None, "high"),
     Option(
         "delivery",
         "str",
         EXACTLY_ONCE,
-        "exactly-once: a batch is seen whole and once by readers of committed records. at-least-once: rows are seen as "
-        "soon as they are written; after a failure some are written again.",
+        "exactly-once: read_committed readers see each batch whole and once. at-least-once: rows are visible as soon "
+        "as they are written; after a failure some are written again.",
         OneOf(EXACTLY_ONCE, AT_LEAST_ONCE),
         "high",
     ),
@@ -59,22 +59,22 @@ SINK_OPTIONS = Options(
         "sink.id",
         "str",
         None,
-        "The name under which this sink's decisions are kept and its older drivers are fenced. By default made from "
-        "the id of the query, which stays with the checkpoint.",
+        "The name under which the decisions of this sink are kept and older drivers are fenced. By default made from "
+        "the query id, which is kept in the checkpoint.",
     ),
     Option(
         "write.id",
         "str",
         None,
-        "Batch writes only: a second write of the same rows with the same id delivers nothing, if the first one was "
-        "decided. Other rows with an id that was used are an error.",
+        "Batch writes only: a second write of the same rows with the same id delivers nothing if the first one was "
+        "decided. Other rows with a used id are an error.",
     ),
     Option(
         "commit.mode",
         "str",
         "auto",
-        "inline: rows go to the driver, which writes them in one transaction. parallel: every task writes in a "
-        "transaction of its own. auto: inline as long as a task has little.",
+        "inline: tasks send their rows to the driver, which writes them in one transaction. parallel: every task "
+        "writes in its own transaction. auto: inline for tasks with at most commit.inline.bytes.max.",
         OneOf("auto", "inline", "parallel"),
     ),
     Option(
@@ -88,31 +88,31 @@ SINK_OPTIONS = Options(
         "replay.check",
         "str",
         CHECK_FINGERPRINT,
-        "How a batch that was decided before is compared with what comes again under its number, before it is skipped. "
-        "fingerprint: number and content of the rows, as they come from Spark. rows: their number. none: not at all. "
-        "For queries that compute other rows when a batch is run again, or whose source records may be gone by then; "
-        "the weaker the check, the more a restored checkpoint may lose. Not with delivery=at-least-once.",
+        "How a replayed batch is compared with the decided one before it is skipped. fingerprint: number and content "
+        "of the rows, as they come from Spark. rows: their number. none: not at all. Weaker checks are for queries "
+        "that compute other rows when a batch is run again, or whose source records may be gone by then; the weaker "
+        "the check, the more a restored checkpoint may lose. Not with delivery=at-least-once.",
         OneOf(CHECK_FINGERPRINT, CHECK_ROWS, CHECK_NONE),
     ),
     Option(
         "source.offsets",
         "str",
         "false",
-        "Streams only: exactly once also with a new checkpoint. true: the columns __topic, __partition, __offset and "
-        "__topic_id, which the source gives with includeOrigin, say where a row comes from; or name three or four "
-        "columns of your own. They are not written. Rows that another query of the same sink.id has delivered are "
-        "skipped. For stateless queries.",
+        "Streams only: exactly once also with a new checkpoint. Rows whose source record another query of the same "
+        "sink.id has delivered are skipped. true: the source record is in the columns __topic, __partition, __offset "
+        "and __topic_id, which the source adds with includeOrigin; or name three or four other columns. They are not "
+        "written. For stateless queries.",
     ),
-    Option("decision.topic", "str", DECISION_TOPIC, "The compacted topic that holds the decisions.", None, "low"),
+    Option("decision.topic", "str", DECISION_TOPIC, "The compacted topic with the decisions.", None, "low"),
     Option(
         "on.bad.row",
         "str",
         FAIL,
-        "What becomes of a row that can never be sent (too large, no topic, refused by a serializer): fail the batch, "
-        "or send it to dead.letter.topic in the same commit.",
+        "What to do with a row that can never be sent (too large, no topic, refused by a serializer): fail the batch, "
+        "or send the row to dead.letter.topic in the same commit.",
         OneOf(FAIL, DEAD_LETTER),
     ),
-    Option("dead.letter.topic", "str", None, "Where bad rows go with on.bad.row=dead-letter."),
+    Option("dead.letter.topic", "str", None, "The topic for bad rows with on.bad.row=dead-letter."),
     Option(
         "view.url",
         "str",
@@ -138,9 +138,9 @@ SINK_OPTIONS = Options(
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Plain values only: it is pickled into every task."""
+    """The options of a sink, as plain values: pickled for every task."""
 
-    kafka: dict[str, str] = field(repr=False)  # there are passwords in it
+    kafka: dict[str, str] = field(repr=False)  # has passwords
     topic: str | None = None
     delivery: str = EXACTLY_ONCE
     sink_id: str | None = None
@@ -161,15 +161,15 @@ class SinkOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         """Check everything that can be checked without a broker."""
-        kafka, ours = {}, {}
+        kafka, own = {}, {}
         for name, value in given.items():
             if name.lower().startswith(KAFKA_PREFIX):
                 kafka[name[len(KAFKA_PREFIX) :].lower()] = value
             elif name.lower() in SINK_OPTIONS:
-                ours[name.lower()] = value
+                own[name.lower()] = value
             else:
                 _check_unknown(name)
-        config = SINK_OPTIONS.resolve(("argument", ours))
+        config = SINK_OPTIONS.resolve(("argument", own))
         token = config.optional(Secret, "view.token")
         options = cls(
             kafka,
@@ -192,26 +192,26 @@ class SinkOptions:
         )
         if options.delivery == AT_LEAST_ONCE:
             for name in _FOR_DECISIONS:
-                if name in ours:
-                    raise ConfigError(f"{name} is set, but delivery=at-least-once keeps no decisions: drop one of them")
+                if name in own:
+                    raise ConfigError(f"{name} is set, but delivery=at-least-once has no decisions: drop one of them")
         options._check(is_stream)
         return options
 
     def _check(self, is_stream: bool) -> None:
         if not self.kafka.get("bootstrap.servers", "").strip():
             raise ConfigError("kafka.bootstrap.servers is not set; it may be host:port, with commas between several")
-        for name, remedy in _OURS.items():
+        for name, remedy in _SET_BY_SINK.items():
             if name in self.kafka:
-                raise ConfigError(f"kafka.{name} is the sink's own business: {remedy}")
+                raise ConfigError(f"kafka.{name} is set by the sink: {remedy}")
         if is_stream and self.write_id is not None:
             raise ConfigError(
-                "write.id is for batch writes; a stream knows its batches by the checkpoint: leave it out"
+                "write.id is for batch writes; a stream identifies its batches by the checkpoint: leave it out"
             )
         if self.origins is not None:
             self._check_origins(is_stream)
         if self.on_bad_row == DEAD_LETTER and self.dead_letter_topic is None:
             raise ConfigError(
-                "on.bad.row is dead-letter, but dead.letter.topic is not set: name the topic for bad rows"
+                "on.bad.row is dead-letter, but dead.letter.topic is not set: set it to the topic for bad rows"
             )
         if self.dead_letter_topic is not None and self.on_bad_row != DEAD_LETTER:
             raise ConfigError("dead.letter.topic is set, but on.bad.row is fail: set on.bad.row=dead-letter")
@@ -226,12 +226,11 @@ class SinkOptions:
                 "write.id: leave source.offsets out"
             )
         if self.delivery == AT_LEAST_ONCE:
-            raise ConfigError("source.offsets is set, but delivery=at-least-once keeps no decisions: drop one of them")
+            raise ConfigError("source.offsets is set, but delivery=at-least-once has no decisions: drop one of them")
         if self.sink_id is None:
             raise ConfigError(
-                "source.offsets is set, but sink.id is not. By default it is made from the id of the query, which is "
-                "lost with the checkpoint, so that the next query would not find what this one has delivered: set "
-                "sink.id"
+                "source.offsets is set, but sink.id is not. By default it is made from the query id, which is lost "
+                "with the checkpoint: the next query would not find the decisions of this one. Set sink.id"
             )
 
     @property
@@ -239,11 +238,11 @@ class SinkOptions:
         return self.delivery == EXACTLY_ONCE
 
     def resolved(self, transactional_id: str | None = None) -> Config:
-        """The producer's options, checked together."""
+        """Return the checked options of the producer."""
         return resolve(self.producer_config(transactional_id), client_id=self.kafka.get("client.id", "headrace-spark"))
 
     def producer_config(self, transactional_id: str | None = None) -> dict[str, object]:
-        """What a producer of this sink is made from: the plug-ins have done their work on columns before."""
+        """Return the options for a producer of this sink, without plug-ins: these run on columns before."""
         config: dict[str, object] = {name: value for name, value in self.kafka.items() if name not in _PLUGINS}
         config.setdefault("client.id", "headrace-spark")
         if self.view_url is not None and "metric.reporters" not in config:
@@ -257,11 +256,11 @@ class SinkOptions:
         return config
 
     def plugin_config(self) -> Config:
-        """All that was given, for the plug-ins to read."""
+        """Return all `kafka.*` options, for plug-ins."""
         return resolve(dict(self.kafka))
 
     def client_settings(self, timeout_ms: float | None = None) -> ClientSettings:
-        """How to reach the cluster, for what asks and waits."""
+        """Return how to connect to the cluster with a blocking client."""
         config = self.resolved()
         request_ms = config.of(int, "request.timeout.ms")
         return ClientSettings(
@@ -276,7 +275,7 @@ class SinkOptions:
 
 
 def _check_unknown(name: str) -> None:
-    """Spark hands over options of its own as well: only what is nearly one of ours is an error."""
+    """Raise if an unknown name is similar to an option. Others are ignored: Spark passes its own options too."""
     near = SINK_OPTIONS.suggestion(name.lower())
     if near:
         raise ConfigError(f"there is no option {name!r}{near}")

@@ -1,20 +1,37 @@
-"""Reading in a batch: what is there between two offsets of each partition.
+"""The source: Spark's readers for batches and for streams.
 
-options → Lookup: partitions, starts, ends → ranges → split → a RangePartition a task → reading
+    batch    options → Lookup: partitions, starts, ends → ranges → split → a RangePartition for each task → reading
+    stream   initialOffset → latestOffset(start, limit) → partitions(start, end) → reading … → commit(end)
+
+All but `read` runs on the driver; for a stream, in one process for the whole query. What has to survive that process is
+in the offsets that Spark writes to the checkpoint: see planning.Position.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from headrace.errors import ConfigError
-from headrace.spark import data_loss
+from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.lookup import Lookup, require
 from headrace.spark.offset_specs import OffsetSpec
-from headrace.spark.planning import OffsetRange, Offsets, split
+from headrace.spark.planning import (
+    DataLossError,
+    OffsetRange,
+    Offsets,
+    Position,
+    limited,
+    offset_count,
+    recreated,
+    report_data_loss,
+    report_recreated,
+    split,
+)
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
 from headrace.types import TopicPartition
 
@@ -22,9 +39,46 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+# Spark 4.2 added read limits and Trigger.AvailableNow for Python sources; older versions get stand-ins.
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    HAS_LIMITS = True
+except ImportError:
+    HAS_LIMITS = False
+
+    class ReadLimit:  # type: ignore[no-redef]
+        pass
+
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        pass
+
+    @dataclass
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        max_rows: int
+
+    @dataclass
+    class ReadMinRows(ReadLimit):  # type: ignore[no-redef]
+        min_rows: int
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        pass
+
+
+log = logging.getLogger("headrace")
+
+NO_LIMIT = ReadAllAvailable()
+NOWHERE = Position({})
+
 
 class BatchReader(DataSourceReader):
-    """Plans on the driver, and travels to the executors to read there."""
+    """Plans on the driver; Spark pickles it for the executors, which read."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse(options, Mode.BATCH)
@@ -43,7 +97,7 @@ class BatchReader(DataSourceReader):
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The range of offsets that one task reads."""
 
     def __init__(self, whole: OffsetRange) -> None:
         super().__init__(whole)
@@ -52,18 +106,18 @@ class RangePartition(InputPartition):
 def read_partition(
     options: SourceOptions, columns: tuple[str, ...], partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition of `partitions()`. Spark makes one of its own if that gave none: it has no rows."""
+    """Yield the rows of a partition. If `partitions()` returns none, Spark passes one of its own: it has no rows."""
     if isinstance(partition, RangePartition):
-        from headrace.spark.reading import read_range  # Arrow takes its time to be imported; planning does without
+        from headrace.spark.reading import read_range  # imports Arrow, which planning does not need
 
         yield from read_range(options, columns, partition.value)
 
 
 def plan(options: SourceOptions, lookup: Lookup) -> list[OffsetRange]:
-    """The ranges to read, one a task."""
-    found = lookup.find()
-    require(found.missing)
-    partitions = found.partitions
+    """Return the ranges to read, one for each task."""
+    subscribed = lookup.partitions()
+    require(subscribed.missing)
+    partitions = subscribed.partitions
     starts = lookup.resolve(options.starting, partitions, without_match=options.without_match)
     ends = lookup.resolve(options.ending, partitions)
     _check_order(options, starts, ends)
@@ -71,12 +125,12 @@ def plan(options: SourceOptions, lookup: Lookup) -> list[OffsetRange]:
     fail = options.fail_on_data_loss
     starts = within(options.starting, starts, *bounds, fail=fail)
     ends = within(options.ending, ends, *bounds, fail=fail)
-    ranges = [OffsetRange(*tp, starts[tp], ends[tp], found.topic_ids.get(tp.topic)) for tp in partitions]
+    ranges = [OffsetRange(*tp, starts[tp], ends[tp], subscribed.topic_ids.get(tp.topic)) for tp in partitions]
     return split(ranges, options.min_partitions, options.max_records_per_partition)
 
 
 def _check_order(options: SourceOptions, starts: Offsets, ends: Offsets) -> None:
-    """Two offsets in the wrong order are a mistake; two times may well be so, where a partition has gone quiet."""
+    """Raise if an end offset is before the start. Two timestamps may resolve so in a partition without new records."""
     if options.starting.is_time or options.ending.is_time:
         return
     for tp, start in starts.items():
@@ -94,13 +148,253 @@ def within(
     *,
     fail: bool,
 ) -> Offsets:
-    """The offsets, where a user gave numbers, brought into what the partitions have; that is a loss."""
-    found = dict(offsets)
+    """Return the offsets, moved into the partition if the user gave a number outside of it, which is data loss."""
+    bounded = dict(offsets)
     for tp, offset in offsets.items():
         if spec.is_explicit(tp) and not earliest[tp] <= offset <= latest[tp]:
-            data_loss.report(
+            report_data_loss(
                 f"{spec.option} is {offset} for {tp}, which has offsets from {earliest[tp]} up to {latest[tp]}",
                 fail=fail,
             )
-            found[tp] = min(max(offset, earliest[tp]), latest[tp])
-    return found
+            bounded[tp] = min(max(offset, earliest[tp]), latest[tp])
+    return bounded
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans on the driver, and connects on first use; Spark pickles it for the executors, which read."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        # Spark would hide an error of the constructor behind its own: it is raised by the first call.
+        self._parsed: SourceOptions | ConfigError
+        self._columns: tuple[str, ...] = ()
+        try:
+            self._parsed = _checked(options)
+            self._columns = check_columns(schema)
+        except ConfigError as error:
+            self._parsed = error
+        self._given = dict(options)
+        # The following are used on the driver only.
+        self._lookup: Lookup | None = None
+        self._initial: Position | None = None
+        self._target: Position | None = None  # where Trigger.AvailableNow ends
+        self._latest: Position | None = None  # as last seen
+        self._triggered_at = time.monotonic()
+        self._committed: Offsets | None = None  # to the group of commit.offsets.group.id
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what only the driver needs."""
+        return {**self.__dict__, "_lookup": None, "_given": {}}
+
+    @property
+    def _options(self) -> SourceOptions:
+        if isinstance(self._parsed, ConfigError):
+            raise self._parsed
+        return self._parsed
+
+    # -- where a micro-batch begins and ends ---------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        first = self._first()
+        if not HAS_LIMITS:
+            require(first.missing)  # Spark will not call latestOffset with this start
+        return first.to_json()
+
+    def _first(self) -> Position:
+        """Return where a query without a checkpoint begins: the same for the lifetime of this process.
+
+        Spark also calls this when it runs the first micro-batch again. What to read is then in the end of that
+        micro-batch, so a missing topic is not an error yet.
+        """
+        if self._initial is None:
+            options, lookup = self._options, self._connected()
+            subscribed = lookup.partitions()
+            if subscribed.missing:
+                return Position({}, initial=True, missing=tuple(subscribed.missing))
+            offsets = lookup.resolve(options.starting, subscribed.partitions, without_match=options.without_match)
+            bounds = lookup.earliest(offsets), lookup.latest(offsets)
+            offsets = within(options.starting, offsets, *bounds, fail=options.fail_on_data_loss)
+            self._initial = Position(offsets, initial=True, topic_ids=subscribed.topic_ids)
+        return self._initial
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit = NO_LIMIT
+    ) -> dict[str, Any]:
+        if start is None:
+            return self._available(NOWHERE)._replace(begin=self._begin_without_start()).to_json()
+        position = Position.of_json(start)
+        require(position.missing)
+        if not position.initial:
+            self._commit_to_group(position.offsets)
+        available = self._available(position)
+        ids = {**position.topic_ids, **available.topic_ids}  # a broker without topic ids does not remove known ones
+        begin = position.without_topics({change.topic for change in recreated(position.topic_ids, ids)})
+        end = self._limited(begin.offsets, available.offsets, limit)
+        if position.initial:
+            return Position(begin.offsets if end is None else end, begin=begin.offsets, topic_ids=ids).to_json()
+        # The same text tells Spark that there is nothing new. A checkpoint without topic ids gets them at once.
+        if end is None or (end == position.offsets and ids == position.topic_ids):
+            return start
+        return Position(end, topic_ids=ids).to_json()
+
+    def _begin_without_start(self) -> Offsets | None:
+        """Return the beginning of a micro-batch for Spark 4.0 and 4.1, which call latestOffset without a start.
+
+        It may be the first one: then its beginning, if that is `latest`, has to be looked up before its end.
+        """
+        if not self._options.starting.is_latest_anywhere:
+            return None
+        try:
+            first = self._first()
+            return None if first.missing else first.offsets
+        except (ConfigError, DataLossError):
+            return None  # after a restart, the starting offsets need not exist any more
+
+    def _available(self, known: Position) -> Position:
+        """Return the current end of all partitions; report those that do not exist any more."""
+        fail = self._options.fail_on_data_loss
+        if self._target is None:
+            lookup = self._connected()
+            subscribed = lookup.partitions()
+            changed = recreated(known.topic_ids, subscribed.topic_ids)
+            known = known.without_topics({change.topic for change in changed})
+            available = self._latest = Position(
+                lookup.latest(subscribed.partitions, known.offsets), topic_ids=subscribed.topic_ids
+            )
+        else:
+            changed = recreated(known.topic_ids, self._target.topic_ids)
+            known = known.without_topics({change.topic for change in changed})
+            if known.initial:
+                # The beginning was looked up after the end: it may be behind it, or in a newer partition.
+                reached = {tp: max(at, self._target.offsets.get(tp, 0)) for tp, at in known.offsets.items()}
+                self._target = self._target._replace(
+                    offsets=self._target.offsets | reached, topic_ids={**known.topic_ids, **self._target.topic_ids}
+                )
+            available = self._target
+        if fail:  # otherwise the planned micro-batch logs a warning
+            report_recreated(changed, fail=fail)
+        for tp in sorted(known.offsets.keys() - available.offsets.keys()):
+            report_data_loss(f"{tp} does not exist any more; the stream was at offset {known.offsets[tp]}", fail=fail)
+        return available
+
+    def _limited(self, start: Offsets, available: Offsets, limit: ReadLimit) -> Offsets | None:
+        """Return the end of the micro-batch under the limit; None if it should not start yet."""
+        if isinstance(limit, ReadAllAvailable):
+            return available
+        options = self._options
+        begin = {**self._begin_of_new(start, available), **start}
+        least = limit.min_rows if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger
+        # Trigger.AvailableNow must not wait for more records: it would never end.
+        if least is not None and self._target is None and self._is_too_early(offset_count(begin, available), least):
+            return None
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger
+        return available if most is None else limited(begin, available, most)
+
+    def _is_too_early(self, count: int, least: int) -> bool:
+        now = time.monotonic()
+        if count < least and (now - self._triggered_at) * 1000 < self._options.max_trigger_delay_ms:
+            return True
+        self._triggered_at = now
+        return False
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        lookup = self._connected()
+        subscribed = lookup.partitions()
+        self._target = self._latest = Position(lookup.latest(subscribed.partitions), topic_ids=subscribed.topic_ids)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        return None if self._latest is None else self._latest.to_json()
+
+    # -- what a micro-batch reads --------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        ends = Position.of_json(end)
+        begin = Position.of_json(start).until(ends)
+        lookup, fail = self._connected(), self._options.fail_on_data_loss
+        before = recreated(begin.topic_ids, ends.topic_ids)
+        report_recreated(before, fail=fail)
+        starts = begin.without_topics({change.topic for change in before}).offsets
+        subscribed = lookup.partitions()
+        since = recreated(ends.topic_ids, subscribed.topic_ids)
+        for change in since:
+            what = f"{change}, after a micro-batch of the deleted topic was planned"
+            report_data_loss(what, fail=fail, instead="skip the rows of the deleted topic")
+        offsets = ends.without_topics({change.topic for change in since}).offsets
+        existing = set(subscribed.partitions)
+        for tp in sorted(offsets.keys() - existing):
+            if offsets[tp] > starts.get(tp, 0):
+                what = f"{tp} does not exist any more; offsets {starts.get(tp, 0)} up to {offsets[tp]} were to be read"
+                report_data_loss(what, fail=fail)
+        nonempty = sorted(tp for tp in offsets.keys() & existing if starts.get(tp) != offsets[tp])
+        earliest = lookup.earliest(nonempty)
+        ranges = [
+            OffsetRange(*tp, begin_offset, offsets[tp], subscribed.topic_ids.get(tp.topic))
+            for tp in nonempty
+            for begin_offset in [self._begin_of_range(tp, starts.get(tp), offsets[tp], earliest[tp])]
+        ]
+        parts = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
+        return [RangePartition(part) for part in parts]
+
+    def _begin_of_range(self, tp: TopicPartition, begin: int | None, end: int, earliest: int) -> int:
+        """Return where to begin; report what was deleted."""
+        fail = self._options.fail_on_data_loss
+        if begin is None:
+            if earliest > 0:
+                report_data_loss(f"{tp} is new and begins at offset {earliest} instead of 0", fail=fail)
+            return earliest
+        if begin > end:
+            what = f"{tp} ends at offset {end}, before {begin}, where the stream was: it was recreated or truncated"
+            report_data_loss(what, fail=fail)
+            return earliest
+        if begin < earliest:
+            what = f"{tp} begins at offset {earliest}; {begin} up to {end} were to be read"
+            report_data_loss(what, fail=fail)
+        return min(max(begin, earliest), end)
+
+    def _begin_of_new(self, begin: Offsets, available: Offsets) -> Offsets:
+        """Return the beginnings of partitions that are new to the stream: they are read from their first offset."""
+        return self._connected().earliest(sorted(available.keys() - begin.keys()))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, self._columns, partition)
+
+    # -- after a micro-batch -------------------------------------------------------------------
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Commit offsets to the group. Spark calls this late; `latestOffset` has usually committed them before."""
+        self._commit_to_group(Position.of_json(end).offsets)
+
+    def _commit_to_group(self, done: Offsets) -> None:
+        """Commit offsets for lag tools. A failure is only logged: the checkpoint has the offsets."""
+        group_id = self._options.commit_group_id
+        if group_id is None or done == self._committed:
+            return
+        try:
+            self._connected().commit(group_id, done)
+        except HeadraceError as error:
+            log.warning("cannot commit offsets to group %r: %s", group_id, error)
+        self._committed = done
+
+    def stop(self) -> None:
+        if self._lookup is not None:
+            self._lookup.close()
+            self._lookup = None
+
+    def _connected(self) -> Lookup:
+        if self._lookup is None:
+            self._lookup = Lookup(self._options)
+            warn_of_no_effect(self._given, Mode.STREAM)
+        return self._lookup
+
+
+def _checked(options: Mapping[str, str]) -> SourceOptions:
+    parsed = parse(options, Mode.STREAM)
+    if not HAS_LIMITS and (parsed.max_offsets_per_trigger, parsed.min_offsets_per_trigger) != (None, None):
+        raise ConfigError("maxOffsetsPerTrigger and minOffsetsPerTrigger need Spark 4.2 or newer: leave them out")
+    return parsed

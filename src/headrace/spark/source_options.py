@@ -1,10 +1,9 @@
-"""What a user may say about reading: the options of Spark's own Kafka source, and the columns that come out.
+"""The options of the source, as in Spark's own Kafka source, and its columns.
 
-    options of a query → parse → SourceOptions      checked, typed, small enough to travel to executors
-                       → schema_of                  the columns, in the types of Spark's own source
+    options of a query → parse → SourceOptions      checked, typed, pickled for the executors
+                       → schema_of                  the columns, with the types of Spark's own source
 
-Names arrive in lower case, for Spark does not tell `failOnDataLoss` from `failondataloss`; messages have them as
-documented.
+Names come in lower case, because option names are case-insensitive in Spark; messages use the documented names.
 """
 
 from __future__ import annotations
@@ -42,26 +41,27 @@ _COLUMNS = {
     "__offset": "bigint",
     "__topic_id": "string",
 }
-"""Names and Spark's names of types, in order; `headers` and the origin only where they are asked for."""
+"""Names and Spark types, in order; `headers` and the origin only with their options."""
 _MAY_BE_NULL = frozenset({"key", "value", "headers", "__topic_id"})
 ORIGIN_PREFIX = "__"
 
 TYPO_SIMILARITY_MIN = 0.8
-"""An unknown name that is so near to a known one is taken for a slip, not for somebody else's option."""
+"""An unknown name this similar to a known one is a typing error, not another library's option."""
 
 _OFFSETS = 'a text such as earliest, latest, or JSON such as {"topic":{"0":23,"1":-2}}'
 _TIMES = 'JSON with times in milliseconds such as {"topic":{"0":1700000000000}}'
 
 SOURCE_OPTIONS = Options(
-    Option("subscribe", "str", None, "Topics, with commas between them.", None, "high"),
-    Option("subscribePattern", "str", None, "A regular expression that the whole name of a topic matches."),
+    Option("subscribe", "str", None, "Topic names, separated by commas.", None, "high"),
+    Option("subscribePattern", "str", None, "A regular expression for whole topic names."),
     Option("assign", "str", None, 'Partitions, as JSON: {"topic":[0,1]}.'),
     Option(
         "startingOffsets",
         "str",
         None,
-        f"Where a new query begins: {_OFFSETS} (-1: latest, -2: earliest). By default latest in a stream, earliest in "
-        "a batch. A stream that has a checkpoint goes on from there.",
+        f"Where a new query begins: {_OFFSETS} (-1: latest, -2: earliest). By default latest for a stream, earliest "
+        f"for "
+        "a batch. A stream with a checkpoint continues from there.",
         None,
         "high",
     ),
@@ -72,38 +72,42 @@ SOURCE_OPTIONS = Options(
         "startingOffsetsByTimestampStrategy",
         "str",
         "error",
-        "What to do with a partition that has nothing so late: fail, or begin at its end.",
+        "What to do if a partition has no record at or after the time: fail, or begin at its end.",
         OneOf("error", "latest", ignore_case=True),
     ),
     Option(
-        "endingTimestamp", "long", None, "End before this time in milliseconds, everywhere. Batch only.", Between(0)
+        "endingTimestamp",
+        "long",
+        None,
+        "End before this time in milliseconds, in every partition. Batch only.",
+        Between(0),
     ),
     Option("endingOffsetsByTimestamp", "str", None, f"End before times: {_TIMES}. Batch only."),
     Option(
         "failOnDataLoss",
         "bool",
         True,
-        "Fail if rows have gone that were to be read (retention, deleted records, a recreated topic). With false they "
-        "are passed over, with a warning.",
+        "Fail if records were deleted before they were read (retention, deleted records, a recreated topic). With "
+        "false, log a warning and continue.",
         None,
         "high",
     ),
-    Option("includeHeaders", "bool", False, "Have a column with the headers."),
+    Option("includeHeaders", "bool", False, "Add a column with the headers."),
     Option(
         "includeOrigin",
         "bool",
         False,
-        "Have columns that say where a row comes from: __topic, __partition, __offset, __topic_id. The sink's option "
-        "source.offsets takes them.",
+        "Add columns with the source record of a row: __topic, __partition, __offset, __topic_id. The sink's option "
+        "source.offsets uses them.",
     ),
-    Option("minPartitions", "int", None, "Read with this many tasks at least: long ranges are split.", Between(1)),
+    Option("minPartitions", "int", None, "The minimum number of tasks: long ranges are split.", Between(1)),
     Option("maxRecordsPerPartition", "long", None, "The most offsets a task reads: long ranges are split.", Between(1)),
     Option("maxOffsetsPerTrigger", "long", None, "The most offsets of a micro-batch. Stream only.", Between(1)),
     Option(
         "minOffsetsPerTrigger",
         "long",
         None,
-        "Wait until there are so many, or for maxTriggerDelay. Stream only.",
+        "Wait for this many offsets, or for maxTriggerDelay. Stream only.",
         Between(1),
     ),
     Option("maxTriggerDelay", "str", "15m", "The longest wait for minOffsetsPerTrigger: 500ms, 30s, 15m, 1h."),
@@ -111,23 +115,23 @@ SOURCE_OPTIONS = Options(
         "kafkaConsumer.pollTimeoutMs",
         "long",
         120_000,
-        "How long a task goes on asking a broker that gives it nothing.",
+        "How long a task waits for records from a broker.",
         Between(1),
     ),
-    Option("fetchOffset.numRetries", "int", 3, "How often to ask again for offsets after a failure.", Between(0)),
-    Option("fetchOffset.retryIntervalMs", "long", 10, "How long to wait before that.", Between(0)),
+    Option("fetchOffset.numRetries", "int", 3, "How often to retry looking up offsets.", Between(0)),
+    Option("fetchOffset.retryIntervalMs", "long", 10, "The time between these retries.", Between(0)),
     Option(
         "groupIdPrefix",
         "str",
         None,
-        "Taken as client.id where neither kafka.client.id nor kafka.group.id is set: nothing here joins a group.",
+        "Used as client.id if neither kafka.client.id nor kafka.group.id is set: the source joins no group.",
     ),
     Option(
         "commit.offsets.group.id",
         "str",
         None,
         "A group to which the offsets of every finished micro-batch are committed, for tools that show lag. The "
-        "checkpoint stays what counts. Stream only.",
+        "query itself uses the checkpoint. Stream only.",
         NotEmpty(),
     ),
 )
@@ -154,7 +158,7 @@ class SourceOptions:
     starting: OffsetSpec
     ending: OffsetSpec
     without_match: Literal["error", "latest"]
-    """What to do about a starting time that no record has reached."""
+    """What to do if no record is at or after a starting time."""
     fail_on_data_loss: bool
     include_headers: bool
     include_origin: bool
@@ -169,15 +173,15 @@ class SourceOptions:
     commit_group_id: str | None
     client_id: str
     kafka: Mapping[str, str]
-    """Options of the consumer as they were given, without `kafka.`: they may hold passwords, so no repr of them."""
+    """Options of the consumer, without `kafka.`. Not in the repr: they may have passwords."""
 
     def __repr__(self) -> str:
         return f"SourceOptions({self.subscription}, starting {self.starting}, ending {self.ending})"
 
 
 def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
-    """Check all that can be checked without a broker."""
-    given, kafka = _sorted_out(options)
+    """Parse and check the options, without a broker."""
+    given, kafka = _split_options(options)
     config = SOURCE_OPTIONS.resolve(("argument", given))
     consumer = consumer_options.resolve(kafka)
     _check_mode(config, mode)
@@ -212,7 +216,7 @@ def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
 
 def warn_of_no_effect(options: Mapping[str, str], mode: Mode) -> None:
     """Log which options change nothing in this query."""
-    given, kafka = _sorted_out(options)
+    given, kafka = _split_options(options)
     if mode is Mode.BATCH:
         for name in _STREAM_ONLY:
             if name in given:
@@ -221,7 +225,7 @@ def warn_of_no_effect(options: Mapping[str, str], mode: Mode) -> None:
 
 
 def schema_of(options: Mapping[str, str]) -> StructType:
-    """The columns. What is wrong with the options is said here, that is when a DataFrame is made."""
+    """Return the columns. Spark calls this when a DataFrame is created, so invalid options fail here."""
     parsed = parse(options, Mode.ANY)
     return schema(
         [
@@ -234,8 +238,8 @@ def schema_of(options: Mapping[str, str]) -> StructType:
 
 
 def schema(columns: Iterable[str]) -> StructType:
-    """These columns, in Spark's types."""
-    from pyspark.sql import types
+    """Return these columns with Spark's types."""
+    from pyspark.sql import types  # an optional dependency: options are checked without it
 
     header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
     kinds = {
@@ -250,7 +254,7 @@ def schema(columns: Iterable[str]) -> StructType:
 
 
 def check_columns(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema. A user may give one to have only some of the columns: the rest is then not sent."""
+    """Return the columns of a schema. With a user's schema, only its columns are passed to Spark."""
     for field in schema.fields:
         expected = _COLUMNS.get(field.name)
         if expected is None:
@@ -258,17 +262,17 @@ def check_columns(schema: StructType) -> tuple[str, ...]:
         if field.dataType.simpleString() != expected:
             raise ConfigError(
                 f"the schema has column {field.name} as {field.dataType.simpleString()}; the source gives {expected}: "
-                "leave the schema out, and cast"
+                "leave the schema out and cast"
             )
         if not field.nullable and field.name in _MAY_BE_NULL:
-            raise ConfigError(f"the schema has column {field.name} as not null, but records may lack it: allow nulls")
+            raise ConfigError(f"the schema has column {field.name} as not null, but records may have none: allow nulls")
     if not schema.fields:
         raise ConfigError(f"the schema has no columns; the source has {', '.join(_COLUMNS)}")
     return tuple(field.name for field in schema.fields)
 
 
-def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Options of the source by their documented names, and those of the consumer without `kafka.`."""
+def _split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options of the source by their documented names, and those of the consumer without `kafka.`."""
     given: dict[str, str] = {}
     kafka: dict[str, str] = {}
     for key, value in options.items():
@@ -296,8 +300,8 @@ def _starting(config: Config, mode: Mode) -> OffsetSpec:
     starting = parse_offsets(config, End.STARTING, default)
     if mode is Mode.BATCH and starting.is_latest_anywhere:
         raise ConfigError(
-            f"startingOffsets is {config['startingOffsets']!r}, but a batch that begins at the end reads nothing; it "
-            "may be earliest, or offsets other than -1"
+            f"startingOffsets is {config['startingOffsets']!r}, but a batch from the end reads nothing; it may be "
+            "earliest, or offsets other than -1"
         )
     return starting
 
@@ -310,8 +314,8 @@ def _client_id(config: Config, consumer: Config) -> str:
 
 
 def _milliseconds(name: str, text: str) -> float:
-    """A time as Spark writes them; a bare number is milliseconds."""
-    found = _TIME.fullmatch(text.lower())
-    if found is None:
+    """Parse a time such as 15m; a number without a unit is milliseconds."""
+    match = _TIME.fullmatch(text.lower())
+    if match is None:
         raise ConfigError(f"{name} is {text!r}; it may be a number with us, ms, s, m, h or d after it, such as 15m")
-    return int(found[1]) * _MS_OF_UNIT[found[2] or "ms"]
+    return int(match[1]) * _MS_OF_UNIT[match[2] or "ms"]

@@ -1,10 +1,10 @@
-"""A task's part: rows in Arrow columns become records in Kafka, or ride home to the driver.
+"""A task writes its rows to Kafka, or sends them to the driver.
 
-    batches of columns → ColumnPlan → kept as long as they are few → Report with the rows themselves (inline)
-                                    ↘ a transaction of the task's own → flushed, left open → Report of what is open
+    Arrow batches → ColumnPlan → few bytes: Report with the rows (inline)
+                               ↘ more: a transaction of the task → flushed, left open → Report with the transaction
 
-The report is all that the driver learns of a task. One that never gets home (a killed worker, a twin that lost) leaves
-an open transaction behind, which no decision holds: it is aborted by the next commit, or by its time-out.
+The report is all that the driver learns from a task. A task whose report does not arrive (a killed worker, a duplicate
+attempt) leaves an open transaction that is in no decision: the next commit aborts it, or its time-out does.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_reporter import TaskTimes
 from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
+from headrace.spark.errors import SinkError, not_sent
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.origins import KnownOrigins, OriginFilter, OriginReport, base_for
-from headrace.spark.sink_errors import SinkError, not_sent
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 
-UNANSWERED_MAX = 64
-"""Sendings whose answers are not looked at yet."""
+UNCOLLECTED_MAX = 64
+"""Deliveries whose results are not collected yet."""
 FLUSH_SECONDS_MAX = 900.0
 UNKNOWN_PARTITION_MS_MAX = 2000.0
 UNKNOWN_PARTITION_POLL_MS = 100.0
@@ -40,8 +40,8 @@ _QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which task of what this is."""
+class TaskAttempt:
+    """An attempt of a task: sink, query, run, batch, partition of the DataFrame and attempt number."""
 
     sink: str
     query: str
@@ -57,38 +57,38 @@ class Place:
 
 @dataclass(slots=True)
 class Report(WriterCommitMessage):
-    """What a task has to say."""
+    """What a task reports to the driver."""
 
-    place: Place
+    task: TaskAttempt
     transaction: TaskTransaction | None = None
     inline: list[tuple[str, bytes]] = field(default_factory=list)  # topic, Arrow IPC stream
     row_count: int = 0
-    """Rows that are delivered with the batch; those that were skipped are not counted."""
+    """Rows that are delivered with the batch, without skipped rows."""
     dead_count: int = 0
     origin: OriginReport | None = None
     """With the option source.offsets only."""
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
-    """Of the rows as they came from Spark, without those that were skipped."""
+    """Of the rows as they came from Spark, without skipped rows."""
     times: TaskTimes = field(default_factory=TaskTimes)
 
 
-def place_of_task(sink: str | None, batch_run: str | None, batch_query: str = "") -> Place:
-    """Where a task is, by Spark's word: a stream's tasks have it in their properties; `batch_run` is for the others."""
+def current_task_attempt(sink: str | None, batch_run: str | None, batch_query: str = "") -> TaskAttempt:
+    """Return the attempt that this process runs. Streams have query, batch and run in Spark's local properties."""
     context = TaskContext.get()
     if context is None:
-        raise SinkError("this is no task of Spark's: there is no task context")
+        raise SinkError("there is no Spark task context: this is not a Spark task")
     partition, attempt = context.partitionId(), context.attemptNumber()
     if batch_run is not None:
         assert sink is not None
-        return Place(sink, batch_query, batch_run, 0, partition, attempt)
+        return TaskAttempt(sink, batch_query, batch_run, 0, partition, attempt)
     query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
     run = context.getLocalProperty(_RUN)
     if not query or batch is None or not run:
         raise SinkError(
-            f"Spark has not told the task which query and batch it belongs to ({_QUERY}={query!r}, {_BATCH}={batch!r}, "
-            f"{_RUN}={run!r}): without that nothing can be delivered exactly once. Set delivery=at-least-once"
+            f"the query, batch or run of the task is unknown ({_QUERY}={query!r}, {_BATCH}={batch!r}, {_RUN}={run!r}): "
+            "exactly-once delivery is not possible without them. Set delivery=at-least-once"
         )
-    return Place(sink or default_sink(query), query, run, int(batch), partition, attempt)
+    return TaskAttempt(sink or default_sink(query), query, run, int(batch), partition, attempt)
 
 
 def default_sink(query: str) -> str:
@@ -101,32 +101,32 @@ class TaskWriter:
     def __init__(
         self,
         options: SinkOptions,
-        place: Place,
+        task: TaskAttempt,
         limits: Limits,
         known: Mapping[str, KnownOrigins] | None = None,
     ) -> None:
-        """`known`: what the queries of the sink have delivered, for the option source.offsets."""
+        """`known`: the source offsets that the queries of the sink have delivered, with the option source.offsets."""
         self._options = options
-        self._place = place
+        self._task = task
         self._failpoints = Failpoints(options.failpoints)
-        self._plan = ColumnPlan(options, limits, place.name, self._count_partitions)
-        self._report = Report(place)
+        self._plan = ColumnPlan(options, limits, task.name, self._count_partitions)
+        self._report = Report(task)
         self._origins: OriginFilter | None = None
         if options.origins is not None:
-            base = base_for(known or {}, place.query, place.batch)
-            self._origins = OriginFilter(options.origins, base, place.name)
+            base = base_for(known or {}, task.query, task.batch)
+            self._origins = OriginFilter(options.origins, base, task.name)
             self._report.origin = self._origins.report
         self._sender: _Sender | None = None  # while there is something to send
 
     def write(self, batches: Iterator[pa.RecordBatch], times: TaskTimes | None = None) -> Report:
-        """`times` knows of the planning already."""
+        """Write the rows and return the report. `times` has the time of planning."""
         times = self._report.times = replace(times or self._report.times)
         times.started_ms = SYSTEM_CLOCK.time_ms()
         try:
             if not self._options.is_exactly_once:
-                self._write_plainly(batches)
+                self._write_at_least_once(batches)
             else:
-                self._write(batches)
+                self._write_exactly_once(batches)
         finally:
             self._plan.close()
         self._report.dead_count = self._plan.bad_count
@@ -135,8 +135,8 @@ class TaskWriter:
         return self._report
 
     def _sendings(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sending]:
-        for given in batches:
-            batch = given if self._origins is None else self._origins.apply(given)
+        for rows in batches:
+            batch = rows if self._origins is None else self._origins.apply(rows)
             self._report.row_count += batch.num_rows
             if batch.num_rows:
                 for sending in self._plan.prepare(batch):
@@ -144,25 +144,25 @@ class TaskWriter:
                     yield sending
 
     def _count_partitions(self, topic: str, highest: int | None) -> int:
-        """The number of partitions of a topic that only the rows name; or now, if a row names one above."""
+        """Return the number of partitions of a topic; from new metadata if a row names a partition above `highest`."""
         if highest is not None:
             return partition_count_above(self._options, topic, highest)
         if self._sender is not None:
             return self._sender.count_partitions(topic)
         with worker.producer_of(self._options) as producer:
-            return _Sender(producer, self._place).count_partitions(topic)
+            return _Sender(producer, self._task).count_partitions(topic)
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[_Sender]:
         with worker.producer_of(self._options) as producer:
-            self._sender = _Sender(producer, self._place)
+            self._sender = _Sender(producer, self._task)
             try:
                 yield self._sender
             finally:
                 self._sender = None
 
-    def _write_plainly(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """At least once: seen as soon as it is written."""
+    def _write_at_least_once(self, batches: Iterator[pa.RecordBatch]) -> None:
+        """Write without a transaction: rows are visible at once."""
         with self._sending() as sender:
             for sending in self._sendings(batches):
                 sender.send(sending)
@@ -170,7 +170,7 @@ class TaskWriter:
 
     # -- exactly once ----------------------------------------------------------------------------
 
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def _write_exactly_once(self, batches: Iterator[pa.RecordBatch]) -> None:
         sendings = self._sendings(batches)
         kept: list[Sending] = []
         if self._options.commit_mode != "parallel":
@@ -179,11 +179,11 @@ class TaskWriter:
                 if self._report.times.sent_bytes > self._options.inline_bytes_max:
                     break
             else:
-                self._report.inline = [(one.topic, _to_ipc(one.columns)) for one in kept]
+                self._report.inline = [(sending.topic, _to_ipc(sending.columns)) for sending in kept]
                 return
             if self._options.commit_mode == "inline":
                 raise SinkError(
-                    f"{self._place.name} has more for the driver than commit.inline.bytes.max "
+                    f"{self._task.name} has more inline rows than commit.inline.bytes.max "
                     f"({self._options.inline_bytes_max} bytes): set commit.mode=auto, or make batches smaller"
                 )
         first = kept or list(_first(sendings))
@@ -192,9 +192,9 @@ class TaskWriter:
 
     def _write_in_transaction(self, first: list[Sending], rest: Iterator[Sending]) -> None:
         self._failpoints.reach("task.begin")
-        place = self._place
+        task = self._task
         with self._sending() as sender:
-            identifier = worker.transactional_id(place.sink, place.run, place.batch)
+            identifier = worker.transactional_id(task.sink, task.run, task.batch)
             worker.begin(sender.producer, identifier)
             try:
                 for sending in first:
@@ -221,9 +221,9 @@ class TaskWriter:
 
 
 def partition_count_above(options: SinkOptions, topic: str, partition: int) -> int:
-    """The number of partitions of a topic, from metadata that is requested now.
+    """Return the number of partitions of a topic, from new metadata.
 
-    Brokers learn of a new partition one after the other, so for a moment it is looked for again.
+    Brokers learn of a new partition one after the other, so this retries for two seconds.
     """
     with BlockingClient(options.client_settings(PLAN_MS_MAX)) as client:
         deadline = client.clock.monotonic_ms() + UNKNOWN_PARTITION_MS_MAX
@@ -240,11 +240,11 @@ def partition_count_above(options: SinkOptions, topic: str, partition: int) -> i
 
 
 class _Sender:
-    """Sends the rows of one task, and knows where brokers have put them."""
+    """Sends the rows of one task, and collects their offsets."""
 
-    def __init__(self, producer: SendEngine, place: Place) -> None:
+    def __init__(self, producer: SendEngine, task: TaskAttempt) -> None:
         self.producer = producer
-        self._place = place
+        self._task = task
         self._open: list[tuple[str, ArrowDelivery]] = []
         self._spans: dict[tuple[str, int], list[int]] = {}  # first, last, count
 
@@ -258,31 +258,31 @@ class _Sender:
             if delivery.refusal is not None:
                 raise delivery.refusal
             self._open.append((sending.topic, delivery))
-        if len(self._open) > UNANSWERED_MAX:
+        if len(self._open) > UNCOLLECTED_MAX:
             while self._open and self._open[0][1].done():
-                self._take(*self._open.pop(0))
+                self._collect(*self._open.pop(0))
 
     @contextlib.contextmanager
     def _explained(self, topic: str) -> Iterator[None]:
         try:
             yield
         except HeadraceError as error:
-            raise SinkError(f"{self._place.name}, {not_sent(topic, error)}") from error
+            raise SinkError(f"{self._task.name}, {not_sent(topic, error)}") from error
 
     def finish(self) -> tuple[Span, ...]:
-        """Waits for all answers; raises the first error there is."""
+        """Wait for all deliveries; raise the first error."""
         for topic, delivery in self._open:
-            self._take(topic, delivery)
+            self._collect(topic, delivery)
         self._open.clear()
-        return tuple(Span(*place, *found) for place, found in sorted(self._spans.items()))
+        return tuple(Span(*partition, *span) for partition, span in sorted(self._spans.items()))
 
-    def _take(self, topic: str, delivery: ArrowDelivery) -> None:
+    def _collect(self, topic: str, delivery: ArrowDelivery) -> None:
         for partition, ranges in delivery.result(FLUSH_SECONDS_MAX).items():
             first, last = ranges[0].first, ranges[-1].last
-            count = sum(one.last - one.first + 1 for one in ranges)
-            found = self._spans.setdefault((topic, partition), [first, last, 0])
-            found[0], found[1] = min(found[0], first), max(found[1], last)
-            found[2] += count
+            count = sum(offsets.last - offsets.first + 1 for offsets in ranges)
+            span = self._spans.setdefault((topic, partition), [first, last, 0])
+            span[0], span[1] = min(span[0], first), max(span[1], last)
+            span[2] += count
 
 
 def _first(sendings: Iterator[Sending]) -> Iterator[Sending]:
@@ -299,11 +299,11 @@ def _to_ipc(columns: pa.RecordBatch) -> bytes:
 
 
 def from_ipc(data: bytes) -> pa.RecordBatch:
-    """The columns that rode home."""
+    """Decode inline rows."""
     (batch,) = pa.ipc.open_stream(data)
     return batch
 
 
 def merged(reports: list[Report]) -> list[tuple[str, pa.RecordBatch]]:
-    """The inline rows of all tasks, one after the other."""
+    """Return the inline rows of all tasks, in order."""
     return [(topic, from_ipc(data)) for report in reports for topic, data in report.inline]

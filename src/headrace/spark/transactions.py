@@ -1,51 +1,76 @@
-"""Transactions of others: looking at them and ending them, from the driver.
+"""The transactions of tasks, as the driver sees them: describing, ending and redoing them.
 
-    describe           is it open?
-    open_longer_than   how long has it been open?
-    end                commit or abort by (transactional id, producer id, epoch), from any connection
-    open_ids           which transactions of a sink are open
-    fence              shut out whoever uses an id, which aborts what it has open
+    Transactions.describe           is it open?
+    Transactions.open_longer_than   how long has it been open?
+    Transactions.end                commit or abort by (transactional id, producer id, epoch), from any connection
+    Transactions.open_ids, fence    the open transactions of a sink; abort them by fencing their producers
+    check_open                      the protocol's check: all transactions of a batch are open, with time to spare
+    Redo.outcome, rows              a decided transaction that its coordinator will not commit: was it committed or
+                                    aborted? Aborted: its rows, to be written again
 
-A coordinator takes EndTxn from whoever knows id, producer id and epoch; that is what lets the driver end what a task
-has begun. Said again, it is answered with NONE as long as the id has no newer epoch. Any other answer: the log tells.
+A coordinator accepts EndTxn from any client that knows id, producer id and epoch, so the driver can end the transaction
+of a task. Repeated, EndTxn returns NONE as long as the id has no newer epoch. After any other error code, only the log
+shows the outcome.
+
+Aborted records stay in the log; only read_committed readers skip them. A redo finds them by producer id and epoch,
+which no other transaction has. Their sequence numbers from 0 to count-1 prove that none is missing, the checksums of
+the batches that none has changed.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal
+
+import pyarrow as pa
 
 from headrace.client.admin.transactions import TransactionAdmin
 from headrace.client.blocking import TRY_AGAIN, BlockingClient, Coordinator, CoordinatorKind
+from headrace.client.fetcher import Fetcher
+from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
 from headrace.errors import BrokerError, Code, ConnectionFailedError, UnsupportedVersionError
-from headrace.spark.decisions import TaskTransaction
+from headrace.spark.commit_types import Batch, TransactionsPort
+from headrace.spark.decisions import Decision, Span, TaskTransaction
+from headrace.spark.errors import LostError, NotDecidedError, SinkError
 from headrace.wire.api.describe_transactions import DescribeTransactionsRequest
 from headrace.wire.api.end_txn import EndTxnRequest
 from headrace.wire.api.find_coordinator import FindCoordinatorRequest
 from headrace.wire.api.list_transactions import ListTransactionsRequest
+from headrace.wire.columns import ArrowDecoder
+from headrace.wire.records import RecordBatch
 
 IN_FLIGHT_MAX = 64
-"""Requests on their way at once to end transactions."""
+"""EndTxn requests in flight at once."""
+SPARE_MS_MAX = 60_000
+SPARE_SHARE = 4
+"""A transaction has time to spare if a minute is left, or a quarter of its time-out if that is less."""
+SETTLE_SECONDS_MAX = 60.0
+"""How long the markers of a transaction may take after its coordinator has ended it."""
+READ_SECONDS_MAX = 600.0
+PAUSE_SECONDS = 0.05
+POLL_MS = 500
 ONGOING = "Ongoing"
+Level = Literal["read_committed", "read_uncommitted"]
 _TRANSACTION = CoordinatorKind.TRANSACTION
 _DURATION_FILTER_VERSIONS = (1, 2)
 
 
-class Ending(Enum):
-    """What came of asking for an end."""
+class EndTxnResult(Enum):
+    """The coordinator's response to EndTxn."""
 
     DONE = auto()
-    """It is as was asked for, or was so before."""
+    """The transaction is ended as requested, now or earlier."""
     REFUSED = auto()
-    """The coordinator knows better: expired, fenced, ended the other way, or forgotten. The log has to tell."""
+    """It expired, is fenced, was ended the other way, or is forgotten: only the log shows the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenState:
-    """A transactional id as its coordinator knows it."""
+    """The state of a transactional id at its coordinator."""
 
     state: str
     producer_id: int
@@ -53,12 +78,13 @@ class OpenState:
     timeout_ms: int
 
     def is_of(self, transaction: TaskTransaction) -> bool:
+        """Whether this transaction is the open one."""
         same = (self.producer_id, self.epoch) == (transaction.producer_id, transaction.epoch)
         return same and self.state == ONGOING
 
 
 class Transactions:
-    """Asks coordinators. One thread."""
+    """Sends requests about transactions to their coordinators. Not thread-safe."""
 
     def __init__(self, client: BlockingClient) -> None:
         self._client = client
@@ -69,142 +95,142 @@ class Transactions:
         *,
         committed: bool,
         between: Callable[[], None] = lambda: None,
-    ) -> dict[str, Ending]:
-        """Commit or abort; by id what came of it. `between` is called when the first of several is ended."""
-        found: dict[str, Ending] = {}
+    ) -> dict[str, EndTxnResult]:
+        """Commit or abort; return the result by id. `between` is called after the first of several is ended."""
+        results: dict[str, EndTxnResult] = {}
         if len(transactions) > 1:
-            found[transactions[0].id] = self._end_one(transactions[0], committed)
+            results[transactions[0].id] = self._end_one(transactions[0], committed)
             between()
-        rest = [one for one in transactions if one.id not in found]
-        nodes = self._coordinators([one.id for one in rest])
+        rest = [transaction for transaction in transactions if transaction.id not in results]
+        nodes = self._coordinators([transaction.id for transaction in rest])
         for start in range(0, len(rest), IN_FLIGHT_MAX):
-            found |= self._end_many(rest[start : start + IN_FLIGHT_MAX], nodes, committed)
-        return found
+            results |= self._end_many(rest[start : start + IN_FLIGHT_MAX], nodes, committed)
+        return results
 
     def _end_many(
         self, transactions: Sequence[TaskTransaction], nodes: dict[str, int], committed: bool
-    ) -> dict[str, Ending]:
-        """All at once; what is not answered, or not for good, is asked for one by one."""
+    ) -> dict[str, EndTxnResult]:
+        """Send all requests at once; retry one by one those without a final response."""
         deadline = self._client.deadline()
         sent = []
-        for one in transactions:
+        for transaction in transactions:
+            request, versions = _end_request(transaction, committed), _versions(transaction)
             try:
-                pending = self._client.begin(nodes[one.id], _end_request(one, committed), _versions(one), deadline)
+                sent.append((transaction, self._client.begin(nodes[transaction.id], request, versions, deadline)))
             except (ConnectionFailedError, KeyError):
                 continue
-            sent.append((one, pending))
         self._client.finish([pending for _, pending in sent], deadline)
-        found = {}
-        for one, pending in sent:
+        results = {}
+        for transaction, pending in sent:
             try:
                 code = pending.result().error_code
             except ConnectionFailedError:
                 continue
             if code not in TRY_AGAIN:
-                found[one.id] = _ending(one, code)
-        return {one.id: found.get(one.id) or self._end_one(one, committed) for one in transactions}
+                results[transaction.id] = _end_result(transaction, code)
+        return {task.id: results.get(task.id) or self._end_one(task, committed) for task in transactions}
 
-    def _end_one(self, transaction: TaskTransaction, committed: bool) -> Ending:
-        answer = self._client.request(
+    def _end_one(self, transaction: TaskTransaction, committed: bool) -> EndTxnResult:
+        response = self._client.request(
             _end_request(transaction, committed),
             Coordinator(_TRANSACTION, transaction.id),
             versions=_versions(transaction),
-            codes=lambda answer: [answer.error_code],
+            codes=lambda response: [response.error_code],
         )
-        return _ending(transaction, answer.error_code)
+        return _end_result(transaction, response.error_code)
 
     def describe(self, ids: Iterable[str]) -> dict[str, OpenState] | None:
-        """The states of ids; None where brokers are too old to tell (before 3.0)."""
-        wanted = list(ids)
+        """Return the states of transactional ids; None if brokers are too old (before 3.0)."""
+        all_ids = list(ids)
         by_node: defaultdict[int, list[str]] = defaultdict(list)
-        for transactional_id, node in self._coordinators(wanted).items():
+        for transactional_id, node in self._coordinators(all_ids).items():
             by_node[node].append(transactional_id)
-        found: dict[str, OpenState] = {}
+        states: dict[str, OpenState] = {}
         try:
-            for node, here in by_node.items():
-                self._describe_at(node, here, found)
-            for transactional_id in wanted:
-                if transactional_id not in found:
-                    self._describe_at(Coordinator(_TRANSACTION, transactional_id), [transactional_id], found)
+            for node, node_ids in by_node.items():
+                self._describe_at(node, node_ids, states)
+            for transactional_id in all_ids:
+                if transactional_id not in states:
+                    self._describe_at(Coordinator(_TRANSACTION, transactional_id), [transactional_id], states)
         except UnsupportedVersionError:
             return None
-        return found
+        return states
 
-    def _describe_at(self, target: int | Coordinator, ids: list[str], found: dict[str, OpenState]) -> None:
+    def _describe_at(self, target: int | Coordinator, ids: list[str], states: dict[str, OpenState]) -> None:
         try:
-            answer = self._client.request(
+            response = self._client.request(
                 DescribeTransactionsRequest(transactional_ids=ids),
                 target,
-                codes=(lambda answer: []) if isinstance(target, int) else _codes_of_states,
+                codes=(lambda response: []) if isinstance(target, int) else _codes_of_states,
             )
         except ConnectionFailedError:
             return
-        for one in answer.transaction_states:
-            if one.error_code == 0:
-                found[one.transactional_id] = OpenState(
-                    one.transaction_state,
-                    one.producer_id,
-                    one.producer_epoch,
-                    one.transaction_timeout_ms,
+        for entry in response.transaction_states:
+            if entry.error_code == 0:
+                states[entry.transactional_id] = OpenState(
+                    entry.transaction_state,
+                    entry.producer_id,
+                    entry.producer_epoch,
+                    entry.transaction_timeout_ms,
                 )
-            elif one.error_code == Code.TRANSACTIONAL_ID_NOT_FOUND:
-                found[one.transactional_id] = OpenState("Dead", -1, -1, 0)
-            elif one.error_code not in TRY_AGAIN:
-                raise BrokerError(f"transactional id {one.transactional_id!r}", code=one.error_code)
+            elif entry.error_code == Code.TRANSACTIONAL_ID_NOT_FOUND:
+                states[entry.transactional_id] = OpenState("Dead", -1, -1, 0)
+            elif entry.error_code not in TRY_AGAIN:
+                raise BrokerError(f"transactional id {entry.transactional_id!r}", code=entry.error_code)
 
     def open_ids(self, prefix: str) -> list[str] | None:
-        """Ids with this beginning that have an open transaction; None where brokers are too old to tell."""
+        """Return the ids with this prefix that have an open transaction; None if brokers are too old (before 3.0)."""
         try:
             listed = TransactionAdmin(self._client).list_transactions(states=[ONGOING])
         except UnsupportedVersionError:
             return None
-        return [one.transactional_id for one in listed if one.transactional_id.startswith(prefix)]
+        return [entry.transactional_id for entry in listed if entry.transactional_id.startswith(prefix)]
 
     def open_longer_than(self, age_ms: int, transactions: Sequence[TaskTransaction]) -> list[str] | None:
-        """Return the ids of those that are older than this; None if brokers are too old to tell (before 3.8).
+        """Return the ids of transactions older than this; None if brokers are too old (before 3.8).
 
-        Their coordinators compare with their own clocks, which are the ones that transactions expire by (KIP-994).
+        Coordinators compare with their own clocks, which also expire transactions (KIP-994).
         """
         request = ListTransactionsRequest(
             state_filters=[ONGOING],
-            producer_id_filters=[one.producer_id for one in transactions],
+            producer_id_filters=[transaction.producer_id for transaction in transactions],
             duration_filter=age_ms,
         )
-        nodes = self._coordinators([one.id for one in transactions])
-        # One of its ids stands for each node: the coordinator is looked up again if that one does not respond.
-        id_of_node = {nodes.get(one.id): one.id for one in transactions}
-        found: set[str] = set()
+        nodes = self._coordinators([transaction.id for transaction in transactions])
+        # One id for each node: if the node does not respond, the client looks up the coordinator of that id again.
+        id_of_node = {nodes.get(transaction.id): transaction.id for transaction in transactions}
+        old: set[str] = set()
         try:
             for transactional_id in id_of_node.values():
-                answer = self._client.request(
+                response = self._client.request(
                     request,
                     Coordinator(_TRANSACTION, transactional_id),
                     versions=_DURATION_FILTER_VERSIONS,
-                    codes=lambda answer: [answer.error_code],
+                    codes=lambda response: [response.error_code],
                 )
-                found |= {one.transactional_id for one in answer.transaction_states}
+                old |= {entry.transactional_id for entry in response.transaction_states}
         except UnsupportedVersionError:
             return None
-        return sorted(found)
+        return sorted(old)
 
     def fence(self, ids: Iterable[str]) -> None:
-        """Shut out whoever uses these ids. What they have open is aborted, and a late write of theirs refused."""
+        """Fence the producers of these ids: their open transactions are aborted, their later writes refused."""
         TransactionAdmin(self._client).fence_producers(ids)
 
     def _coordinators(self, ids: Sequence[str]) -> dict[str, int]:
-        """Who looks after each id, as far as one question tells; what is missing is found when it is asked for."""
+        """Return the coordinators of ids, as far as one request tells; the others are looked up when needed."""
         if len(ids) < 2:
             return {}
         message = FindCoordinatorRequest(key_type=_TRANSACTION.value, coordinator_keys=list(ids))
         try:
-            answer = self._client.request(message, versions=(4, 6))
+            response = self._client.request(message, versions=(4, 6))
         except UnsupportedVersionError:
             return {}
-        return {one.key: one.node_id for one in answer.coordinators if one.error_code == 0}
+        return {entry.key: entry.node_id for entry in response.coordinators if entry.error_code == 0}
 
 
-def _codes_of_states(answer: Any) -> list[int]:
-    return [one.error_code for one in answer.transaction_states]
+def _codes_of_states(response: Any) -> list[int]:
+    return [entry.error_code for entry in response.transaction_states]
 
 
 def _end_request(transaction: TaskTransaction, committed: bool) -> EndTxnRequest:
@@ -217,7 +243,7 @@ def _end_request(transaction: TaskTransaction, committed: bool) -> EndTxnRequest
 
 
 def _versions(transaction: TaskTransaction) -> tuple[int, int]:
-    # From v5 on the id gets a new epoch with the end (transactions v2): late writes of a lost task are refused then.
+    # From v5 on, EndTxn gives the id a new epoch (transactions v2): late writes of a lost task are then refused.
     return (5, 5) if transaction.is_v2 else (0, 4)
 
 
@@ -233,9 +259,138 @@ _SETTLED = frozenset(
 )
 
 
-def _ending(transaction: TaskTransaction, code: int) -> Ending:
+def _end_result(transaction: TaskTransaction, code: int) -> EndTxnResult:
     if code == 0:
-        return Ending.DONE
+        return EndTxnResult.DONE
     if code in _SETTLED:
-        return Ending.REFUSED
+        return EndTxnResult.REFUSED
     raise BrokerError(f"ending the transaction of {transaction.id!r}", code=code)
+
+
+# -- check ---------------------------------------------------------------------------------------
+
+
+def check_open(port: TransactionsPort, batch: Batch) -> None:
+    """Raise NotDecidedError unless all transactions of a batch are open, with time to spare."""
+    states = port.describe([task.id for task in batch.transactions])
+    if states is None:
+        return
+    for task in batch.transactions:
+        state = states.get(task.id)
+        if state is None or not state.is_of(task):
+            raise NotDecidedError(
+                f"batch {batch.number}: the transaction of a task is not open any more ({task.id!r} is "
+                f"{'unknown' if state is None else state.state}). It expired (kafka.transaction.timeout.ms), or "
+                "another query uses this sink.id. Nothing of the batch is visible; it can be run again"
+            )
+    timeout_ms = min(states[task.id].timeout_ms for task in batch.transactions)
+    age_ms = timeout_ms - min(SPARE_MS_MAX, timeout_ms // SPARE_SHARE)
+    # Brokers compare with their own clocks: the driver's may differ by any amount.
+    old = port.open_longer_than(age_ms, batch.transactions)
+    if old:
+        raise NotDecidedError(
+            f"batch {batch.number}: the transaction {old[0]!r} has been open for more than {age_ms / 1000:g} s and "
+            f"expires after {timeout_ms / 1000:g} s (kafka.transaction.timeout.ms), too soon to decide on it. Make "
+            "batches smaller, or raise the time-out, and transaction.max.timeout.ms of the brokers with it"
+        )
+
+
+# -- redo ----------------------------------------------------------------------------------------
+
+
+class Outcome(Enum):
+    VISIBLE = auto()
+    ABORTED = auto()
+
+
+class Redo:
+    """Reads the records of transactions that their coordinators will not commit."""
+
+    def __init__(self, client: BlockingClient) -> None:
+        self._client = client
+
+    def outcome(self, decision: Decision, transaction: TaskTransaction) -> Outcome:
+        """Return what read_committed readers see. It is one transaction: any of its partitions shows it."""
+        lost: list[Span] = []
+        for span in transaction.spans:
+            if self._is_gone(span):
+                lost.append(span)
+                continue
+            self._wait_until_settled(span)
+            if sum(batch.header.record_count for batch in self._batches(transaction, span, "read_committed")):
+                return Outcome.VISIBLE
+            if sum(batch.header.record_count for batch in self._batches(transaction, span, "read_uncommitted")):
+                return Outcome.ABORTED
+            lost.append(span)  # compacted away: whether it was committed cannot be known
+        raise _lost(decision, transaction, lost)
+
+    def rows(self, decision: Decision, transaction: TaskTransaction) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield all its rows by topic, with the partitions they were in."""
+        for span in transaction.spans:
+            if self._is_gone(span):
+                raise _lost(decision, transaction, [span])
+            expected = 0
+            for batch in self._batches(transaction, span, "read_uncommitted"):
+                header = batch.header
+                if header.base_sequence != expected or header.record_count != header.last_offset_delta + 1:
+                    raise _lost(decision, transaction, [span])
+                expected += header.record_count
+                yield span.topic, _columns(batch, span.partition)
+            if expected != span.count:
+                raise _lost(decision, transaction, [span])
+
+    def _is_gone(self, span: Span) -> bool:
+        """Whether records of the span were deleted, or the topic was deleted or recreated."""
+        partition = span.topic_partition
+        try:
+            start = list_offsets(self._client, {partition: EARLIEST})[partition].offset
+            end = list_offsets(self._client, {partition: LATEST})[partition].offset
+        except BrokerError as error:
+            if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+                return True
+            raise
+        return start > span.first or end <= span.last
+
+    def _wait_until_settled(self, span: Span) -> None:
+        deadline, partition = time.monotonic() + SETTLE_SECONDS_MAX, span.topic_partition
+        while list_offsets(self._client, {partition: LATEST}, Isolation.READ_COMMITTED)[partition].offset <= span.last:
+            if time.monotonic() > deadline:
+                raise SinkError(
+                    f"{partition} has had an open transaction before offset {span.last} for {SETTLE_SECONDS_MAX:g} s: "
+                    "what read_committed readers will see is not known yet. Start the query again later"
+                )
+            time.sleep(PAUSE_SECONDS)
+
+    def _batches(self, transaction: TaskTransaction, span: Span, isolation: Level) -> Iterator[RecordBatch]:
+        """Yield the batches of the transaction in one partition that a reader with this isolation level gets."""
+        deadline, partition = time.monotonic() + READ_SECONDS_MAX, span.topic_partition
+        with Fetcher(self._client, isolation=isolation, max_wait_ms=POLL_MS) as fetcher:
+            fetcher.assign({partition: span.first}, until={partition: span.last + 1})
+            while not fetcher.is_finished():
+                if time.monotonic() > deadline:
+                    raise SinkError(f"reading {partition} up to {span.last} timed out after {READ_SECONDS_MAX:g} s")
+                for batches in fetcher.poll_batches(POLL_MS).values():
+                    for batch in batches:
+                        header = batch.header
+                        if (header.producer_id, header.producer_epoch) == (transaction.producer_id, transaction.epoch):
+                            yield batch
+
+
+def _columns(batch: RecordBatch, partition: int) -> pa.RecordBatch:
+    decoder = ArrowDecoder(with_headers=True, bytes_hint=batch.header.size)
+    decoder.add(batch)
+    decoded = decoder.finish()
+    partitions = pa.repeat(pa.scalar(partition, pa.int32()), decoded.num_rows)
+    return decoded.drop_columns(["offset"]).append_column("partition", partitions)
+
+
+def _lost(decision: Decision, transaction: TaskTransaction, spans: list[Span]) -> LostError:
+    where = ", ".join(
+        f"{span.topic_partition} offsets {span.first} to {span.last} ({span.count} records)" for span in spans
+    )
+    return LostError(
+        f"batch {decision.batch} of query {decision.query!r} (sink.id {decision.sink!r}) was decided, but a part of it "
+        f"was not committed in time and is gone from the log: {where}. It was deleted by retention, by compaction or "
+        f"with its topic, after its transaction {transaction.id!r} had expired. To continue, write these rows again "
+        "from their source, then use a new sink.id and checkpoint; nothing else was lost"
+    )

@@ -1,0 +1,94 @@
+"""Errors of the sink, and Spark's errors in one line.
+
+SinkError
+├── PlanError          wrong columns, unknown topic, no broker: raised before anything is written
+├── BadRowError        a row that can never be sent
+├── NotDecidedError    the batch is not decided: nothing of it is visible; run it again
+├── FencedError        another run has taken this sink.id over; its decisions stand
+├── RepeatedBatchError a batch number or write.id was decided before for other rows
+├── InDoubtError       whether the batch is decided, or all of it visible, is not known: the next start finds out
+└── LostError          a decided batch that cannot be finished: its records are gone from the log
+
+SparkError             Spark could not run a query, a session or an audit; the message is the first cause
+"""
+
+from __future__ import annotations
+
+import re
+
+from headrace.errors import HeadraceError
+
+IDS_NOT_AUTHORIZED = (
+    "not authorized to use the transactional ids of the sink: allow Write and Describe on the prefix of sink.id"
+)
+
+
+class SinkError(HeadraceError):
+    """Base class of the sink's errors."""
+
+
+class PlanError(SinkError):
+    """Raised before anything is written."""
+
+
+class BadRowError(SinkError):
+    """A row that can never be sent, and `on.bad.row` is `fail`."""
+
+
+class NotDecidedError(SinkError):
+    """The batch is not decided: nothing of it is visible. Running it again is safe."""
+
+
+class FencedError(SinkError):
+    """Another run has taken this sink.id over."""
+
+
+class RepeatedBatchError(SinkError):
+    """A batch number or write.id was decided before for other rows: nothing of the batch is visible."""
+
+
+class InDoubtError(SinkError):
+    """Whether the batch is decided, or all of it visible, is not known.
+
+    Running it again is safe for streams and for writes with write.id: they read the decision first. A write without
+    write.id is not recognised, and would deliver its rows again.
+    """
+
+
+class LostError(SinkError):
+    """A decided batch cannot be finished: its records are gone from the log."""
+
+
+def not_sent(topic: str, error: HeadraceError) -> str:
+    """The message for rows that could not be sent: unknown topic, no permission, or no response."""
+    return f"rows to topic {topic!r} cannot be sent: {error}"
+
+
+MESSAGE_CHARS_MAX = 2000
+
+_OURS = re.compile(r"^\s*(?:[\w.]+: )?headrace\.[\w.]*?(\w+): (?P<text>.+)$", re.MULTILINE)
+_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(?P<text>\S.*)$", re.MULTILINE)
+_CAUSE = re.compile(r"^Caused by: (?P<text>\S.*)$", re.MULTILINE)
+_STATE = re.compile(r"\.?\s*SQLSTATE: \w{5}\b.*", re.DOTALL)
+_CONDITION = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
+
+
+class SparkError(HeadraceError):
+    """Spark failed; the message is the first cause."""
+
+
+def explain(error: BaseException) -> str:
+    """Return the first cause of an error of Spark, without stack traces, plans and error codes."""
+    if isinstance(error, HeadraceError):
+        return str(error)
+    text = str(error)
+    for pattern in (_OURS, _PYTHON, _CAUSE):
+        if matches := [*pattern.finditer(text)]:
+            return _short(matches[-1]["text"])
+    return _short(text)
+
+
+def _short(text: str) -> str:
+    """Return the first line, without Spark's error condition, SQLSTATE and plan."""
+    head = _STATE.sub("", _CONDITION.sub("", text.strip())).partition("\n")[0].strip().rstrip(";")
+    return head if len(head) <= MESSAGE_CHARS_MAX else head[: MESSAGE_CHARS_MAX - 1] + "…"
