@@ -185,5 +185,5 @@ def test_a_bearer_token_is_fetched_once_for_all_connections(guarded, topic):
 
 
 def test_a_plain_client_at_a_tls_door_is_told_what_is_wrong(guarded):
-    with pytest.raises(Exception, match=r"no broker has answered yet: .*(?i:tls|ssl)"):
+    with pytest.raises(Exception, match=r"no broker has responded yet: .*(?i:tls|ssl)"):
         sends("t", bootstrap_servers=guarded.address("TLS"), max_block_ms=1500)

@@ -111,9 +111,9 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused(spark, headrace_brok
     write(numbers(spark, 300), headrace_broker, topic, commit__mode=mode, write__id=write_id)
     refused = (
         rf"write\.id '{write_id}' was used before for other rows: now 200 rows with hash [0-9a-f]{{16}}; then 300 "
-        r"rows with hash [0-9a-f]{16}, decided by run [0-9a-f]{32} \(host \S+, process \d+, started \S+ \S+ UTC\) at "
-        r"\S+ \S+ UTC\. Nothing of this write is visible\. Use a new write\.id for new rows; to repeat a write, give "
-        r"it the rows that it had"
+        r"rows with hash [0-9a-f]{16}, decided by run write-[0-9a-f]{32} \(host \S+, process \d+, started "
+        r"\S+ \S+ UTC\) at \S+ \S+ UTC\. Nothing of this write is visible\. Use a new write\.id for new rows; to "
+        r"repeat a write, give it the rows that it had"
     )
     with pytest.raises(Exception, match=refused):
         write(numbers(spark, 200), headrace_broker, topic, commit__mode=mode, write__id=write_id)
