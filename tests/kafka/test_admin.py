@@ -96,7 +96,7 @@ def test_a_topic_can_be_placed_by_hand_and_tried_out(admin):
     ("call", "code", "said"),
     [
         (lambda a, t: a.create_topics([NewTopic(t)]), "TOPIC_ALREADY_EXISTS", "topic '{t}'"),
-        (lambda a, t: a.create_topics([NewTopic("no/name"), NewTopic("a b")]), "INVALID_TOPIC_EXCEPTION", "as well"),
+        (lambda a, t: a.create_topics([NewTopic("no/name"), NewTopic("a b")]), "INVALID_TOPIC_EXCEPTION", "also"),
         (lambda a, t: a.create_topics([NewTopic("x", 1, 9)]), "INVALID_REPLICATION_FACTOR", "topic 'x'"),
         (lambda a, t: a.create_topics([NewTopic("x", configs={"no.such": "1"})]), "INVALID_CONFIG", "no.such"),
         (lambda a, t: a.create_partitions({t: 1}), "INVALID_PARTITIONS", "topic '{t}'"),

@@ -62,5 +62,5 @@ def test_headers_and_idempotence_are_more_than_an_old_broker_can_take(old_broker
         assert producer.send(topic, b"v").result(20).offset == 0
     with Producer(bootstrap_servers=bootstrap) as idempotent:
         future = idempotent.send(topic, b"v")
-        with pytest.raises(UnsupportedVersionError, match="Produce: needs a version of 3"):
+        with pytest.raises(UnsupportedVersionError, match="Produce needs a version of 3"):
             future.result(20)

@@ -83,7 +83,9 @@ func readValues(ctx context.Context, command Command, wanted *atomic.Int64) ([][
 		fetches := client.PollFetches(polling)
 		cancel()
 		for _, failed := range fetches.Errors() {
-			if !errors.Is(failed.Err, context.DeadlineExceeded) {
+			// The client joins its group again by itself after a group session error.
+			var session *kgo.ErrGroupSession
+			if !errors.Is(failed.Err, context.DeadlineExceeded) && !errors.As(failed.Err, &session) {
 				return nil, failed.Err
 			}
 		}
