@@ -48,10 +48,10 @@ class AsyncProducer:
         clock: Clock = SYSTEM_CLOCK,
         **options: Any,
     ) -> None:
-        self._config = resolve(
+        resolved = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
-        self._engine = SendEngine(self._config, clock)
+        self._engine = SendEngine(resolved, clock)
         self._appenders = self._engine.appenders
         self._fast_send_enabled = self._engine.pipeline.is_noop
         # Event loop only, both.
@@ -66,7 +66,7 @@ class AsyncProducer:
     @property
     def config(self) -> Config:
         """The resolved options."""
-        return self._config
+        return self._engine.config
 
     # -- sending -------------------------------------------------------------------------------
 
