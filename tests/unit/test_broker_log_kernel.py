@@ -109,26 +109,32 @@ def test_a_timestamp_is_found_in_a_payload():
 @pytest.mark.parametrize("how", ["scan", "decode"])
 def test_a_batch_of_many_records_lets_other_threads_run(how):
     count = 1_000_000
-    (one,) = read_batches(batch((b"k", b"v")))
-    payload = bytes(one.payload()) * count
-    begun, ended = threading.Event(), threading.Event()
+    (batch_read,) = read_batches(batch((b"k", b"v")))
+    payload = bytes(batch_read.payload()) * count
 
-    def work() -> None:
-        begun.set()
-        records: list[Any] = []
-        if how == "scan":
-            records = kernel.scan_records(payload, count)
-        else:
-            records = kernel.decode_records(payload, count, 0, 0, -1)
-        ended.set()
-        release(records)
+    def turns_of_another_thread() -> int:
+        begun, ended = threading.Event(), threading.Event()
 
-    worker = threading.Thread(target=work)
-    worker.start()
-    begun.wait(20)
-    turns = 0
-    while not ended.is_set():
-        turns += 1
-        time.sleep(0.001)
-    worker.join(60)
-    assert turns >= 8
+        def work() -> None:
+            begun.set()
+            records: list[Any] = []
+            if how == "scan":
+                records = kernel.scan_records(payload, count)
+            else:
+                records = kernel.decode_records(payload, count, 0, 0, -1)
+            ended.set()
+            release(records)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        begun.wait(20)
+        turns = 0
+        while not ended.is_set():
+            turns += 1
+            time.sleep(0.001)
+        worker.join(60)
+        return turns
+
+    # The operating system may not run the other thread in time on a busy machine. A kernel that keeps the GIL never
+    # gets there, however often it is asked.
+    assert any(turns_of_another_thread() >= 8 for _ in range(20))
