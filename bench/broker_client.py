@@ -13,8 +13,8 @@ import socket
 import struct
 import time
 
-from headrace.wire.api.api_versions import ApiVersionsRequest
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.wire.api.metadata import ApiVersionsRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.frames import encode_request
 from headrace.wire.layout import Record

@@ -26,7 +26,7 @@ from bench.fuzz_wire import filled, mutate
 from headrace.broker import EmbeddedBroker
 from headrace.broker.handlers import SUPPORTED
 from headrace.wire.api import request_class
-from headrace.wire.api.api_versions import ApiVersionsRequest
+from headrace.wire.api.metadata import ApiVersionsRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.frames import encode_request
 from headrace.wire.layout import Record

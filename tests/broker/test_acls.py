@@ -22,11 +22,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from asking import ask
 from headrace.errors import Code
-from headrace.wire.api.create_acls import AclCreation, CreateAclsRequest
-from headrace.wire.api.describe_acls import DescribeAclsRequest
-from headrace.wire.api.describe_cluster import DescribeClusterRequest
-from headrace.wire.api.init_producer_id import InitProducerIdRequest
-from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.api.access import AclCreation, CreateAclsRequest, DescribeAclsRequest
+from headrace.wire.api.metadata import DescribeClusterRequest, MetadataRequest
+from headrace.wire.api.transactions import InitProducerIdRequest
 from peers.connection import Connection
 from secure_broker import OPENSSL, SecureBroker, make_certificates
 from topics import unique

@@ -11,23 +11,28 @@ from headrace import Producer
 from headrace.broker.handlers import SUPPORTED
 from headrace.errors import Code
 from headrace.wire.api import request_class
-from headrace.wire.api.alter_partition_reassignments import (
+from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
+    DescribableLogDirTopic,
+    DescribeLogDirsRequest,
+    ElectLeadersRequest,
+    FeatureUpdateKey,
+    ListPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
+    TopicPartitions,
+    UnregisterBrokerRequest,
+    UpdateFeaturesRequest,
 )
-from headrace.wire.api.create_partitions import (
+from headrace.wire.api.metadata import DescribeClusterRequest
+from headrace.wire.api.topics import (
     CreatePartitionsAssignment,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
 )
-from headrace.wire.api.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
-from headrace.wire.api.describe_cluster import DescribeClusterRequest
-from headrace.wire.api.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
-from headrace.wire.api.elect_leaders import ElectLeadersRequest, TopicPartitions
-from headrace.wire.api.list_partition_reassignments import ListPartitionReassignmentsRequest
-from headrace.wire.api.unregister_broker import UnregisterBrokerRequest
-from headrace.wire.api.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from topics import unique
 
 SECONDS = 20

@@ -20,21 +20,26 @@ from headrace.broker.catalog.topics import PartitionPlace
 from headrace.broker.cluster import following, forwarding
 from headrace.broker.ports import free_port
 from headrace.errors import Code
-from headrace.wire.api.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
-from headrace.wire.api.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from headrace.wire.api.create_topics import (
+from headrace.wire.api.access import AclCreation, CreateAclsRequest, CreateAclsResponse
+from headrace.wire.api.configs import (
+    IncrementalAlterConfigsRequest,
+    IncrementalConfig,
+    IncrementalConfigsResource,
+)
+from headrace.wire.api.metadata import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from headrace.wire.api.topics import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
     CreateTopicsRequest,
     CreateTopicsResponse,
+    DeleteTopicsRequest,
 )
-from headrace.wire.api.delete_topics import DeleteTopicsRequest
-from headrace.wire.api.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
-from headrace.wire.api.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from headrace.wire.api.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-)
-from headrace.wire.api.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from headrace.wire.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from headrace.wire.schema import Message
 
 
@@ -67,8 +72,8 @@ async def test_topics_are_made_grown_and_deleted_at_any_broker_and_known_at_all(
             response: Any = await asked(broker, CreatePartitionsRequest(topics=[grown]), 3)
             assert [row.error_code for row in response.results] == [0]
             assert all(len(one.catalog.topics.by_name[name].partitions) == 7 for one in brokers)
-            change = AlterConfigsResource(
-                resource_type=2, resource_name=name, configs=[AlterableConfig(name="retention.ms", value="5000")]
+            change = IncrementalConfigsResource(
+                resource_type=2, resource_name=name, configs=[IncrementalConfig(name="retention.ms", value="5000")]
             )
             await asked(broker, IncrementalAlterConfigsRequest(resources=[change]), 1)
             assert all(one.log_config(name).retention_ms == 5000 for one in brokers)

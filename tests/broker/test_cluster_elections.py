@@ -13,31 +13,34 @@ from cluster_in_loop import asked, cluster_in_loop, create, made, until
 from group_rig import on_loop
 from headrace.broker.cluster.controller import Controller
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.alter_partition import (
+from headrace.wire.api.cluster_admin import (
+    AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+    TopicPartitions,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+)
+from headrace.wire.api.configs import (
+    IncrementalAlterConfigsRequest,
+    IncrementalConfig,
+    IncrementalConfigsResource,
+)
+from headrace.wire.api.inter_broker import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     BrokerState,
     PartitionData,
     TopicData,
 )
-from headrace.wire.api.alter_partition_reassignments import (
-    AlterPartitionReassignmentsRequest,
-    ReassignablePartition,
-    ReassignableTopic,
-)
-from headrace.wire.api.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
-from headrace.wire.api.describe_topic_partitions import (
+from headrace.wire.api.metadata import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
 )
-from headrace.wire.api.elect_leaders import ElectLeadersRequest, TopicPartitions
-from headrace.wire.api.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-)
-from headrace.wire.api.list_partition_reassignments import ListPartitionReassignmentsRequest
-from headrace.wire.api.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 
 
 def wish(broker: Any, topic: Any, isr: dict[int, int], **changes: Any) -> AlterPartitionRequest:
@@ -133,8 +136,8 @@ async def test_who_was_eligible_is_not_any_more_when_less_is_enough_to_commit(tm
         await brokers[1].stop()
         topic = brokers[0].catalog.topics.by_name["t"]
         assert (topic.partitions[0].isr, topic.partitions[0].elr) == ((1,), (2,))
-        less = AlterableConfig(name="min.insync.replicas", value="1")
-        change = AlterConfigsResource(resource_type=2, resource_name="t", configs=[less])
+        less = IncrementalConfig(name="min.insync.replicas", value="1")
+        change = IncrementalConfigsResource(resource_type=2, resource_name="t", configs=[less])
         await asked(brokers[2], IncrementalAlterConfigsRequest(resources=[change]), 1)
         assert (topic.partitions[0].isr, topic.partitions[0].elr) == ((1,), ())
 

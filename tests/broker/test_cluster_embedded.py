@@ -21,18 +21,19 @@ from headrace.broker.broker import JOURNAL_NAME
 from headrace.broker.catalog.journal import parse
 from headrace.broker.cluster import trust
 from headrace.errors import ConfigError
-from headrace.wire.api.alter_partition_reassignments import (
+from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
     ReassignablePartition,
     ReassignableTopic,
+    TopicPartitions,
 )
-from headrace.wire.api.create_topics import (
+from headrace.wire.api.topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from headrace.wire.api.elect_leaders import ElectLeadersRequest, TopicPartitions
 from peers.connection import Connection
 from peers.java_client import JavaClient
 from topics import unique

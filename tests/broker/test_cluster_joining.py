@@ -14,15 +14,16 @@ from group_rig import on_loop
 from headrace.broker.cluster.controller import Controller
 from headrace.broker.ports import free_port
 from headrace.errors import Code, ConfigError
-from headrace.wire.api.allocate_producer_ids import AllocateProducerIdsRequest
-from headrace.wire.api.alter_partition import (
+from headrace.wire.api.inter_broker import (
+    AllocateProducerIdsRequest,
     AlterPartitionRequest,
+    BrokerHeartbeatRequest,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    CatalogFetchRequest,
+    EnsureTopicRequest,
+    ForwardRequest,
 )
-from headrace.wire.api.broker_heartbeat import BrokerHeartbeatRequest
-from headrace.wire.api.broker_registration import BrokerRegistrationRequest, BrokerRegistrationResponse
-from headrace.wire.api.catalog_fetch import CatalogFetchRequest
-from headrace.wire.api.ensure_topic import EnsureTopicRequest
-from headrace.wire.api.forward import ForwardRequest
 from secure_broker import OPENSSL, make_certificates
 
 QUICK = {"initial.broker.registration.timeout.ms": 400}

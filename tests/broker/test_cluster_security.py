@@ -19,9 +19,14 @@ from headrace.broker.cluster.login import login_of
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.broker.security.scram import derive
 from headrace.errors import Code, ConfigError
-from headrace.wire.api.api_versions import ApiVersionsRequest
-from headrace.wire.api.create_topics import CreatableTopic, CreateTopicsRequest
-from headrace.wire.api.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from headrace.wire.api.metadata import ApiVersionsRequest
+from headrace.wire.api.topics import (
+    CreatableTopic,
+    CreateTopicsRequest,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 from peers.connection import Connection
 from replica_cluster import ReplicaCluster, replica_cluster
 from secure_broker import OPENSSL, make_certificates

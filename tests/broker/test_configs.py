@@ -18,9 +18,14 @@ from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.client.admin import AdminClient as OurAdmin
 from headrace.client.admin import configs as ours
 from headrace.errors import Code
-from headrace.wire.api.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
-from headrace.wire.api.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from headrace.wire.api.list_config_resources import ListConfigResourcesRequest
+from headrace.wire.api.configs import (
+    AlterableConfig,
+    AlterConfigsRequest,
+    AlterConfigsResource,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    ListConfigResourcesRequest,
+)
 from peers.connection import Connection
 from topics import unique
 

@@ -16,7 +16,7 @@ from headrace import FatalError, Producer
 from headrace.broker import EmbeddedCluster
 from headrace.broker.embedded_cluster import ClusterBroker
 from headrace.client.admin import AdminClient
-from headrace.wire.api.create_topics import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
+from headrace.wire.api.topics import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
 from peers.connection import Connection
 from topics import unique
 from waiting import eventually

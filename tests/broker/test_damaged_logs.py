@@ -12,7 +12,7 @@ from headrace import Producer
 from headrace.broker import EmbeddedBroker, EmbeddedCluster
 from headrace.errors import Code
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
-from headrace.wire.api.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from headrace.wire.api.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.records import read_batches
 from peers.connection import Connection
 from waiting import eventually

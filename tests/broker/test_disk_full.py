@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.errors import Code, HeadraceError
-from headrace.wire.api.delete_records import (
+from headrace.wire.api.topics import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,

@@ -14,12 +14,12 @@ from headrace.broker.faults import CRASH_EXIT_CODE, CloseConnection, Faults, api
 from headrace.errors import Code, ConfigError, IllegalStateError
 from headrace.wire import schema
 from headrace.wire.api import APIS, request_class, response_class
-from headrace.wire.api.end_txn import EndTxnRequest
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
-from headrace.wire.api.heartbeat import HeartbeatRequest, HeartbeatResponse
-from headrace.wire.api.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from headrace.wire.api.groups import HeartbeatRequest, HeartbeatResponse
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse, MetadataResponseTopic
+from headrace.wire.api.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.wire.api.transactions import EndTxnRequest
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
 from peers.connection import Connection

@@ -23,15 +23,15 @@ from headrace.broker.log.lookup import find_record
 from headrace.broker.ports import free_port
 from headrace.errors import Code
 from headrace.wire import legacy
-from headrace.wire.api.api_versions import ApiVersionsRequest
-from headrace.wire.api.create_topics import CreatableTopic, CreateTopicsRequest
-from headrace.wire.api.list_offsets import (
+from headrace.wire.api.metadata import ApiVersionsRequest
+from headrace.wire.api.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from headrace.wire.api.topics import CreatableTopic, CreateTopicsRequest
 from headrace.wire.compression import compress
 from headrace.wire.layout import CODEC_MASK, HEADER_BYTES, Record
 from headrace.wire.records import encode

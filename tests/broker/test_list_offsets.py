@@ -6,8 +6,10 @@ import pytest
 
 from headrace import Producer
 from headrace.errors import Code
-from headrace.wire.api.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from headrace.wire.api.offset_for_leader_epoch import (
+from headrace.wire.api.offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,

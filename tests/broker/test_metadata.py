@@ -6,12 +6,13 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.errors import Code
-from headrace.wire.api.describe_topic_partitions import (
+from headrace.wire.api.metadata import (
     CursorRequest,
     DescribeTopicPartitionsRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
     TopicRequest,
 )
-from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 from peers.connection import Connection
 from pipelining import ask
 from topics import new_topic, unique

@@ -10,9 +10,9 @@ from headrace import Producer
 from headrace.broker.catalog.topics import PartitionPlace
 from headrace.errors import Code
 from headrace.wire import legacy
-from headrace.wire.api.init_producer_id import InitProducerIdRequest
 from headrace.wire.api.metadata import MetadataRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from headrace.wire.api.transactions import InitProducerIdRequest
 from headrace.wire.layout import Record
 from headrace.wire.records import Producer as Writer
 from headrace.wire.records import encode, read_batches

@@ -10,16 +10,16 @@ from asking import ask
 from headrace import Producer
 from headrace.broker import EmbeddedBroker
 from headrace.errors import Code
-from headrace.wire.api.alter_client_quotas import (
+from headrace.wire.api.access import (
     AlterClientQuotasRequest,
+    ComponentData,
+    DescribeClientQuotasRequest,
     EntityDataRequest,
     EntryDataRequest,
     OpData,
 )
-from headrace.wire.api.api_versions import ApiVersionsRequest
-from headrace.wire.api.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
-from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.api.metadata import ApiVersionsRequest, MetadataRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from log_rig import batch
 from peers.connection import Connection

@@ -14,15 +14,17 @@ import pytest
 
 from cluster_in_loop import until
 from headrace.errors import Code
-from headrace.wire.api.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
-from headrace.wire.api.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from headrace.wire.api.offset_for_leader_epoch import (
+from headrace.wire.api.offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.wire.api.topics import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from headrace.wire.frames import encode_request
 from headrace.wire.records import Producer as Writer
 from log_rig import batch

@@ -18,7 +18,7 @@ from headrace.broker.groups.group import MemberClaim
 from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
-from headrace.wire.api.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
+from headrace.wire.api.transactions import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from headrace.wire.hashing import coordinator_partition
 from headrace.wire.records import Producer as Writer
 from log_rig import batch

@@ -12,7 +12,7 @@ import pytest
 
 from headrace import HeadraceError, Producer
 from headrace.broker import EmbeddedCluster
-from headrace.wire.api.alter_partition_reassignments import (
+from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     ReassignablePartition,

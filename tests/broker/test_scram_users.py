@@ -16,12 +16,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from asking import ask
 from headrace.broker import EmbeddedBroker
 from headrace.errors import Code
-from headrace.wire.api.alter_user_scram_credentials import (
+from headrace.wire.api.access import (
     AlterUserScramCredentialsRequest,
+    DescribeUserScramCredentialsRequest,
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
+    UserName,
 )
-from headrace.wire.api.describe_user_scram_credentials import DescribeUserScramCredentialsRequest, UserName
 from peers.connection import Connection
 from scram_users import salted
 from topics import unique

@@ -19,11 +19,9 @@ from headrace.client.admin import AdminClient
 from headrace.client.credentials import SaslSettings
 from headrace.client.tls import TlsSettings
 from headrace.errors import Code, ConfigError
-from headrace.wire.api.alter_user_scram_credentials import AlterUserScramCredentialsRequest, ScramCredentialUpsertion
-from headrace.wire.api.api_versions import ApiVersionsRequest
-from headrace.wire.api.metadata import MetadataRequest
-from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest
-from headrace.wire.api.sasl_handshake import SaslHandshakeRequest
+from headrace.wire.api.access import AlterUserScramCredentialsRequest, ScramCredentialUpsertion
+from headrace.wire.api.metadata import ApiVersionsRequest, MetadataRequest
+from headrace.wire.api.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from peers.connection import Connection
 from scram_users import salted
 from secure_broker import OPENSSL, SecureBroker, make_certificates

@@ -10,9 +10,8 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.errors import Code
-from headrace.wire.api.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
-from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
+from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataRequestTopic
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.layout import Record
 from headrace.wire.records import encode

@@ -7,14 +7,15 @@ import pytest
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.errors import Code
-from headrace.wire.api.create_topics import (
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
+from headrace.wire.api.topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
 )
-from headrace.wire.api.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
 from peers.connection import Connection

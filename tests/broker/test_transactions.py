@@ -19,8 +19,7 @@ from headrace.broker import EmbeddedBroker
 from headrace.client import admin as admin_client
 from headrace.client.admin import AdminClient
 from headrace.errors import Code
-from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from headrace.wire.api.end_txn import EndTxnRequest
+from headrace.wire.api.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic, EndTxnRequest
 from headrace.wire.layout import Record
 from peers import librdkafka
 from peers.connection import Connection

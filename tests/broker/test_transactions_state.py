@@ -11,8 +11,8 @@ from broker_in_loop import broker_in_loop, hold_markers
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
 from headrace.errors import Code
-from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from headrace.wire.api.create_acls import AclCreation, CreateAclsRequest
+from headrace.wire.api.access import AclCreation, CreateAclsRequest
+from headrace.wire.api.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from peers import java
 from peers.connection import Connection
 from raw_producer import RawProducer

@@ -12,7 +12,7 @@ import pytest
 from broker_commands import COMMAND_SECONDS_MAX, headrace, running
 from headrace import Producer
 from headrace.errors import Code
-from headrace.wire.api.heartbeat import HeartbeatRequest, HeartbeatResponse
+from headrace.wire.api.groups import HeartbeatRequest, HeartbeatResponse
 from peers.connection import Connection
 from waiting import eventually
 

@@ -190,7 +190,7 @@ def secure(tmp_path_factory):
     if OPENSSL is None:
         pytest.skip("openssl is not installed")
     from asking import ask
-    from headrace.wire.api.alter_user_scram_credentials import (
+    from headrace.wire.api.access import (
         AlterUserScramCredentialsRequest,
         ScramCredentialUpsertion,
     )

@@ -7,20 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.errors import Code
-from headrace.wire.api.api_versions import ApiVersionsRequest
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
-from headrace.wire.api.list_offsets import (
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-)
-from headrace.wire.api.metadata import MetadataRequest
-from headrace.wire.api.offset_fetch import (
+from headrace.wire.api.group_offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
     OffsetFetchResponse,
     OffsetFetchResponsePartition,
+)
+from headrace.wire.api.metadata import ApiVersionsRequest, MetadataRequest
+from headrace.wire.api.offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
 )
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from peers.broker import Broker

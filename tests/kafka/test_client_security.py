@@ -17,7 +17,7 @@ from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.credentials import SaslSettings, TokenCache
 from headrace.client.tls import TlsSettings
 from headrace.errors import AuthenticationError, TimedOutError, TlsError
-from headrace.wire.api.alter_user_scram_credentials import (
+from headrace.wire.api.access import (
     AlterUserScramCredentialsRequest,
     ScramCredentialUpsertion,
 )

@@ -15,8 +15,7 @@ from headrace import (
     IllegalStateError,
     Producer,
 )
-from headrace.wire.api.add_partitions_to_txn import AddPartitionsToTxnRequest
-from headrace.wire.api.end_txn import EndTxnRequest
+from headrace.wire.api.transactions import AddPartitionsToTxnRequest, EndTxnRequest
 from peers import librdkafka
 from stored import stored_batches
 from topics import new_topic, unique

@@ -7,7 +7,7 @@ from confluent_kafka import Producer as LibrdkafkaProducer
 
 import samples
 from headrace.wire import columns, records
-from headrace.wire.api.init_producer_id import InitProducerIdRequest
+from headrace.wire.api.transactions import InitProducerIdRequest
 from headrace.wire.compression import CODEC_IDS, CODEC_NAMES
 from headrace.wire.layout import MAGIC_OFFSET
 from headrace.wire.records import RecordBatch, read_batches

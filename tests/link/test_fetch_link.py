@@ -7,7 +7,7 @@ import pytest
 from headrace.client.fetcher import Fetcher
 from headrace.types import TopicPartition
 from headrace.wire.api.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
-from headrace.wire.api.list_offsets import (
+from headrace.wire.api.offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,

@@ -14,8 +14,13 @@ from headrace.client import tls
 from headrace.client.network import NetworkSettings
 from headrace.client.tls import TlsSettings
 from headrace.errors import AuthenticationError, ConnectionFailedError, TlsError, UnsupportedVersionError
-from headrace.wire.api.api_versions import ApiVersion, ApiVersionsResponse
-from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from headrace.wire.api.metadata import (
+    ApiVersion,
+    ApiVersionsResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
 from headrace.wire.api.produce import (
     PartitionProduceData,
     PartitionProduceResponse,

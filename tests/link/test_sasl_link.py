@@ -11,8 +11,7 @@ from headrace.client.credentials import SaslSettings
 from headrace.client.network import NetworkSettings
 from headrace.errors import AuthenticationError, ConnectionFailedError
 from headrace.wire.api.metadata import MetadataRequest
-from headrace.wire.api.sasl_authenticate import SaslAuthenticateResponse
-from headrace.wire.api.sasl_handshake import SaslHandshakeResponse
+from headrace.wire.api.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from scripted import METADATA, ScriptedServer, metadata
 
 HANDSHAKE, AUTHENTICATE = 17, 36

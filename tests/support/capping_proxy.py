@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 
 from headrace.wire import frames
-from headrace.wire.api.api_versions import ApiVersionsResponse
+from headrace.wire.api.metadata import ApiVersionsResponse
 
 API_VERSIONS, ASKED_VERSION = 18, 3
 

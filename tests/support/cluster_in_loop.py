@@ -11,13 +11,13 @@ from typing import TypeVar, cast
 from broker_in_loop import broker_in_loop
 from headrace.broker.broker import Broker
 from headrace.broker.cluster.link import Peer
-from headrace.wire.api.create_topics import (
+from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from headrace.wire.api.topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from headrace.wire.schema import Message
 
 SECONDS_MAX = 10.0

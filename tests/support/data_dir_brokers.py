@@ -17,13 +17,15 @@ from typing import Any, TypeVar
 from headrace.broker.broker import Broker
 from headrace.broker.broker_options import resolve
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.end_txn import EndTxnRequest
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
-from headrace.wire.api.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from headrace.wire.api.init_producer_id import InitProducerIdRequest
-from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from headrace.wire.api.offset_commit import OffsetCommitRequest
-from headrace.wire.api.offset_fetch import OffsetFetchRequest
+from headrace.wire.api.group_offsets import OffsetCommitRequest, OffsetFetchRequest
+from headrace.wire.api.metadata import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
 from headrace.wire.api.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -31,6 +33,7 @@ from headrace.wire.api.produce import (
     ProduceResponse,
     TopicProduceData,
 )
+from headrace.wire.api.transactions import EndTxnRequest, InitProducerIdRequest
 from headrace.wire.schema import Message
 from peers.connection import Connection
 

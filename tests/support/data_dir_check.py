@@ -22,7 +22,7 @@ from data_dir_brokers import RoutingClient
 from data_dir_damage import Damage
 from data_dir_image import GROUP, GROUP_OFFSET, ORDERS, PAYMENTS, PRICES, TRANSACTIONAL_ID, Facts
 from headrace.errors import BrokerError, Code, WireError
-from headrace.wire.api.offset_fetch import (
+from headrace.wire.api.group_offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
     OffsetFetchResponse,

@@ -22,23 +22,21 @@ from typing import Any
 
 from data_dir_brokers import RoutingClient, RunningBrokers
 from headrace.broker.log.files import UNFINISHED
-from headrace.wire.api.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
-from headrace.wire.api.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopic,
-)
-from headrace.wire.api.offset_commit import (
+from headrace.wire.api.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
+)
+from headrace.wire.api.topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
 )
 from headrace.wire.layout import Record
 from headrace.wire.records import Producer, encode

@@ -22,9 +22,15 @@ from headrace.broker.groups.group import Group, GroupState, MemberClaim
 from headrace.broker.groups.joining import JoiningClient
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
-from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
-from headrace.wire.api.leave_group import MemberIdentity
-from headrace.wire.api.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
+from headrace.wire.api.groups import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
+)
 from headrace.wire.records import Marker, encode_marker, read_batches
 
 GROUP = "payments"

@@ -18,8 +18,10 @@ from fakes import FakeClock
 from headrace.client.addresses import Endpoint
 from headrace.errors import ConnectionFailedError
 from headrace.wire import frames, legacy
-from headrace.wire.api.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.api.metadata import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
     MetadataRequest,
     MetadataResponse,
     MetadataResponseBroker,

@@ -26,25 +26,26 @@ from headrace.producer.sender import Sender, SenderSettings
 from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transaction_state import State
 from headrace.producer.transactions import TransactionManager
-from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
-from headrace.wire.api.add_partitions_to_txn import (
-    AddPartitionsToTxnPartitionResult,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopicResult,
+from headrace.wire.api.group_offsets import (
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
 )
-from headrace.wire.api.end_txn import EndTxnResponse
-from headrace.wire.api.find_coordinator import Coordinator, FindCoordinatorResponse
-from headrace.wire.api.init_producer_id import InitProducerIdResponse
 from headrace.wire.api.metadata import (
+    Coordinator,
+    FindCoordinatorResponse,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from headrace.wire.api.txn_offset_commit import (
-    TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
+from headrace.wire.api.transactions import (
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopicResult,
+    EndTxnResponse,
+    InitProducerIdResponse,
 )
 
 PRODUCE, METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID = 0, 3, 10, 22

@@ -16,8 +16,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from headrace.wire import frames
-from headrace.wire.api.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.api.metadata import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
     MetadataRequest,
     MetadataResponse,
     MetadataResponseBroker,

@@ -29,10 +29,15 @@ from headrace.broker.log import LogConfig, LogManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.service import Service
 from headrace.errors import BrokerError, Code, HeadraceError, IllegalStateError
-from headrace.wire.api.alter_partition import AlterPartitionResponse, PartitionResult, TopicResult
-from headrace.wire.api.broker_heartbeat import BrokerHeartbeatResponse
-from headrace.wire.api.broker_registration import BrokerRegistrationRequest, BrokerRegistrationResponse
 from headrace.wire.api.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from headrace.wire.api.inter_broker import (
+    AlterPartitionResponse,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    PartitionResult,
+    TopicResult,
+)
 from headrace.wire.records import RecordBatch
 from headrace.wire.schema import Message
 from log_rig import LogRig, batch

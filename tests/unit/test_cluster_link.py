@@ -12,7 +12,7 @@ from group_rig import on_loop
 from headrace.broker.catalog.brokers import Brokers, Registration
 from headrace.broker.cluster.link import Peer, Peers
 from headrace.errors import ClosedError, ConnectionFailedError
-from headrace.wire.api.heartbeat import HeartbeatRequest, HeartbeatResponse
+from headrace.wire.api.groups import HeartbeatRequest, HeartbeatResponse
 from headrace.wire.frames import decode_request_body, decode_request_header, encode_response
 
 VERSION = 4

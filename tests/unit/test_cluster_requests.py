@@ -14,7 +14,7 @@ from headrace.broker.cluster.in_sync_requests import InSyncRequests
 from headrace.broker.cluster.link import Peer
 from headrace.broker.transactions.producer_ids import REFILL_THRESHOLD, ProducerIds
 from headrace.errors import BrokerError, ClosedError, Code, ConnectionFailedError, HeadraceError
-from headrace.wire.api.alter_partition import (
+from headrace.wire.api.inter_broker import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     PartitionResult,

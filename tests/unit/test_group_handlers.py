@@ -16,35 +16,30 @@ from headrace.broker.security.authorizer import Authorizer, Operation, Resource
 from headrace.broker.server.dispatch import failed_response
 from headrace.errors import Code
 from headrace.wire.api import api_name
-from headrace.wire.api.delete_groups import DeleteGroupsRequest
-from headrace.wire.api.describe_groups import DescribeGroupsRequest
-from headrace.wire.api.find_coordinator import FindCoordinatorRequest
-from headrace.wire.api.heartbeat import HeartbeatRequest
-from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from headrace.wire.api.leave_group import LeaveGroupRequest
-from headrace.wire.api.list_groups import ListGroupsRequest
-from headrace.wire.api.offset_commit import (
+from headrace.wire.api.group_admin import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from headrace.wire.api.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
-)
-from headrace.wire.api.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
-)
-from headrace.wire.api.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
-)
-from headrace.wire.api.sync_group import SyncGroupRequest
-from headrace.wire.api.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
+from headrace.wire.api.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
+from headrace.wire.api.metadata import FindCoordinatorRequest
 from headrace.wire.schema import Message
 
 TOPIC = Topic("orders", b"i" * 16, [PartitionPlace((1,), (1,), 1, 0)])

@@ -8,7 +8,7 @@ from group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Consumer, Group
 from headrace.broker.groups.group import GroupState, MemberClaim
 from headrace.broker.groups.rebalance import NEW_MEMBER_JOIN_TIMEOUT_MS
 from headrace.errors import Code
-from headrace.wire.api.leave_group import MemberIdentity
+from headrace.wire.api.groups import MemberIdentity
 
 NONE = Code.NONE
 

@@ -15,7 +15,7 @@ from headrace.broker.groups.group import GroupState, MemberClaim
 from headrace.broker.groups.records import KeyValue
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
-from headrace.wire.api.leave_group import MemberIdentity
+from headrace.wire.api.groups import MemberIdentity
 
 GROUPS = (GROUP, "other")
 PRODUCERS = (1, 2, 3)

@@ -11,7 +11,7 @@ from fakes import DISCONNECT, SILENCE, After
 from headrace.errors import BrokerError, FatalError, HeadraceError, TimedOutError
 from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
-from headrace.wire.api.init_producer_id import InitProducerIdResponse
+from headrace.wire.api.transactions import InitProducerIdResponse
 from headrace.wire.records import read_batches
 from rig import INIT_PRODUCER_ID, PRODUCE, PRODUCER_ID, Rig
 

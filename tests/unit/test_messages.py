@@ -25,9 +25,7 @@ from headrace.errors import (
 )
 from headrace.wire import _reference, schema
 from headrace.wire.api import APIS, api_name, request_class, response_class
-from headrace.wire.api.alter_user_scram_credentials import AlterUserScramCredentialsRequest, ScramCredentialUpsertion
-from headrace.wire.api.api_versions import ApiVersionsRequest, ApiVersionsResponse, FinalizedFeatureKey
-from headrace.wire.api.end_txn import EndTxnRequest
+from headrace.wire.api.access import AlterUserScramCredentialsRequest, ScramCredentialUpsertion
 from headrace.wire.api.fetch import (
     EpochEndOffset,
     FetchableTopicResponse,
@@ -35,9 +33,17 @@ from headrace.wire.api.fetch import (
     FetchResponse,
     PartitionData,
 )
-from headrace.wire.api.metadata import MetadataRequest, MetadataResponse, MetadataResponseTopic
+from headrace.wire.api.metadata import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from headrace.wire.api.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse
+from headrace.wire.api.transactions import EndTxnRequest
 from headrace.wire.frames import (
     RequestHeader,
     decode_correlation_id,

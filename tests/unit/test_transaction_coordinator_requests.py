@@ -18,18 +18,23 @@ from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api import request_class, response_class
-from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest
-from headrace.wire.api.add_partitions_to_txn import (
+from headrace.wire.api.transaction_admin import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+    TopicRequest,
+)
+from headrace.wire.api.transactions import (
+    AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
 )
-from headrace.wire.api.describe_producers import DescribeProducersRequest, TopicRequest
-from headrace.wire.api.describe_transactions import DescribeTransactionsRequest
-from headrace.wire.api.end_txn import EndTxnRequest
-from headrace.wire.api.init_producer_id import InitProducerIdRequest
-from headrace.wire.api.list_transactions import ListTransactionsRequest
-from headrace.wire.api.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from headrace.wire.schema import Message
 from transaction_rig import ID, TIMEOUT_MS, Rig, run
 

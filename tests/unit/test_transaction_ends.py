@@ -20,8 +20,7 @@ from headrace.errors import (
 from headrace.producer.records import PreparedRecord
 from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
-from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
-from headrace.wire.api.end_txn import EndTxnResponse
+from headrace.wire.api.transactions import AddOffsetsToTxnResponse, EndTxnResponse
 from rig import (
     ADD_OFFSETS,
     ADD_PARTITIONS,

@@ -11,9 +11,7 @@ from error_facts import CODES, RETRIED
 from fakes import DISCONNECT
 from headrace.errors import ERROR_CODES, AbortableError, BrokerError, FatalError, HeadraceError
 from headrace.producer.transaction_state import State
-from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnResponse
-from headrace.wire.api.end_txn import EndTxnResponse
-from headrace.wire.api.init_producer_id import InitProducerIdResponse
+from headrace.wire.api.transactions import AddOffsetsToTxnResponse, EndTxnResponse, InitProducerIdResponse
 from rig import (
     ADD_OFFSETS,
     ADD_PARTITIONS,

@@ -19,7 +19,7 @@ from headrace.producer.transaction_requests import (
 )
 from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
-from headrace.wire.api.init_producer_id import InitProducerIdResponse
+from headrace.wire.api.transactions import InitProducerIdResponse
 from headrace.wire.records import read_batches
 from rig import (
     ADD_OFFSETS,

@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import AbortableError, FatalError
 from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
-from headrace.wire.api.end_txn import EndTxnResponse
+from headrace.wire.api.transactions import EndTxnResponse
 from headrace.wire.records import read_batches
 from rig import (
     ADD_OFFSETS,

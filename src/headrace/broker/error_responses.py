@@ -20,7 +20,7 @@ from headrace.wire.api_keys import ApiKey
 from headrace.wire.schema import ARRAY, INT32, INT64, STRING, Field, Message, Struct
 
 if TYPE_CHECKING:
-    from headrace.wire.api.alter_user_scram_credentials import AlterUserScramCredentialsRequest
+    from headrace.wire.api.access import AlterUserScramCredentialsRequest
     from headrace.wire.api.metadata import MetadataResponse
 
 T = TypeVar("T", bound=Struct)

@@ -29,11 +29,10 @@ from headrace.client.addresses import Address, Endpoint, resolve
 from headrace.client.blocking import BlockingClient, ClientSettings
 from headrace.client.metadata import Cluster
 from headrace.errors import AuthenticationError, HeadraceError
-from headrace.wire.api.api_versions import ApiVersionsResponse
 from headrace.wire.api.fetch import FetchRequest
-from headrace.wire.api.init_producer_id import InitProducerIdRequest
-from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.api.metadata import ApiVersionsResponse, MetadataRequest
 from headrace.wire.api.produce import ProduceRequest
+from headrace.wire.api.transactions import InitProducerIdRequest
 from headrace.wire.schema import Message
 
 METADATA_MS_MAX = 10_000

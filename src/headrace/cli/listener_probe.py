@@ -21,8 +21,8 @@ from headrace.client import tls
 from headrace.client.addresses import Address
 from headrace.errors import Code, HeadraceError, WireError
 from headrace.wire import frames
-from headrace.wire.api.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from headrace.wire.api.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse
+from headrace.wire.api.sasl import SaslHandshakeRequest, SaslHandshakeResponse
 from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import Message

@@ -38,7 +38,7 @@ from headrace.errors import (
 )
 from headrace.types import TopicPartition
 from headrace.wire.api import api_name
-from headrace.wire.api.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from headrace.wire.api.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 from headrace.wire.schema import Message
 
 POLL_MS_MAX = 1000.0

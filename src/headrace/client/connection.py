@@ -37,9 +37,13 @@ from headrace.errors import (
 )
 from headrace.wire import frames
 from headrace.wire.api import api_name
-from headrace.wire.api.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from headrace.wire.api.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse
+from headrace.wire.api.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 from headrace.wire.framing import CHUNK_BYTES, FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.sasl import Mechanism

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headrace.client.blocking import BlockingClient
 from headrace.types import TopicPartition
-from headrace.wire.api.list_offsets import (
+from headrace.wire.api.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,

@@ -28,9 +28,10 @@ from headrace.errors import (
 from headrace.legacy.blocking_channel import Channel
 from headrace.legacy.options import LegacySettings
 from headrace.wire import frames
-from headrace.wire.api.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.api.fetch import FetchRequest
 from headrace.wire.api.metadata import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,

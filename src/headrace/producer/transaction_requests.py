@@ -21,20 +21,23 @@ from headrace.errors import ERROR_CODES, BrokerError, Code, ConnectionFailedErro
 from headrace.producer.records import GroupMetadata
 from headrace.producer.sequences import TopicPartition
 from headrace.types import ProducerIdAndEpoch
-from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from headrace.wire.api.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopic,
-)
-from headrace.wire.api.end_txn import EndTxnRequest, EndTxnResponse
-from headrace.wire.api.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from headrace.wire.api.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from headrace.wire.api.txn_offset_commit import (
+from headrace.wire.api.group_offsets import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
     TxnOffsetCommitResponse,
+)
+from headrace.wire.api.metadata import FindCoordinatorRequest, FindCoordinatorResponse
+from headrace.wire.api.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
 )
 from headrace.wire.schema import Message
 

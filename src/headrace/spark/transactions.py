@@ -36,10 +36,9 @@ from headrace.errors import BrokerError, Code, ConnectionFailedError, Unsupporte
 from headrace.spark.commit_types import Batch, TransactionsPort
 from headrace.spark.decisions import Decision, Span, TaskTransaction
 from headrace.spark.errors import LostError, NotDecidedError, SinkError
-from headrace.wire.api.describe_transactions import DescribeTransactionsRequest
-from headrace.wire.api.end_txn import EndTxnRequest
-from headrace.wire.api.find_coordinator import FindCoordinatorRequest
-from headrace.wire.api.list_transactions import ListTransactionsRequest
+from headrace.wire.api.metadata import FindCoordinatorRequest
+from headrace.wire.api.transaction_admin import DescribeTransactionsRequest, ListTransactionsRequest
+from headrace.wire.api.transactions import EndTxnRequest
 from headrace.wire.columns import ArrowDecoder
 from headrace.wire.records import RecordBatch
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from headrace.client.admin import AdminClient, TopicPartition
 from headrace.wire.api import APIS, request_class
-from headrace.wire.api.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
 from headrace.wire.schema import Message, Struct

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from headrace.broker.catalog import Catalog, Event
-from headrace.wire.api.catalog_fetch import CatalogFetchRequest, CatalogFetchResponse
+from headrace.wire.api.inter_broker import CatalogFetchRequest, CatalogFetchResponse
 
 WAIT_MS_MAX = 10_000
 

@@ -23,7 +23,7 @@ from headrace.broker.catalog.topics import Topics
 from headrace.broker.cluster.link import Peer, RefusedError
 from headrace.broker.tasks import start_loop
 from headrace.errors import BrokerError, ClosedError, ConfigError, ConnectionFailedError
-from headrace.wire.api.catalog_fetch import CatalogFetchRequest, CatalogFetchResponse
+from headrace.wire.api.inter_broker import CatalogFetchRequest, CatalogFetchResponse
 
 log = logging.getLogger("headrace.broker")
 

@@ -30,8 +30,7 @@ from headrace.broker.cluster.sessions import Sessions
 from headrace.broker.context import Context, Session
 from headrace.broker.handlers import Handler, handler
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
-from headrace.wire.api.broker_registration import BrokerRegistrationRequest
+from headrace.wire.api.inter_broker import BrokerHeartbeatRequest, BrokerHeartbeatResponse, BrokerRegistrationRequest
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from headrace.broker.cluster.link import Address, Peer, RefusedError
 from headrace.broker.cluster.registration import Card, Membership
 from headrace.broker.handlers import Handler, handler
 from headrace.errors import BrokerError, ConfigError, ConnectionFailedError, HeadraceError
-from headrace.wire.api.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from headrace.wire.api.inter_broker import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

@@ -15,8 +15,7 @@ from headrace.broker.context import Context
 from headrace.broker.error_responses import error_response
 from headrace.errors import BrokerError, Code, ConnectionFailedError
 from headrace.wire.api import response_class
-from headrace.wire.api.ensure_topic import EnsureTopicRequest, EnsureTopicResponse
-from headrace.wire.api.forward import ForwardRequest, ForwardResponse
+from headrace.wire.api.inter_broker import EnsureTopicRequest, EnsureTopicResponse, ForwardRequest, ForwardResponse
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from headrace.broker.cluster.link import Peer
 from headrace.broker.tasks import start_task
 from headrace.errors import BrokerError, ClosedError, Code, HeadraceError
-from headrace.wire.api.alter_partition import (
+from headrace.wire.api.inter_broker import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     BrokerState,

@@ -32,7 +32,7 @@ from headrace.wire.api.fetch import (
     PartitionData,
     ReplicaState,
 )
-from headrace.wire.api.list_offsets import (
+from headrace.wire.api.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,

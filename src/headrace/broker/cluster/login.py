@@ -14,8 +14,12 @@ from headrace.broker.broker_options import for_listener
 from headrace.broker.security.mechanisms import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, jaas_options
 from headrace.config import Config, Secret
 from headrace.errors import AuthenticationError, ConfigError
-from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from headrace.wire.api.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from headrace.wire.api.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 from headrace.wire.sasl import Mechanism, PlainMechanism, ScramMechanism
 from headrace.wire.schema import Message
 

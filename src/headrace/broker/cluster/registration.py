@@ -19,12 +19,13 @@ from headrace.broker.cluster.cluster import NO_EPOCH
 from headrace.broker.cluster.link import Peer
 from headrace.broker.tasks import start_loop
 from headrace.errors import BrokerError, ClosedError, Code, ConfigError, ConnectionFailedError
-from headrace.wire.api.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
-from headrace.wire.api.broker_registration import (
+from headrace.wire.api.inter_broker import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
     BrokerRegistrationResponse,
 )
-from headrace.wire.api.broker_registration import Listener as ListenerRow
+from headrace.wire.api.inter_broker import Listener as ListenerRow
 from headrace.wire.schema import Message
 
 log = logging.getLogger("headrace.broker")

@@ -14,13 +14,11 @@ from headrace.broker.replica_manager import MARKER_TIMEOUT_MS
 from headrace.broker.transactions.transaction import Transaction
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
-from headrace.wire.api.add_partitions_to_txn import (
+from headrace.wire.api.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
-)
-from headrace.wire.api.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,

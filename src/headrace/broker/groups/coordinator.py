@@ -21,9 +21,13 @@ from headrace.broker.groups.shard import GroupSettings, InternalLog, Shard
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
-from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupResponse
-from headrace.wire.api.leave_group import MemberIdentity
-from headrace.wire.api.sync_group import SyncGroupRequest, SyncGroupResponse
+from headrace.wire.api.groups import (
+    JoinGroupRequest,
+    JoinGroupResponse,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 from headrace.wire.hashing import coordinator_partition
 from headrace.wire.records import Producer
 

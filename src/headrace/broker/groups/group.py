@@ -21,8 +21,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.join_group import JoinGroupResponse
-from headrace.wire.api.sync_group import SyncGroupResponse
+from headrace.wire.api.groups import JoinGroupResponse, SyncGroupResponse
 
 UNKNOWN_MEMBER = ""
 CONSUMER_PROTOCOL_TYPE = "consumer"

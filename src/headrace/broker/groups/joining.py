@@ -18,7 +18,7 @@ from headrace.broker.groups.rebalance import NEW_MEMBER_JOIN_TIMEOUT_MS, Rebalan
 from headrace.broker.groups.records import group_record
 from headrace.broker.groups.shard import GroupSettings, Shard
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupResponse
+from headrace.wire.api.groups import JoinGroupRequest, JoinGroupResponse
 
 log = logging.getLogger("headrace.broker.groups")
 

@@ -14,8 +14,7 @@ from headrace.broker.groups.group import VALID_TRANSITIONS, Group, GroupMember, 
 from headrace.broker.groups.records import group_record
 from headrace.broker.groups.shard import GroupSettings, Shard
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.join_group import JoinGroupResponse, JoinGroupResponseMember
-from headrace.wire.api.sync_group import SyncGroupResponse
+from headrace.wire.api.groups import JoinGroupResponse, JoinGroupResponseMember, SyncGroupResponse
 
 log = logging.getLogger("headrace.broker.groups")
 

@@ -9,15 +9,15 @@ from headrace.broker.catalog.acls import Acl, AclFilter, Acls, Pattern, Permissi
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
-from headrace.wire.api.delete_acls import (
+from headrace.wire.api.access import (
+    AclCreationResult,
+    AclDescription,
+    CreateAclsRequest,
+    CreateAclsResponse,
     DeleteAclsFilterResult,
     DeleteAclsMatchingAcl,
     DeleteAclsRequest,
     DeleteAclsResponse,
-)
-from headrace.wire.api.describe_acls import (
-    AclDescription,
     DescribeAclsRequest,
     DescribeAclsResource,
     DescribeAclsResponse,
@@ -25,9 +25,7 @@ from headrace.wire.api.describe_acls import (
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.wire.api.create_acls import AclCreation
-    from headrace.wire.api.delete_acls import DeleteAclsFilter
-    from headrace.wire.api.describe_acls import DescribeAclsRequest
+    from headrace.wire.api.access import AclCreation, DeleteAclsFilter, DescribeAclsRequest
 
 # -- DescribeAcls --------------------------------------------------------------------------------
 

@@ -10,18 +10,18 @@ from headrace.broker.context import Context, HandlerResult
 from headrace.broker.handlers import SUPPORTED
 from headrace.broker.security.authorizer import Operation
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.api_versions import (
+from headrace.wire.api.cluster_admin import (
+    FeatureUpdateKey,
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+from headrace.wire.api.metadata import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
     FinalizedFeatureKey,
     SupportedFeatureKey,
-)
-from headrace.wire.api.update_features import (
-    FeatureUpdateKey,
-    UpdatableFeatureResult,
-    UpdateFeaturesRequest,
-    UpdateFeaturesResponse,
 )
 
 if TYPE_CHECKING:

@@ -12,33 +12,28 @@ from headrace.broker.context import Context, HandlerResult
 from headrace.broker.nodes import controller_id, nodes
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.alter_partition_reassignments import (
+from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
-)
-from headrace.wire.api.describe_cluster import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
-from headrace.wire.api.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
-)
-from headrace.wire.api.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,
-    PartitionResult,
-    ReplicaElectionResult,
-)
-from headrace.wire.api.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
+    PartitionResult,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+    ReplicaElectionResult,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
 )
-from headrace.wire.api.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+from headrace.wire.api.metadata import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

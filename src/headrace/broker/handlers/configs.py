@@ -15,25 +15,22 @@ from headrace.broker.security.authorizer import Operation, Resource
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.config import Options
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.alter_configs import (
+from headrace.wire.api.configs import (
     AlterConfigsRequest,
     AlterConfigsResource,
     AlterConfigsResourceResponse,
     AlterConfigsResponse,
-)
-from headrace.wire.api.describe_configs import (
+    ConfigResource,
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
     DescribeConfigsSynonym,
-)
-from headrace.wire.api.incremental_alter_configs import AlterConfigsResource as IncrementalResource
-from headrace.wire.api.incremental_alter_configs import AlterConfigsResourceResponse as IncrementalResourceResponse
-from headrace.wire.api.incremental_alter_configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
-from headrace.wire.api.list_config_resources import (
-    ConfigResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    IncrementalConfigsResource,
+    IncrementalConfigsResourceResponse,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
@@ -147,15 +144,17 @@ def handle_incremental_alter_configs(
 
 
 def _alter_configs(
-    broker: Broker, context: Context, request: IncrementalAlterConfigsRequest, row: IncrementalResource
+    broker: Broker, context: Context, request: IncrementalAlterConfigsRequest, row: IncrementalConfigsResource
 ) -> None:
     kind = check_resource(broker, context.session, row.resource_type, row.resource_name, Operation.ALTER_CONFIGS)
     changes = [ConfigChange(config.name, config.config_operation, config.value) for config in row.configs]
     alter_options(broker, kind, row.resource_name, changes, validate_only=request.validate_only)
 
 
-def _incrementally_altered(row: IncrementalResource, code: int, text: str | None = None) -> IncrementalResourceResponse:
-    return IncrementalResourceResponse(
+def _incrementally_altered(
+    row: IncrementalConfigsResource, code: int, text: str | None = None
+) -> IncrementalConfigsResourceResponse:
+    return IncrementalConfigsResourceResponse(
         error_code=code, error_message=text, resource_type=row.resource_type, resource_name=row.resource_name
     )
 

@@ -11,20 +11,16 @@ from headrace.broker.groups.group import MemberClaim
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
-from headrace.wire.api.offset_commit import (
+from headrace.wire.api.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
-)
-from headrace.wire.api.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
-)
-from headrace.wire.api.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,

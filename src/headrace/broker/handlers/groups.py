@@ -12,11 +12,19 @@ from headrace.broker.groups.joining import JoiningClient
 from headrace.broker.nodes import node
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
-from headrace.wire.api.heartbeat import HeartbeatRequest, HeartbeatResponse
-from headrace.wire.api.join_group import JoinGroupRequest, JoinGroupResponse
-from headrace.wire.api.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity, MemberResponse
-from headrace.wire.api.sync_group import SyncGroupRequest, SyncGroupResponse
+from headrace.wire.api.groups import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
+    MemberResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from headrace.wire.api.metadata import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from headrace.wire.hashing import coordinator_partition
 
 if TYPE_CHECKING:

@@ -16,19 +16,24 @@ from headrace.broker.handlers import supported
 from headrace.broker.security.authorizer import Operation
 from headrace.errors import BrokerError, Code, ConfigError
 from headrace.wire.api import request_class
-from headrace.wire.api.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
-from headrace.wire.api.alter_partition import (
+from headrace.wire.api.inter_broker import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
     AlterPartitionRequest,
     AlterPartitionResponse,
+    BrokerHeartbeatRequest,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    CatalogFetchRequest,
+    CatalogFetchResponse,
+    EnsureTopicRequest,
+    EnsureTopicResponse,
+    ForwardRequest,
+    ForwardResponse,
     PartitionData,
     PartitionResult,
     TopicResult,
 )
-from headrace.wire.api.broker_heartbeat import BrokerHeartbeatRequest
-from headrace.wire.api.broker_registration import BrokerRegistrationRequest, BrokerRegistrationResponse
-from headrace.wire.api.catalog_fetch import CatalogFetchRequest, CatalogFetchResponse
-from headrace.wire.api.ensure_topic import EnsureTopicRequest, EnsureTopicResponse
-from headrace.wire.api.forward import ForwardRequest, ForwardResponse
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:

@@ -9,14 +9,12 @@ from headrace.broker.context import Context, HandlerResult
 from headrace.broker.nodes import controller_id, nodes, offline
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.describe_topic_partitions import (
+from headrace.wire.api.metadata import (
     CursorResponse,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
-)
-from headrace.wire.api.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,

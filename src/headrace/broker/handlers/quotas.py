@@ -23,19 +23,17 @@ from headrace.broker.catalog.quotas import (
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.security.authorizer import Operation
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.alter_client_quotas import (
+from headrace.wire.api.access import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
-    EntityDataResponse,
-    EntryDataRequest,
-    EntryDataResponse,
-)
-from headrace.wire.api.describe_client_quotas import (
     ComponentData,
     DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
     EntityData,
+    EntityDataResponse,
     EntryData,
+    EntryDataRequest,
+    EntryDataResponse,
     ValueData,
 )
 

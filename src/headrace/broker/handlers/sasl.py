@@ -13,21 +13,23 @@ from headrace.broker.security.authorizer import Operation
 from headrace.broker.security.sasl import sasl_of
 from headrace.broker.security.scram import HASHES, ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, from_salted
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.alter_user_scram_credentials import (
+from headrace.wire.api.access import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
-    ScramCredentialDeletion,
-    ScramCredentialUpsertion,
-)
-from headrace.wire.api.describe_user_scram_credentials import (
     CredentialInfo,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
 )
-from headrace.wire.api.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from headrace.wire.api.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from headrace.wire.api.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

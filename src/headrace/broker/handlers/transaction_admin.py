@@ -10,22 +10,21 @@ from headrace.broker.context import Context, HandlerResult
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.broker.transactions.transaction import BY_LABEL, Transaction
 from headrace.errors import BrokerError, Code
-from headrace.wire.api.describe_producers import (
+from headrace.wire.api.transaction_admin import (
     DescribeProducersRequest,
     DescribeProducersResponse,
-    PartitionResponse,
-    ProducerState,
-    TopicRequest,
-    TopicResponse,
-)
-from headrace.wire.api.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
+    ListedTransaction,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    PartitionResponse,
+    ProducerState,
     TopicData,
+    TopicRequest,
+    TopicResponse,
     TransactionState,
 )
-from headrace.wire.api.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from headrace.wire.api.list_transactions import TransactionState as ListedTransaction
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

@@ -15,8 +15,15 @@ from headrace.broker.transactions.markers import IN_FLIGHT_MAX
 from headrace.broker.transactions.transaction import VERSION_1, VERSION_2
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
-from headrace.wire.api.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from headrace.wire.api.add_partitions_to_txn import (
+from headrace.wire.api.group_offsets import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from headrace.wire.api.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -24,16 +31,10 @@ from headrace.wire.api.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTopicResult,
     AddPartitionsToTxnTransaction,
-)
-from headrace.wire.api.end_txn import EndTxnRequest, EndTxnResponse
-from headrace.wire.api.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from headrace.wire.api.txn_offset_commit import (
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
-)
-from headrace.wire.api.write_txn_markers import (
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,

@@ -161,7 +161,7 @@ class Dispatcher:
             return None
         # Imported here: handler modules are loaded on first use.
         from headrace.broker.handlers.api_versions import api_rows
-        from headrace.wire.api.api_versions import ApiVersionsResponse
+        from headrace.wire.api.metadata import ApiVersionsResponse
 
         response = ApiVersionsResponse(error_code=Code.UNSUPPORTED_VERSION, api_keys=api_rows())
         return encode_response(response, 0, header.correlation_id)

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import Role, Target
-from headrace.wire.api.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from headrace.wire.api.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
+from headrace.wire.api.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
     IncrementalAlterConfigsRequest,
+    IncrementalConfig,
+    IncrementalConfigsResource,
 )
 
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
@@ -104,7 +105,7 @@ class ConfigAdmin(Admin):
         """Change options, and keep the others; None resets an option to its default."""
         for to, group in _by_target(changes, otherwise=Role.CONTROLLER).items():
             resources = [
-                AlterConfigsResource(
+                IncrementalConfigsResource(
                     resource_type=resource.kind.value,
                     resource_name=resource.name,
                     configs=[_alterable(name, change) for name, change in changes[resource].items()],
@@ -143,10 +144,10 @@ def _entry(config: Any) -> ConfigEntry:
     return ConfigEntry(config.name, config.value, source, config.read_only, config.is_sensitive)
 
 
-def _alterable(name: str, change: ConfigChange) -> AlterableConfig:
+def _alterable(name: str, change: ConfigChange) -> IncrementalConfig:
     if change is None:
-        return AlterableConfig(name=name, config_operation=_DELETE, value=None)
+        return IncrementalConfig(name=name, config_operation=_DELETE, value=None)
     if isinstance(change, str):
-        return AlterableConfig(name=name, config_operation=_SET, value=change)
+        return IncrementalConfig(name=name, config_operation=_SET, value=change)
     operation = _APPEND if isinstance(change, Append) else _SUBTRACT
-    return AlterableConfig(name=name, config_operation=operation, value=change.value)
+    return IncrementalConfig(name=name, config_operation=operation, value=change.value)

@@ -11,21 +11,20 @@ from headrace.client.blocking import Coordinator, CoordinatorKind
 from headrace.client.offsets import by_topic
 from headrace.errors import Code
 from headrace.types import TopicPartition
-from headrace.wire.api.consumer_group_describe import Assignment, ConsumerGroupDescribeRequest
-from headrace.wire.api.delete_groups import DeleteGroupsRequest
-from headrace.wire.api.describe_groups import DescribeGroupsRequest
-from headrace.wire.api.list_groups import ListGroupsRequest
-from headrace.wire.api.offset_commit import (
+from headrace.wire.api.group_admin import (
+    Assignment,
+    ConsumerGroupDescribeRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
+from headrace.wire.api.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
-)
-from headrace.wire.api.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
-)
-from headrace.wire.api.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,

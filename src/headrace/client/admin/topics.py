@@ -12,26 +12,22 @@ from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import Isolation, PartitionOffset, by_topic, list_offsets
 from headrace.errors import Code
 from headrace.types import TopicPartition
-from headrace.wire.api.create_partitions import (
-    CreatePartitionsAssignment,
-    CreatePartitionsRequest,
-    CreatePartitionsTopic,
-)
-from headrace.wire.api.create_topics import (
+from headrace.wire.api.metadata import DescribeClusterRequest, MetadataRequest, MetadataRequestTopic
+from headrace.wire.api.topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
     CreateTopicsRequest,
-)
-from headrace.wire.api.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     DeleteRecordsTopic,
+    DeleteTopicsRequest,
+    DeleteTopicState,
 )
-from headrace.wire.api.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from headrace.wire.api.describe_cluster import DescribeClusterRequest
-from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic
 from headrace.wire.schema import Message
 
 BROKERS_DEFAULT = -1

@@ -9,16 +9,16 @@ from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import Coordinator, CoordinatorKind
 from headrace.client.offsets import by_topic
 from headrace.types import TopicPartition
-from headrace.wire.api.describe_producers import (
+from headrace.wire.api.transaction_admin import (
     DescribeProducersRequest,
     DescribeProducersResponse,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
     ProducerState,
     TopicRequest,
 )
-from headrace.wire.api.describe_transactions import DescribeTransactionsRequest
-from headrace.wire.api.init_producer_id import InitProducerIdRequest
-from headrace.wire.api.list_transactions import ListTransactionsRequest
-from headrace.wire.api.write_txn_markers import (
+from headrace.wire.api.transactions import (
+    InitProducerIdRequest,
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,

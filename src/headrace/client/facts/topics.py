@@ -8,7 +8,7 @@ from typing import Any
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind, TopicPartition
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset, list_offsets
 from headrace.errors import ConnectionFailedError, HeadraceError, TimedOutError
-from headrace.wire.api.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
+from headrace.wire.api.cluster_admin import DescribableLogDirTopic, DescribeLogDirsRequest
 
 NO_LEADER = -1
 OFFLINE_MS_MAX = 5_000

@@ -1,10 +1,12 @@
-"""Key 2: offsets by timestamp; -1 latest, -2 earliest, -3 max timestamp."""
+"""Offsets by timestamp, and the end offset of a leader epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from headrace.wire.schema import Message, Struct, array, int8, int16, int32, int64, string
+
+# Key 2: offsets by timestamp; -1 latest, -2 earliest, -3 max timestamp.
 
 
 class ListOffsetsPartition(Struct):
@@ -43,3 +45,39 @@ class ListOffsetsTopicResponse(Struct):
 class ListOffsetsResponse(Message, api_key=2, versions="0-11", flexible="6+"):
     throttle_time_ms: int = int32("2+", ignorable=True)
     topics: Sequence[ListOffsetsTopicResponse] = array(ListOffsetsTopicResponse)
+
+
+# Key 23: where a leader epoch ended, for truncation.
+
+
+class OffsetForLeaderPartition(Struct):
+    partition: int = int32()
+    current_leader_epoch: int = int32("2+", default=-1, ignorable=True)
+    leader_epoch: int = int32()
+
+
+class OffsetForLeaderTopic(Struct):
+    topic: str = string()
+    partitions: Sequence[OffsetForLeaderPartition] = array(OffsetForLeaderPartition)
+
+
+class OffsetForLeaderEpochRequest(Message, api_key=23, versions="0-4", flexible="4+"):
+    replica_id: int = int32("3+", default=-2, ignorable=True)
+    topics: Sequence[OffsetForLeaderTopic] = array(OffsetForLeaderTopic)
+
+
+class EpochEndOffset(Struct):
+    error_code: int = int16()
+    partition: int = int32()
+    leader_epoch: int = int32("1+", default=-1, ignorable=True)
+    end_offset: int = int64(default=-1)
+
+
+class OffsetForLeaderTopicResult(Struct):
+    topic: str = string()
+    partitions: Sequence[EpochEndOffset] = array(EpochEndOffset)
+
+
+class OffsetForLeaderEpochResponse(Message, api_key=23, versions="0-4", flexible="4+"):
+    throttle_time_ms: int = int32("2+", ignorable=True)
+    topics: Sequence[OffsetForLeaderTopicResult] = array(OffsetForLeaderTopicResult)

@@ -1,0 +1,190 @@
+"""Administration of the cluster: elections, reassignments, log folders, features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.wire.schema import Message, Struct, array, boolean, int8, int16, int32, int64, string
+
+# Key 43: elect preferred (or unclean) leaders.
+
+
+class TopicPartitions(Struct):
+    topic: str = string()
+    partitions: Sequence[int] = array(int32)
+
+
+class ElectLeadersRequest(Message, api_key=43, versions="0-2", flexible="2+"):
+    election_type: int = int8("1+")
+    topic_partitions: Sequence[TopicPartitions] | None = array(TopicPartitions, nullable="0+")
+    timeout_ms: int = int32(default=60000)
+
+
+class PartitionResult(Struct):
+    partition_id: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+
+
+class ReplicaElectionResult(Struct):
+    topic: str = string()
+    partition_result: Sequence[PartitionResult] = array(PartitionResult)
+
+
+class ElectLeadersResponse(Message, api_key=43, versions="0-2", flexible="2+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16("1+")
+    replica_election_results: Sequence[ReplicaElectionResult] = array(ReplicaElectionResult)
+
+
+# Key 45: move replicas.
+
+
+class ReassignablePartition(Struct):
+    partition_index: int = int32()
+    replicas: Sequence[int] | None = array(int32, nullable="0+", default=None)
+
+
+class ReassignableTopic(Struct):
+    name: str = string()
+    partitions: Sequence[ReassignablePartition] = array(ReassignablePartition)
+
+
+class AlterPartitionReassignmentsRequest(Message, api_key=45, versions="0-1", flexible="0+"):
+    timeout_ms: int = int32(default=60000)
+    allow_replication_factor_change: bool = boolean("1+", default=True)
+    topics: Sequence[ReassignableTopic] = array(ReassignableTopic)
+
+
+class ReassignablePartitionResponse(Struct):
+    partition_index: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+
+
+class ReassignableTopicResponse(Struct):
+    name: str = string()
+    partitions: Sequence[ReassignablePartitionResponse] = array(ReassignablePartitionResponse)
+
+
+class AlterPartitionReassignmentsResponse(Message, api_key=45, versions="0-1", flexible="0+"):
+    throttle_time_ms: int = int32()
+    allow_replication_factor_change: bool = boolean("1+", default=True, ignorable=True)
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+    responses: Sequence[ReassignableTopicResponse] = array(ReassignableTopicResponse)
+
+
+# Key 46: moves under way.
+
+
+class ListPartitionReassignmentsTopics(Struct):
+    name: str = string()
+    partition_indexes: Sequence[int] = array(int32)
+
+
+class ListPartitionReassignmentsRequest(Message, api_key=46, versions="0-0", flexible="0+"):
+    timeout_ms: int = int32(default=60000)
+    topics: Sequence[ListPartitionReassignmentsTopics] | None = array(
+        ListPartitionReassignmentsTopics, nullable="0+", default=None
+    )
+
+
+class OngoingPartitionReassignment(Struct):
+    partition_index: int = int32()
+    replicas: Sequence[int] = array(int32)
+    adding_replicas: Sequence[int] = array(int32)
+    removing_replicas: Sequence[int] = array(int32)
+
+
+class OngoingTopicReassignment(Struct):
+    name: str = string()
+    partitions: Sequence[OngoingPartitionReassignment] = array(OngoingPartitionReassignment)
+
+
+class ListPartitionReassignmentsResponse(Message, api_key=46, versions="0-0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+    topics: Sequence[OngoingTopicReassignment] = array(OngoingTopicReassignment)
+
+
+# Key 35: sizes on disk.
+
+
+class DescribableLogDirTopic(Struct):
+    topic: str = string()
+    partitions: Sequence[int] = array(int32)
+
+
+class DescribeLogDirsRequest(Message, api_key=35, versions="0-5", flexible="2+"):
+    topics: Sequence[DescribableLogDirTopic] | None = array(DescribableLogDirTopic, nullable="0+")
+
+
+class DescribeLogDirsPartition(Struct):
+    partition_index: int = int32()
+    partition_size: int = int64()
+    offset_lag: int = int64()
+    is_future_key: bool = boolean()
+
+
+class DescribeLogDirsTopic(Struct):
+    name: str = string()
+    partitions: Sequence[DescribeLogDirsPartition] = array(DescribeLogDirsPartition)
+
+
+class DescribeLogDirsResult(Struct):
+    error_code: int = int16()
+    log_dir: str = string()
+    topics: Sequence[DescribeLogDirsTopic] = array(DescribeLogDirsTopic)
+    total_bytes: int = int64("4+", default=-1, ignorable=True)
+    usable_bytes: int = int64("4+", default=-1, ignorable=True)
+    is_cordoned: bool = boolean("5+", ignorable=True)
+
+
+class DescribeLogDirsResponse(Message, api_key=35, versions="0-5", flexible="2+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16("3+", ignorable=True)
+    results: Sequence[DescribeLogDirsResult] = array(DescribeLogDirsResult)
+
+
+# Key 57: finalise feature levels.
+
+
+class FeatureUpdateKey(Struct):
+    feature: str = string()
+    max_version_level: int = int16()
+    allow_downgrade: bool = boolean("0")
+    upgrade_type: int = int8("1+", default=1)
+
+
+class UpdateFeaturesRequest(Message, api_key=57, versions="0-2", flexible="0+"):
+    timeout_ms: int = int32(default=60000)
+    feature_updates: Sequence[FeatureUpdateKey] = array(FeatureUpdateKey)
+    validate_only: bool = boolean("1+")
+
+
+class UpdatableFeatureResult(Struct):
+    feature: str = string()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+
+
+class UpdateFeaturesResponse(Message, api_key=57, versions="0-2", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+    results: Sequence[UpdatableFeatureResult] = array(UpdatableFeatureResult, "0-1", ignorable=True)
+
+
+# Key 64: forget a broker that will not come back.
+
+
+class UnregisterBrokerRequest(Message, api_key=64, versions="0", flexible="0+"):
+    broker_id: int = int32()
+
+
+class UnregisterBrokerResponse(Message, api_key=64, versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")

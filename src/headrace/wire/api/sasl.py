@@ -1,0 +1,32 @@
+"""SASL authentication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.wire.schema import Message, array, bytes_, int16, int64, string
+
+# Key 17: choose a SASL mechanism.
+
+
+class SaslHandshakeRequest(Message, api_key=17, versions="0-1"):
+    mechanism: str = string()
+
+
+class SaslHandshakeResponse(Message, api_key=17, versions="0-1"):
+    error_code: int = int16()
+    mechanisms: Sequence[str] = array(string)
+
+
+# Key 36: the exchange of a SASL mechanism.
+
+
+class SaslAuthenticateRequest(Message, api_key=36, versions="0-2", flexible="2+"):
+    auth_bytes: bytes = bytes_(secret=True)
+
+
+class SaslAuthenticateResponse(Message, api_key=36, versions="0-2", flexible="2+"):
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+    auth_bytes: bytes = bytes_(secret=True)
+    session_lifetime_ms: int = int64("1+", ignorable=True)
