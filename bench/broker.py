@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
-
 LOAD_SECONDS_MAX = 300
 JVM_OPTIONS = ("-Xmx1g", "-Xms1g")
 RETAINED = {"retention.bytes": str(1 << 30), "segment.bytes": str(256 << 20)}
@@ -81,8 +79,8 @@ def say(text: str) -> None:
 def measure(folder: Path, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
     """Medians: label → broker → measure."""
     from headrace.broker import EmbeddedBroker
-    from peers.maven import kafka_jars
-    from peers.real_kafka import RealKafka
+    from tests.support.peers.maven import kafka_jars
+    from tests.support.peers.real_kafka import RealKafka
 
     samples: defaultdict[str, defaultdict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
     apache = RealKafka(kafka_jars("4.3.0"), folder / "apache", jvm_options=JVM_OPTIONS)

@@ -54,14 +54,14 @@ class Cluster:
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     def create_topic(self, name: str, partitions: int) -> None:
-        from peers.broker import create_topic
+        from tests.support.peers.broker import create_topic
 
         create_topic(self.bootstrap, name, partitions, RETAINED, COPIES)
         self.wait_in_sync(name)
 
     def wait_in_sync(self, topic: str) -> None:
         """All copies are there, and each broker leads what it should."""
-        from waiting import eventually
+        from tests.support.waiting import eventually
 
         eventually(f"all copies of {topic} in sync", lambda: self._is_in_sync(topic), IN_SYNC_SECONDS_MAX)
 
@@ -145,8 +145,8 @@ def fail_over(cluster: Cluster, topic: str) -> float:
 
 def measure(folder: Path, rounds: int, total_bytes: int) -> Samples:
     from headrace.broker import EmbeddedCluster
-    from peers.kafka_cluster import KafkaCluster
-    from peers.maven import kafka_jars
+    from tests.support.peers.kafka_cluster import KafkaCluster
+    from tests.support.peers.maven import kafka_jars
 
     samples: Samples = defaultdict(lambda: defaultdict(list))
     apache = KafkaCluster(kafka_jars("4.3.0"), folder / "apache", JVM_OPTIONS)

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from bench.fuzz_wire import filled, mutate
 from headrace.broker import EmbeddedBroker
@@ -31,8 +30,6 @@ from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, Topi
 from headrace.wire.frames import encode_request
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 FRAMES_AHEAD = 3
 """Frames that go out before an answer is waited for; a broken one ends the connection."""
@@ -116,7 +113,7 @@ class GoodClient:
     """Writes records and reads them back, all the time."""
 
     def __init__(self, bootstrap: str) -> None:
-        from peers.connection import Connection
+        from tests.support.peers.connection import Connection
 
         self._connection = Connection(bootstrap)
         self.written = 0
@@ -129,7 +126,7 @@ class GoodClient:
         self.written += 1
 
     def check(self) -> None:
-        from peers.connection import batches_of
+        from tests.support.peers.connection import batches_of
 
         offset = 0
         while offset < self.written:

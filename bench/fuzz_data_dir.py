@@ -29,11 +29,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
-
-from data_dir_brokers import LogLines, RunningBrokers
-from data_dir_check import Check, batches_of, kept_on_disk
-from data_dir_damage import (
+from tests.support.data_dir_brokers import LogLines, RunningBrokers
+from tests.support.data_dir_check import Check, batches_of, kept_on_disk
+from tests.support.data_dir_damage import (
     CUT,
     DAMAGES,
     FLIP,
@@ -47,7 +45,7 @@ from data_dir_damage import (
     Damage,
     apply,
 )
-from data_dir_image import CLEAN, FACTS, KILLED, OPTIONS, Facts, prepare
+from tests.support.data_dir_image import CLEAN, FACTS, KILLED, OPTIONS, Facts, prepare
 
 CASES = 1000
 CASE_SECONDS_MAX = 60.0

@@ -29,8 +29,6 @@ from headrace.wire import frames, legacy
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.layout import NO_TIMESTAMP, Record
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
-
 TOPIC = "bench-legacy"
 PARTITIONS = 4
 LATENCY_TOPIC = "bench-legacy-1"  # one partition: the broker is to do the same for both
@@ -185,8 +183,8 @@ def running_broker(kind: str) -> Iterator[str]:
             embedded.create_topic(LATENCY_TOPIC, 1)
             yield embedded.bootstrap
         return
-    from peers.maven import kafka_jars
-    from peers.real_kafka import RealKafka
+    from tests.support.peers.maven import kafka_jars
+    from tests.support.peers.real_kafka import RealKafka
 
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         limits = {"log.retention.bytes": str(1 << 30), "log.segment.bytes": str(256 << 20)}

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
-
 PARTITIONS = 4
 CASE_SECONDS_MAX = 180
 JVM_OPTIONS = ("-Xmx1g", "-Xms1g")
@@ -203,8 +201,8 @@ def plot(results: dict[str, dict[str, float]], path: Path) -> None:
 
 
 def main() -> int:
-    from peers.maven import kafka_jars
-    from peers.real_kafka import RealKafka
+    from tests.support.peers.maven import kafka_jars
+    from tests.support.peers.real_kafka import RealKafka
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 RUN_SECONDS_MAX = 3600
 JVM_OPTIONS = ("-Xmx1g", "-Xms1g")
@@ -29,7 +28,7 @@ Figures = dict[str, dict[str, float]]
 
 def spark_environment() -> tuple[dict[str, str], str]:
     """Variables with which our Python gets the connector's Spark, and the connector's jars."""
-    from peers import spark_connector
+    from tests.support.peers import spark_connector
 
     jars, environment = spark_connector.installed()
     packages = next(environment.glob("lib/python*/site-packages"))
@@ -45,8 +44,8 @@ def spark_environment() -> tuple[dict[str, str], str]:
 def measure(folder: Path, rounds: int, only: str, rows: int | None) -> dict[str, Any]:
     """Seconds of every job of every round."""
     from headrace.broker import EmbeddedBroker
-    from peers.maven import kafka_jars
-    from peers.real_kafka import RealKafka
+    from tests.support.peers.maven import kafka_jars
+    from tests.support.peers.real_kafka import RealKafka
 
     variables, jars = spark_environment()
     kafka = RealKafka(kafka_jars("4.3.0"), folder / "kafka", jvm_options=JVM_OPTIONS)

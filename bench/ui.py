@@ -16,13 +16,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
-
 from playwright.sync_api import Browser
 
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient, NewTopic
-from live_view import LiveView, open_tab, running_browser
+from tests.support.live_view import LiveView, open_tab, running_browser
 
 TOPICS = 2000
 PARTITIONS = 5

@@ -15,13 +15,10 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient, NewTopic
-from live_view import LiveView
+from tests.support.live_view import LiveView
 
 ROUNDS = 40
 RECORDS = 8_000_000

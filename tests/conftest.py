@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from peers import fetched, franz_go, kafkajs, maven, spark_connector
-from peers.broker import Broker
-from peers.java import JavaRunner
-from peers.java_client import JavaClient, make_java_client
-from peers.real_kafka import RealKafka
+from tests.support.peers import fetched, franz_go, kafkajs, maven, spark_connector
+from tests.support.peers.broker import Broker
+from tests.support.peers.java import JavaRunner
+from tests.support.peers.java_client import JavaClient, make_java_client
+from tests.support.peers.real_kafka import RealKafka
 
 KAFKA_VERSIONS = ("4.3.0", "3.9.1")
 HEADRACE_OPTIONS = {
@@ -92,7 +92,7 @@ def kafka39(kafka_jars: Callable[[str], Path], tmp_path_factory: pytest.TempPath
 def headrace_broker() -> Iterator[Broker]:
     """Our own broker, one for the whole run, with the settings of the Apache Kafka that it is compared with."""
     from headrace.broker import EmbeddedBroker
-    from peers.embedded import OwnBroker
+    from tests.support.peers.embedded import OwnBroker
 
     broker = OwnBroker(EmbeddedBroker(HEADRACE_OPTIONS))
     try:

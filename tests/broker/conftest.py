@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.broker import EmbeddedBroker
-from peers.connection import Connection
-from topics import unique
+from tests.support.peers.connection import Connection
+from tests.support.topics import unique
 
 
 @pytest.fixture(scope="session")

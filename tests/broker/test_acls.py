@@ -20,14 +20,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from asking import ask
 from headrace.errors import Code
 from headrace.wire.api.access import AclCreation, CreateAclsRequest, DescribeAclsRequest
 from headrace.wire.api.metadata import DescribeClusterRequest, MetadataRequest
 from headrace.wire.api.transactions import InitProducerIdRequest
-from peers.connection import Connection
-from secure_broker import OPENSSL, SecureBroker, make_certificates
-from topics import unique
+from tests.support.asking import ask
+from tests.support.peers.connection import Connection
+from tests.support.secure_broker import OPENSSL, SecureBroker, make_certificates
+from tests.support.topics import unique
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="the openssl command makes the certificates")
 

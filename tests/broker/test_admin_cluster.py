@@ -6,7 +6,6 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec  # type: ignore[attr-defined]
 
-from asking import ask
 from headrace import Producer
 from headrace.broker.handlers import SUPPORTED
 from headrace.errors import Code
@@ -33,7 +32,8 @@ from headrace.wire.api.topics import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from topics import unique
+from tests.support.asking import ask
+from tests.support.topics import unique
 
 SECONDS = 20
 ADMIN_KEYS = (17, 21, 29, 30, 31, 32, 33, 35, 36, 37, 43, 44, 45, 46, 48, 49, 50, 51, 57, 60, 64, 74)

@@ -11,9 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from broker_in_loop import broker_in_loop
-from cluster_in_loop import asked, cluster_in_loop, create, made, metadata, until
-from group_rig import on_loop
 from headrace.broker.broker import Broker
 from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.topics import PartitionPlace
@@ -41,6 +38,9 @@ from headrace.wire.api.topics import (
 )
 from headrace.wire.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from headrace.wire.schema import Message
+from tests.support.broker_in_loop import broker_in_loop
+from tests.support.cluster_in_loop import asked, cluster_in_loop, create, made, metadata, until
+from tests.support.group_rig import on_loop
 
 
 @on_loop
@@ -247,8 +247,8 @@ def test_a_broker_that_is_alone_imports_nothing_of_clusters(tmp_path: Path) -> N
     program = f"""
 import asyncio, sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
-from broker_in_loop import broker_in_loop
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.support.broker_in_loop import broker_in_loop
 
 async def main():
     async with broker_in_loop(Path({str(tmp_path)!r}) / "1") as broker:

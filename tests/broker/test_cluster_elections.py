@@ -8,9 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from broker_in_loop import broker_in_loop
-from cluster_in_loop import asked, cluster_in_loop, create, made, until
-from group_rig import on_loop
 from headrace.broker.cluster.controller import Controller
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.cluster_admin import (
@@ -41,6 +38,9 @@ from headrace.wire.api.metadata import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
 )
+from tests.support.broker_in_loop import broker_in_loop
+from tests.support.cluster_in_loop import asked, cluster_in_loop, create, made, until
+from tests.support.group_rig import on_loop
 
 
 def wish(broker: Any, topic: Any, isr: dict[int, int], **changes: Any) -> AlterPartitionRequest:

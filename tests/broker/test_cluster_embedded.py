@@ -34,10 +34,10 @@ from headrace.wire.api.topics import (
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from peers.connection import Connection
-from peers.java_client import JavaClient
-from topics import unique
-from waiting import eventually
+from tests.support.peers.connection import Connection
+from tests.support.peers.java_client import JavaClient
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 FAIL_OVER_SECONDS_MAX = 3.0
 QUICK = {"broker.session.timeout.ms": 1_500, "broker.heartbeat.interval.ms": 100}

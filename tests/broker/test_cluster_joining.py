@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from broker_in_loop import broker_in_loop
-from cluster_in_loop import asked, cluster_in_loop, create, made, metadata, until
-from group_rig import on_loop
 from headrace.broker.cluster.controller import Controller
 from headrace.broker.ports import free_port
 from headrace.errors import Code, ConfigError
@@ -24,7 +21,10 @@ from headrace.wire.api.inter_broker import (
     EnsureTopicRequest,
     ForwardRequest,
 )
-from secure_broker import OPENSSL, make_certificates
+from tests.support.broker_in_loop import broker_in_loop
+from tests.support.cluster_in_loop import asked, cluster_in_loop, create, made, metadata, until
+from tests.support.group_rig import on_loop
+from tests.support.secure_broker import OPENSSL, make_certificates
 
 QUICK = {"initial.broker.registration.timeout.ms": 400}
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster_in_loop import until
 from headrace import Producer
 from headrace.broker import EmbeddedCluster
 from headrace.broker.catalog.acls import Acl, Acls
@@ -27,10 +26,11 @@ from headrace.wire.api.topics import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from peers.connection import Connection
-from replica_cluster import ReplicaCluster, replica_cluster
-from secure_broker import OPENSSL, make_certificates
-from visible import visible
+from tests.support.cluster_in_loop import until
+from tests.support.peers.connection import Connection
+from tests.support.replica_cluster import ReplicaCluster, replica_cluster
+from tests.support.secure_broker import OPENSSL, make_certificates
+from tests.support.visible import visible
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl makes the certificates")
 

@@ -11,7 +11,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigSource,
 )
 
-from asking import ask
 from headrace import BrokerError, Producer
 from headrace.broker import EmbeddedBroker
 from headrace.broker.broker_options import BROKER_OPTIONS
@@ -26,8 +25,9 @@ from headrace.wire.api.configs import (
     DescribeConfigsResource,
     ListConfigResourcesRequest,
 )
-from peers.connection import Connection
-from topics import unique
+from tests.support.asking import ask
+from tests.support.peers.connection import Connection
+from tests.support.topics import unique
 
 SECONDS = 20
 TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from chaos_clients import ConfluentClient, MakeClient, MustAbortError, OwnClient
-from crashes import committed as committed_records
 from headrace import FatalError, Producer
 from headrace.broker import EmbeddedCluster
 from headrace.broker.embedded_cluster import ClusterBroker
 from headrace.client.admin import AdminClient
 from headrace.wire.api.topics import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
-from peers.connection import Connection
-from topics import unique
-from waiting import eventually
+from tests.support.chaos_clients import ConfluentClient, MakeClient, MustAbortError, OwnClient
+from tests.support.crashes import committed as committed_records
+from tests.support.peers.connection import Connection
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 PARTITIONS = 3
 STATE_TOPIC = "__transaction_state"

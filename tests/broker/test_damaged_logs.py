@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from asking import ask
 from headrace import Producer
 from headrace.broker import EmbeddedBroker, EmbeddedCluster
 from headrace.errors import Code
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.api.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.records import read_batches
-from peers.connection import Connection
-from waiting import eventually
+from tests.support.asking import ask
+from tests.support.peers.connection import Connection
+from tests.support.waiting import eventually
 
 RECORDS = 40
 TIME_MS = 1_700_000_000_000

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from broker_commands import headrace
 from headrace import HeadraceError, Producer
 from headrace.broker import EmbeddedBroker, EmbeddedCluster
 from headrace.errors import IllegalStateError
-from own_broker import OpenBroker
-from peers.connection import Connection
-from raw_producer import RawProducer
-from visible import visible
-from waiting import eventually
+from tests.support.broker_commands import headrace
+from tests.support.own_broker import OpenBroker
+from tests.support.peers.connection import Connection
+from tests.support.raw_producer import RawProducer
+from tests.support.visible import visible
+from tests.support.waiting import eventually
 
 SEND_SECONDS_MAX = 20
 JOURNAL = "catalog.journal"

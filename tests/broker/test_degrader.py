@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker.degrader import Degrader
 from headrace.errors import ClosedError, ConfigError
-from waiting import eventually
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 10
 SILENCE_SECONDS = 0.2

@@ -19,8 +19,8 @@ from headrace.wire.api.topics import (
 )
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from peers.connection import Connection
-from waiting import eventually
+from tests.support.peers.connection import Connection
+from tests.support.waiting import eventually
 
 DISK_BYTES = 4 * 1024 * 1024
 SEGMENT_BYTES = 200_000

@@ -21,11 +21,11 @@ from headrace.errors import BrokerError, ClosedError, ConfigError, ConnectionFai
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from peers import librdkafka
-from peers.broker import Broker
-from peers.connection import Connection
-from peers.embedded import OwnBroker
-from waiting import eventually
+from tests.support.peers import librdkafka
+from tests.support.peers.broker import Broker
+from tests.support.peers.connection import Connection
+from tests.support.peers.embedded import OwnBroker
+from tests.support.waiting import eventually
 
 START_SECONDS_MAX = 10
 ROOM_MEMORY_BYTES_MAX = 80 * 1024 * 1024

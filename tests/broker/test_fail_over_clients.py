@@ -12,11 +12,11 @@ import pytest
 from headrace.broker import EmbeddedCluster
 from headrace.client.fetcher import Fetcher
 from headrace.types import TopicPartition
-from peers.clients import RIDE_SECONDS_MAX, Ride, Rider
-from peers.franz_go import make_franz_go
-from peers.of_confluent import Confluent
-from topics import unique
-from waiting import eventually
+from tests.support.peers.clients import RIDE_SECONDS_MAX, Ride, Rider
+from tests.support.peers.franz_go import make_franz_go
+from tests.support.peers.of_confluent import Confluent
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 PARTITIONS = 3  # each broker leads one
 DOWN_SECONDS = 1.0

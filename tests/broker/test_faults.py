@@ -22,8 +22,8 @@ from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, Topi
 from headrace.wire.api.transactions import EndTxnRequest
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from peers.connection import Connection
-from waiting import eventually
+from tests.support.peers.connection import Connection
+from tests.support.waiting import eventually
 
 METADATA, HEARTBEAT = 3, 12
 SILENCE_SECONDS = 0.3

@@ -37,9 +37,9 @@ from headrace.wire.api.groups import (
 )
 from headrace.wire.api.metadata import FindCoordinatorRequest
 from headrace.wire.schema import Message
-from peers.connection import Connection
-from topics import unique
-from waiting import eventually
+from tests.support.peers.connection import Connection
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 SESSION_MS = 10_000
 SUBSCRIPTION = b"\0\1" + b"\0\0\0\0" + b"\xff\xff\xff\xff"

@@ -17,9 +17,9 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from headrace import AbortableError, FatalError, GroupMetadata, Producer
 from headrace.client.admin import AdminClient
 from headrace.wire.layout import Record
-from peers import librdkafka
-from topics import unique
-from waiting import eventually
+from tests.support.peers import librdkafka
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 PARTITIONS = 4
 SECONDS = 30

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from bystander import Bystander
 from headrace.broker import EmbeddedBroker
 from headrace.broker.handlers import fetch
 from headrace.broker.log.lookup import find_record
@@ -36,11 +35,12 @@ from headrace.wire.compression import compress
 from headrace.wire.layout import CODEC_MASK, HEADER_BYTES, Record
 from headrace.wire.records import encode
 from headrace.wire.schema import Records
-from own_broker import OpenBroker
-from peers.connection import Connection
-from pipelining import RawConnection, frame
-from stored import stored_batches
-from waiting import eventually
+from tests.support.bystander import Bystander
+from tests.support.own_broker import OpenBroker
+from tests.support.peers.connection import Connection
+from tests.support.pipelining import RawConnection, frame
+from tests.support.stored import stored_batches
+from tests.support.waiting import eventually
 
 ROUNDS = int(os.environ.get("HEADRACE_HOSTILE_ROUNDS", "1"))
 """How often each attack is repeated; more often on request."""

@@ -15,8 +15,8 @@ import pytest
 
 from headrace import HeadraceError, Producer
 from headrace.broker import EmbeddedBroker
-from peers import librdkafka
-from waiting import eventually
+from tests.support.peers import librdkafka
+from tests.support.waiting import eventually
 
 ROUNDS = int(os.environ.get("HEADRACE_KILL_ROUNDS", "6"))
 PARTITIONS = 3

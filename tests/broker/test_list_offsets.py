@@ -16,7 +16,7 @@ from headrace.wire.api.offsets import (
 )
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from topics import unique
+from tests.support.topics import unique
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 CONSUMER = -1

@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-from fake_internal import START_MS
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import Producer
-from log_rig import LogRig, rows_of
-from peers.java import JAVA_SECONDS_MAX, SHORT_LIVED, java_command
+from tests.support.fake_internal import START_MS
+from tests.support.log_rig import LogRig, rows_of
+from tests.support.peers.java import JAVA_SECONDS_MAX, SHORT_LIVED, java_command
 
 DUMP = "org.apache.kafka.tools.DumpLogSegments"
 COMPLAINTS = re.compile("mismatch|out of order|non-consecutive|exception", re.IGNORECASE)

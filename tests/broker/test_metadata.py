@@ -13,9 +13,9 @@ from headrace.wire.api.metadata import (
     MetadataRequestTopic,
     TopicRequest,
 )
-from peers.connection import Connection
-from pipelining import ask
-from topics import new_topic, unique
+from tests.support.peers.connection import Connection
+from tests.support.pipelining import ask
+from tests.support.topics import new_topic, unique
 
 NO_OPERATIONS = -(2**31)
 

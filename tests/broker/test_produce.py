@@ -17,12 +17,12 @@ from headrace.wire.layout import Record
 from headrace.wire.records import Producer as Writer
 from headrace.wire.records import encode, read_batches
 from headrace.wire.schema import Records
-from own_broker import OpenBroker
-from peers.broker import create_topic
-from peers.connection import Connection
-from pipelining import RawConnection, ask, frame
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.own_broker import OpenBroker
+from tests.support.peers.broker import create_topic
+from tests.support.peers.connection import Connection
+from tests.support.pipelining import RawConnection, ask, frame
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 METADATA = MetadataRequest(topics=())
 

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from asking import ask
 from headrace import Producer
 from headrace.broker import EmbeddedBroker
 from headrace.errors import Code
@@ -21,9 +20,10 @@ from headrace.wire.api.access import (
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.api.metadata import ApiVersionsRequest, MetadataRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from log_rig import batch
-from peers.connection import Connection
-from topics import unique
+from tests.support.asking import ask
+from tests.support.log_rig import batch
+from tests.support.peers.connection import Connection
+from tests.support.topics import unique
 
 EXACT, DEFAULT, ANY = 0, 1, 2
 

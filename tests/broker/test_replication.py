@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster_in_loop import until
 from headrace.errors import Code
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.api.offsets import (
@@ -27,10 +26,11 @@ from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, Topi
 from headrace.wire.api.topics import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from headrace.wire.frames import encode_request
 from headrace.wire.records import Producer as Writer
-from log_rig import batch
-from peers.connection import Connection
-from replica_cluster import ReplicaCluster, replica_cluster
-from visible import visible
+from tests.support.cluster_in_loop import until
+from tests.support.log_rig import batch
+from tests.support.peers.connection import Connection
+from tests.support.replica_cluster import ReplicaCluster, replica_cluster
+from tests.support.visible import visible
 
 SECONDS_MAX = 40
 

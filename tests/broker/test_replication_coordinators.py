@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cluster_in_loop import until
 from headrace import Producer
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.groups.commits import Commit
@@ -21,10 +20,11 @@ from headrace.types import TopicPartition
 from headrace.wire.api.transactions import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from headrace.wire.hashing import coordinator_partition
 from headrace.wire.records import Producer as Writer
-from log_rig import batch
-from peers.connection import Connection
-from replica_cluster import ReplicaCluster, replica_cluster
-from visible import visible
+from tests.support.cluster_in_loop import until
+from tests.support.log_rig import batch
+from tests.support.peers.connection import Connection
+from tests.support.replica_cluster import ReplicaCluster, replica_cluster
+from tests.support.visible import visible
 
 SECONDS_MAX = 40
 ID = "payments"

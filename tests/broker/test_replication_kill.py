@@ -18,9 +18,9 @@ from headrace.wire.api.cluster_admin import (
     ReassignablePartition,
     ReassignableTopic,
 )
-from peers import librdkafka
-from peers.connection import Connection
-from waiting import eventually
+from tests.support.peers import librdkafka
+from tests.support.peers.connection import Connection
+from tests.support.waiting import eventually
 
 PARTITIONS = 3
 TRAFFIC_SECONDS = 0.4  # before and after each kill

@@ -13,7 +13,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 
-from asking import ask
 from headrace.broker import EmbeddedBroker
 from headrace.errors import Code
 from headrace.wire.api.access import (
@@ -23,9 +22,10 @@ from headrace.wire.api.access import (
     ScramCredentialUpsertion,
     UserName,
 )
-from peers.connection import Connection
-from scram_users import salted
-from topics import unique
+from tests.support.asking import ask
+from tests.support.peers.connection import Connection
+from tests.support.scram_users import salted
+from tests.support.topics import unique
 
 SECONDS = 20
 SHA_256, SHA_512 = 1, 2

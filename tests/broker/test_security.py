@@ -11,8 +11,6 @@ import time
 import confluent_kafka
 import pytest
 
-import sessions
-from asking import ask
 from headrace import AuthenticationError, Producer, TlsError, Token
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient
@@ -22,12 +20,14 @@ from headrace.errors import Code, ConfigError
 from headrace.wire.api.access import AlterUserScramCredentialsRequest, ScramCredentialUpsertion
 from headrace.wire.api.metadata import ApiVersionsRequest, MetadataRequest
 from headrace.wire.api.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
-from peers.connection import Connection
-from scram_users import salted
-from secure_broker import OPENSSL, SecureBroker, make_certificates
-from sessions import FastClock, assert_renewed_on_the_same_connection
-from topics import unique
-from waiting import eventually
+from tests.support import sessions
+from tests.support.asking import ask
+from tests.support.peers.connection import Connection
+from tests.support.scram_users import salted
+from tests.support.secure_broker import OPENSSL, SecureBroker, make_certificates
+from tests.support.sessions import FastClock, assert_renewed_on_the_same_connection
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="the openssl command makes the certificates")
 

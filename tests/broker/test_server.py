@@ -15,10 +15,10 @@ from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse, 
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from own_broker import OpenBroker
-from peers.connection import Connection
-from pipelining import RawConnection, ask, frame, header
-from waiting import eventually
+from tests.support.own_broker import OpenBroker
+from tests.support.peers.connection import Connection
+from tests.support.pipelining import RawConnection, ask, frame, header
+from tests.support.waiting import eventually
 
 METADATA = MetadataRequest(topics=())
 CONNECTIONS = 1000

@@ -18,9 +18,9 @@ from headrace.wire.api.topics import (
 )
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from peers.connection import Connection
-from pipelining import ask
-from topics import unique
+from tests.support.peers.connection import Connection
+from tests.support.pipelining import ask
+from tests.support.topics import unique
 
 
 def creation(name: str, partitions: int = 1, replicas: int = 1, **configs: str) -> CreatableTopic:

@@ -12,10 +12,10 @@ import pytest
 from headrace import GroupMetadata, IllegalStateError, Producer
 from headrace.broker import EmbeddedBroker
 from headrace.producer.transactions import TransactionManager
-from interruption import ctrl_c, sweep, sweep_twice
-from peers.connection import Connection
-from topics import unique
-from visible import visible
+from tests.support.interruption import ctrl_c, sweep, sweep_twice
+from tests.support.peers.connection import Connection
+from tests.support.topics import unique
+from tests.support.visible import visible
 
 BLOCK_MS = 10_000
 GROUP = "interrupted"

@@ -21,12 +21,12 @@ from headrace.client.admin import AdminClient
 from headrace.errors import Code
 from headrace.wire.api.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic, EndTxnRequest
 from headrace.wire.layout import Record
-from peers import librdkafka
-from peers.connection import Connection
-from raw_producer import RawProducer, plain_batch
-from topics import unique
-from visible import visible
-from waiting import eventually
+from tests.support.peers import librdkafka
+from tests.support.peers.connection import Connection
+from tests.support.raw_producer import RawProducer, plain_batch
+from tests.support.topics import unique
+from tests.support.visible import visible
+from tests.support.waiting import eventually
 
 SECONDS = 20
 NOTHING = Record(0, 0, None, None, ())

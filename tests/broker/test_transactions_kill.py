@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from broker_in_loop import broker_in_loop, hold_markers
 from headrace import AbortableError, Producer
 from headrace.broker import EmbeddedBroker
 from headrace.broker.log import Origin
@@ -19,11 +18,12 @@ from headrace.types import TopicPartition
 from headrace.wire.layout import Record
 from headrace.wire.records import Producer as Writer
 from headrace.wire.records import encode
-from peers import librdkafka
-from peers.connection import Connection
-from raw_producer import RawProducer
-from visible import visible
-from waiting import eventually
+from tests.support.broker_in_loop import broker_in_loop, hold_markers
+from tests.support.peers import librdkafka
+from tests.support.peers.connection import Connection
+from tests.support.raw_producer import RawProducer
+from tests.support.visible import visible
+from tests.support.waiting import eventually
 
 ID = "payments"
 TIMEOUT_MS = 60_000

@@ -7,17 +7,17 @@ import re
 
 import pytest
 
-from broker_in_loop import broker_in_loop, hold_markers
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
 from headrace.errors import Code
 from headrace.wire.api.access import AclCreation, CreateAclsRequest
 from headrace.wire.api.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from peers import java
-from peers.connection import Connection
-from raw_producer import RawProducer
-from topics import unique
-from waiting import eventually
+from tests.support.broker_in_loop import broker_in_loop, hold_markers
+from tests.support.peers import java
+from tests.support.peers.connection import Connection
+from tests.support.raw_producer import RawProducer
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 STATE_TOPIC = "__transaction_state"
 TOPIC, TRANSACTIONAL_ID = 2, 5

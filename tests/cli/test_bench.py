@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.client.admin import AdminClient
-from topics import new_topic
-from typed import facts, refused, typed
+from tests.support.topics import new_topic
+from tests.support.typed import facts, refused, typed
 
 SMALL = ("--records", 2000, "--rounds", 2, "--rate", 2000)
 

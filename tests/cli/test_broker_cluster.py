@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from broker_commands import COMMAND_SECONDS_MAX, headrace, running
 from headrace import Producer
 from headrace.broker import control
 from headrace.broker.ports import free_port, is_taken
 from headrace.errors import ConfigError, IllegalStateError
 from headrace.wire.api.metadata import MetadataRequest, MetadataResponse
-from peers.connection import Connection
-from waiting import eventually
+from tests.support.broker_commands import COMMAND_SECONDS_MAX, headrace, running
+from tests.support.peers.connection import Connection
+from tests.support.waiting import eventually
 
 
 def known_brokers(bootstrap):

@@ -9,12 +9,12 @@ import socket
 
 import pytest
 
-from broker_commands import COMMAND_SECONDS_MAX, headrace, running
 from headrace import Producer
 from headrace.errors import Code
 from headrace.wire.api.groups import HeartbeatRequest, HeartbeatResponse
-from peers.connection import Connection
-from waiting import eventually
+from tests.support.broker_commands import COMMAND_SECONDS_MAX, headrace, running
+from tests.support.peers.connection import Connection
+from tests.support.waiting import eventually
 
 READY_SECONDS_MAX = 20
 NOT_RUNNING = 3

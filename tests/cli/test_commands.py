@@ -12,7 +12,7 @@ import pytest
 
 from headrace.broker.ports import free_port
 from headrace.cli.commands import headrace
-from typed import refused, typed
+from tests.support.typed import refused, typed
 
 COMMAND_SECONDS_MAX = 30
 # Prints a shell script.

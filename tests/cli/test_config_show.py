@@ -13,7 +13,7 @@ from headrace.producer.options import PRODUCER_OPTIONS
 from headrace.spark.consumer_options import CONSUMER_OPTIONS
 from headrace.spark.sink_options import SINK_OPTIONS
 from headrace.spark.source_options import SOURCE_OPTIONS
-from typed import facts, refused, typed
+from tests.support.typed import facts, refused, typed
 
 TABLES = {
     "producer": PRODUCER_OPTIONS,

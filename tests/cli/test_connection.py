@@ -13,8 +13,8 @@ from headrace.cli.broker_control import is_alive
 from headrace.cli.connection import ClusterConnection
 from headrace.cli.output import InvalidUsageError
 from headrace.cli.settings import Setting, merge_settings
-from shell import begin, pipe, run
-from waiting import eventually
+from tests.support.shell import begin, pipe, run
+from tests.support.waiting import eventually
 
 RUN_FILE = "headrace/broker/broker.json"
 

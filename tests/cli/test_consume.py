@@ -14,10 +14,10 @@ from headrace.broker import EmbeddedBroker
 from headrace.cli.offset_ranges import Bound, BoundKind, BoundRange, parse_range
 from headrace.client.admin import AdminClient
 from headrace.types import TopicPartition
-from shell import SECONDS_MAX, begin, pipe
-from topics import new_topic, unique
-from typed import refused, typed
-from waiting import eventually
+from tests.support.shell import SECONDS_MAX, begin, pipe
+from tests.support.topics import new_topic, unique
+from tests.support.typed import refused, typed
+from tests.support.waiting import eventually
 
 DAY_MS = 86_400_000
 FIRST_MS = 1_700_000_000_000

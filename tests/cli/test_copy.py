@@ -13,8 +13,8 @@ from headrace.cli import record_json
 from headrace.client.fetcher import Fetcher
 from headrace.types import TopicPartition
 from headrace.wire.layout import Record
-from shell import SECONDS_MAX, pipe
-from topics import new_topic
+from tests.support.shell import SECONDS_MAX, pipe
+from tests.support.topics import new_topic
 
 PARTITIONS = 3
 binary = st.none() | st.binary() | st.text().map(str.encode)

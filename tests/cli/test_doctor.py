@@ -14,9 +14,9 @@ from headrace.broker import EmbeddedBroker
 from headrace.broker.ports import free_port
 from headrace.cli import doctor_machine
 from headrace.wire import kernel
-from scram_users import salted
-from secure_broker import OPENSSL, SecureBroker, make_certificates
-from typed import facts, typed
+from tests.support.scram_users import salted
+from tests.support.secure_broker import OPENSSL, SecureBroker, make_certificates
+from tests.support.typed import facts, typed
 
 PASSWORD = "mill-race"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256")
@@ -189,12 +189,12 @@ def test_an_unreachable_advertised_address():
 def secure(tmp_path_factory):
     if OPENSSL is None:
         pytest.skip("openssl is not installed")
-    from asking import ask
     from headrace.wire.api.access import (
         AlterUserScramCredentialsRequest,
         ScramCredentialUpsertion,
     )
-    from peers.connection import Connection
+    from tests.support.asking import ask
+    from tests.support.peers.connection import Connection
 
     folder = tmp_path_factory.mktemp("certificates")
     make_certificates(folder)

@@ -7,9 +7,9 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from group_members import member
-from topics import new_topic, unique
-from typed import facts, refused, typed
+from tests.support.group_members import member
+from tests.support.topics import new_topic, unique
+from tests.support.typed import facts, refused, typed
 
 SECONDS_MAX = 30
 AGE_MS = 90_000

@@ -9,10 +9,10 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.cli.broker_control import is_alive
-from terminal import CTRL_C, CTRL_D, Terminal
-from topics import new_topic, unique
-from typed import facts, typed
-from waiting import eventually
+from tests.support.terminal import CTRL_C, CTRL_D, Terminal
+from tests.support.topics import new_topic, unique
+from tests.support.typed import facts, typed
+from tests.support.waiting import eventually
 
 INTERRUPTED = 130
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"

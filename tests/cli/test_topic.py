@@ -6,9 +6,9 @@ import pytest
 
 from headrace import Producer
 from headrace.broker import EmbeddedBroker
-from topics import new_topic, unique
-from typed import facts, refused, typed
-from waiting import eventually
+from tests.support.topics import new_topic, unique
+from tests.support.typed import facts, refused, typed
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

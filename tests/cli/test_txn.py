@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from hanging import plant_hanging
 from headrace import FatalError, Producer
-from topics import new_topic, unique
-from typed import facts, refused, typed
+from tests.support.hanging import plant_hanging
+from tests.support.topics import new_topic, unique
+from tests.support.typed import facts, refused, typed
 
 SECONDS_MAX = 30
 

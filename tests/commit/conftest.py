@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.broker import EmbeddedBroker
-from sink_rig import SinkRig
+from tests.support.sink_rig import SinkRig
 
 OPTIONS = {
     "transaction.state.log.num.partitions": 4,

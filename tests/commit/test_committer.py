@@ -12,8 +12,8 @@ from headrace.spark.errors import FencedError, NotDecidedError
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.transactions import ONGOING
-from sink_rig import QUERY, SinkRig, Steps, hours_from_now
-from waiting import eventually
+from tests.support.sink_rig import QUERY, SinkRig, Steps, hours_from_now
+from tests.support.waiting import eventually
 
 EXPIRY_MS = "3000"
 STARTS_MAX = 5

@@ -14,11 +14,11 @@ from headrace.spark.decisions import Span, TaskTransaction
 from headrace.spark.errors import LostError, SinkError
 from headrace.spark.transactions import EndTxnResult, Outcome
 from headrace.types import TopicPartition
-from peers.connection import Connection
-from raw_producer import RawProducer
-from sink_rig import SinkRig
-from topics import unique
-from waiting import eventually
+from tests.support.peers.connection import Connection
+from tests.support.raw_producer import RawProducer
+from tests.support.sink_rig import SinkRig
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 HOUR_MS = 3_600_000
 EXPIRY_MS = "1000"

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from crashes import committed
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
 from headrace.errors import ConfigError
 from headrace.producer.producer import Producer
@@ -16,9 +15,10 @@ from headrace.spark import decisions, ledger
 from headrace.spark.decisions import Decision, DecisionLog
 from headrace.spark.errors import FencedError, InDoubtError, NotDecidedError, SinkError
 from headrace.spark.failpoints import FailpointError
-from sink_rig import QUERY, SinkRig
-from topics import unique
-from waiting import eventually
+from tests.support.crashes import committed
+from tests.support.sink_rig import QUERY, SinkRig
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 30
 SHORT_MS = "1000"

@@ -15,7 +15,7 @@ from headrace.producer.records import ProducerRecord
 from headrace.producer.serializers import Serializer
 from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.errors import FencedError, NotDecidedError, RepeatedBatchError, SinkError
-from topics import unique
+from tests.support.topics import unique
 
 _numbers = itertools.count()
 

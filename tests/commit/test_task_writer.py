@@ -7,14 +7,14 @@ import threading
 import pyarrow as pa
 import pytest
 
-from crashes import open_transactions
 from headrace.producer.sequences import SequenceTable
 from headrace.spark.decisions import Span
 from headrace.spark.errors import BadRowError, SinkError
 from headrace.spark.task_writer import merged
 from headrace.spark.transactions import EndTxnResult
-from sink_rig import PARTITIONS, SinkRig
-from topics import unique
+from tests.support.crashes import open_transactions
+from tests.support.sink_rig import PARTITIONS, SinkRig
+from tests.support.topics import unique
 
 
 def end(rig: SinkRig, report, *, committed: bool = True) -> EndTxnResult:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reader import Reader
+from tests.support.reader import Reader
 
 
 @pytest.fixture(scope="session")

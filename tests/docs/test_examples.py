@@ -8,12 +8,12 @@ import subprocess
 
 import pytest
 
-from doc_pages import PROJECT
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient
 from headrace.client.fetcher import Fetcher
 from headrace.types import TopicPartition
-from reader import python
+from tests.support.doc_pages import PROJECT
+from tests.support.reader import python
 
 EXAMPLES = PROJECT / "examples"
 SECONDS_MAX = 150

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from doc_pages import LANGUAGES, PAGES, PROJECT, blocks_of, prose_of
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.config import parse_properties
 from headrace.producer.options import PRODUCER_OPTIONS
+from tests.support.doc_pages import LANGUAGES, PAGES, PROJECT, blocks_of, prose_of
 
 PAGE_SECONDS_MAX = 900
 COMMANDS = ("headrace", "make", "pip", "python", "git")

@@ -10,10 +10,10 @@ from html import unescape
 
 import pytest
 
-from doc_pages import PROJECT
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.producer.options import PRODUCER_OPTIONS
+from tests.support.doc_pages import PROJECT
 
 BUILD_SECONDS_MAX = 120
 ELSEWHERE = r"""=["']?(?:https?:)?//"""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from peers.clients import Client
-from peers.franz_go import make_franz_go
-from peers.kafkajs import make_kafkajs
-from peers.of_aiokafka import Aiokafka
-from peers.of_confluent import Confluent
-from peers.of_kafka_python import KafkaPython
-from peers.program import Program
-from peers.spark_connector import make_spark_connector
+from tests.support.peers.clients import Client
+from tests.support.peers.franz_go import make_franz_go
+from tests.support.peers.kafkajs import make_kafkajs
+from tests.support.peers.of_aiokafka import Aiokafka
+from tests.support.peers.of_confluent import Confluent
+from tests.support.peers.of_kafka_python import KafkaPython
+from tests.support.peers.program import Program
+from tests.support.peers.spark_connector import make_spark_connector
 
 # Made when a test first asks for one: a machine that lacks Go, say, skips what needs Go and nothing else.
 _MAKERS: dict[str, Callable[[], Client]] = {

@@ -22,11 +22,11 @@ from headrace.wire.api.offsets import (
     ListOffsetsTopic,
 )
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from peers.broker import Broker
-from peers.connection import Connection, batches_of
-from raw_producer import RawProducer, plain_batch
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.peers.broker import Broker
+from tests.support.peers.connection import Connection, batches_of
+from tests.support.raw_producer import RawProducer, plain_batch
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 SEQUENCE_MAX = 2**31 - 1
 LATEST = -1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headrace.client.admin import AdminClient, TopicPartition
 from headrace.wire.layout import Record
-from peers import librdkafka
-from topics import new_topic, unique
+from tests.support.peers import librdkafka
+from tests.support.topics import new_topic, unique
 
 TIME = 1_700_000_000_000
 PARTITIONS = 4

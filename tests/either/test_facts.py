@@ -12,8 +12,8 @@ from headrace.client.facts.groups import look_up
 from headrace.client.facts.history import history_of
 from headrace.client.facts.lag_times import LagTimes
 from headrace.client.facts.transactions import described, held_back, open_parts_of_all
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 30
 AGE_MS = 90_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from hanging import plant_hanging
 from headrace.wire.layout import Record
-from peers import librdkafka
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.hanging import plant_hanging
+from tests.support.peers import librdkafka
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 TIME = 1_700_000_000_000
 

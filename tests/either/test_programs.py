@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from peers import fetched
-from peers.franz_go import make_franz_go
-from peers.kafkajs import make_kafkajs
-from peers.program import Program, ProgramError
-from peers.spark_connector import make_spark_connector
+from tests.support.peers import fetched
+from tests.support.peers.franz_go import make_franz_go
+from tests.support.peers.kafkajs import make_kafkajs
+from tests.support.peers.program import Program, ProgramError
+from tests.support.peers.spark_connector import make_spark_connector
 
 # Answers with what it was sent, unless it is told to be silent or to end.
 ECHO = """

@@ -13,10 +13,10 @@ from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, Me
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import ATTRIBUTES_OFFSET, CONTROL, CRC_OFFSET, Record
 from headrace.wire.records import Producer, encode
-from peers.broker import Broker
-from peers.connection import Connection
-from raw_producer import TIME_MS, plain_batch
-from topics import new_topic
+from tests.support.peers.broker import Broker
+from tests.support.peers.connection import Connection
+from tests.support.raw_producer import TIME_MS, plain_batch
+from tests.support.topics import new_topic
 
 LAST_OFFSET_DELTA_OFFSET = 23
 COUNT_OFFSET = 57

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from questions import admin, data, groups, transactions
-from questions.asking import KEYS, World, comparable, differences
-from topics import unique
+from tests.support.questions import admin, data, groups, transactions
+from tests.support.questions.asking import KEYS, World, comparable, differences
+from tests.support.topics import unique
 
 QUESTIONS = {**data.QUESTIONS, **groups.QUESTIONS, **transactions.QUESTIONS, **admin.QUESTIONS}
 JOIN_VERSIONS = range(10)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.wire.layout import Record
-from peers import librdkafka
-from topics import new_topic, unique
+from tests.support.peers import librdkafka
+from tests.support.topics import new_topic, unique
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

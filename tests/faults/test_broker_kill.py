@@ -12,10 +12,10 @@ import time
 import pytest
 
 from headrace import Producer
-from peers import librdkafka
-from peers.real_kafka import RealKafka
-from topics import new_topic
-from waiting import eventually
+from tests.support.peers import librdkafka
+from tests.support.peers.real_kafka import RealKafka
+from tests.support.topics import new_topic
+from tests.support.waiting import eventually
 
 RECORDS = int(os.environ.get("HEADRACE_FAULT_RECORDS", "200000"))
 PARTITIONS = 4

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_model import (
+from headrace.broker import EmbeddedBroker
+from headrace.errors import HeadraceError
+from tests.support.broker_model import (
     IdempotentWriter,
     Link,
     Model,
@@ -21,11 +23,9 @@ from broker_model import (
     TransactionalWriter,
     Writer,
 )
-from headrace.broker import EmbeddedBroker
-from headrace.errors import HeadraceError
-from peers.broker import Broker
-from peers.real_kafka import RealKafka
-from topics import unique
+from tests.support.peers.broker import Broker
+from tests.support.peers.real_kafka import RealKafka
+from tests.support.topics import unique
 
 STEPS = int(os.environ.get("HEADRACE_MODEL_STEPS", "10000"))
 SEED = int(os.environ.get("HEADRACE_MODEL_SEED", str(random.randrange(1 << 32))))

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-import chaos
-from chaos_readers import dump_replicas, read_finally
-from chaos_writers import Setting
 from headrace import Producer
 from headrace.broker import EmbeddedCluster
-from history import Answered, HistoryFile, Outcome, Sent, load
-from history_check import Kind, check
-from waiting import eventually
+from tests.support import chaos
+from tests.support.chaos_readers import dump_replicas, read_finally
+from tests.support.chaos_writers import Setting
+from tests.support.history import Answered, HistoryFile, Outcome, Sent, load
+from tests.support.history_check import Kind, check
+from tests.support.waiting import eventually
 
 SECONDS = float(os.environ.get("HEADRACE_CHAOS_SECONDS", "40"))
 SEED = int(os.environ.get("HEADRACE_CHAOS_SEED", "1482"))

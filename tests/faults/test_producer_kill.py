@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from headrace import Producer
-from peers import librdkafka
-from topics import new_topic, unique
+from tests.support.peers import librdkafka
+from tests.support.topics import new_topic, unique
 
 WRITER = Path(__file__).with_name("transactional_writer.py")
 RECORDS, PARTITIONS = 30, 3

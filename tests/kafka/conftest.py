@@ -8,8 +8,8 @@ import pytest
 
 from headrace.client.connection import Request
 from headrace.client.network import NetworkClient
-from peers.batches import JavaBatches
-from peers.java import JavaRunner
+from tests.support.peers.batches import JavaBatches
+from tests.support.peers.java import JavaRunner
 
 JAVA = Path(__file__).parent / "java"
 

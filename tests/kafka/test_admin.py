@@ -9,7 +9,6 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka.admin import AdminClient as TheirAdmin
 from confluent_kafka.admin import ConfigResource as TheirResource  # type: ignore[attr-defined]
 
-from hanging import plant_hanging
 from headrace.client.admin import (
     AdminClient,
     Append,
@@ -25,9 +24,10 @@ from headrace.client.admin.topics import TO_THE_END
 from headrace.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP
 from headrace.errors import BrokerError, ClosedError, TimedOutError
 from headrace.wire.layout import Record
-from peers import librdkafka
-from peers.real_kafka import free_ports
-from waiting import eventually
+from tests.support.hanging import plant_hanging
+from tests.support.peers import librdkafka
+from tests.support.peers.real_kafka import free_ports
+from tests.support.waiting import eventually
 
 TIME = 1_700_000_000_000
 

@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-import sessions
 from headrace.client.admin import AdminClient
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.credentials import SaslSettings, TokenCache
@@ -22,9 +21,10 @@ from headrace.wire.api.access import (
     ScramCredentialUpsertion,
 )
 from headrace.wire.sasl import Token
-from peers.connection import Connection
-from peers.real_kafka import RealKafka, free_ports
-from sessions import FastClock, assert_renewed_on_the_same_connection
+from tests.support import sessions
+from tests.support.peers.connection import Connection
+from tests.support.peers.real_kafka import RealKafka, free_ports
+from tests.support.sessions import FastClock, assert_renewed_on_the_same_connection
 
 LOGIN = "org.apache.kafka.common.security"
 PROPERTIES = """

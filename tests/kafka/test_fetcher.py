@@ -21,11 +21,11 @@ from headrace.wire import legacy
 from headrace.wire.api.fetch import FetchRequest
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from peers import librdkafka
-from peers.connection import Connection
-from peers.real_kafka import free_ports
-from waiting import eventually
-from writers import records_of
+from tests.support.peers import librdkafka
+from tests.support.peers.connection import Connection
+from tests.support.peers.real_kafka import free_ports
+from tests.support.waiting import eventually
+from tests.support.writers import records_of
 
 MS_MAX = 20_000.0
 TIME = 1_700_000_000_000

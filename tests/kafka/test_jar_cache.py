@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from peers import maven
+from tests.support.peers import maven
 
 # Leaves a line for each call, and a jar where it is told to; PART of it only, and an error, if so wished.
 FAKE_MAVEN = """#!/bin/sh

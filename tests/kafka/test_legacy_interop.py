@@ -2,13 +2,13 @@
 
 import pytest
 
-import samples
 from headrace.wire import legacy
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.layout import NO_TIMESTAMP, Record
-from peers import librdkafka
-from peers.batches import Batch
-from peers.connection import Connection
+from tests.support import samples
+from tests.support.peers import librdkafka
+from tests.support.peers.batches import Batch
+from tests.support.peers.connection import Connection
 
 VERSION = "3.9.1"
 CODECS = [codec for codec in CODEC_IDS if codec != "zstd"]  # which is younger than message sets

@@ -12,9 +12,9 @@ import pytest
 from headrace.errors import UnsupportedVersionError
 from headrace.legacy import FailedToSendMessageError, KeyedMessage, Producer
 from headrace.legacy.partitioner import DefaultPartitioner
-from peers import java, librdkafka
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.peers import java, librdkafka
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 MODERN = "4.3.0"
 CODECS = ("none", "gzip", "snappy", "lz4")

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
-import samples
 from headrace import MetricName, Producer, ProducerInterceptor, ProducerRecord, RecordMetadata
 from headrace.wire.layout import NO_PRODUCER_ID
-from peers import librdkafka
-from stored import stored_batches
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support import samples
+from tests.support.peers import librdkafka
+from tests.support.stored import stored_batches
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 SECONDS = 20

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from headrace import AsyncProducer, GroupMetadata, IllegalStateError
-from peers import librdkafka
-from topics import new_topic, unique
+from tests.support.peers import librdkafka
+from tests.support.topics import new_topic, unique
 
 
 def committed(broker, topic, count):

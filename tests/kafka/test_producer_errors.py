@@ -19,10 +19,10 @@ from headrace import (
     SerializationError,
     TimedOutError,
 )
-from peers import librdkafka
-from peers.real_kafka import RealKafka, free_ports
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.peers import librdkafka
+from tests.support.peers.real_kafka import RealKafka, free_ports
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 SECONDS = 20
 

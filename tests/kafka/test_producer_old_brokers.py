@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from capping_proxy import CappingProxy
 from headrace import Producer
 from headrace.errors import UnsupportedVersionError
-from peers import librdkafka
-from peers.real_kafka import RealKafka, free_ports
-from topics import new_topic
+from tests.support.capping_proxy import CappingProxy
+from tests.support.peers import librdkafka
+from tests.support.peers.real_kafka import RealKafka, free_ports
+from tests.support.topics import new_topic
 
 PRODUCE = 0
 

@@ -18,8 +18,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from headrace import AuthenticationError, Producer, TlsError, Token
-from peers.real_kafka import RealKafka, free_ports
-from topics import new_topic
+from tests.support.peers.real_kafka import RealKafka, free_ports
+from tests.support.topics import new_topic
 
 SECONDS = 20
 OPENSSL = shutil.which("openssl")

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace import MetricName, Producer
-from peers.real_kafka import RealKafka
-from topics import new_topic
+from tests.support.peers.real_kafka import RealKafka
+from tests.support.topics import new_topic
 
 THREADS = 4
 MEMORY_BYTES = 32 << 20  # of all producers together

@@ -16,9 +16,9 @@ from headrace import (
     Producer,
 )
 from headrace.wire.api.transactions import AddPartitionsToTxnRequest, EndTxnRequest
-from peers import librdkafka
-from stored import stored_batches
-from topics import new_topic, unique
+from tests.support.peers import librdkafka
+from tests.support.stored import stored_batches
+from tests.support.topics import new_topic, unique
 
 SECONDS = 20
 

@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-import samples
-from peers import librdkafka
-from peers.real_kafka import RealKafka, answers_api_versions
-from waiting import eventually
+from tests.support import samples
+from tests.support.peers import librdkafka
+from tests.support.peers.real_kafka import RealKafka, answers_api_versions
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

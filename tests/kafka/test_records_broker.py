@@ -5,17 +5,17 @@ import re
 import pytest
 from confluent_kafka import Producer as LibrdkafkaProducer
 
-import samples
 from headrace.wire import columns, records
 from headrace.wire.api.transactions import InitProducerIdRequest
 from headrace.wire.compression import CODEC_IDS, CODEC_NAMES
 from headrace.wire.layout import MAGIC_OFFSET
 from headrace.wire.records import RecordBatch, read_batches
-from peers import librdkafka
-from peers.batches import Batch, read_by_us
-from peers.connection import Connection
-from waiting import eventually
-from writers import WRITERS, records_of
+from tests.support import samples
+from tests.support.peers import librdkafka
+from tests.support.peers.batches import Batch, read_by_us
+from tests.support.peers.connection import Connection
+from tests.support.waiting import eventually
+from tests.support.writers import WRITERS, records_of
 
 SAMPLES = {"small": samples.small(), "large": samples.large()}
 PARTITIONS = {codec: number for number, codec in enumerate(CODEC_IDS)}

@@ -2,12 +2,12 @@
 
 import pytest
 
-import samples
 from headrace.wire import columns
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import Marker, encode_marker, read_batches
-from peers.batches import Batch, read_by_us
-from writers import WRITERS, records_of
+from tests.support import samples
+from tests.support.peers.batches import Batch, read_by_us
+from tests.support.writers import WRITERS, records_of
 
 TRANSACTIONAL = {"producer_id": 4_711, "producer_epoch": 3, "base_sequence": 17, "transactional": True}
 

@@ -8,13 +8,13 @@ import kafka.codec
 import kafka.record.default_records as of_kafka_python
 import pytest
 
-import samples
 from headrace.wire import columns
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.layout import Record
 from headrace.wire.records import read_batches
-from peers.batches import Batch, read_by_us
-from writers import WRITERS, records_of
+from tests.support import samples
+from tests.support.peers.batches import Batch, read_by_us
+from tests.support.writers import WRITERS, records_of
 
 BUILDERS = {
     "kafka-python": of_kafka_python.DefaultRecordBatchBuilder,

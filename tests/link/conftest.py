@@ -17,7 +17,7 @@ from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings
 from headrace.errors import AuthenticationError
 from headrace.wire.schema import Message
-from scripted import Script, ScriptedServer
+from tests.support.scripted import Script, ScriptedServer
 
 SECONDS_MAX = 15.0
 NODE = 1

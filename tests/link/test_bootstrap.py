@@ -10,8 +10,8 @@ from headrace.client import network
 from headrace.client.addresses import Address, Endpoint
 from headrace.errors import BrokerError, UnsupportedVersionError
 from headrace.wire.api.metadata import MetadataResponse, MetadataResponseBroker, MetadataResponseTopic
-from peers.real_kafka import free_ports
-from scripted import METADATA, behave, metadata
+from tests.support.peers.real_kafka import free_ports
+from tests.support.scripted import METADATA, behave, metadata
 
 
 def run(link, updater, what, true):

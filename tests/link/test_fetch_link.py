@@ -17,7 +17,7 @@ from headrace.wire.frames import RequestHeader
 from headrace.wire.kernel import kernel
 from headrace.wire.records import seal
 from headrace.wire.schema import Message
-from scripted import METADATA, Peer, ScriptedServer, metadata
+from tests.support.scripted import METADATA, Peer, ScriptedServer, metadata
 
 SECONDS = 10
 

@@ -29,7 +29,7 @@ from headrace.wire.api.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from scripted import API_VERSIONS, METADATA, HungUpError, api_versions, behave, encoded, metadata
+from tests.support.scripted import API_VERSIONS, METADATA, HungUpError, api_versions, behave, encoded, metadata
 
 ASK = MetadataRequest(topics=[MetadataRequestTopic(name="t")])
 PRODUCE = 0

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from fakes import FakeClock
 from headrace.client.credentials import SaslSettings
 from headrace.client.network import NetworkSettings
 from headrace.errors import AuthenticationError, ConnectionFailedError
 from headrace.wire.api.metadata import MetadataRequest
 from headrace.wire.api.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
-from scripted import METADATA, ScriptedServer, metadata
+from tests.support.fakes import FakeClock
+from tests.support.scripted import METADATA, ScriptedServer, metadata
 
 HANDSHAKE, AUTHENTICATE = 17, 36
 ASK = MetadataRequest(topics=[])

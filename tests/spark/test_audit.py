@@ -8,7 +8,7 @@ from headrace import Producer
 from headrace.errors import ConfigError
 from headrace.spark import audit
 from headrace.spark.errors import SparkError
-from topics import new_topic
+from tests.support.topics import new_topic
 
 ORDER = "CAST(CAST(value AS STRING) AS BIGINT)"
 

@@ -15,12 +15,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from crashes import StreamInSession, committed, open_transactions
 from headrace.broker import EmbeddedBroker
 from headrace.spark.errors import explain
-from peers.embedded import OwnBroker
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.crashes import StreamInSession, committed, open_transactions
+from tests.support.peers.embedded import OwnBroker
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 60
 TEXTS = ["CAST(id AS STRING) value"]

@@ -10,12 +10,12 @@ from collections import Counter
 
 import pytest
 
-from crash_columns import EXECUTORS, SPECULATION
-from crashes import CrashingQuery, open_transactions
-from spark_cluster import StandaloneCluster
-from spark_driver import SparkDriver
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.crash_columns import EXECUTORS, SPECULATION
+from tests.support.crashes import CrashingQuery, open_transactions
+from tests.support.spark_cluster import StandaloneCluster
+from tests.support.spark_driver import SparkDriver
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -19,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from crash_cells import (
+from headrace.broker import EmbeddedBroker
+from headrace.spark.failpoints import FAILPOINTS
+from tests.support.crash_cells import (
     BROKER,
     DRIVER,
     EXECUTOR,
@@ -35,13 +37,11 @@ from crash_cells import (
     ZOMBIE,
     Outcome,
 )
-from crash_columns import Column
-from headrace.broker import EmbeddedBroker
-from headrace.spark.failpoints import FAILPOINTS
-from peers.broker import Broker
-from peers.embedded import OwnBroker
-from peers.embedded_cluster import OwnCluster
-from peers.real_kafka import RealKafka
+from tests.support.crash_columns import Column
+from tests.support.peers.broker import Broker
+from tests.support.peers.embedded import OwnBroker
+from tests.support.peers.embedded_cluster import OwnCluster
+from tests.support.peers.real_kafka import RealKafka
 
 PROJECT = Path(__file__).parents[2]
 COLUMN_SECONDS_MAX = 1500

@@ -14,7 +14,7 @@ import pytest
 from headrace import Producer
 from headrace.client.admin import AdminClient
 from headrace.demo.driver_process import all_processes
-from waiting import eventually
+from tests.support.waiting import eventually
 
 pytest.importorskip("pyspark")
 

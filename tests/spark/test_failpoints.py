@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from crashes import StreamInSession, markers, open_transactions
 from headrace.broker import EmbeddedBroker
-from peers.embedded import OwnBroker
-from topics import new_topic
-from waiting import eventually
+from tests.support.crashes import StreamInSession, markers, open_transactions
+from tests.support.peers.embedded import OwnBroker
+from tests.support.topics import new_topic
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from crashes import committed
 from headrace.client.admin import AdminClient
 from headrace.client.blocking import BlockingClient
 from headrace.client.fetcher import Fetcher
@@ -27,7 +26,8 @@ from headrace.spark.holders import DriverProcess, Holder, Holders
 from headrace.spark.ledger import Ledger
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.transactions import Redo, Transactions
-from topics import new_topic, unique
+from tests.support.crashes import committed
+from tests.support.topics import new_topic, unique
 
 QUERY = "query"
 

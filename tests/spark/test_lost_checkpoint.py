@@ -6,13 +6,13 @@ import shutil
 
 import pytest
 
-from crashes import audit, committed, markers, open_transactions
 from headrace.spark.errors import explain
-from peers import librdkafka
-from source_rig import records, recreate_topic
-from spark_driver import SparkDriver
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.crashes import audit, committed, markers, open_transactions
+from tests.support.peers import librdkafka
+from tests.support.source_rig import records, recreate_topic
+from tests.support.spark_driver import SparkDriver
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 120
 KILLS_SECONDS_MAX = 420

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from crashes import committed, open_transactions, settle
-from peers.broker import Broker
-from spark_driver import SparkDriver, kill_all
-from topics import new_topic
-from waiting import eventually
+from tests.support.crashes import committed, open_transactions, settle
+from tests.support.peers.broker import Broker
+from tests.support.spark_driver import SparkDriver, kill_all
+from tests.support.topics import new_topic
+from tests.support.waiting import eventually
 
 SECONDS = float(os.environ.get("HEADRACE_MANY_QUERIES_SECONDS", "60"))
 SEED = int(os.environ.get("HEADRACE_MANY_QUERIES_SEED", "7"))

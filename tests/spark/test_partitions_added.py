@@ -8,11 +8,11 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from crashes import committed
 from headrace.spark.errors import explain
-from source_rig import grow_topic
-from topics import new_topic
-from waiting import eventually
+from tests.support.crashes import committed
+from tests.support.source_rig import grow_topic
+from tests.support.topics import new_topic
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 60
 MODES = ["inline", pytest.param("parallel", marks=pytest.mark.every_run)]

@@ -18,8 +18,8 @@ from headrace.spark import Pipeline
 from headrace.spark.auditing import audit, read_topic
 from headrace.spark.errors import SparkError
 from headrace.spark.progress import SilentReporter
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 PROCESS_SECONDS_MAX = 120
 FILES = """

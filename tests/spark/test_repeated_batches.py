@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from crashes import StreamInSession, committed, markers, open_transactions
-from topics import new_topic, unique
+from tests.support.crashes import StreamInSession, committed, markers, open_transactions
+from tests.support.topics import new_topic, unique
 
 DECIDED_BY = (
     r"decided by run [0-9a-f-]{36} \(host \S+, process \d+, started \S+ \S+ UTC\) at \S+ \S+ UTC\. Nothing of this "

@@ -6,10 +6,10 @@ import datetime
 
 import pytest
 
-from crashes import committed, open_transactions, settle
 from headrace.client.fetcher import Fetcher
 from headrace.types import TopicPartition
-from topics import new_topic, unique
+from tests.support.crashes import committed, open_transactions, settle
+from tests.support.topics import new_topic, unique
 
 MODES = ["inline", "parallel"]
 LARGE = 4000

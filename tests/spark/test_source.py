@@ -26,10 +26,10 @@ from headrace.spark.source import BatchReader, RangePartition
 from headrace.spark.source_options import Mode, parse, schema, schema_of
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from peers import librdkafka
-from peers.connection import Connection
-from samples import large, shifted, small
-from source_rig import (
+from tests.support.peers import librdkafka
+from tests.support.peers.connection import Connection
+from tests.support.samples import large, shifted, small
+from tests.support.source_rig import (
     ALL_COLUMNS,
     TIME_MS,
     batch_reader,
@@ -46,8 +46,8 @@ from source_rig import (
     topic_id,
     values_of,
 )
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 COMPACTION_SECONDS_MAX = 60
 

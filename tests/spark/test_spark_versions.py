@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peers import fetched, spark_version
-from topics import new_topic
+from tests.support.peers import fetched, spark_version
+from tests.support.topics import new_topic
 
 OLDEST, OLDEST_WITH_STREAMS = "4.0.0", "4.1.0"
 BETWEEN = ("4.2.0",)

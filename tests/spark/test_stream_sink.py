@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from crashes import StreamInSession, markers, marks_of, open_transactions
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.crashes import StreamInSession, markers, marks_of, open_transactions
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

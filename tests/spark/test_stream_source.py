@@ -18,8 +18,8 @@ from headrace.spark.lookup import Lookup
 from headrace.spark.planning import DataLossError, offsets_behind
 from headrace.spark.reading import FETCHERS
 from headrace.types import TopicPartition
-from peers import librdkafka
-from source_rig import (
+from tests.support.peers import librdkafka
+from tests.support.source_rig import (
     delete_before,
     delete_topic,
     grow_topic,
@@ -32,8 +32,8 @@ from source_rig import (
     topic_id,
     values_of,
 )
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 ALL = ReadAllAvailable()
 QUERY_SECONDS_MAX = 90

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from crashes import StreamInSession, committed, markers
 from headrace.spark import Pipeline
 from headrace.spark.errors import SparkError
-from listening_view import ListeningView
-from small_pipeline import add_files, small_pipeline
-from topics import new_topic, unique
+from tests.support.crashes import StreamInSession, committed, markers
+from tests.support.listening_view import ListeningView
+from tests.support.small_pipeline import add_files, small_pipeline
+from tests.support.topics import new_topic, unique
 
 ROWS = 600
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.wire.schema import Message
-from peers.connection import Connection
+from tests.support.peers.connection import Connection
 
 
 def ask(connection: Connection, request: Message, version: int) -> Any:

@@ -24,9 +24,9 @@ from headrace.wire.api.fetch import PartitionData
 from headrace.wire.api.produce import PartitionProduceResponse
 from headrace.wire.records import decode_marker
 from headrace.wire.schema import Message
-from peers.connection import Connection, batches_of
-from raw_producer import RawProducer
-from waiting import eventually
+from tests.support.peers.connection import Connection, batches_of
+from tests.support.raw_producer import RawProducer
+from tests.support.waiting import eventually
 
 DEDUPLICATED_BATCHES = 5
 BUSY_SECONDS_MAX = 20

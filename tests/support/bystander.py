@@ -8,7 +8,7 @@ from types import TracebackType
 
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from peers.connection import Connection
+from tests.support.peers.connection import Connection
 
 PAUSE_SECONDS = 0.005
 JOIN_SECONDS_MAX = 60

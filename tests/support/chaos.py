@@ -15,15 +15,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos_clients import ConfluentClient, MakeClient, OwnClient
-from chaos_java import JavaWriter
-from chaos_nemesis import Injected, Nemesis
-from chaos_readers import Reader, dump_replicas, read_finally
-from chaos_writers import PlainWriter, Setting, TransactionalWriter, Writer
 from headrace.broker import EmbeddedCluster
-from history import Answered, Ended, HistoryFile, Outcome, Sent, load
-from history_check import Fault, check, report
-from waiting import eventually
+from tests.support.chaos_clients import ConfluentClient, MakeClient, OwnClient
+from tests.support.chaos_java import JavaWriter
+from tests.support.chaos_nemesis import Injected, Nemesis
+from tests.support.chaos_readers import Reader, dump_replicas, read_finally
+from tests.support.chaos_writers import PlainWriter, Setting, TransactionalWriter, Writer
+from tests.support.history import Answered, Ended, HistoryFile, Outcome, Sent, load
+from tests.support.history_check import Fault, check, report
+from tests.support.waiting import eventually
 
 BROKERS = 3
 PARTITIONS = 4

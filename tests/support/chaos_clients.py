@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka import Producer as ConfluentProducer
 
 from headrace import AbortableError, HeadraceError, Producer
-from history import Outcome
+from tests.support.history import Outcome
 
 REQUEST_MS = 2_000
 DELIVERY_MS = 8_000

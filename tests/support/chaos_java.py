@@ -10,11 +10,11 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from chaos_clients import DELIVERY_MS, REQUEST_MS
-from chaos_writers import STOP_SECONDS_MAX, Setting
-from history import Answered, Event, Outcome, Sent
-from peers import java
-from peers.real_kafka import GUARD
+from tests.support.chaos_clients import DELIVERY_MS, REQUEST_MS
+from tests.support.chaos_writers import STOP_SECONDS_MAX, Setting
+from tests.support.history import Answered, Event, Outcome, Sent
+from tests.support.peers import java
+from tests.support.peers.real_kafka import GUARD
 
 VALUE_PREFIX = 7  # values are 7.0, 7.1 and so on
 KEYS = 12

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from chaos_writers import Setting
 from headrace.wire.records import read_batches
-from history import Batch, Read, Replica
-from peers import librdkafka
+from tests.support.chaos_writers import Setting
+from tests.support.history import Batch, Read, Replica
+from tests.support.peers import librdkafka
 
 RECORDS_MAX = 500  # asked for at once
 WAIT_SECONDS = 0.2

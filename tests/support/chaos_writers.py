@@ -9,9 +9,9 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from chaos_clients import Client, GaveUpError, MakeClient, MustAbortError, Told
-from history import Answered, Ended, HistoryFile, Outcome, Sent
-from waiting import eventually
+from tests.support.chaos_clients import Client, GaveUpError, MakeClient, MustAbortError, Told
+from tests.support.history import Answered, Ended, HistoryFile, Outcome, Sent
+from tests.support.waiting import eventually
 
 PENDING_MAX = 300
 RECORDS_MAX = 6  # of a transaction

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar, cast
 
-from broker_in_loop import broker_in_loop
 from headrace.broker.broker import Broker
 from headrace.broker.cluster.link import Peer
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
@@ -19,6 +18,7 @@ from headrace.wire.api.topics import (
     CreateTopicsResponse,
 )
 from headrace.wire.schema import Message
+from tests.support.broker_in_loop import broker_in_loop
 
 SECONDS_MAX = 10.0
 ANSWER_MS_MAX = 10_000

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from crashes import Audit, CrashingQuery, open_transactions
 from headrace.client.blocking import BlockingClient, ClientSettings
 from headrace.spark.decisions import DecisionLog
 from headrace.spark.failpoints import FAILPOINTS
@@ -20,9 +19,10 @@ from headrace.spark.holders import Holder, this_driver
 from headrace.spark.ledger import Ledger
 from headrace.spark.sink_options import SEPARATOR, SinkOptions
 from headrace.spark.transactions import Transactions
-from peers.broker import Broker
-from spark_driver import SparkDriver
-from topics import new_topic, unique
+from tests.support.crashes import Audit, CrashingQuery, open_transactions
+from tests.support.peers.broker import Broker
+from tests.support.spark_driver import SparkDriver
+from tests.support.topics import new_topic, unique
 
 EXECUTOR, DRIVER, BROKER = "executor killed", "driver killed", "broker restarted"
 EXPIRY, SPECULATIVE, RETRY, ZOMBIE = "transaction expired", "speculative attempt", "stage retry", "zombie driver"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from crash_cells import (
+from tests.support.crash_cells import (
     BROKER,
     DRIVER,
     EXECUTOR,
@@ -29,11 +29,11 @@ from crash_cells import (
     Cell,
     Outcome,
 )
-from peers import java
-from peers.broker import Broker
-from spark_cluster import StandaloneCluster
-from spark_driver import SparkDriver
-from waiting import eventually
+from tests.support.peers import java
+from tests.support.peers.broker import Broker
+from tests.support.spark_cluster import StandaloneCluster
+from tests.support.spark_driver import SparkDriver
+from tests.support.waiting import eventually
 
 GROUP_MAX = 6
 """Queries that are started at once: two cores have to get them somewhere."""

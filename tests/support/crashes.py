@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from headrace.client.fetcher import Fetcher
 from headrace.types import TopicPartition
-from waiting import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from peers.broker import Broker
+    from tests.support.peers.broker import Broker
 
 JOB_SECONDS_MAX = 170
 SETTLE_SECONDS_MAX = 2

@@ -35,7 +35,7 @@ from headrace.wire.api.produce import (
 )
 from headrace.wire.api.transactions import EndTxnRequest, InitProducerIdRequest
 from headrace.wire.schema import Message
-from peers.connection import Connection
+from tests.support.peers.connection import Connection
 
 START_SECONDS_MAX = 15.0
 STOP_SECONDS_MAX = 15.0

@@ -18,9 +18,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_dir_brokers import RoutingClient
-from data_dir_damage import Damage
-from data_dir_image import GROUP, GROUP_OFFSET, ORDERS, PAYMENTS, PRICES, TRANSACTIONAL_ID, Facts
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.api.group_offsets import (
     OffsetFetchRequest,
@@ -29,7 +26,10 @@ from headrace.wire.api.group_offsets import (
 )
 from headrace.wire.layout import MAGIC_OFFSET, Record
 from headrace.wire.records import encode, read_batches
-from raw_producer import TIME_MS, RawProducer
+from tests.support.data_dir_brokers import RoutingClient
+from tests.support.data_dir_damage import Damage
+from tests.support.data_dir_image import GROUP, GROUP_OFFSET, ORDERS, PAYMENTS, PRICES, TRANSACTIONAL_ID, Facts
+from tests.support.raw_producer import TIME_MS, RawProducer
 
 VISIBLE = frozenset({"plain", "committed"})
 BAD_CHECKSUM = "the checksum is wrong"

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_dir_image import EARLIER
+from tests.support.data_dir_image import EARLIER
 
 KINDS = (
     ".log",

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_dir_brokers import RoutingClient, RunningBrokers
 from headrace.broker.log.files import UNFINISHED
 from headrace.wire.api.group_offsets import (
     OffsetCommitRequest,
@@ -40,7 +39,8 @@ from headrace.wire.api.topics import (
 )
 from headrace.wire.layout import Record
 from headrace.wire.records import Producer, encode
-from raw_producer import RawProducer
+from tests.support.data_dir_brokers import RoutingClient, RunningBrokers
+from tests.support.raw_producer import RawProducer
 
 EARLIER, KILLED, CLEAN = "earlier", "killed", "clean"
 FACTS = "facts.json"

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fakes import DISCONNECT, Sent, _Sign
 from headrace.wire.api.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
@@ -22,6 +21,7 @@ from headrace.wire.api.produce import (
 )
 from headrace.wire.layout import NO_SEQUENCE
 from headrace.wire.records import RecordBatch, read_batches
+from tests.support.fakes import DISCONNECT, Sent, _Sign
 
 OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH, MESSAGE_TOO_LARGE = 45, 47, 10
 KNOWN_BATCHES = 5

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from confluent_kafka import Consumer
 
-from waiting import eventually
+from tests.support.waiting import eventually
 
 CLIENT_ID = "billing-1"
 SECONDS_MAX = 30

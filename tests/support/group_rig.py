@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from fake_internal import FakeInternal, HandClock
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.groups.commits import Commit
@@ -32,6 +31,7 @@ from headrace.wire.api.groups import (
     SyncGroupResponse,
 )
 from headrace.wire.records import Marker, encode_marker, read_batches
+from tests.support.fake_internal import FakeInternal, HandClock
 
 GROUP = "payments"
 SESSION_MS = 10_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
 from headrace.wire.layout import Record
 from headrace.wire.records import Producer, encode
-from peers.connection import Connection
-from waiting import eventually
+from tests.support.peers.connection import Connection
+from tests.support.waiting import eventually
 
 BROKER = ConfigResource(ResourceKind.BROKER, "1")
 VERIFICATION = "transaction.partition.verification.enable"

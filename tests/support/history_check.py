@@ -3,7 +3,7 @@
     events ─► facts, by value and by transaction ─► one rule after the other ─► faults
 
 A pure function of the events: a history that was kept can be judged again after the judge has learnt something.
-`python tests/support/history_check.py FILE` does so.
+`python -m tests.support.history_check FILE` does so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from history import Answered, Batch, Ended, Event, Outcome, Read, Replica, Sent, load
+from tests.support.history import Answered, Batch, Ended, Event, Outcome, Read, Replica, Sent, load
 
 SHOWN_MAX = 20
 

@@ -6,7 +6,7 @@ import hashlib
 import random
 from dataclasses import dataclass, field
 
-from history import Answered, Batch, Ended, Event, Outcome, Read, Replica, Sent
+from tests.support.history import Answered, Batch, Ended, Event, Outcome, Read, Replica, Sent
 
 PARTITIONS = 3
 BROKERS = 3

@@ -14,7 +14,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fakes import FakeClock
 from headrace.client.addresses import Endpoint
 from headrace.errors import ConnectionFailedError
 from headrace.wire import frames, legacy
@@ -38,6 +37,7 @@ from headrace.wire.framing import FrameReader
 from headrace.wire.layout import Record
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import Message
+from tests.support.fakes import FakeClock
 
 HOST = "fake"
 HANG_UP = "hang up"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-from waiting import eventually
+from tests.support.waiting import eventually
 
 
 class ListeningView:

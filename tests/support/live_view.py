@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
-from shell import HEADRACE, environment
+from tests.support.shell import HEADRACE, environment
 
 START_SECONDS_MAX = 40
 STOP_SECONDS_MAX = 20

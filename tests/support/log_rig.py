@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fake_internal import START_MS, HandClock
 from headrace.broker.log import AppendInfo, FoundOffset, Log, LogConfig, LogManager, Origin
 from headrace.broker.log.aborted import AbortedTransaction
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
@@ -25,6 +24,7 @@ from headrace.broker.log.recovery import NO_FACTS, PartitionFacts
 from headrace.wire.layout import Record
 from headrace.wire.primitives import Buffer
 from headrace.wire.records import NO_PRODUCER, Marker, Producer, RecordBatch, encode, read_batches
+from tests.support.fake_internal import START_MS, HandClock
 
 TOPIC_ID = bytes(range(16))
 Value = bytes | tuple[bytes | None, bytes | None]

@@ -11,7 +11,7 @@ from headrace.wire.frames import FRAME_BYTES_MAX, RequestHeader, decode_response
 from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import Message
-from peers.connection import Connection
+from tests.support.peers.connection import Connection
 
 ANSWER_SECONDS_MAX = 30
 

@@ -28,7 +28,7 @@ from headrace.wire.api.transactions import (
 from headrace.wire.layout import Record
 from headrace.wire.records import Producer, encode
 from headrace.wire.schema import Message
-from waiting import eventually
+from tests.support.waiting import eventually
 
 TIME_MS = time.time_ns() // 1_000_000  # old records and new markers would not share a segment
 BUSY = {

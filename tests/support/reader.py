@@ -20,8 +20,8 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from doc_pages import PROJECT, Block, blocks_of
 from headrace.broker import EmbeddedBroker
+from tests.support.doc_pages import PROJECT, Block, blocks_of
 
 ADDRESS = "localhost:9092"
 BLOCK_SECONDS_MAX = 240

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from cluster_in_loop import asked, until
 from headrace.broker.broker import Broker
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog.topics import PartitionPlace
@@ -22,6 +21,7 @@ from headrace.broker.partition import Partition
 from headrace.broker.ports import free_port
 from headrace.errors import BrokerError, Code
 from headrace.wire.schema import Message
+from tests.support.cluster_in_loop import asked, until
 
 STOP_SECONDS_MAX = 20
 INNER = "inter.broker.listener.name"

@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from fake_log import FakeLog
-from fakes import FakeClient, FakeClock, Sent
 from headrace.client.addresses import Endpoint
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.producer.accumulator import Accumulator, AccumulatorSettings
@@ -47,6 +45,8 @@ from headrace.wire.api.transactions import (
     EndTxnResponse,
     InitProducerIdResponse,
 )
+from tests.support.fake_log import FakeLog
+from tests.support.fakes import FakeClient, FakeClock, Sent
 
 PRODUCE, METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID = 0, 3, 10, 22
 ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28

@@ -10,7 +10,6 @@ from typing import Self
 
 import pyarrow as pa
 
-from crashes import committed
 from headrace.broker import EmbeddedBroker
 from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
@@ -26,7 +25,8 @@ from headrace.spark.origins import known_origins
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, merged
 from headrace.spark.transactions import Redo, Transactions
-from topics import unique
+from tests.support.crashes import committed
+from tests.support.topics import unique
 
 QUERY = "query"
 PARTITIONS = 2

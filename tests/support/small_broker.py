@@ -19,7 +19,7 @@ from headrace.wire.frames import RequestHeader
 from headrace.wire.layout import Record
 from headrace.wire.records import read_batches
 from headrace.wire.schema import Message
-from scripted import METADATA, Peer, ScriptedServer, metadata
+from tests.support.scripted import METADATA, Peer, ScriptedServer, metadata
 
 WAIT_SECONDS_MAX = 20
 

@@ -13,8 +13,8 @@ from headrace.spark.source import BatchReader, StreamReader
 from headrace.spark.source_options import schema
 from headrace.types import TopicPartition
 from headrace.wire.layout import Record
-from peers.broker import Broker
-from waiting import eventually
+from tests.support.peers.broker import Broker
+from tests.support.waiting import eventually
 
 ALL_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 TIME_MS = 1_700_000_000_000

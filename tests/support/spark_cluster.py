@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pyspark
 
-from peers.real_kafka import GUARD, free_ports
-from spark_driver import kill_all, processes
-from waiting import eventually
+from tests.support.peers.real_kafka import GUARD, free_ports
+from tests.support.spark_driver import kill_all, processes
+from tests.support.waiting import eventually
 
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 10

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from peers.program import Program
-from waiting import eventually
+from tests.support.peers.program import Program
+from tests.support.waiting import eventually
 
 HOST = Path(__file__).parents[1] / "spark" / "query_host.py"
 OPEN_SECONDS_MAX = 120

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headrace.wire.layout import BatchHeader
 from headrace.wire.records import read_batches
-from peers.broker import Broker
-from peers.connection import Connection
+from tests.support.peers.broker import Broker
+from tests.support.peers.connection import Connection
 
 
 def stored_batches(broker: Broker, topic: str, partition: int = 0) -> list[BatchHeader]:

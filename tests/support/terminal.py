@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from waiting import eventually
+from tests.support.waiting import eventually
 
 ROWS, COLUMNS = 40, 120
 SECONDS_MAX = 30

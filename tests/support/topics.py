@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 
-from peers.broker import Broker
+from tests.support.peers.broker import Broker
 
 _numbers = itertools.count()
 

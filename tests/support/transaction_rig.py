@@ -9,7 +9,6 @@ from typing import cast
 
 import pytest
 
-from fake_internal import FakeCatalog, FakeInternal, FakeReplicas, HandClock
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.journal import Event
@@ -21,6 +20,7 @@ from headrace.broker.transactions.coordinator import TransactionCoordinator
 from headrace.broker.transactions.transaction import Transaction, TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
+from tests.support.fake_internal import FakeCatalog, FakeInternal, FakeReplicas, HandClock
 
 ID = "payments"
 TIMEOUT_MS = 60_000

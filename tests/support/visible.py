@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from headrace.wire.records import read_batches
-from peers.connection import Connection
+from tests.support.peers.connection import Connection
 
 BYTES_MAX = 16 * 1024 * 1024
 VERSION = 12

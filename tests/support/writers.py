@@ -9,7 +9,7 @@ import pyarrow as pa
 from headrace.wire import columns, records
 from headrace.wire.layout import HEADER_BYTES, LOG_APPEND_TIME, NO_TIMESTAMP, EncodedBatch, Record
 from headrace.wire.records import OpenBatch, Producer
-from peers.batches import Batch
+from tests.support.peers.batches import Batch
 
 BUFFER_BYTES = 1 << 20
 

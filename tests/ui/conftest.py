@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient
-from live_view import ACTION_MS_MAX, LiveView, Watch, chromium, open_tab, running_browser, shoot
+from tests.support.live_view import ACTION_MS_MAX, LiveView, Watch, chromium, open_tab, running_browser, shoot
 
 expect.set_options(timeout=ACTION_MS_MAX)  # expensive feeds refresh slowly: see the collector
 BROKER_OPTIONS = {

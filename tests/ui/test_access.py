@@ -12,8 +12,8 @@ from playwright.sync_api import expect
 
 from headrace.client.admin import TopicPartition
 from headrace.producer.producer import Producer
-from live_view import LiveView, open_tab
-from topics import unique
+from tests.support.live_view import LiveView, open_tab
+from tests.support.topics import unique
 
 SECONDS_MAX = 20
 PATHS = ("/", "/topics", "/transactions", "/groups", "/faults", "/group?name=x", "/_nicegui_ws/socket.io/?EIO=4")

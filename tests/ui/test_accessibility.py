@@ -11,8 +11,8 @@ from playwright.sync_api import Page, expect
 from headrace.client.admin import TopicPartition
 from headrace.client.facts.transactions import held_back
 from headrace.producer.producer import Producer
-from page_checks import flaws
-from topics import unique
+from tests.support.page_checks import flaws
+from tests.support.topics import unique
 
 SECONDS_MAX = 20
 TABS_MAX = 60

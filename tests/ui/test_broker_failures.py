@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient, TopicPartition
 from headrace.producer.producer import Producer
-from live_view import LiveView, open_tab
+from tests.support.live_view import LiveView, open_tab
 
 SECONDS_MAX = 20
 MS_MAX = 30_000

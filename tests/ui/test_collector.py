@@ -10,7 +10,7 @@ from headrace.client.blocking import ClientSettings
 from headrace.errors import TimedOutError
 from headrace.ui.collector import Collector
 from headrace.ui.view import ReadOnlyError, View, ViewOptions
-from waiting import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import subprocess
 import urllib.request
 from urllib.error import URLError
 
-from broker_commands import headrace, running
-from live_view import LiveView
-from waiting import eventually
+from tests.support.broker_commands import headrace, running
+from tests.support.live_view import LiveView
+from tests.support.waiting import eventually
 
 FREE = "127.0.0.1:0"
 RESPONSE_SECONDS_MAX = 20

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from broker_commands import COMMAND_SECONDS_MAX, running
 from headrace.broker import control
 from headrace.client.admin import AdminClient, TopicPartition
 from headrace.errors import BrokerError
 from headrace.producer.producer import Producer
-from live_view import LiveView, open_tab
-from topics import unique
+from tests.support.broker_commands import COMMAND_SECONDS_MAX, running
+from tests.support.live_view import LiveView, open_tab
+from tests.support.topics import unique
 
 SECONDS_MAX = 20
 

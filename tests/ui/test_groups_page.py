@@ -8,12 +8,12 @@ import time
 import pytest
 from playwright.sync_api import Page, expect
 
-from group_members import member
 from headrace.client.admin import TopicPartition
 from headrace.producer.producer import Producer
-from live_view import LiveView, open_tab
-from topics import new_topic, unique
-from waiting import eventually
+from tests.support.group_members import member
+from tests.support.live_view import LiveView, open_tab
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 20
 AGE_MS = 3 * 3_600_000

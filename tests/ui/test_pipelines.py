@@ -19,8 +19,8 @@ from headrace.client.admin import AdminClient, NewTopic
 from headrace.spark.commit_reporter import CommitReporter, TaskTimes, reported
 from headrace.spark.sink_options import SinkOptions
 from headrace.telemetry.listeners import CommitPhase
-from small_pipeline import add_files, small_pipeline
-from topics import unique
+from tests.support.small_pipeline import add_files, small_pipeline
+from tests.support.topics import unique
 
 RUN_SECONDS_MAX = 150
 INLINE = [CommitPhase.CHECK, CommitPhase.DECIDE, CommitPhase.END]

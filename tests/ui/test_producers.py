@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from headrace import Producer, ProducerInterceptor, SerializationError
 from headrace.broker import EmbeddedBroker
-from topics import unique
+from tests.support.topics import unique
 
 
 class Stamp(ProducerInterceptor):

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.producer.producer import Producer
-from live_view import LiveView, open_tab
+from tests.support.live_view import LiveView, open_tab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

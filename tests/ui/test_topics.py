@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from headrace.client.admin import ConfigResource, NewTopic, ResourceKind, TopicPartition
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.producer.producer import Producer
-from waiting import eventually
+from tests.support.waiting import eventually
 
 
 def confirm(page: Page, label: str) -> None:

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Page, expect
 
-from hanging import plant_hanging
 from headrace import FatalError
 from headrace.client.admin import TopicPartition
 from headrace.client.facts.transactions import held_back
 from headrace.producer.producer import Producer
-from topics import unique
-from waiting import eventually
+from tests.support.hanging import plant_hanging
+from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 20
 

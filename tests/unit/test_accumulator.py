@@ -12,8 +12,8 @@ import pytest
 from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError
 from headrace.producer.buffer_pool import Waiter
 from headrace.producer.records import PreparedRecord
-from rig import PRODUCE, Rig
-from waiting import eventually
+from tests.support.rig import PRODUCE, Rig
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 20
 

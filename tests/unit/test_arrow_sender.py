@@ -15,7 +15,7 @@ from headrace.producer.arrow import ArrowSender
 from headrace.wire.columns import HEADERS_TYPE
 from headrace.wire.kernel import KERNEL_NAME
 from headrace.wire.records import read_batches
-from rig import Rig
+from tests.support.rig import Rig
 
 NAMES = {name: name for name in ("key", "value", "headers", "partition", "timestamp")}
 ROWS = 5000

@@ -22,7 +22,7 @@ from headrace import (
 )
 from headrace.producer.buffer_pool import Claim
 from headrace.producer.pipeline import SendPipeline
-from small_broker import SmallBroker
+from tests.support.small_broker import SmallBroker
 
 SECONDS = 10
 PAUSE_SECONDS_MAX = 0.25

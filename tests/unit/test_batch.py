@@ -13,7 +13,7 @@ from headrace.producer._send import TopicAppender
 from headrace.producer.batch import ProducerBatch
 from headrace.wire.layout import NO_SEQUENCE
 from headrace.wire.records import read_batches
-from waiting import eventually
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 20
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fake_internal import HandClock
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog.users import Users
 from headrace.broker.security.authenticator import Authenticator
@@ -18,6 +17,7 @@ from headrace.broker.security.mechanisms import BearerToken
 from headrace.broker.security.sasl import sasl_of
 from headrace.broker.server.listener import Listener
 from headrace.errors import BrokerError, Code, ConfigError
+from tests.support.fake_internal import HandClock
 
 OPENSSL = shutil.which("openssl")
 NAME = "INSIDE"

@@ -13,7 +13,7 @@ from headrace.wire import legacy
 from headrace.wire.compression import CODEC_IDS, CODEC_NAMES
 from headrace.wire.layout import Record
 from headrace.wire.records import RecordBatch, encode, read_batches
-from log_rig import LogRig, batch
+from tests.support.log_rig import LogRig, batch
 
 KIB = 1024
 CODECS = [codec for codec in CODEC_IDS.values() if codec]

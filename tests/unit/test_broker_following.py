@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fake_internal import HandClock
 from headrace.broker import fetching
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import PartitionPlace, Topics
@@ -18,7 +17,8 @@ from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.errors import BrokerError, Code
 from headrace.wire.records import Producer
-from log_rig import LogRig, batch, let_go
+from tests.support.fake_internal import HandClock
+from tests.support.log_rig import LogRig, batch, let_go
 
 TOPIC = "t"
 

@@ -8,8 +8,6 @@ from typing import cast
 
 import pytest
 
-from cluster_in_loop import until
-from fake_internal import HandClock
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.brokers import Brokers, Registration
 from headrace.broker.catalog.topics import PartitionPlace, Topics
@@ -21,7 +19,9 @@ from headrace.broker.log import LogConfig, Origin
 from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.errors import BrokerError, Code, ConnectionFailedError, HeadraceError
-from log_rig import LogRig, batch, let_go
+from tests.support.cluster_in_loop import until
+from tests.support.fake_internal import HandClock
+from tests.support.log_rig import LogRig, batch, let_go
 
 LAG_MS = 10_000
 

@@ -9,7 +9,6 @@ import struct
 
 import pytest
 
-from fake_internal import START_MS
 from headrace.broker.log import Origin
 from headrace.broker.log.reserving import reserve
 from headrace.errors import BrokerError, Code
@@ -18,7 +17,8 @@ from headrace.wire.compression import CODEC_IDS
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import BatchHeader, Record, header_layout
 from headrace.wire.records import Marker, Producer, encode_marker
-from log_rig import LogRig, batch, batches_of, replicate, rows_of, state_of, values_of
+from tests.support.fake_internal import START_MS
+from tests.support.log_rig import LogRig, batch, batches_of, replicate, rows_of, state_of, values_of
 
 HOUR_MS = 3_600_000
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fake_internal import START_MS
 from headrace.broker.log import compaction
 from headrace.broker.log.copying import DELETE_HORIZON
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import Producer
-from log_rig import LogRig, batch, batches_of, committed_values, keys_and_values, rows_of, state_of
+from tests.support.fake_internal import START_MS
+from tests.support.log_rig import LogRig, batch, batches_of, committed_values, keys_and_values, rows_of, state_of
 
 DAY_MS = 24 * 60 * 60 * 1000
 COMPACT = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.0"}

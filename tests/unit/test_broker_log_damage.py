@@ -20,7 +20,7 @@ from headrace.broker.log.snapshots import write_snapshot
 from headrace.broker.log.validation import Origin
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.records import Producer, read_batches
-from log_rig import LogRig, batch, committed_values, find_by_time, read_all, state_of, values_of, visible
+from tests.support.log_rig import LogRig, batch, committed_values, find_by_time, read_all, state_of, values_of, visible
 
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
 

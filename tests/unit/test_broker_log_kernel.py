@@ -16,7 +16,7 @@ from headrace.wire import _reference as reference
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, Record
 from headrace.wire.records import Producer, encode, read_batches
-from log_rig import batch
+from tests.support.log_rig import batch
 
 FEW = b"".join(
     (

@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-from fake_internal import START_MS
 from headrace.broker.log import LogConfig, LogManager
 from headrace.broker.log.files import File, FileCache
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.records import Producer
-from log_rig import TOPIC_ID, LogRig, batch, state_of, values_of
+from tests.support.fake_internal import START_MS
+from tests.support.log_rig import TOPIC_ID, LogRig, batch, state_of, values_of
 
 OTHER_ID = bytes(range(16, 32))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.broker.log import Origin
 from headrace.errors import BrokerError, Code
 from headrace.wire.records import Marker, Producer
-from log_rig import LogRig, batch, committed_values, state_of, values_of
+from tests.support.log_rig import LogRig, batch, committed_values, state_of, values_of
 
 SEQUENCE_MAX = 2**31 - 1
 EPOCH_MAX = 2**15 - 1

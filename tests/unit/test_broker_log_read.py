@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fake_internal import START_MS
 from headrace.broker.log import FoundOffset, Log, Origin, segment, windows
 from headrace.errors import BrokerError, Code
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import read_batches
-from log_rig import LogRig, batch, find_by_time, read_all, rows_of, values_of
+from tests.support.fake_internal import START_MS
+from tests.support.log_rig import LogRig, batch, find_by_time, read_all, rows_of, values_of
 
 
 @pytest.fixture

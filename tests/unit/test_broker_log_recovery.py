@@ -15,7 +15,7 @@ from headrace.broker.log import Origin
 from headrace.broker.log import manager as manager_module
 from headrace.broker.log.snapshots import snapshot_offsets
 from headrace.wire.records import Marker, Producer
-from log_rig import LogRig, batch, read_all, replicate, rows_of, state_of, values_of
+from tests.support.log_rig import LogRig, batch, read_all, replicate, rows_of, state_of, values_of
 
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
 

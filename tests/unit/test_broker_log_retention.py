@@ -7,12 +7,12 @@ import errno
 
 import pytest
 
-from fake_internal import START_MS
 from headrace.broker.log import Log, Origin
 from headrace.broker.log.snapshots import snapshot_offsets
 from headrace.errors import BrokerError, Code
 from headrace.wire.records import Producer
-from log_rig import LogRig, batch, state_of, values_of
+from tests.support.fake_internal import START_MS
+from tests.support.log_rig import LogRig, batch, state_of, values_of
 
 DAY_MS = 24 * 60 * 60 * 1000
 

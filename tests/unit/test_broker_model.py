@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_model import Model, Outcome, Transaction
+from tests.support.broker_model import Model, Outcome, Transaction
 
 
 @pytest.fixture

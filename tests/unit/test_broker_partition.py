@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from fake_internal import HandClock
 from headrace.broker.catalog.topics import PartitionPlace
 from headrace.broker.delayed import DelayedProduce
 from headrace.broker.partition import Partition, Rules
 from headrace.errors import BrokerError, Code
-from log_rig import LogRig, batch, let_go
+from tests.support.fake_internal import HandClock
+from tests.support.log_rig import LogRig, batch, let_go
 
 LAG_MS = 30_000
 

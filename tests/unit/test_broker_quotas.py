@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fake_internal import HandClock
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.quotas import Quotas, entity
 from headrace.broker.context import Context, Session
 from headrace.broker.quotas import RATES_MAX, QuotaManager, Rate
+from tests.support.fake_internal import HandClock
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 WINDOWS, WINDOW_MS = 11, 1000

@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from fake_internal import HandClock
 from headrace.broker.context import ANONYMOUS
 from headrace.broker.security.sasl import REAUTHENTICATION_INTERVAL_MIN_MS, SaslAuthentication, SaslSession, sasl_of
 from headrace.errors import AuthenticationError, BrokerError, Code
+from tests.support.fake_internal import HandClock
 
 PRODUCE, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 17, 18, 36
 DELAY_MS = 100

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fake_internal import START_MS, HandClock
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.users import Credential, Users
@@ -31,6 +30,7 @@ from headrace.broker.security.scram import Scram, derive, from_salted
 from headrace.config import Secret
 from headrace.errors import AuthenticationError, ConfigError
 from headrace.wire import sasl as client
+from tests.support.fake_internal import START_MS, HandClock
 
 SECRET = "pencil,=§"
 MECHANISMS = pytest.mark.parametrize("mechanism", [SCRAM_SHA_256, SCRAM_SHA_512])

@@ -12,10 +12,6 @@ from typing import Any, cast
 import pytest
 
 import headrace.broker
-from broker_in_loop import broker_in_loop
-from cluster_in_loop import until
-from fake_internal import HandClock
-from group_rig import GroupRig
 from headrace.broker import control, tasks
 from headrace.broker.broker import Broker
 from headrace.broker.broker_options import resolve
@@ -40,7 +36,11 @@ from headrace.wire.api.inter_broker import (
 )
 from headrace.wire.records import RecordBatch
 from headrace.wire.schema import Message
-from log_rig import LogRig, batch
+from tests.support.broker_in_loop import broker_in_loop
+from tests.support.cluster_in_loop import until
+from tests.support.fake_internal import HandClock
+from tests.support.group_rig import GroupRig
+from tests.support.log_rig import LogRig, batch
 
 SECONDS_MAX = 20
 

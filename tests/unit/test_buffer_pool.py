@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeClock
 from headrace.client.concurrency import OneShotEvent
 from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError, TimedOutError
 from headrace.producer.buffer_pool import OVERTAKES_MAX, BufferPool, Claim, Waiter
-from waiting import eventually
+from tests.support.fakes import FakeClock
+from tests.support.waiting import eventually
 
 BATCH, TOTAL = 1024, 4096
 LONG_MS = 20_000

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from group_rig import on_loop
 from headrace.broker.catalog.brokers import Brokers, Registration
 from headrace.broker.cluster.link import Peer, Peers
 from headrace.errors import ClosedError, ConnectionFailedError
 from headrace.wire.api.groups import HeartbeatRequest, HeartbeatResponse
 from headrace.wire.frames import decode_request_body, decode_request_header, encode_response
+from tests.support.group_rig import on_loop
 
 VERSION = 4
 SECONDS_MAX = 10.0

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from group_rig import on_loop
 from headrace.broker.catalog import Catalog
 from headrace.broker.cluster.in_sync_requests import InSyncRequests
 from headrace.broker.cluster.link import Peer
@@ -20,6 +19,7 @@ from headrace.wire.api.inter_broker import (
     PartitionResult,
     TopicResult,
 )
+from tests.support.group_rig import on_loop
 
 ONE, TWO = b"1" * 16, b"2" * 16
 

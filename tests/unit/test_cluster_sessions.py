@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from fake_internal import HandClock
-from group_rig import on_loop
 from headrace.broker.cluster.sessions import RECONNECT_MS_MAX, Sessions
 from headrace.broker.context import Session
 from headrace.errors import BrokerError, Code
+from tests.support.fake_internal import HandClock
+from tests.support.group_rig import on_loop
 
 TIMEOUT_MS = 6_000
 

@@ -30,7 +30,7 @@ from headrace.demo.outcome import BatchTimes, DemoOutcome, Kill, percentile
 from headrace.spark.commit_times import CommitTimes
 from headrace.spark.pipeline_reporter import sink_options
 from headrace.spark.pipeline_spec import LiveView, SparkSettings
-from shell import run
+from tests.support.shell import run
 
 COMMIT = CommitTimes(3, rows=25_000, transactions=2, check_ms=1.5, decide_ms=6.0, end_ms=7.25)
 EVENT = {"batch": 3, "rows": 25_000, "duration_ms": 500, "write_ms": 300, "commit_ms": 80}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from group_rig import GROUP, GroupRig, on_loop
 from headrace.broker.catalog.topics import PartitionPlace, Topic
 from headrace.broker.context import Context, Session
 from headrace.broker.handlers import SUPPORTED, handler
@@ -41,6 +40,7 @@ from headrace.wire.api.groups import (
 )
 from headrace.wire.api.metadata import FindCoordinatorRequest
 from headrace.wire.schema import Message
+from tests.support.group_rig import GROUP, GroupRig, on_loop
 
 TOPIC = Topic("orders", b"i" * 16, [PartitionPlace((1,), (1,), 1, 0)])
 GROUP_REFUSED, TOPIC_REFUSED = Code.GROUP_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED

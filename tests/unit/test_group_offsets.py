@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from fake_internal import START_MS
-from group_rig import EPOCH, GROUP, GroupRig, code_of, on_loop, subscription
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.groups.commits import NOTHING_COMMITTED, Commit, Fetched
 from headrace.broker.groups.group import MemberClaim
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.records import read_batches
+from tests.support.fake_internal import START_MS
+from tests.support.group_rig import EPOCH, GROUP, GroupRig, code_of, on_loop, subscription
 
 ORDERS_0 = TopicPartition("orders", 0)
 UNSTABLE = Code.UNSTABLE_OFFSET_COMMIT

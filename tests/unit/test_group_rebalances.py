@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Consumer, GroupRig, code_of, on_loop, subscription
 from headrace.broker.groups.group import GroupState, MemberClaim
 from headrace.broker.groups.rebalance import NEW_MEMBER_JOIN_TIMEOUT_MS
 from headrace.errors import Code
 from headrace.wire.api.groups import MemberIdentity
+from tests.support.group_rig import (
+    DELAY_MS,
+    GROUP,
+    REBALANCE_MS,
+    SESSION_MS,
+    Consumer,
+    GroupRig,
+    code_of,
+    on_loop,
+    subscription,
+)
 
 NONE = Code.NONE
 

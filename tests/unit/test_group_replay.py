@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, SETTLED, GroupRig, on_loop, subscription
 from headrace.broker.groups.group import GroupState, MemberClaim
 from headrace.broker.groups.records import KeyValue
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.api.groups import MemberIdentity
+from tests.support.group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, SETTLED, GroupRig, on_loop, subscription
 
 GROUPS = (GROUP, "other")
 PRODUCERS = (1, 2, 3)

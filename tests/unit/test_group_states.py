@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from group_rig import GROUP, GroupRig, code_of, on_loop
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.group import VALID_TRANSITIONS, Group, GroupState, MemberClaim
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
+from tests.support.group_rig import GROUP, GroupRig, code_of, on_loop
 
 ABSENT = "absent"
 NONE, UNKNOWN, REBALANCE = Code.NONE, Code.UNKNOWN_MEMBER_ID, Code.REBALANCE_IN_PROGRESS

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from history import Answered, Batch, Ended, Event, HistoryFile, Outcome, Read, Replica, Sent, load
-from history_check import SHOWN_MAX, Fault, Kind, check, report
-from history_simulation import random_history
+from tests.support.history import Answered, Batch, Ended, Event, HistoryFile, Outcome, Read, Replica, Sent, load
+from tests.support.history_check import SHOWN_MAX, Fault, Kind, check, report
+from tests.support.history_simulation import random_history
 
 DONE, UNDONE, UNKNOWN = Outcome.DONE, Outcome.UNDONE, Outcome.UNKNOWN
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fakes import DISCONNECT, SILENCE, After
 from headrace.errors import BrokerError, FatalError, HeadraceError, TimedOutError
 from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.transactions import InitProducerIdResponse
 from headrace.wire.records import read_batches
-from rig import INIT_PRODUCER_ID, PRODUCE, PRODUCER_ID, Rig
+from tests.support.fakes import DISCONNECT, SILENCE, After
+from tests.support.rig import INIT_PRODUCER_ID, PRODUCE, PRODUCER_ID, Rig
 
 NOT_LEADER, TOO_LARGE, OUT_OF_ORDER, UNKNOWN_PRODUCER, INVALID_RECORD = 6, 10, 45, 59, 87
 LAST = 0x7FFFFFFF

@@ -20,8 +20,8 @@ from headrace.wire import legacy
 from headrace.wire.api.produce import ProduceResponse
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.layout import NO_TIMESTAMP, Record
-from legacy_rig import HANG_UP, FakeCluster, WaitingFakeClock
-from waiting import eventually
+from tests.support.legacy_rig import HANG_UP, FakeCluster, WaitingFakeClock
+from tests.support.waiting import eventually
 
 COUNTERS = {"DroppedMessages": 0, "SerializationErrors": 0, "Resends": 0, "FailedSends": 0}
 PERIOD_MS = "topic.metadata.refresh.interval.ms"

@@ -11,9 +11,9 @@ import pytest
 from headrace.client.addresses import Endpoint
 from headrace.errors import ConnectionFailedError, MalformedError, TimedOutError
 from headrace.legacy.blocking_channel import BlockingChannel
-from peers.real_kafka import free_ports
-from scripted import HungUpError, ScriptedServer
-from waiting import eventually
+from tests.support.peers.real_kafka import free_ports
+from tests.support.scripted import HungUpError, ScriptedServer
+from tests.support.waiting import eventually
 
 FRAME = b"\x00\x00\x00\x05hello"
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import ClosedError
 from headrace.legacy import KeyedMessage, QueueFullError
 from headrace.legacy.queue import SYSTEM_WAITING_CLOCK, MessageQueue, SendThread
-from legacy_rig import WaitingFakeClock
+from tests.support.legacy_rig import WaitingFakeClock
 
 SECONDS_MAX = 20
 

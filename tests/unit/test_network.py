@@ -14,7 +14,7 @@ from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.connection import ConnectionSettings
 from headrace.client.network import NetworkClient, NetworkSettings
 from headrace.config.backoff import JITTER, exponential_backoff
-from waiting import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

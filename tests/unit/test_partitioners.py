@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from fakes import FakeClock
 from headrace.errors import ConfigError
 from headrace.producer import partitioners
 from headrace.producer.partitioners import (
@@ -26,6 +25,7 @@ from headrace.producer.partitioners import (
 )
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.queues import TopicQueues
+from tests.support.fakes import FakeClock
 
 KEYED = b"key"
 

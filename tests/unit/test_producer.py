@@ -30,8 +30,8 @@ from headrace import (
     Serializer,
     TimedOutError,
 )
-from small_broker import SmallBroker
-from waiting import eventually
+from tests.support.small_broker import SmallBroker
+from tests.support.waiting import eventually
 
 SECONDS = 10
 NOWHERE = "127.0.0.1:1"

@@ -21,8 +21,8 @@ from headrace import (
     Serializer,
 )
 from headrace.producer.records import PreparedRecord
-from small_broker import SmallBroker
-from waiting import eventually
+from tests.support.small_broker import SmallBroker
+from tests.support.waiting import eventually
 
 SECONDS = 10
 

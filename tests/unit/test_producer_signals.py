@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from headrace import IllegalStateError, Producer, ProducerInterceptor
-from interruption import ctrl_c, sweep, sweep_twice
-from small_broker import SmallBroker
-from waiting import eventually
+from tests.support.interruption import ctrl_c, sweep, sweep_twice
+from tests.support.small_broker import SmallBroker
+from tests.support.waiting import eventually
 
 SECONDS = 10
 BATCH_BYTES = 16_384

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.producer.queues import ROOM_FACTOR_MAX, CompressionRatio
 from headrace.wire.compression import GZIP
-from rig import Rig
+from tests.support.rig import Rig
 
 
 def test_worse_is_believed_at_once_and_better_slowly():

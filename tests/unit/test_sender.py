@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fakes import DISCONNECT, SILENCE, After
 from headrace.client.addresses import Endpoint
 from headrace.errors import (
     BrokerError,
@@ -19,8 +18,9 @@ from headrace.errors import (
 )
 from headrace.producer.records import PreparedRecord
 from headrace.wire.api.produce import ProduceResponse
-from rig import METADATA, PRODUCE, Rig
-from waiting import eventually
+from tests.support.fakes import DISCONNECT, SILENCE, After
+from tests.support.rig import METADATA, PRODUCE, Rig
+from tests.support.waiting import eventually
 
 NOT_LEADER, MESSAGE_TOO_LARGE, INVALID_RECORD = 6, 10, 87
 SECONDS_MAX = 20

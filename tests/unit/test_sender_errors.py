@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from error_facts import CODES, REFRESHED, RETRIED
 from headrace.errors import ERROR_CODES, AbortableError, BrokerError, FatalError
 from headrace.producer.transaction_state import State
 from headrace.wire.records import read_batches
-from rig import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, METADATA, PRODUCE, Rig
+from tests.support.error_facts import CODES, REFRESHED, RETRIED
+from tests.support.rig import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, METADATA, PRODUCE, Rig
 
 OUT_OF_ORDER, DUPLICATE, UNKNOWN_PRODUCER = 45, 46, 59
 # Not authorised for the cluster or the transactional id, another's producer id, fenced.

@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.spark import audit
 from headrace.spark.auditing import PREFIX_BYTES_MAX, AuditReport, Example, Record, _text, reading_options
 from headrace.spark.errors import SparkError
-from typed import typed
+from tests.support.typed import typed
 
 NO_FRAME: Any = None
 EQUAL = AuditReport(10, 10, 10, 0, 0, 0)

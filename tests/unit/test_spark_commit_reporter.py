@@ -23,8 +23,8 @@ from headrace.spark.commit_reporter import (
 from headrace.spark.sink_options import SinkOptions
 from headrace.telemetry.listeners import CommitPhase
 from headrace.telemetry.models import BatchOutcome
-from listening_view import ListeningView
-from waiting import eventually
+from tests.support.listening_view import ListeningView
+from tests.support.waiting import eventually
 
 KAFKA = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders"}
 INLINE = [CommitPhase.BEGIN, CommitPhase.CHECK, CommitPhase.DECIDE, CommitPhase.END]

@@ -19,7 +19,7 @@ from headrace.spark.lookup import Lookup
 from headrace.spark.reading import AHEAD_MAX, Fetchers, ReadAhead
 from headrace.spark.source_options import Mode, parse, schema
 from headrace.types import TopicPartition
-from waiting import eventually
+from tests.support.waiting import eventually
 
 TP = TopicPartition("t", 0)
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}

@@ -13,7 +13,7 @@ from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.transactions.transaction import VALID_TRANSITIONS, Transaction, TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
-from transaction_rig import ID, TIMEOUT_MS, Rig, code_of, refused, run
+from tests.support.transaction_rig import ID, TIMEOUT_MS, Rig, code_of, refused, run
 
 NONE, CONCURRENT, FENCED = Code.NONE, Code.CONCURRENT_TRANSACTIONS, Code.PRODUCER_FENCED
 INVALID, MAPPING = Code.INVALID_TXN_STATE, Code.INVALID_PRODUCER_ID_MAPPING

@@ -7,7 +7,7 @@ from dataclasses import replace
 from headrace.broker.transactions.transaction import EPOCH_MAX, TransactionState
 from headrace.errors import Code
 from headrace.types import ProducerIdAndEpoch
-from transaction_rig import ID, Rig, code_of, refused, run
+from tests.support.transaction_rig import ID, Rig, code_of, refused, run
 
 CONCURRENT, FENCED = Code.CONCURRENT_TRANSACTIONS, Code.PRODUCER_FENCED
 INVALID, MAPPING = Code.INVALID_TXN_STATE, Code.INVALID_PRODUCER_ID_MAPPING

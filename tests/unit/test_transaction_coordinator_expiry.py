@@ -12,7 +12,7 @@ from headrace.broker.catalog.topics import Topics
 from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import Code
 from headrace.types import TopicPartition
-from transaction_rig import ID, TIMEOUT_MS, Rig, code_of, refused, run
+from tests.support.transaction_rig import ID, TIMEOUT_MS, Rig, code_of, refused, run
 
 DAY_MS = 24 * 3_600_000
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_internal import Fuse
 from headrace.broker.catalog.topics import TRANSACTION_STATE
 from headrace.broker.transactions import log_records, store
 from headrace.broker.transactions.transaction import Transaction, TransactionState
 from headrace.errors import Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.layout import Record
-from transaction_rig import TIMEOUT_MS, Rig, code_of, refused, run
+from tests.support.fake_internal import Fuse
+from tests.support.transaction_rig import TIMEOUT_MS, Rig, code_of, refused, run
 
 WRITES_MAX = 60
 

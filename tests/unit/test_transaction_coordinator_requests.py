@@ -36,7 +36,7 @@ from headrace.wire.api.transactions import (
     WriteTxnMarkersRequest,
 )
 from headrace.wire.schema import Message
-from transaction_rig import ID, TIMEOUT_MS, Rig, run
+from tests.support.transaction_rig import ID, TIMEOUT_MS, Rig, run
 
 
 class DenyingAuthorizer(Authorizer):

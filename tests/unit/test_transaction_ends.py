@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fakes import DISCONNECT, SILENCE, After
 from headrace.errors import (
     AbortableError,
     ClosedError,
@@ -21,7 +20,8 @@ from headrace.producer.records import PreparedRecord
 from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.transactions import AddOffsetsToTxnResponse, EndTxnResponse
-from rig import (
+from tests.support.fakes import DISCONNECT, SILENCE, After
+from tests.support.rig import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     END_TXN,

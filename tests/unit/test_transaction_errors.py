@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from error_facts import CODES, RETRIED
-from fakes import DISCONNECT
 from headrace.errors import ERROR_CODES, AbortableError, BrokerError, FatalError, HeadraceError
 from headrace.producer.transaction_state import State
 from headrace.wire.api.transactions import AddOffsetsToTxnResponse, EndTxnResponse, InitProducerIdResponse
-from rig import (
+from tests.support.error_facts import CODES, RETRIED
+from tests.support.fakes import DISCONNECT
+from tests.support.rig import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     END_TXN,

@@ -13,7 +13,7 @@ from headrace.errors import (
 )
 from headrace.producer.transaction_state import LEGAL, State, is_legal
 from headrace.types import ProducerIdAndEpoch
-from rig import (
+from tests.support.rig import (
     GROUP,
     Rig,
     new_rig,

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fakes import DISCONNECT, SILENCE, After
 from headrace.errors import BrokerError, ClosedError, FatalError, IllegalStateError
 from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH
 from headrace.producer.transaction_requests import (
@@ -21,7 +20,8 @@ from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.transactions import InitProducerIdResponse
 from headrace.wire.records import read_batches
-from rig import (
+from tests.support.fakes import DISCONNECT, SILENCE, After
+from tests.support.rig import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     END_TXN,

@@ -11,7 +11,7 @@ from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.transactions import EndTxnResponse
 from headrace.wire.records import read_batches
-from rig import (
+from tests.support.rig import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     END_TXN,
@@ -144,7 +144,7 @@ def test_the_transaction_before_may_still_be_ending():
 
 
 def test_a_lost_end_txn_response_is_retried_with_the_same_epoch():
-    from fakes import DISCONNECT
+    from tests.support.fakes import DISCONNECT
 
     rig = rig_in_transaction()
     rig.client.script(END_TXN, DISCONNECT, EndTxnResponse(producer_id=PRODUCER_ID, producer_epoch=1))

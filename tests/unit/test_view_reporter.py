@@ -15,9 +15,9 @@ from headrace.producer.recent import ERRORS_MAX, Recent
 from headrace.producer.snapshot import percentiles
 from headrace.telemetry.models import Percentiles, PipelineReport
 from headrace.telemetry.sender import ReportSender, check_url, new_envelope
-from listening_view import ListeningView
-from small_broker import SmallBroker
-from waiting import eventually
+from tests.support.listening_view import ListeningView
+from tests.support.small_broker import SmallBroker
+from tests.support.waiting import eventually
 
 SECONDS = 10
 NOT_LEADER = 6

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.wire.layout import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP, Record
 from headrace.wire.records import Marker, RecordBatch, decode_marker
-from peers.java import JavaRunner
+from tests.support.peers.java import JavaRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
-from waiting import eventually
+from tests.support.waiting import eventually
 
 ADMIN_SECONDS_MAX = 30
 
@@ -41,7 +41,7 @@ def create_topic(
     topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(configs or {}))
     admin.create_topics([topic], request_timeout=ADMIN_SECONDS_MAX)[name].result(timeout=ADMIN_SECONDS_MAX)
     # The answer comes, and metadata show the topic, before the leader has made its log.
-    spec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    spec = OffsetSpec.latest()
     wanted = {TopicPartition(name, number): spec for number in range(partitions)}
     eventually(f"leaders of topic {name}", lambda: _all_have_logs(admin, wanted))
     return name

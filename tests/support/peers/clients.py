@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from headrace.wire.layout import Record
-from peers.program import Program
+from tests.support.peers.program import Program
 
 RIDE_SECONDS_MAX = 120
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.broker import EmbeddedBroker
-from peers import broker
+from tests.support.peers import broker
 
 
 class OwnBroker(broker.Broker):

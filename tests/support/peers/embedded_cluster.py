@@ -8,8 +8,8 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.broker import EmbeddedCluster
 from headrace.broker.embedded_cluster import ClusterBroker
-from peers import broker
-from waiting import eventually
+from tests.support.peers import broker
+from tests.support.waiting import eventually
 
 COORDINATING = "__transaction_state"
 BROKERS = 3

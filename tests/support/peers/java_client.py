@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from peers import java
-from peers.clients import ProgramClient
-from peers.java import JavaRunner
-from peers.program import Program
+from tests.support.peers import java
+from tests.support.peers.clients import ProgramClient
+from tests.support.peers.java import JavaRunner
+from tests.support.peers.program import Program
 
 SOURCE = Path(__file__).parents[2] / "either" / "clients" / "java" / "Driver.java"
 TOOLS = "org.apache.kafka.tools"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peers.real_kafka import RealKafka, new_cluster_id
+from tests.support.peers.real_kafka import RealKafka, new_cluster_id
 
 COPIES = 3
 _DEFAULT_SESSION = {"broker.session.timeout.ms": "9000", "broker.heartbeat.interval.ms": "2000"}

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers import fetched
-from peers.clients import ProgramClient
-from peers.program import Program
+from tests.support.peers import fetched
+from tests.support.peers.clients import ProgramClient
+from tests.support.peers.program import Program
 
 SOURCES = Path(__file__).parents[2] / "either" / "clients" / "js"
 VERSION = "2.2.4"

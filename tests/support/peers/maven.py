@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from peers import fetched
-from peers.fetched import DOWNLOAD_SECONDS_MAX, require
+from tests.support.peers import fetched
+from tests.support.peers.fetched import DOWNLOAD_SECONDS_MAX, require
 
 __all__ = ["CACHE", "DOWNLOAD_SECONDS_MAX", "copy_jars", "jars_folder", "kafka_jars"]
 

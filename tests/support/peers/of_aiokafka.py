@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from headrace.wire.layout import Record
-from peers.clients import CODECS, FACTS, Rebalance
+from tests.support.peers.clients import CODECS, FACTS, Rebalance
 
 SECONDS_MAX = 30
 POLL_MS = 50

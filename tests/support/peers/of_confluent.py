@@ -19,9 +19,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from headrace.wire.layout import Record
-from peers import librdkafka
-from peers.clients import CODECS, FACTS, RIDE_SECONDS_MAX, Noted, Rebalance, Ride
-from waiting import eventually
+from tests.support.peers import librdkafka
+from tests.support.peers.clients import CODECS, FACTS, RIDE_SECONDS_MAX, Noted, Rebalance, Ride
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 30
 POLL_SECONDS = 0.05
@@ -191,7 +191,7 @@ class Confluent:
         done(admin.delete_records([TopicPartition(filled, 0, 3)]))
         facts["offsets"] = [
             done(admin.list_offsets({TopicPartition(filled, 0): spec})).offset
-            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
         ]
         cluster = admin.describe_cluster().result(SECONDS_MAX)
         facts["nodes"] = [[node.id, node.host, node.port] for node in cluster.nodes]

@@ -10,8 +10,8 @@ from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartitio
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, OffsetSpec
 
 from headrace.wire.layout import Record
-from peers.clients import FACTS, Rebalance
-from waiting import eventually
+from tests.support.peers.clients import FACTS, Rebalance
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 30
 POLL_MS = 50

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from peers import broker, java
-from waiting import eventually
+from tests.support.peers import broker, java
+from tests.support.waiting import eventually
 
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 30

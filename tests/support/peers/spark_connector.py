@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from peers import fetched, maven
-from peers.program import Program
+from tests.support.peers import fetched, maven
+from tests.support.peers.program import Program
 
 SOURCE = Path(__file__).parents[2] / "either" / "clients" / "spark" / "reader.py"
 SPARK_VERSION = "4.2.0"

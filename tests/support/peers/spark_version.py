@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers import fetched
+from tests.support.peers import fetched
 
 SMOKE = Path(__file__).parents[2] / "spark" / "version_smoke.py"
 SOURCES = Path(__file__).parents[3] / "src"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from questions.asking import ID_OF_NOBODY, NOBODY, Question
+from tests.support.questions.asking import ID_OF_NOBODY, NOBODY, Question
 
 QUESTIONS = {
     "described options": Question(

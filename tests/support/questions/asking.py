@@ -11,9 +11,9 @@ from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
 from headrace.wire.schema import Message, Struct
-from peers import librdkafka
-from peers.broker import Broker
-from peers.connection import Connection
+from tests.support.peers import librdkafka
+from tests.support.peers.broker import Broker
+from tests.support.peers.connection import Connection
 
 KEYS = {name: key for key, (name, _) in APIS.items()}
 TIME = 1_700_000_000_000

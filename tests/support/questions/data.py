@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.wire.layout import Record
 from headrace.wire.records import Producer, encode
-from questions.asking import ID_OF_NOBODY, NOBODY, TIME, Question, World
+from tests.support.questions.asking import ID_OF_NOBODY, NOBODY, TIME, Question, World
 
 BATCHES = range(3, 100)
 """Apache Kafka 4 says that it has older versions, for a client that looks for them, and hangs up."""

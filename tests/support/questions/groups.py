@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from questions.asking import NOBODY, Question, World
+from tests.support.questions.asking import NOBODY, Question, World
 
 FIRST_VERSIONS = {"OffsetCommit": 2, "OffsetFetch": 1}
 """What Apache Kafka 4 begins with."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from questions.asking import NOBODY, Question, World
+from tests.support.questions.asking import NOBODY, Question, World
 
 QUESTIONS = {
     "described producers": Question(
