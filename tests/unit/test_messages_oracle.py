@@ -48,6 +48,7 @@ from kio.static.constants import EntityType
 from headrace.errors import ERROR_CODES
 from headrace.wire import schema
 from headrace.wire.api import APIS, request_class, response_class
+from headrace.wire.api_keys import ApiKey
 from headrace.wire.frames import encode_request, encode_response
 from headrace.wire.schema import ARRAY, BOOLEAN, STRUCT, UUID, ZERO_UUID
 
@@ -95,7 +96,7 @@ KIO_ERRORS = [code.value for code in kio.schema.errors.ErrorCode]
 
 
 def kio_speaks(key, side, version):
-    return version in kio.schema.index.schema_name_map.get(APIS[key][1], {})
+    return version in kio.schema.index.schema_name_map.get(ApiKey(key).name.lower(), {})
 
 
 def kio_class(key, side, version):

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.broker.context import Context, HandlerResult
-from headrace.wire.api import BETWEEN_BROKERS, module_name, request_class
+from headrace.wire.api import BETWEEN_BROKERS, request_class
 from headrace.wire.api_keys import ApiKey
 from headrace.wire.schema import Message
 
@@ -101,14 +101,14 @@ def supported(api_key: int) -> Api | None:
 @cache
 def handler(api_key: int) -> Handler:
     """Return the handler of a supported API."""
-    handle: Handler = getattr(_module(api_key), f"handle_{module_name(api_key)}")
+    handle: Handler = getattr(_module(api_key), f"handle_{ApiKey(api_key).name.lower()}")
     return handle
 
 
 @cache
 def failure_handler(api_key: int) -> FailureHandler | None:
     """Return the function that builds a failed response; None if a top-level error code says it all."""
-    return getattr(_module(api_key), f"fail_{module_name(api_key)}", None)
+    return getattr(_module(api_key), f"fail_{ApiKey(api_key).name.lower()}", None)
 
 
 def _module(api_key: int) -> ModuleType:

@@ -1,7 +1,7 @@
-"""The messages, a module for each API key, imported when first asked for.
+"""The request and response classes of every API, imported when first used.
 
-Each module has `<Name>Request` and `<Name>Response`. Names and versions are those of the public protocol
-guide (Apache Kafka 4.3; versions that 4.x dropped as 3.9 had them), in snake case.
+An API has `<Name>Request` and `<Name>Response`. Names, fields and versions follow the protocol guide of Apache Kafka
+4.3; versions that 4.x removed follow 3.9.
 """
 
 from __future__ import annotations
@@ -72,41 +72,36 @@ BETWEEN_BROKERS: dict[int, tuple[str, str]] = {
     62: ("BrokerRegistration", "inter_broker"),
     63: ("BrokerHeartbeat", "inter_broker"),
     67: ("AllocateProducerIds", "inter_broker"),
-    # Ours: where Kafka replicates the log of its controllers, and wraps a request in an Envelope.
+    # headrace's own: Kafka replicates the controllers' log instead, and wraps a forwarded request in an Envelope.
     30_000: ("CatalogFetch", "inter_broker"),
     30_001: ("Forward", "inter_broker"),
     30_002: ("EnsureTopic", "inter_broker"),
 }
-"""What brokers of a cluster ask each other and no client asks: it is not advertised."""
+"""The APIs that only brokers of a cluster use. They are not advertised in ApiVersions."""
 
 
 def api_name(key: int) -> str:
-    """The name of an API key; unknown ones stay numbers."""
+    """Return the name of an API key, API_<number> if it is unknown."""
     known = APIS.get(key) or BETWEEN_BROKERS.get(key)
     return f"API_{key}" if known is None else known[0]
 
 
-def module_name(key: int) -> str:
-    """The module of an API key, which has the same name wherever there is one."""
-    known = APIS.get(key) or BETWEEN_BROKERS.get(key)
-    if known is None:
-        raise UnsupportedVersionError(f"API key {key} is not one that headrace speaks")
-    return known[1]
-
-
 @cache
 def request_class(key: int) -> type[Message]:
-    """The request of an API key."""
+    """Return the request class of an API key."""
     return _message_class(key, "Request")
 
 
 @cache
 def response_class(key: int) -> type[Message]:
-    """The response of an API key."""
+    """Return the response class of an API key."""
     return _message_class(key, "Response")
 
 
 def _message_class(key: int, side: str) -> type[Message]:
-    module = module_name(key)
-    found: type[Message] = getattr(import_module(f"{__name__}.{module}"), api_name(key) + side)
-    return found
+    known = APIS.get(key) or BETWEEN_BROKERS.get(key)
+    if known is None:
+        raise UnsupportedVersionError(f"API key {key} is not supported")
+    name, module = known
+    message_class: type[Message] = getattr(import_module(f"{__name__}.{module}"), name + side)
+    return message_class
