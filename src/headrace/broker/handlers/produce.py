@@ -45,6 +45,7 @@ TRANSACTION_ABORTABLE_MIN_VERSION = 11  # older clients do not know TRANSACTION_
 TRANSACTIONS_V2_MIN_VERSION = 12
 TOPIC_IDS_MIN_VERSION = 13
 
+_BUFFERS = (bytes, bytearray, memoryview)
 _producer = struct.Struct(">qh")
 _PRODUCER_OFFSET = 43
 # Retriable for the producer, but not in Produce responses before v12.
@@ -65,7 +66,7 @@ class _PartitionWrite:
 
     def __init__(self, index: int, records: Records) -> None:
         self.index = index
-        self.records: Buffer = records if isinstance(records, bytes | bytearray | memoryview) else b""
+        self.records: Buffer = records if isinstance(records, _BUFFERS) else b""
         self.partition: Partition | None = None  # None: not authorized or unknown
         self.prepared: Prepared | None = None  # None: not validated yet
         self.info: AppendInfo | None = None
@@ -96,7 +97,8 @@ def handle_produce(broker: Broker, context: Context, request: ProduceRequest) ->
     topics = _find_partitions(broker, context, request)
     transactional: list[_PartitionWrite] = []
     if context.api_version >= RECORD_BATCHES_MIN_VERSION:
-        transactional = [write for _, _, writes in topics for write in writes if write.is_transactional]
+        for _, _, writes in topics:
+            transactional += [write for write in writes if write.is_transactional]
         if transactional and not _may_use_transactional_id(broker, context, request.transactional_id):
             return fail_produce(context, request, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     unvalidated = _validate(broker, context.api_version, topics)
@@ -351,18 +353,11 @@ def _response(context: Context, acks: int, topics: _Topics) -> ProduceResponse |
                 if write.error is not None:
                     raise CloseConnection(f"acks=0 produce to {name}-{write.index} failed: {write.error}")
         return None
-    return ProduceResponse(
-        responses=tuple(
-            [
-                TopicProduceResponse(
-                    name=name,
-                    topic_id=topic_id,
-                    partition_responses=tuple([_partition_response(write, context.api_version) for write in writes]),
-                )
-                for name, topic_id, writes in topics
-            ]
-        )
-    )
+    responses = []
+    for name, topic_id, writes in topics:
+        partitions = [_partition_response(write, context.api_version) for write in writes]
+        responses.append(TopicProduceResponse(name=name, topic_id=topic_id, partition_responses=partitions))
+    return ProduceResponse(responses=responses)
 
 
 def _partition_response(write: _PartitionWrite, version: int) -> PartitionProduceResponse:

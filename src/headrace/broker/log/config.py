@@ -34,6 +34,7 @@ class LogConfig:
     min_insync_replicas: int
     retention_bytes: int
     retention_ms: int
+    roll_ms: int  # the age at which a segment is closed: a compacted topic's must be closed to be compacted
     segment_bytes: int
     segment_index_bytes: int
     segment_jitter_ms: int
@@ -55,6 +56,7 @@ class LogConfig:
     def of(cls, config: Config) -> LogConfig:
         """From resolved TOPIC_OPTIONS."""
         policy = config.of(tuple, "cleanup.policy")
+        segment_ms, max_compaction_lag_ms = config.of(int, "segment.ms"), config.of(int, "max.compaction.lag.ms")
         codec_name = config.of(str, "compression.type")
         level = config.of(int, f"compression.{codec_name}.level") if codec_name in ("gzip", "lz4", "zstd") else -1
         return cls(
@@ -65,7 +67,7 @@ class LogConfig:
             flush_messages=config.of(int, "flush.messages"),
             flush_ms=config.of(int, "flush.ms"),
             index_interval_bytes=config.of(int, "index.interval.bytes"),
-            max_compaction_lag_ms=config.of(int, "max.compaction.lag.ms"),
+            max_compaction_lag_ms=max_compaction_lag_ms,
             max_message_bytes=config.of(int, "max.message.bytes"),
             log_append_time=config.of(str, "message.timestamp.type") == "LogAppendTime",
             message_timestamp_after_max_ms=config.of(int, "message.timestamp.after.max.ms"),
@@ -75,16 +77,12 @@ class LogConfig:
             min_insync_replicas=config.of(int, "min.insync.replicas"),
             retention_bytes=config.of(int, "retention.bytes"),
             retention_ms=config.of(int, "retention.ms"),
+            roll_ms=min(segment_ms, max_compaction_lag_ms) if "compact" in policy else segment_ms,
             segment_bytes=config.optional(int, "internal.segment.bytes") or config.of(int, "segment.bytes"),
             segment_index_bytes=config.of(int, "segment.index.bytes"),
             segment_jitter_ms=config.of(int, "segment.jitter.ms"),
-            segment_ms=config.of(int, "segment.ms"),
+            segment_ms=segment_ms,
             unclean_leader_election_enable=config.of(bool, "unclean.leader.election.enable"),
             codec=_CODECS.get(codec_name),
             codec_level=None if level == -1 else level,
         )
-
-    @property
-    def roll_ms(self) -> int:
-        """How long a segment may be written to: a compacted one must be closed before it can be compacted."""
-        return min(self.segment_ms, self.max_compaction_lag_ms) if self.compact else self.segment_ms

@@ -35,6 +35,7 @@ from headrace.broker.log.snapshots import snapshot_offsets, write_snapshot
 from headrace.broker.log.truncation import truncate, truncate_fully
 from headrace.broker.log.validation import Origin, Prepared, check_batch, prepare, refusal
 from headrace.broker.log.verification import Damage
+from headrace.config import LONG_MAX
 from headrace.errors import BrokerError, Code
 from headrace.wire.layout import NO_PRODUCER_ID, NO_TIMESTAMP, TRANSACTIONAL, BatchHeader
 from headrace.wire.primitives import Buffer
@@ -548,7 +549,9 @@ class Log:
         if waiting <= 0:
             return False
         config = self.config
-        return waiting >= config.flush_messages or self.host.clock.time_ms() - self.last_flush_ms >= config.flush_ms
+        if waiting >= config.flush_messages:
+            return True
+        return config.flush_ms != LONG_MAX and self.host.clock.time_ms() - self.last_flush_ms >= config.flush_ms
 
     def flush(self) -> None:
         """Force everything appended so far to disk. From any thread, while appends go on."""

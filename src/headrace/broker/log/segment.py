@@ -117,17 +117,22 @@ class Segment:
     @property
     def first_timestamp(self) -> int:
         """The highest timestamp of the first batch; -1 where there is none."""
-        if self._first_timestamp is None and self.size_bytes:
+        if self._first_timestamp is None:
+            if not self.size_bytes:
+                return NO_TIMESTAMP
             self._first_timestamp = next(self.headers(0))[1].max_timestamp
-        return NO_TIMESTAMP if self._first_timestamp is None else self._first_timestamp
+        return self._first_timestamp
 
     def is_full(self, config_segment_bytes: int, config_index_bytes: int, size_bytes: int, last_offset: int) -> bool:
         """Whether a batch of that size, up to that offset, has to go to the next segment."""
+        index, times = self._index, self._times
+        if index is None or times is None:
+            index, times = self.index, self.times
         return (
             self.size_bytes + size_bytes > config_segment_bytes
             or last_offset - self.base_offset > OFFSETS_MAX
-            or len(self.index.lasts) >= config_index_bytes // OFFSET_ENTRY_BYTES
-            or len(self.times.offsets) >= config_index_bytes // TIME_ENTRY_BYTES - 1
+            or len(index.lasts) >= config_index_bytes // OFFSET_ENTRY_BYTES
+            or len(times.offsets) >= config_index_bytes // TIME_ENTRY_BYTES - 1
         )
 
     # --- writing ---
