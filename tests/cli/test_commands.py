@@ -141,6 +141,16 @@ def test_help_imports_no_heavy_modules():
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("command", ["produce", "consume", "topic", "group", "txn", "bench"])
+def test_help_of_a_command_does_not_import_the_client(command):
+    code = f"import sys, headrace.cli.{command}; print([m for m in sys.modules if m in {{heavy}}])"
+    heavy = {"headrace.client.blocking", "headrace.client.admin", "headrace.producer.sender", "pyarrow", "rich"}
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("{heavy}", repr(heavy))], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
 def test_headrace_runs_as_a_module():
     done = python_m("--version")
     assert (done.returncode, done.stdout.split(",")[0]) == (0, "headrace")
