@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.crashes import StreamInSession, markers, marks_of, open_transactions
+from tests.support.crashes import StreamInSession, marker_folder, markers, open_transactions
 from tests.support.topics import new_topic, unique
 from tests.support.waiting import eventually
 
@@ -119,7 +119,7 @@ def test_a_decided_transaction_that_expired_is_written_again(spark, stream):
     """Between the decision and the end its time runs out: the coordinator aborts what was decided."""
     stream.add_file(300)
     stream.end(begin_and_expire(spark, stream, "redo.done=sleep:0"))
-    assert "redo.done" in {mark.name for mark in marks_of(spark).iterdir()}
+    assert "redo.done" in {mark.name for mark in marker_folder(spark).iterdir()}
     assert str(stream.audit()) == "clean"
     assert not open_transactions(stream.bootstrap, stream.topic)
 
