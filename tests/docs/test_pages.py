@@ -44,7 +44,7 @@ def test_what_a_page_says_can_be_done(page, request):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_says_what_it_is(page):
     for block in blocks_of(page):
-        assert block.language in LANGUAGES, f"{block.place}: the language is {block.language!r}"
+        assert block.language in LANGUAGES, f"{block.location}: the language is {block.language!r}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -67,7 +67,7 @@ def test_files_of_properties_have_options_that_exist(page):
     for block in blocks_of(page):
         if block.language == "properties":
             for name in parse_properties(block.text):
-                assert name in PRODUCER_OPTIONS or name in BROKER_OPTIONS, f"{block.place}: there is no {name}"
+                assert name in PRODUCER_OPTIONS or name in BROKER_OPTIONS, f"{block.location}: there is no {name}"
 
 
 def test_the_readme_tells_what_ci_runs():
