@@ -36,13 +36,13 @@ def with_marks(page):
 
 
 @pytest.mark.parametrize("page", [with_marks(page) for page in PAGES])
-def test_what_a_page_says_can_be_done(page, request):
+def test_the_blocks_of_a_page_run(page, request):
     reader = request.getfixturevalue("spark_reader" if uses_spark(page) else "plain_reader")
     reader.read(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_says_what_it_is(page):
+def test_every_block_has_a_language(page):
     for block in blocks_of(page):
         assert block.language in LANGUAGES, f"{block.location}: the language is {block.language!r}"
 
@@ -55,7 +55,7 @@ def test_no_command_hides_from_the_tests_in_an_indented_block(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page):
+def test_links_have_existing_targets(page):
     for number, line in prose_of(page):
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", line):
             if not re.match(r"https?:", target):
@@ -63,14 +63,14 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_files_of_properties_have_options_that_exist(page):
+def test_properties_files_have_known_options(page):
     for block in blocks_of(page):
         if block.language == "properties":
             for name in parse_properties(block.text):
                 assert name in PRODUCER_OPTIONS or name in BROKER_OPTIONS, f"{block.location}: there is no {name}"
 
 
-def test_the_readme_tells_what_ci_runs():
+def test_the_readme_lists_the_ci_commands():
     readme = (PROJECT / "README.md").read_text()
     commands = [line for line in (PROJECT / ".ci" / "run").read_text().splitlines() if line.startswith("make test")]
     assert commands

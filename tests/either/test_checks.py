@@ -152,7 +152,7 @@ def test_the_last_stable_offset_is_the_first_of_an_open_transaction(
     assert not answer.aborted_transactions
 
 
-def test_aborted_data_is_listed_for_some_and_shown_to_others(
+def test_aborted_transactions_are_listed_for_read_committed_fetches_only(
     link: Connection, topic: str, producer: RawProducer
 ) -> None:
     begin(producer)
@@ -223,7 +223,7 @@ def test_a_late_end_of_one_transaction_does_not_touch_the_next(link: Connection,
     assert values(link.fetch(topic, committed=True)) == [b"first", b"second"]
 
 
-def test_a_retried_end_gets_the_same_answer(link: Connection, topic: str) -> None:
+def test_a_retried_end_gets_the_same_response(link: Connection, topic: str) -> None:
     producer = RawProducer(link, topic, unique("retried"))
     producer.init()
     written(producer, 0, b"a")
@@ -248,9 +248,7 @@ def test_a_late_write_of_an_ended_transaction_is_refused_and_leaves_nothing_open
     assert stable_end(link, topic) == 2
 
 
-def test_a_second_client_of_the_same_name_fences_the_first_and_ends_its_transaction(
-    link: Connection, topic: str, producer: RawProducer
-) -> None:
+def test_a_second_client_with_the_same_id_fences_the_first(link: Connection, topic: str, producer: RawProducer) -> None:
     begin(producer)
     written(producer, 0, b"a")
     second = RawProducer(link, topic, producer.transactional_id, transactions=producer.transactions)
@@ -317,7 +315,7 @@ def test_offsets_of_a_transaction_are_seen_when_it_is_committed(
     assert fetched_offset(link, group, topic, stable=True).committed_offset == 41
 
 
-def test_offsets_of_a_member_that_is_none_are_refused(producer: RawProducer) -> None:
+def test_offset_commits_of_an_unknown_member_are_refused(producer: RawProducer) -> None:
     begin(producer)
     assert producer.commit_offsets(unique("group"), 1, generation=5, member="nobody") in (
         Code.ILLEGAL_GENERATION,
@@ -325,9 +323,7 @@ def test_offsets_of_a_member_that_is_none_are_refused(producer: RawProducer) -> 
     )
 
 
-def test_the_first_batch_comes_whole_and_so_does_one_that_is_asked_for_in_its_middle(
-    link: Connection, topic: str
-) -> None:
+def test_a_fetch_returns_whole_batches_also_from_an_offset_inside_a_batch(link: Connection, topic: str) -> None:
     for _ in range(3):
         link.produce(topic, plain_batch(*[b"x" * 1000] * 10))
 
@@ -339,13 +335,13 @@ def test_the_first_batch_comes_whole_and_so_does_one_that_is_asked_for_in_its_mi
     assert raw_fetch(link, topic, -5, bytes_max=100).error_code == Code.OFFSET_OUT_OF_RANGE
 
 
-def test_a_compacted_topic_takes_no_record_without_a_key(either: Broker, link: Connection) -> None:
+def test_a_compacted_topic_refuses_records_without_a_key(either: Broker, link: Connection) -> None:
     topic = new_topic(either, "compacted", cleanup_policy="compact")
 
     assert link.produce(topic, plain_batch(b"no key")).error_code == Code.INVALID_RECORD
 
 
-def test_nothing_is_said_to_acks_0_and_answers_keep_the_order_of_requests(link: Connection, topic: str) -> None:
+def test_acks_0_gets_no_response_and_responses_keep_the_request_order(link: Connection, topic: str) -> None:
     records = [PartitionProduceData(partition_index=0, records=plain_batch(b"silent"))]
     silent = ProduceRequest(acks=0, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=records)])
     first = link.send(silent, 9)
@@ -370,7 +366,7 @@ def test_nothing_is_said_to_acks_0_and_answers_keep_the_order_of_requests(link: 
     assert values(link.fetch(topic)) == [b"silent"]
 
 
-def test_acks_that_do_not_exist_are_refused(link: Connection, topic: str) -> None:
+def test_invalid_acks_are_refused(link: Connection, topic: str) -> None:
     records = [PartitionProduceData(partition_index=0, records=plain_batch(b"x"))]
     request = ProduceRequest(acks=2, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=records)])
     response = link.call(request, 9)

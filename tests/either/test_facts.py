@@ -43,7 +43,7 @@ def transactional_id(producer):
     return producer.config["transactional.id"]
 
 
-def test_a_transaction_holds_back_all_that_was_written_behind_its_first_record(either, admin, writer):
+def test_an_open_transaction_hides_all_records_after_its_first(either, admin, writer):
     topic = new_topic(either, "facts-held", partitions=2)
     place = TopicPartition(topic, 0)
     with Producer(bootstrap_servers=either.bootstrap) as other:
@@ -70,7 +70,7 @@ def test_a_transaction_holds_back_all_that_was_written_behind_its_first_record(e
     eventually("the markers", lambda: held_back(admin, places) == {})  # they are written after the answer
 
 
-def test_the_history_of_an_id_has_every_step_that_its_coordinator_wrote_down(either, admin, writer):
+def test_the_history_of_a_transactional_id_has_all_logged_states(either, admin, writer):
     topic = new_topic(either, "facts-history")
     began_ms = time.time() * 1000 - 1
     for end in (writer.commit_transaction, writer.abort_transaction):
@@ -94,7 +94,7 @@ def test_the_history_of_an_id_has_every_step_that_its_coordinator_wrote_down(eit
     writer.abort_transaction()
 
 
-def test_the_time_of_a_record_is_fetched_once_and_again_when_the_group_moves_on(either, admin):
+def test_record_times_are_fetched_again_only_after_a_commit(either, admin):
     topic, group = new_topic(either, "facts-lag"), unique("late")
     now_ms = int(time.time() * 1000)
     with Producer(bootstrap_servers=either.bootstrap) as producer:
@@ -119,7 +119,7 @@ def test_the_time_of_a_record_is_fetched_once_and_again_when_the_group_moves_on(
     assert late_ms(2) == 0
 
 
-def test_groups_at_different_places_of_a_partition_have_lags_of_their_own(either, admin):
+def test_groups_at_different_offsets_have_different_lags(either, admin):
     topic = new_topic(either, "facts-lags")
     now_ms = int(time.time() * 1000)
     with Producer(bootstrap_servers=either.bootstrap) as producer:

@@ -22,7 +22,7 @@ def cells(lines):
     return [line.split() for line in lines if line.strip()]
 
 
-def test_topic_command_makes_shows_grows_and_deletes(either, java_client):
+def test_topic_command_creates_describes_alters_and_deletes(either, java_client):
     topic = unique("by-command")
 
     def command(*args):
@@ -79,7 +79,7 @@ def test_the_verifiable_producer_and_consumer_agree(either, java_client):
     assert committed == {"topic": topic, "partition": 0, "offset": 30}
 
 
-def test_the_performance_tools_come_to_their_end(either, java_client):
+def test_the_performance_tools_finish(either, java_client):
     topic = new_topic(either, "performance", 2)
     sent = java_client.tool(
         *("ProducerPerformance", "--topic", topic, "--num-records", 2000, "--record-size", 100, "--throughput", -1),
@@ -213,7 +213,7 @@ def test_the_smaller_tools_work(either, java_client, tmp_path):
     assert f"{topic}-0" in elected.out + elected.err
 
 
-def test_the_message_copier_moves_what_it_reads_in_transactions(either, java_client):
+def test_the_message_copier_copies_in_transactions(either, java_client):
     source, target, group = new_topic(either, "from"), new_topic(either, "to"), unique("copier")
     fill(either, source, 20)
     copied = java_client.tool_alone(
@@ -226,7 +226,7 @@ def test_the_message_copier_moves_what_it_reads_in_transactions(either, java_cli
     assert values == [b"%d" % n for n in range(20)]
 
 
-def test_what_coordinators_write_down_is_read_by_kafkas_own_formatters(either, java_client):
+def test_kafkas_formatters_read_the_records_of_coordinators(either, java_client):
     """The state of groups and transactions lies in internal topics, in the formats that Kafka has for it."""
     topic, target = new_topic(either, "state"), new_topic(either, "state-target")
     group, transactional_id = unique("state-group"), unique("state-txn")
@@ -268,7 +268,7 @@ def entries(printed):
     return found
 
 
-def test_kafkas_dump_of_a_log_finds_its_files_whole(either, java_client):
+def test_kafkas_dump_log_tool_finds_the_files_valid(either, java_client):
     """Ours writes its segments, indexes and snapshots in Kafka's formats, so that Kafka's own tool can judge them."""
     topic = new_topic(either, "dumped", internal_segment_bytes=2000, index_interval_bytes=200)
     producer = librdkafka.transactional(either.bootstrap, unique("dumped"))

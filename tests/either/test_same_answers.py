@@ -22,14 +22,14 @@ def worlds(kafka, headrace_broker):
         world.close()
 
 
-def test_ours_advertises_what_apache_does_up_to_the_same_versions(worlds):
+def test_api_versions_are_those_of_apache_kafka(worlds):
     ours, theirs = (world.versions for world in worlds)
     assert {key: (ours[key], theirs.get(key)) for key in ours if theirs.get(key, (0, -1))[1] != ours[key][1]} == {}
     assert {key: (ours[key], theirs[key]) for key in ours if ours[key][0] > theirs[key][0]} == {}
 
 
 @pytest.mark.parametrize("about", QUESTIONS)
-def test_both_answer_alike_about(worlds, about):
+def test_both_brokers_respond_alike_to(worlds, about):
     found = QUESTIONS[about].ask(*worlds)
     assert not found, "\n".join(found)
 

@@ -63,7 +63,7 @@ class Load:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX)
 @pytest.mark.behaviour("P31", "P33")
-def test_records_survive_the_death_of_the_broker_once_and_in_order(own_kafka):
+def test_records_survive_a_broker_kill_once_and_in_order(own_kafka):
     topic = new_topic(own_kafka, "survivors", PARTITIONS)
     # Little memory, so that sending goes on while the broker dies; and at times only one request a batch.
     with Producer(bootstrap_servers=own_kafka.bootstrap, buffer_memory=1_000_000, batch_size=4_000) as producer:
@@ -84,7 +84,7 @@ def test_records_survive_the_death_of_the_broker_once_and_in_order(own_kafka):
 
 @pytest.mark.slow
 @pytest.mark.behaviour("P11")
-def test_a_broker_that_comes_back_in_good_order_is_found_again(own_kafka):
+def test_a_broker_that_is_restarted_cleanly_is_found_again(own_kafka):
     topic = new_topic(own_kafka, "again")
     with Producer(bootstrap_servers=own_kafka.bootstrap) as producer:
         producer.send(topic, b"before").result(20)

@@ -72,7 +72,7 @@ class Run:
 
 
 @pytest.mark.timeout(60 + STEPS // 50)
-def test_what_readers_see_is_what_the_model_says_through_lost_answers_and_kills(tmp_path: Path) -> None:
+def test_reads_match_the_model_despite_lost_responses_and_kills(tmp_path: Path) -> None:
     broker = EmbeddedBroker(data_dir=tmp_path / "data").start()
 
     def revive() -> None:

@@ -18,7 +18,7 @@ SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", str(random.randrange(1 << 32))))
 
 @pytest.mark.behaviour("B17")
 @pytest.mark.timeout(120 + 5 * CASES)
-def test_damage_to_a_data_folder_is_named_and_deletes_nothing() -> None:
+def test_damage_to_a_data_folder_is_reported_and_deletes_nothing() -> None:
     # In a process of its own, without threads: each case is a fork of it.
     command = [sys.executable, "-m", "bench.fuzz_data_dir", "--cases", str(CASES), "--seed", str(SEED)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=100 + 5 * CASES, check=False)

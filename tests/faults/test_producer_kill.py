@@ -51,7 +51,7 @@ def die_while_writing(broker, transactional_id, topic, number, chance):
 @pytest.mark.timeout(60 + ROUNDS * ROUND_SECONDS_MAX)
 @pytest.mark.parametrize(("version", "rounds"), [("kafka", ROUNDS), ("kafka39", max(1, ROUNDS // 3))])
 @pytest.mark.behaviour("T13")
-def test_no_transaction_is_torn_doubled_or_lost_when_its_producer_is_killed(request, version, rounds):
+def test_transactions_of_a_killed_producer_are_atomic(request, version, rounds):
     broker = request.getfixturevalue(version)
     topic, transactional_id = new_topic(broker, "killed", PARTITIONS), unique("killed")
     seed = random.randrange(1 << 32)

@@ -40,7 +40,7 @@ def test_two_runs_at_once_fetch_the_jars_once(calls):
     assert calls.read_text() == "called\n"
 
 
-def test_a_download_that_broke_off_is_not_taken_for_the_jars(calls, monkeypatch):
+def test_an_interrupted_download_is_not_used(calls, monkeypatch):
     monkeypatch.setenv("PART", "yes")
     with pytest.raises(RuntimeError, match="no route to the jars"):
         maven.kafka_jars("9.9.9")

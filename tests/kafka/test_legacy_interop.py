@@ -53,7 +53,7 @@ def ours_as_java_reads_them(kafka_jars, java_batches):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_message_set_of_java_says_what_java_meant(name, by_java):
+def test_message_sets_of_java_are_decoded(name, by_java):
     assert legacy.decode(by_java[name]) == list(SETS[name].records)
 
 
@@ -68,7 +68,7 @@ def test_java_finds_our_message_set_valid_and_equal(name, ours_as_java_reads_the
     assert [record for batch in found for record in batch.records] == list(wanted.records)
 
 
-def test_where_nothing_is_compressed_our_message_sets_are_javas_byte_for_byte(by_java):
+def test_uncompressed_message_sets_equal_those_of_java(by_java):
     names = [name for name, batch in SETS.items() if batch.codec == 0]
     assert [ours(SETS[name]) for name in names] == [by_java[name] for name in names]
 
@@ -80,7 +80,7 @@ def connection(kafka39):
 
 
 @pytest.mark.parametrize(("version", "magic"), PRODUCE_MAGICS.items())
-def test_a_broker_takes_our_message_sets_and_a_modern_consumer_reads_them(version, magic, kafka39, connection):
+def test_a_broker_accepts_message_sets_and_a_modern_consumer_reads_them(version, magic, kafka39, connection):
     topic = kafka39.create_topic(f"sets-{version}", len(PARTITIONS))
     count = len(samples.small())
     expected = as_kept(samples.small() + samples.shifted(samples.large(), count), magic)
@@ -105,7 +105,7 @@ def of_librdkafka(kafka39):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(("version", "magic"), FETCH_MAGICS.items())
-def test_what_a_broker_turns_into_message_sets_we_read(version, magic, codec, connection, of_librdkafka):
+def test_message_sets_down_converted_by_a_broker_are_decoded(version, magic, codec, connection, of_librdkafka):
     written = samples.small() + samples.shifted(samples.large(), len(samples.small()))
     found: list[Record] = []
     # A set may be larger than the batch it was made of: what has no room then is cut off, and fetched again.

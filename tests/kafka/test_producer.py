@@ -91,7 +91,7 @@ def test_the_console_consumer_and_the_log_show_headers_nulls_timestamps_and_code
 
 
 @pytest.mark.behaviour("P45")
-def test_sequence_numbers_go_on_from_batch_to_batch_under_one_producer_id(either):
+def test_sequence_numbers_continue_from_batch_to_batch(either):
     topic = new_topic(either, "sequences")
     with Producer(bootstrap_servers=either.bootstrap, batch_size=200) as producer:
         for n in range(50):
@@ -156,7 +156,7 @@ def test_a_record_without_a_timestamp_gets_the_time_of_sending(either):
 
 
 @pytest.mark.behaviour("P15")
-def test_keys_go_where_other_clients_put_them_and_an_explicit_partition_wins(either):
+def test_keys_map_to_kafkas_partitions_unless_a_partition_is_given(either):
     topic = new_topic(either, "keys", 7)
     keys = [b"key-%d" % n for n in range(200)]
     theirs: dict[bytes, int] = {}
@@ -190,7 +190,7 @@ def test_records_without_a_key_fill_batches_and_reach_all_partitions(either, pro
 
 
 @pytest.mark.behaviour("P17", "P18")
-def test_round_robin_and_a_function_of_ones_own_choose_partitions(either):
+def test_round_robin_and_custom_partitioners_choose_partitions(either):
     topic = new_topic(either, "chosen", 3)
     with Producer(bootstrap_servers=either.bootstrap, partitioner_class="round-robin") as producer:
         places = [producer.send(topic, b"", b"same key").result(SECONDS).partition for _ in range(6)]
@@ -210,7 +210,7 @@ def test_round_robin_and_a_function_of_ones_own_choose_partitions(either):
 
 
 @pytest.mark.behaviour("P09")
-def test_a_partition_that_is_added_while_a_send_waits_for_it_is_found(either):
+def test_a_send_finds_a_partition_that_is_added_while_it_waits(either):
     topic = new_topic(either, "growing", 1)
     with Producer(bootstrap_servers=either.bootstrap, metadata_max_age_ms=200) as producer:
         producer.send(topic, b"old").result(SECONDS)
@@ -233,7 +233,7 @@ def test_a_partition_that_is_added_while_a_send_waits_for_it_is_found(either):
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 @pytest.mark.behaviour("P30")
-def test_every_level_of_acknowledgement_delivers(either, acks):
+def test_records_are_delivered_with_every_acks_value(either, acks):
     topic = new_topic(either, "acks")
     with Producer(bootstrap_servers=either.bootstrap, acks=acks) as producer:
         results = [producer.send(topic, b"%d" % n) for n in range(100)]
@@ -244,7 +244,7 @@ def test_every_level_of_acknowledgement_delivers(either, acks):
 
 
 @pytest.mark.behaviour("P27")
-def test_a_batch_that_is_too_large_for_the_topic_is_split_and_every_future_keeps_its_meaning(either):
+def test_a_batch_too_large_for_the_topic_is_split_and_futures_stay_correct(either):
     topic = new_topic(either, "split", max_message_bytes=4000)
     told = []
     with Producer(bootstrap_servers=either.bootstrap, batch_size=60_000, linger_ms=200) as producer:
@@ -262,7 +262,7 @@ def test_a_batch_that_is_too_large_for_the_topic_is_split_and_every_future_keeps
 
 
 @pytest.mark.behaviour("P01")
-def test_the_four_ways_to_make_a_producer_give_the_same_one(either, tmp_path):
+def test_the_four_ways_to_configure_a_producer_are_equivalent(either, tmp_path):
     topic = new_topic(either, "ways")
     file = tmp_path / "producer.properties"
     file.write_text(
@@ -314,7 +314,7 @@ def test_threads_share_a_producer_and_each_keeps_its_order(either):
 
 
 @pytest.mark.behaviour("P36")
-def test_flush_waits_for_what_was_sent_before_and_close_for_all(either):
+def test_flush_waits_for_earlier_records_and_close_for_all(either):
     topic = new_topic(either, "flush")
     producer = Producer(bootstrap_servers=either.bootstrap, linger_ms=60_000)
     futures = [producer.send(topic, b"%d" % n) for n in range(1000)]
@@ -330,7 +330,7 @@ def test_flush_waits_for_what_was_sent_before_and_close_for_all(either):
 
 
 @pytest.mark.behaviour("P37")
-def test_callbacks_come_once_and_in_order_and_one_that_fails_harms_nobody(either, caplog):
+def test_callbacks_run_once_in_order_and_may_fail(either, caplog):
     topic = new_topic(either, "callbacks")
     told = []
 
@@ -347,7 +347,7 @@ def test_callbacks_come_once_and_in_order_and_one_that_fails_harms_nobody(either
 
 
 @pytest.mark.behaviour("P12", "P13")
-def test_interceptors_change_records_and_hear_of_every_end(either):
+def test_interceptors_change_records_and_get_every_acknowledgement(either):
     topic, heard = new_topic(either, "intercepted"), []
 
     class Stamp(ProducerInterceptor):
@@ -372,7 +372,7 @@ def test_interceptors_change_records_and_hear_of_every_end(either):
 
 
 @pytest.mark.behaviour("P06")
-def test_metrics_count_what_went_out(either):
+def test_metrics_count_sent_records(either):
     topic = new_topic(either, "metrics")
 
     class Reporter:
@@ -438,7 +438,7 @@ def test_an_idle_producer_takes_no_cpu(kafka):
         assert used() - before < 0.005 * 3
 
 
-def test_a_topic_that_is_made_with_the_first_record_works(either):
+def test_the_first_record_creates_its_topic(either):
     topic = unique("auto-made")
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         assert producer.send(topic, b"v").result(SECONDS).offset == 0

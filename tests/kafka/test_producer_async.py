@@ -36,7 +36,7 @@ def test_many_tasks_send_through_one_producer(either):
     assert len(librdkafka.consume(either.bootstrap, topic, 2001)) == 2001
 
 
-def test_transactions_commit_at_the_end_of_the_block_and_abort_on_exceptions_and_cancelling(either):
+def test_async_transactions_commit_at_block_end_and_abort_on_errors(either):
     topic, group = new_topic(either, "async-txn"), unique("group")
 
     async def main():

@@ -32,7 +32,7 @@ def old_broker(kafka_jars, tmp_path_factory):
 @pytest.mark.behaviour("P43")
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4"])
 @pytest.mark.parametrize(("produce_version", "magic"), [(2, 1), (1, 0), (0, 0)])
-def test_batches_become_message_sets_that_the_broker_can_take(old_broker, produce_version, magic, codec):
+def test_batches_are_down_converted_for_an_old_broker(old_broker, produce_version, magic, codec):
     broker, proxy, bootstrap = old_broker
     topic = new_topic(broker, f"old-{produce_version}-{codec}", 1)
     proxy.caps = {PRODUCE: produce_version}
@@ -51,7 +51,7 @@ def test_batches_become_message_sets_that_the_broker_can_take(old_broker, produc
 
 
 @pytest.mark.behaviour("P43")
-def test_headers_and_idempotence_are_more_than_an_old_broker_can_take(old_broker):
+def test_headers_and_idempotence_fail_with_an_old_broker(old_broker):
     broker, proxy, bootstrap = old_broker
     topic = new_topic(broker, "old-headers", 1)
     proxy.caps = {PRODUCE: 2}

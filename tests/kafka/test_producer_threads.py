@@ -69,7 +69,7 @@ def cost(kafka: RealKafka, topic: str, count: int) -> Cost:
 
 @pytest.mark.slow
 @pytest.mark.behaviour("P07")
-def test_threads_that_share_a_producer_do_not_hold_each_other_up(kafka):
+def test_threads_that_share_a_producer_do_not_block_each_other(kafka):
     topic = new_topic(kafka, "shared", 4)
     found: dict[int, list[Cost]] = {1: [], THREADS: []}
     for _ in range(ROUNDS):

@@ -83,7 +83,7 @@ def columns_of(batches):
 @pytest.mark.parametrize("codec", PARTITIONS)
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.usefixtures("of_librdkafka")
-def test_what_librdkafka_wrote_we_fetch_and_read(sample, codec, connection):
+def test_batches_of_librdkafka_are_fetched_and_decoded(sample, codec, connection):
     batches = fetch_batches(connection, f"of-librdkafka-{sample}", partition=PARTITIONS[codec])
     assert {batch.header.codec for batch in batches} == {CODEC_IDS[codec]}
     assert [record for batch in batches for record in batch.records()] == SAMPLES[sample]
@@ -93,7 +93,7 @@ def test_what_librdkafka_wrote_we_fetch_and_read(sample, codec, connection):
 @pytest.mark.parametrize("codec", PARTITIONS)
 @pytest.mark.parametrize("way", WRITERS)
 @pytest.mark.usefixtures("ours")
-def test_what_we_wrote_the_broker_takes_and_librdkafka_reads(way, codec, either):
+def test_the_broker_accepts_our_batches_and_librdkafka_reads_them(way, codec, either):
     expected = ours_expected()
     found = librdkafka.consume(either.bootstrap, f"ours-{way}", len(expected), partition=PARTITIONS[codec])
     assert found == expected
@@ -101,14 +101,14 @@ def test_what_we_wrote_the_broker_takes_and_librdkafka_reads(way, codec, either)
 
 @pytest.mark.parametrize("codec", PARTITIONS)
 @pytest.mark.usefixtures("ours")
-def test_what_we_wrote_comes_back_to_us_as_it_was(codec, connection):
+def test_our_batches_are_fetched_unchanged(codec, connection):
     batches = fetch_batches(connection, "ours-columns", partition=PARTITIONS[codec])
     assert [batch.header.codec for batch in batches] == [CODEC_IDS[codec]] * len(SAMPLES)
     assert [record for batch in batches for record in batch.records()] == ours_expected()
 
 
 @pytest.mark.parametrize("way", WRITERS)
-def test_kafkas_dump_of_its_log_shows_our_batches_valid_and_whole(way, kafka, to_apache):
+def test_kafkas_dump_log_tool_finds_our_batches_valid(way, kafka, to_apache):
     topic = kafka.create_topic(f"dumped-{way}")
     small = samples.small()
     for codec in CODEC_IDS.values():
@@ -153,7 +153,7 @@ def test_kafkas_console_consumer_prints_what_we_wrote(kafka, to_apache):
     assert lines == [line for offset in range(0, 10, 2) for line in (first % offset, second % (offset + 1, headers))]
 
 
-def test_where_the_broker_sets_the_time_we_read_its_time(either, connection):
+def test_log_append_time_of_the_broker_is_read(either, connection):
     topic = either.create_topic("append-time", configs={"message.timestamp.type": "LogAppendTime"})
     answer = connection.produce(topic, WRITERS["encode"](Batch.of(samples.small(), codec=CODEC_IDS["zstd"])))
     (batch,) = fetch_batches(connection, topic)
@@ -162,7 +162,7 @@ def test_where_the_broker_sets_the_time_we_read_its_time(either, connection):
     assert columns_of([batch]) == batch.records()
 
 
-def test_a_resent_idempotent_batch_of_ours_is_known_as_a_duplicate(either, connection):
+def test_a_resent_idempotent_batch_is_recognised_as_a_duplicate(either, connection):
     topic = either.create_topic("idempotent")
     given = eventually("a producer id", lambda: new_producer_id(connection))
     who = {"producer_id": given.producer_id, "producer_epoch": given.producer_epoch}

@@ -33,7 +33,7 @@ def test_every_bootstrap_address_is_tried(links):
     assert updater.node_ids == [1]
 
 
-def test_a_bootstrap_server_that_swallows_everything_does_not_hold_up_the_others(links):
+def test_a_silent_bootstrap_server_does_not_delay_the_others(links):
     """Connected, and never a word: others are asked after a second, long before the set-up time is over."""
     silent = links.server(lambda peer: peer.silence())
     server = links.server()
@@ -118,7 +118,7 @@ def test_without_recovery_the_known_brokers_are_kept(links):
     assert updater.node_ids == [5]
 
 
-def test_a_broker_that_says_so_sends_us_back_to_the_bootstrap_servers(links):
+def test_a_rebootstrap_error_uses_the_bootstrap_servers_again(links):
     def answer(peer, header, message):
         said.append(header.api_version)
         reply = metadata(peer, header, message)
@@ -136,7 +136,7 @@ def test_a_broker_that_says_so_sends_us_back_to_the_bootstrap_servers(links):
 
 
 @pytest.mark.behaviour("P10")
-def test_a_topic_that_may_not_be_read_is_an_error_at_once(links):
+def test_a_topic_without_permission_fails_at_once(links):
     def answer(peer, header, message):
         topics = [MetadataResponseTopic(name=topic.name, error_code=29) for topic in message.topics]
         return metadata(peer, header, message).replace(topics=topics)

@@ -54,7 +54,7 @@ class SaslBroker:
         return metadata(peer, header, message)
 
 
-def test_who_is_known_gets_in(links):
+def test_valid_credentials_are_accepted(links):
     broker = SaslBroker()
     link = links.to(broker, mechanism_factory=PLAIN)
     assert link.ask(ASK).error is None
@@ -70,7 +70,7 @@ def test_who_is_known_gets_in(links):
     ],
     ids=["wrong password", "mechanism not offered", "no SASL listener"],
 )
-def test_who_is_refused_hears_why_as_an_authentication_error(links, broker, password, said):
+def test_refused_credentials_raise_an_authentication_error_with_the_reason(links, broker, password, said):
     mechanism = SaslSettings("PLAIN", username="ann", password=password).mechanism
     link = links.to(broker, mechanism_factory=mechanism)
     failure = link.fail_to_connect()

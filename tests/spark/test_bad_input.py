@@ -104,7 +104,7 @@ def test_a_bad_row_of_a_stream_is_named_with_its_batch(spark, headrace_broker, t
 
 @pytest.mark.behaviour("S06")
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_a_topic_that_rows_name_and_that_cannot_be_is_named_with_its_batch(spark, headrace_broker, tmp_path, mode):
+def test_an_invalid_topic_in_a_row_is_named_with_its_batch(spark, headrace_broker, tmp_path, mode):
     topic = new_topic(headrace_broker, "named")
     columns = [*TEXTS, f"IF(id = 1, 'not a name!', '{topic}') topic"]
     said = failure_of_stream(spark, tmp_path, columns, headrace_broker, None, {"commit.mode": mode})
@@ -113,7 +113,7 @@ def test_a_topic_that_rows_name_and_that_cannot_be_is_named_with_its_batch(spark
 
 
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_a_row_beyond_the_topics_own_limit(spark, either, mode):
+def test_the_error_for_a_row_above_the_limit_of_the_topic(spark, either, mode):
     topic = new_topic(either, "narrow", max_message_bytes=2000)
     frame = spark.range(0, 20, 1, 2).selectExpr("repeat('x', IF(id = 17, 5000, 5)) value")
     said = failure_of_batch(frame, either, topic, commit__mode=mode)
@@ -124,7 +124,7 @@ def test_a_row_beyond_the_topics_own_limit(spark, either, mode):
 
 @pytest.mark.every_run
 @pytest.mark.behaviour("S06", "S11")
-def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
+def test_the_error_for_two_running_queries_with_one_sink_id(spark, either, tmp_path):
     """The second fences the first, which ends with an error that names it. Neither loses or doubles anything."""
     sink, marks = unique("shared"), tmp_path / "marks"
     marks.mkdir()

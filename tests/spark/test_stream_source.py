@@ -122,7 +122,7 @@ def test_spark_40_calls_latest_offset_first_and_without_a_start(either, reader):
     assert values_of(read_between(again, second, third)) == numbered(range(15, 20))
 
 
-def test_limits_say_how_long_a_micro_batch_may_be(either, reader):
+def test_limits_bound_the_size_of_a_micro_batch(either, reader):
     topic = new_topic(either, "limits", 2)
     send(either, topic, 300)
     send(either, topic, 100, partition=1)
@@ -156,7 +156,7 @@ def test_a_micro_batch_waits_for_enough_offsets_but_not_for_ever(either, reader)
     assert both.latestOffset(both.initialOffset(), ReadMaxRows(7))[topic] == {"0": 7}
 
 
-def test_what_comes_after_the_start_of_available_now_is_left_for_the_next_time(either, reader):
+def test_available_now_ignores_rows_written_after_its_start(either, reader):
     topic = new_topic(either, "now")
     send(either, topic, 10)
     stream = reader(topic, startingOffsets="earliest", minOffsetsPerTrigger=50, maxOffsetsPerTrigger=60)
@@ -195,7 +195,7 @@ def test_new_partitions_and_topics_are_read_from_their_beginning(either, reader)
     assert values_of(read_between(stream, start, limited)) == numbered([0, 0])  # none starves
 
 
-def test_rows_that_were_deleted_before_they_were_read_are_a_loss(either, reader, caplog):
+def test_rows_deleted_before_they_were_read_are_data_loss(either, reader, caplog):
     topic = new_topic(either, "deleted")
     send(either, topic, 20)
     strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
@@ -212,7 +212,7 @@ def test_rows_that_were_deleted_before_they_were_read_are_a_loss(either, reader,
         reader(topic, startingOffsets=f'{{"{topic}":{{"0":3}}}}').initialOffset()
 
 
-def test_a_new_partition_that_has_lost_its_beginning_is_a_loss(either, reader):
+def test_a_new_partition_without_its_beginning_is_data_loss(either, reader):
     topic = new_topic(either, "late")
     stream = reader(topic, startingOffsets="earliest")
     start = journey(stream.initialOffset())
@@ -225,7 +225,7 @@ def test_a_new_partition_that_has_lost_its_beginning_is_a_loss(either, reader):
         stream.partitions(start, end)
 
 
-def test_a_topic_that_is_deleted_is_a_loss(either, reader):
+def test_a_deleted_topic_is_data_loss(either, reader):
     topic = new_topic(either, "anew")
     send(either, topic, 20)
     strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
@@ -243,7 +243,7 @@ def test_a_topic_that_is_deleted_is_a_loss(either, reader):
 
 @pytest.mark.behaviour("S14")
 @pytest.mark.parametrize("count", [6, 50])  # fewer records than before, and more
-def test_a_recreated_topic_is_a_loss_whatever_it_holds(either, reader, caplog, count):
+def test_a_recreated_topic_is_data_loss_for_any_content(either, reader, caplog, count):
     topic = new_topic(either, "anew", 2)
     send(either, topic, 20)
     strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
@@ -279,7 +279,7 @@ def test_a_recreated_topic_counts_as_new_for_limits(either, reader):
     assert values_of(read_between(stream, end, later)) == numbered(range(100, 110))
 
 
-def test_a_matching_topic_that_is_recreated_is_a_loss_and_others_come_and_go(either, reader):
+def test_a_recreated_topic_of_a_pattern_is_data_loss(either, reader):
     prefix = unique("pattern")
     kept, swapped = either.create_topic(f"{prefix}-kept"), either.create_topic(f"{prefix}-swapped")
     send(either, kept, 5)
@@ -334,7 +334,7 @@ def test_brokers_without_topic_ids_are_read_as_before(either, reader, monkeypatc
     assert journey(stream.latestOffset(end, ALL)) == end  # a known id is kept
 
 
-def test_a_topic_deleted_in_the_first_micro_batch_is_a_loss_as_in_later_ones(either, reader):
+def test_a_topic_deleted_in_the_first_micro_batch_is_data_loss(either, reader):
     topic, other = new_topic(either, "first"), new_topic(either, "other")
     send(either, topic, 20)
     options = {"subscribe": f"{topic},{other}", "startingOffsets": "earliest"}
@@ -356,7 +356,7 @@ def test_a_topic_deleted_in_the_first_micro_batch_is_a_loss_as_in_later_ones(eit
         running.latestOffset(start, ALL)
 
 
-def test_a_topic_has_to_be_there_when_a_query_begins(either, reader):
+def test_a_query_needs_its_topics_when_it_starts(either, reader):
     missing = unique("missing")
     stream = reader(missing)
     with pytest.raises(BrokerError, match=f"{missing}: not on the cluster"):
@@ -364,7 +364,7 @@ def test_a_topic_has_to_be_there_when_a_query_begins(either, reader):
     assert reader(None, subscribePattern=missing).initialOffset() == {"@initial": True}
 
 
-def test_finished_offsets_are_committed_to_a_group_for_tools_to_see(either, reader, caplog):
+def test_finished_offsets_are_committed_to_the_group_for_lag_tools(either, reader, caplog):
     topic, group = new_topic(either, "lag"), unique("lag-group")
     send(either, topic, 10)
     stream = reader(topic, startingOffsets="earliest", commit_offsets_group_id=group)
@@ -378,7 +378,7 @@ def test_finished_offsets_are_committed_to_a_group_for_tools_to_see(either, read
         reader(topic, commit_offsets_group_id=group).commit({"no-such-topic": {"0": 10}})
 
 
-def test_a_reader_that_is_at_work_can_travel(either, reader):
+def test_a_reader_in_use_can_be_pickled(either, reader):
     topic = new_topic(either, "travels")
     send(either, topic, 3)
     stream = reader(topic, startingOffsets="earliest")
@@ -465,7 +465,7 @@ def test_a_restarted_query_continues_exactly_where_it_was(spark, either, tmp_pat
     assert {tp.partition: result.offset for tp, result in committed.items()} == {0: 130, 1: 0, 2: 5}
 
 
-def test_a_running_query_sees_what_comes(spark, either, tmp_path):
+def test_a_running_query_reads_new_rows(spark, either, tmp_path):
     topic = new_topic(either, "running")
     send(either, topic, 10)
     query = Query(spark, either, topic, tmp_path, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
@@ -489,7 +489,7 @@ def test_an_invalid_stream_stops_with_the_reason(spark, either, tmp_path):
     assert "UnboundLocalError" not in str(caught.value)
 
 
-def test_lost_rows_stop_a_query_and_the_message_names_them(spark, either, tmp_path):
+def test_lost_rows_stop_a_query_and_are_named(spark, either, tmp_path):
     topic = new_topic(either, "lost")
     send(either, topic, 10)
     query = Query(spark, either, topic, tmp_path, startingOffsets="earliest")
