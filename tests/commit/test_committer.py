@@ -235,7 +235,7 @@ def test_inline_batches_look_for_leftovers_after_another_process_has_served_the_
 
 @pytest.mark.parametrize("hours", [-1, 0, 1])
 def test_a_wrong_clock_of_the_driver_decides_nothing(rig, hours):
-    """How long a transaction has been open is for the broker to say."""
+    """The age of a transaction comes from the broker's clock."""
     driver = rig.driver(now_ms=hours_from_now(hours))
     driver.commit(rig.batch(0, rig.task(["a1"])))
     assert rig.rows() == ["a1"]

@@ -280,7 +280,7 @@ def test_a_decision_topic_with_two_partitions_is_refused(rig, broker):
 
 
 def test_a_decision_topic_that_was_deleted_is_not_created_by_a_write(rig, broker):
-    """The brokers create unknown topics by themselves: such a one would forget decisions with time."""
+    """An auto-created decision topic would delete decisions after some time."""
     own = rig.ledger(
         kafka__max__block__ms=SHORT_MS,
         kafka__delivery__timeout__ms=SHORT_MS,

@@ -1,4 +1,4 @@
-"""Replayed batches on a broker: which rows count as the decided ones, and which are refused."""
+"""Replayed batches on a broker: which rows are accepted as the decided rows, and which are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 
 class Numbering(Serializer):
-    """Never gives the same bytes twice, like one that encrypts with a nonce."""
+    """A serializer that never returns the same bytes twice, like encryption with a nonce."""
 
     def serialize(self, topic, value, headers):
         return f"{value} {next(_numbers)}".encode()
@@ -34,7 +34,7 @@ class Stamping(ProducerInterceptor):
 
 
 class Strict(Serializer):
-    """Refuses rows that the fixed serializer of the next release takes."""
+    """A serializer that refuses rows which a later version accepts."""
 
     def serialize(self, topic, value, headers):
         if value.startswith("b"):
@@ -75,7 +75,7 @@ def test_a_replay_is_recognised_if_dead_letters_become_good_rows(rig, is_fixed_a
 
 
 def copy(rig, offsets, topic_id="a", run="run", number=0, query="query"):
-    """The batch of a query that delivers these records of one source partition; its task has run."""
+    """Run a task for these records of one source partition, and return its batch."""
     rows = pa.RecordBatch.from_pydict(
         {
             "value": [f"{offset:03d}" for offset in offsets],
@@ -116,7 +116,7 @@ def test_a_new_checkpoint_repeats_nothing_if_topic_ids_change(rig, topic_ids):
 
 @pytest.mark.behaviour("S13")
 def test_a_newer_query_takes_over_from_an_older_one_that_stays_active(rig):
-    """Its first batch is planned before the older one has decided; that must not happen again and again."""
+    """Its first batch is planned before the older query decides; this must not repeat endlessly."""
     older = rig.driver("old")
     older.commit(copy(rig, range(5), run="old"))
     stale = copy(rig, range(12), run="new", query="newer")

@@ -1,4 +1,4 @@
-"""examples/: each program is run as it stands, on a broker of its own, and what it has written is looked at."""
+"""examples/: each program is run unchanged on a new broker, and its records are checked."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_example_programs_produce_orders_and_bill_them_once(broker, tmp_path):
     invoices = records_of(broker, "invoices")
     assert len({record.value for record in invoices}) == len(invoices) == 10_000
     homes = {(record.key, record.partition) for record in invoices}
-    assert len(homes) == 100  # a customer has one partition
+    assert len(homes) == 100  # records of a customer are in one partition
 
 
 def test_example_program_sends_from_asyncio(broker, tmp_path):

@@ -1,4 +1,4 @@
-"""README.md and docs/: everything that they tell people to do is done."""
+"""README.md and docs/: all commands and code blocks are run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named(page):
 
 
 def with_marks(page):
-    """`make test` reads the README; the other pages with Spark take minutes, and are for `make test-spark`."""
+    """`make test` runs the README; other pages with Spark take minutes and are part of `make test-spark`."""
     marks = [pytest.mark.timeout(PAGE_SECONDS_MAX)]
     if uses_spark(page) and page.stem != "README":
         marks.append(pytest.mark.slow)

@@ -1,4 +1,4 @@
-"""The pages as they are built: without a warning, with every option, and with nothing that comes from elsewhere."""
+"""The built site: without warnings, with every option, and without external resources."""
 
 from __future__ import annotations
 

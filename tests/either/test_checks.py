@@ -1,4 +1,4 @@
-"""What brokers have got wrong before, asked in raw requests of Apache Kafka and of ours alike."""
+"""Raw requests for known broker bugs, on Apache Kafka and on the headrace broker."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def idempotent(link: Connection, topic: str) -> RawProducer:
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def producer(request: pytest.FixtureRequest, link: Connection, topic: str) -> RawProducer:
-    """A transactional one, for both versions of transactions."""
+    """Return a transactional producer, for both transaction versions."""
     producer = RawProducer(link, topic, unique("checks"), transactions=request.param)
     assert producer.init().error_code == 0
     return producer
@@ -65,7 +65,7 @@ def begin(producer: RawProducer, *partitions: int) -> None:
 
 
 def written(producer: RawProducer, sequence: int, *values: bytes) -> int:
-    """The base offset of a batch that must be taken."""
+    """Return the base offset of a batch that must be accepted."""
     answer = producer.write(sequence, *values)
     assert answer.error_code == 0, answer
     return answer.base_offset
@@ -164,7 +164,7 @@ def test_aborted_transactions_are_listed_for_read_committed_fetches_only(
     until_stable(link, topic, 5)
 
     assert values(link.fetch(topic)) == [b"a", b"b", b"between", b"c"]
-    for offset in range(4):  # the whole of the transaction, wherever a reader comes in
+    for offset in range(4):  # the whole transaction, for any fetch offset in it
         answer = link.fetch(topic, offset=offset, committed=True)
         assert [(a.producer_id, a.first_offset) for a in answer.aborted_transactions or ()] == [(producer_id, 0)]
     answer = link.fetch(topic, offset=4, committed=True)

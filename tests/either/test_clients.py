@@ -45,7 +45,7 @@ def test_a_read_committed_consumer_skips_aborted_records(either, client):
 
     committed = client.consume(either.bootstrap, topic, 6, isolation="read_committed")
     assert [record.value for record in committed] == [record.value for record in texts(3) + texts(3, 6)]
-    assert [record.offset for record in committed] == [0, 1, 2, 8, 9, 10]  # a marker takes an offset
+    assert [record.offset for record in committed] == [0, 1, 2, 8, 9, 10]  # a marker has an offset
     everything = client.consume(either.bootstrap, topic, 9)
     assert [record.value for record in everything] == [record.value for record in texts(9)]
 

@@ -1,4 +1,4 @@
-"""What is put together from several answers (client/facts), on real brokers."""
+"""Facts combined from several responses (client/facts), on both brokers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def admin(either):
 
 @pytest.fixture
 def writer(either):
-    """A producer in a transaction of its own."""
+    """Yield a producer in an open transaction."""
     with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("facts")) as producer:
         producer.init_transactions()
         yield producer
@@ -63,11 +63,11 @@ def test_an_open_transaction_hides_all_records_after_its_first(either, admin, wr
         second.send(topic, b"open as well", partition=0).result(SECONDS_MAX)
         other = found(described(admin, transactional_id(second)))
         (later,) = open_parts_of_all(admin, [other])[transactional_id(second)]
-        assert (later.start, later.stable, later.holds_back) == (5, 1, 0)  # it waits for the first one itself
+        assert (later.start, later.stable, later.holds_back) == (5, 1, 0)  # it is behind the first transaction itself
         second.abort_transaction()
     writer.commit_transaction()
     places = [place, TopicPartition(topic, 1)]
-    eventually("the markers", lambda: held_back(admin, places) == {})  # they are written after the answer
+    eventually("the markers", lambda: held_back(admin, places) == {})  # they are written after the response
 
 
 def test_the_history_of_a_transactional_id_has_all_logged_states(either, admin, writer):
@@ -110,7 +110,7 @@ def test_record_times_are_fetched_again_only_after_a_commit(either, admin):
         return facts.partitions[0].lag_ms
 
     assert 2 * AGE_MS <= late_ms(0) <= 2 * AGE_MS + SECONDS_MAX * 1000
-    admin.delete_records({place: 1})  # nobody can fetch it any more, and nobody has to
+    admin.delete_records({place: 1})  # it is deleted, and is not needed
     before = found(look_up(admin, group)).partitions[0]
     before.start = 0
     times.fill([before], admin)

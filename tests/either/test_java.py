@@ -1,4 +1,4 @@
-"""What only Kafka's own client asks of a broker: positions, and the whole of its admin client."""
+"""Requests of Kafka's Java client only: positions, and its admin client."""
 
 from __future__ import annotations
 

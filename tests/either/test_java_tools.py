@@ -1,4 +1,4 @@
-"""Kafka's command line tools, with what they print: all of it comes from what the broker answers."""
+"""Kafka's command line tools: their output depends on the responses of the broker."""
 
 from __future__ import annotations
 
@@ -238,12 +238,12 @@ def test_kafkas_formatters_read_the_records_of_coordinators(either, java_client)
         run = java_client.tool(
             *("consumer.ConsoleConsumer", *server, "--timeout-ms", 1000),
             *("--formatter", f"org.apache.kafka.tools.consumer.{formatter}"),
-            may_fail=True,  # it waits for more in vain, and calls that an error
+            may_fail=True,  # it times out waiting for more, which it reports as an error
         )
         return [entry["value"]["data"] for entry in entries(run.out) if key.items() <= entry["key"]["data"].items()]
 
     offsets = values("__consumer_offsets", "OffsetsMessageFormatter", group=group, topic=topic, partition=0)
-    # Of both attempts: a marker says what counts.
+    # Records of both attempts: the markers decide.
     assert [entry["offset"] for entry in offsets] == [5, 5]
     groups = values("__consumer_offsets", "GroupMetadataMessageFormatter", group=group)
     assert [len(entry["members"]) for entry in groups if entry["generation"] == 1] == [1]
@@ -259,7 +259,7 @@ def test_kafkas_formatters_read_the_records_of_coordinators(either, java_client)
 
 
 def entries(printed):
-    """The JSON objects that stand one after the other in a text."""
+    """Return the consecutive JSON objects in a text."""
     decoder, found = json.JSONDecoder(), []
     while printed := printed.lstrip():
         entry, end = decoder.raw_decode(printed)
@@ -269,7 +269,7 @@ def entries(printed):
 
 
 def test_kafkas_dump_log_tool_finds_the_files_valid(either, java_client):
-    """Ours writes its segments, indexes and snapshots in Kafka's formats, so that Kafka's own tool can judge them."""
+    """headrace writes segments, indexes and snapshots in Kafka's formats, which Kafka's tool can check."""
     topic = new_topic(either, "dumped", internal_segment_bytes=2000, index_interval_bytes=200)
     producer = librdkafka.transactional(either.bootstrap, unique("dumped"))
     for n in range(20):
@@ -286,7 +286,7 @@ def test_kafkas_dump_log_tool_finds_the_files_valid(either, java_client):
 
     def all_batches():
         found = [line for line in dump("log") if line.startswith("baseOffset:")]
-        return found if len(found) == 40 else None  # each with its marker, the last of which may come later
+        return found if len(found) == 40 else None  # each with its marker; the last marker may be written later
 
     batches = eventually("the last marker", all_batches)
     assert all(line.endswith("isvalid: true") for line in batches)

@@ -1,4 +1,4 @@
-"""The programs that speak for clients in other languages: how they are had, and what becomes of one that fails."""
+"""The programs that run clients in other languages: how they are installed, and how failures are handled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.peers.kafkajs import make_kafkajs
 from tests.support.peers.program import Program, ProgramError
 from tests.support.peers.spark_connector import make_spark_connector
 
-# Answers with what it was sent, unless it is told to be silent or to end.
+# Echoes each command, except the commands to be silent or to exit.
 ECHO = """
 import sys, json, time
 for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Batches that a broker must not take: what it says to each, and that the log is none the longer."""
+"""Batches that a broker must refuse: the error of each, and that nothing is appended."""
 
 from __future__ import annotations
 

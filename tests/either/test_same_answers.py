@@ -1,4 +1,4 @@
-"""Raw requests in every version that both brokers know: ours answers as Apache Kafka does, field by field."""
+"""Raw requests in every version of both brokers: headrace responds like Apache Kafka, field by field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JOIN_VERSIONS = range(10)
 
 @pytest.fixture(scope="module")
 def worlds(kafka, headrace_broker):
-    """Both brokers with the same in them: ours first."""
+    """Both brokers with the same content: headrace first."""
     names = unique("same"), unique("same-group"), unique("same-txn")
     made = [World(broker, *names) for broker in (headrace_broker, kafka)]
     yield made
@@ -52,7 +52,7 @@ def lives(world, version):
         return answer
 
     joined = call("JoinGroup", groups.join(world, group_id=group))
-    if joined.error_code:  # from version 4 on it is told its name first
+    if joined.error_code:  # from version 4 on, the first response assigns a member id
         joined = call("JoinGroup", groups.join(world, group_id=group, member_id=joined.member_id))
     found[-1] = {**found[-1], "leader": joined.leader == joined.member_id, "members": len(joined.members)}
     member = {"group_id": group, "generation_id": joined.generation_id, "member_id": joined.member_id}

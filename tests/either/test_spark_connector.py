@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector reads and writes: the neighbour whose place headrace wants to take."""
+"""Spark's own Kafka connector reads and writes."""
 
 from __future__ import annotations
 

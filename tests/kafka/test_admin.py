@@ -1,4 +1,4 @@
-"""The admin client on real brokers; librdkafka's own, and Kafka's, say whether it did what it claims."""
+"""The admin client on real brokers; results are checked with librdkafka and Kafka's tools."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def theirs(broker):
 def test_topics_are_created_listed_extended_and_deleted(admin, theirs):
     topic = name("made")
     admin.create_topics([NewTopic(topic, 2, 1, {"retention.ms": "123456"}), NewTopic(topic + "-b")])
-    # A broker hears of a new topic a moment after the controller has made it.
+    # A broker gets a new topic a moment after the controller has created it.
     eventually("both topics", lambda: {topic, topic + "-b"} <= set(admin.list_topics()))
     assert "__consumer_offsets" not in admin.list_topics()
     described = eventually("both leaders", lambda: leaders(admin, topic, 2))

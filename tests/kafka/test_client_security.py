@@ -1,4 +1,4 @@
-"""TLS and SASL as Apache Kafka does them: one broker with a listener for each, and our client at all of them."""
+"""TLS and SASL with Apache Kafka: one broker with a listener for each, and headrace clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fetcher on real brokers, beside librdkafka's consumer."""
+"""The fetcher on real brokers, compared with librdkafka's consumer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def broker(request):
 
 
 def read(fetcher, count, **options):
-    """Records until `count` are there."""
+    """Poll until there are `count` records."""
     out: list[FetchedRecord] = []
     while len(out) < count:
         got = fetcher.poll(MS_MAX, **options)
@@ -181,7 +181,7 @@ def test_a_range_is_read_up_to_its_end(either):
         assert fetcher.position(tp) == 130
         fetcher.assign({tp: 20}, until={tp: 130})
         assert [record.offset for record in read(fetcher, 110)] == list(range(20, 130))
-        assert fetcher.poll(MS_MAX) == []  # at once: there is no more to wait for
+        assert fetcher.poll(MS_MAX) == []  # at once, without waiting for more
 
 
 def test_an_offset_out_of_range_is_an_error_or_reset_as_configured(broker):
@@ -222,7 +222,7 @@ def test_a_topic_that_does_not_exist_is_an_error_with_its_name(either):
 
 
 def test_message_sets_of_old_clients_are_read_as_records(kafka39, monkeypatch):
-    """Written as magic 1 and stored as batches; asked for in versions that know message sets only."""
+    """Written as magic 1, stored as batches, and fetched with versions that have message sets only."""
     topic = kafka39.create_topic(name("old"))
     wanted = [Record(i, TIME + i, b"k", b"v" * 10, ()) for i in range(20)]
     with Connection(kafka39.bootstrap) as connection:
@@ -232,7 +232,7 @@ def test_message_sets_of_old_clients_are_read_as_records(kafka39, monkeypatch):
         monkeypatch.setattr(Cluster, "topic_id", lambda self, topic: None)
         for versions_max in (1, 3, 12):
             monkeypatch.setattr(fetcher_module, "NEWEST_BY_NAME", versions_max)
-            # Version 1 has no timestamps: it gives magic 0.
+            # Version 1 has no timestamps: it returns magic 0.
             expected = [r._replace(timestamp=-1) for r in wanted[3:]] if versions_max < 2 else wanted[3:]
             assert plain(read(fetcher, 17)) == expected
             fetcher.seek(TopicPartition(topic, 0), 3)

@@ -1,4 +1,4 @@
-"""Message sets, magic 0 and 1, between us, Kafka 3.9's own classes, and a Kafka 3.9 broker."""
+"""Message sets, magic 0 and 1, between headrace, Kafka 3.9's classes, and a Kafka 3.9 broker."""
 
 import pytest
 
@@ -108,11 +108,11 @@ def of_librdkafka(kafka39):
 def test_message_sets_down_converted_by_a_broker_are_decoded(version, magic, codec, connection, of_librdkafka):
     written = samples.small() + samples.shifted(samples.large(), len(samples.small()))
     found: list[Record] = []
-    # A set may be larger than the batch it was made of: what has no room then is cut off, and fetched again.
+    # A set may be larger than its batch: then it is truncated, and the rest is fetched again.
     while len(found) < len(written):
         fetched = connection.fetch(of_librdkafka, version=version, partition=PARTITIONS[codec], offset=len(found))
         records = legacy.decode(fetched.records, partial_tail=True, mixed_magic=True)
         assert records, f"nothing at offset {len(found)}"
-        # A compressed set comes whole, though only its end was asked for.
+        # A compressed set is returned as a whole, also if only its end was requested.
         found += [record for record in records if record.offset >= len(found)]
     assert found == as_kept(written, magic)

@@ -81,7 +81,7 @@ def test_the_console_consumer_and_the_log_show_headers_nulls_timestamps_and_code
         expected.append(f"CreateTime:1700000000001\tPartition:0\tOffset:{2 * n + 1}\ta:1,null:NULL\tNULL\tNULL")
     assert printed == expected
 
-    # The same log tells that each producer had an id of its own, and numbered its records from 0.
+    # The log also shows that each producer had its own id, and sequences from 0.
     batches = batches_of(kafka, topic)
     assert [batch["compresscodec"].lower() for batch in batches] == list(CODECS)
     assert all(

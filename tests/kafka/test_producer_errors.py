@@ -1,4 +1,4 @@
-"""What cannot be sent says so: what, why, and in time."""
+"""Records that cannot be sent fail in time, with what failed and why."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 20
 
 @pytest.fixture(scope="module")
 def strict(kafka_jars, tmp_path_factory):
-    """A broker that makes no topics by itself."""
+    """A broker without auto-creation of topics."""
     broker = RealKafka(
         kafka_jars("4.3.0"), tmp_path_factory.mktemp("strict") / "kafka", {"auto.create.topics.enable": "false"}
     )

@@ -1,4 +1,4 @@
-"""Brokers from before 0.11, as far as a producer can tell: Kafka 3.9 still takes their formats."""
+"""Brokers that look older than 0.11 to a producer: Kafka 3.9 still accepts the old formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRODUCE = 0
 
 @pytest.fixture(scope="module")
 def old_broker(kafka_jars, tmp_path_factory):
-    """Kafka 3.9, and the proxy through which all its clients come."""
+    """Kafka 3.9, and the proxy that all its clients use."""
     (port,) = free_ports(1)
     advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
     broker = RealKafka(kafka_jars("3.9.1"), tmp_path_factory.mktemp("old") / "kafka", advertised)

@@ -1,4 +1,4 @@
-"""Real listeners with TLS and SASL: who may come in does, who may not is told why."""
+"""Real listeners with TLS and SASL: valid credentials are accepted, others get an error with the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def openssl(*args):
 
 
 def make_certificates(folder):
-    """An authority, and a server and a client that it vouches for, as PEM; keys in PKCS 8, as Java wants them."""
+    """Create PEM files: an authority, and certificates of a server and a client. Keys are in PKCS 8, for Java."""
     openssl(
         *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test authority", "-days", "2"),
         *("-keyout", folder / "ca.key", "-out", folder / "ca.pem"),

@@ -1,4 +1,4 @@
-"""Threads that share a producer do not hold each other up, and send fewer requests than with one each (P07)."""
+"""Threads that share a producer do not block each other, and send fewer requests than separate producers (P07)."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_threads_that_share_a_producer_do_not_block_each_other(kafka):
     topic = new_topic(kafka, "shared", 4)
     found: dict[int, list[Cost]] = {1: [], THREADS: []}
     for _ in range(ROUNDS):
-        for count, costs in found.items():  # in turn: whatever else the machine does, it does to both
+        for count, costs in found.items():  # in turn: other load on the machine affects both
             costs.append(cost(kafka, topic, count))
     shared, apiece = found[1], found[THREADS]
-    # About 0.5 with one or with four producers; 2 to 5 where threads queue up for a lock with every batch.
+    # About 0.5 with one or with four producers; 2 to 5 if threads wait for a lock with every batch.
     assert statistics.median(c.switches_for_a_batch for c in shared) < 1.2, found
     # The broker is what both wait for, and it is not always the same: 0.9 to 1.1 was seen, 1.4 on a busy machine, and 2
     # and more in a queue.

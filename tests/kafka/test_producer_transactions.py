@@ -1,4 +1,4 @@
-"""Transactions against real brokers: all or nothing for a reader that asks for what is committed."""
+"""Transactions on real brokers: atomic for read_committed consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real broker that the other tests lean on does what they take for granted."""
+"""The Apache Kafka fixture behaves as other tests expect."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Record batches through a real broker: librdkafka writes and we read, we write and librdkafka reads."""
+"""Record batches through a real broker, written and read by librdkafka and headrace."""
 
 import re
 
@@ -49,7 +49,7 @@ def of_librdkafka(either):
 
 @pytest.fixture(scope="module")
 def ours(either, connection):
-    """Topics that each of our writers has written both samples to, a partition for each codec."""
+    """Topics with both samples of each encoder, one partition for each codec."""
     for way, write in WRITERS.items():
         topic = either.create_topic(f"ours-{way}", len(PARTITIONS))
         for codec, partition in PARTITIONS.items():
@@ -63,7 +63,7 @@ def ours_expected():
 
 
 def fetch_batches(connection, topic, partition=0):
-    """All batches of a partition; one fetch goes to the end of a segment at most."""
+    """Fetch all batches of a partition; a fetch ends at the end of a segment."""
     batches: list[RecordBatch] = []
     offset, end_offset = 0, 1
     while offset < end_offset:
@@ -178,7 +178,7 @@ def test_a_resent_idempotent_batch_is_recognised_as_a_duplicate(either, connecti
 
 def new_producer_id(connection):
     given = connection.call(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), 4)
-    # The first one asked of a broker makes it fetch a block of them, and meanwhile it says: loading.
+    # The first request makes the broker load a block of producer ids; until then it returns an error.
     return given if given.error_code == 0 else None
 
 
@@ -193,7 +193,7 @@ def test_the_markers_of_a_real_coordinator_are_read_as_commit_and_abort(either, 
         librdkafka.append(producer, topic, samples.small())
         end(30)
 
-    # A commit or an abort is answered once it is decided: the markers come after.
+    # The response to a commit or abort is sent before the markers are written.
     eventually("the second marker", lambda: connection.fetch(topic).last_stable_offset == 14)
     batches = fetch_batches(connection, topic)
     said = [read_by_us(batch) for batch in batches]
@@ -204,7 +204,7 @@ def test_the_markers_of_a_real_coordinator_are_read_as_commit_and_abort(either, 
     assert [batch.marker and batch.marker.committed for batch in said] == [None, True, None, False]
     assert {batch.producer_id for batch in said} == {aborted.producer_id}
     assert aborted.first_offset == 7
-    # What a coordinator wrote, and we write again from our reading, is the same to the byte.
+    # A decoded marker of a coordinator is encoded to the same bytes.
     for there, marker in ((batches[1], said[1]), (batches[3], said[3])):
         assert marker.marker is not None
         again = records.encode_marker(

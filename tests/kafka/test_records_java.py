@@ -1,4 +1,4 @@
-"""Record batches between us and Kafka's own classes: what either writes, the other reads as it was meant."""
+"""Record batches between headrace and Kafka's classes, in both directions."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def by_java(kafka_jars, java_batches):
 
 @pytest.fixture(scope="module")
 def ours_as_java_reads_them(kafka_jars, java_batches):
-    """The batches above, written by us in every way we have, as Java reads them."""
+    """Return the batches above, encoded by every encoder of headrace and decoded by Java."""
     files = {f"{way}.{name}": write(BATCHES[name]) for way, write in WRITERS.items() for name in BATCHES}
     files |= {name: ours_of_marker(batch) for name, batch in MARKERS.items()}
     return java_batches.read(kafka_jars("4.3.0"), files)

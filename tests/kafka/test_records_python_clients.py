@@ -1,4 +1,4 @@
-"""Record batches between us and the Python clients: kafka-python, and aiokafka compiled and plain."""
+"""Record batches between headrace and Python clients: kafka-python, and aiokafka compiled and plain."""
 
 from dataclasses import replace
 
@@ -80,7 +80,7 @@ def read_by(client, data):
 
 
 def without_leader_epoch(data):
-    """What a producer writes there is nobody's concern, and clients differ."""
+    """Clear header fields that producers may set freely: clients differ."""
     return bytes(data[:12]) + bytes(data[16:])
 
 

@@ -1,4 +1,4 @@
-"""Finding the cluster: every bootstrap address, every DNS answer, and from the start again when all are gone."""
+"""Bootstrap: every address and every DNS result is tried, and tried again when no known broker is reachable."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_bootstrap_address_is_tried(links):
 
 
 def test_a_silent_bootstrap_server_does_not_delay_the_others(links):
-    """Connected, and never a word: others are asked after a second, long before the set-up time is over."""
+    """It accepts connections but never responds: other servers are tried after a second, before the set-up time-out."""
     silent = links.server(lambda peer: peer.silence())
     server = links.server()
     link = links.link(server, connect_timeout_ms=10_000)
@@ -84,7 +84,7 @@ def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypa
 
 @pytest.mark.behaviour("P11")
 def test_without_a_reachable_broker_bootstrap_servers_are_used_again(links):
-    """The cluster has moved: the brokers of the first answer are dead, the bootstrap address leads to new ones."""
+    """The cluster has moved: the brokers of the first metadata are down, and the bootstrap address has new ones."""
     (dead,) = free_ports(1)
 
     def gone(peer, header, message):

@@ -1,4 +1,4 @@
-"""Fetch responses that no broker should send: the fetcher ignores what it did not ask for, and says so."""
+"""Invalid fetch responses: the fetcher ignores partitions that it did not request, with a warning."""
 
 from __future__ import annotations
 

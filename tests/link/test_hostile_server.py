@@ -1,4 +1,4 @@
-"""Servers that lie, mumble or hang up: the client says what is wrong, and goes on with the next connection."""
+"""Hostile servers: the client reports the problem, and uses the next connection."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_bytes_that_arrive_one_by_one_make_a_response(links):
 
 
 def test_a_huge_length_prefix_allocates_no_memory(links):
-    """90 MiB are allowed, and promised, and never come."""
+    """A frame of 90 MiB is allowed and announced, but never sent."""
 
     def promising(peer):
         peer.serve(requests_max=1)
@@ -285,13 +285,13 @@ def test_a_throttled_client_sends_nothing_for_the_throttle_time(links):
     link = links.to(throttling)
     link.ask(ASK)
     assert not link.client.is_ready(1, link.now)
-    assert link.client.least_loaded_node([1], link.now) == 1  # the only one there is
+    assert link.client.least_loaded_node([1], link.now) == 1  # the only node
     assert 200 < link.client.delay_ms(1, link.now) <= 300
     assert link.client.is_ready(1, link.now + 301)
 
 
 def test_throttling_by_an_old_broker_is_not_repeated_by_the_client(links):
-    """It has waited by itself before it answered."""
+    """It has delayed the response itself."""
     link = links.to(
         lambda peer: peer.serve({METADATA: lambda p, h, m: metadata(p, h, m).replace(throttle_time_ms=300)})
     )

@@ -1,4 +1,4 @@
-"""SASL over a link: who is refused hears why, and who is let in is asked again before the session ends (KIP-368)."""
+"""SASL over a link: authentication errors have a reason, and sessions are renewed before they end (KIP-368)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clock():
 
 
 class SaslBroker:
-    """A script that lets ann in; notes what it was asked, in order."""
+    """Return a server script that accepts user ann, and records the requests in order."""
 
     def __init__(self, **options):
         self.asked = []
@@ -86,7 +86,7 @@ def test_a_broker_without_sasl_is_an_authentication_error(links):
 
 
 def test_a_client_without_sasl_at_a_sasl_port_gets_a_hint(links):
-    """Such a broker answers ApiVersions, and hangs up at anything else."""
+    """Such a broker responds to ApiVersions, and closes the connection at any other request."""
 
     def sasl_only(peer):
         peer.serve(requests_max=1)
@@ -116,7 +116,7 @@ def test_reauthentication_waits_for_requests_in_flight_and_holds_back_new_ones(l
     broker = SaslBroker(lifetime_ms=LIFETIME_MS)
     link = links.to(broker, mechanism_factory=PLAIN, clock=clock)
     waiting = []
-    # Busy all the time: the renewal has to find a gap of its own making.
+    # Always busy: the renewal has to hold back requests.
     for _ in range(BUSY_STEPS):
         waiting.append(link.begin(ASK))
         link.turn(0)

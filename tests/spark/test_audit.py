@@ -55,7 +55,7 @@ def test_equal_source_and_topic_have_no_differences(spark, planted):
 def test_lost_duplicated_unexpected_and_unordered_rows_are_counted(spark, planted):
     sent = numbered(500)
     held = [pair for pair in sent if pair[1] not in ("7", "8")]  # two lost
-    held.insert(100, sent[50])  # one doubled, and late: 50 after 90 and 95 of the same key
+    held.insert(100, sent[50])  # a duplicate, and out of order: 50 after 90 and 95 of the same key
     held += [("x", "stranger"), ("x", "stranger")]
     held[200], held[205] = held[205], held[200]
     topic, options = planted(as_bytes(held))

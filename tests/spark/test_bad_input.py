@@ -216,5 +216,5 @@ def test_the_error_for_a_decision_topic_without_write_permission(spark, guarded,
     said = failure_of_batch(frame, guarded, topic, commit__mode=mode, decision__topic=decisions)
     assert decisions in said
     assert "TOPIC_AUTHORIZATION_FAILED" in said
-    # What tasks wrote stays open until it expires: who may not read the decisions cannot know that there is none.
+    # The transactions of tasks stay open until they expire: without the decisions they must not be aborted.
     assert not any(committed(guarded.bootstrap, topic).values())

@@ -54,7 +54,7 @@ def test_a_batch_survives_a_broker_restart(spark, own_broker, tmp_path, failpoin
     def restart() -> None:
         eventually("the failpoint", lambda: (marks / failpoint).exists(), REACH_SECONDS_MAX)
         own_broker.kill()
-        (marks / f"{failpoint}.go").touch()  # it goes on while there is no broker
+        (marks / f"{failpoint}.go").touch()  # it continues while there is no broker
         own_broker.restart()
 
     nemesis = threading.Thread(target=restart)

@@ -62,7 +62,7 @@ class CopiedTopic:
     def audit(self):
         assert not open_transactions(self.broker.bootstrap, self.target)
         result = audit(self.broker.bootstrap, self.target, self.sent)
-        result.out_of_order.clear()  # not what this is about: keys come from two partitions
+        result.out_of_order.clear()  # not checked here: keys come from two partitions
         return str(result)
 
 

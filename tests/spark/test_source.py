@@ -60,7 +60,7 @@ def _nothing_stays_open():
 
 
 def as_rows(topic, partition, result, time_type=0):
-    """The rows that Spark's own source makes of records."""
+    """Return the rows that Spark's own source returns for these records."""
     return [
         {
             "key": record.key,
@@ -127,7 +127,7 @@ def test_many_rows_are_returned_in_batches_of_limited_size(either, monkeypatch):
     batches = list(reader.read(partition))
     assert [batch.num_rows for batch in batches] == [600] * 5
     assert values_of(rows_of(batches)) == numbered(range(3000))
-    # And one record batch with very many rows is cut.
+    # A single record batch with very many rows is split.
     monkeypatch.setattr(reading, "BATCH_ROWS", 40)
     batches = list(reader.read(partition))
     assert [batch.num_rows for batch in batches] == [80, 80, 40] * 15
@@ -164,7 +164,7 @@ def test_a_batch_begins_and_ends_at_given_times(either):
     at = [TIME_MS + n * 1000 for n in range(60)]
     assert read(startingTimestamp=at[10], endingTimestamp=at[12]) == [[10, 11], [10, 11]]
     assert read(startingTimestamp=at[10] - 1, endingTimestamp=at[12] + 1) == [[10, 11, 12], [10, 11, 12]]
-    # A partition that has nothing so late: read to its end, and begin as the strategy says.
+    # A partition without a record at that time: it ends at its end, and begins according to the strategy.
     assert read(startingTimestamp=at[18], endingTimestamp=at[30]) == [list(range(18, 30)), [18, 19]]
     with pytest.raises(
         ConfigError, match=rf"startingTimestamp: no record at or after this time in {topic}-1; .*Strategy to latest"
@@ -222,7 +222,7 @@ def test_rows_of_aborted_and_open_transactions_need_read_uncommitted(either):
     assert values_of(read_all(batch_reader(either, topic))) == committed
     uncommitted = batch_reader(either, topic, kafka_isolation_level="read_uncommitted")
     assert values_of(read_all(uncommitted)) == numbered(range(45))
-    # Offsets: 10 rows and a marker each time. Every range ends, also one that holds nothing to be seen.
+    # Offsets: 10 rows and a marker each time. Every range ends, also one without visible rows.
     assert [part[:4] for part in ranges_of(batch_reader(either, topic))] == [(topic, 0, 0, 44)]
     assert values_of(read_all(batch_reader(either, topic, minPartitions=44))) == committed
     bounds = {"startingOffsets": f'{{"{topic}":{{"0":12}}}}', "endingOffsets": f'{{"{topic}":{{"0":21}}}}'}
@@ -252,7 +252,7 @@ def test_a_compacted_topic_is_read_to_its_end(either):
     }
 
 
-# -- what goes wrong ---------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------
 
 
 def test_missing_topics_and_partitions_are_named(either):
@@ -308,7 +308,7 @@ def test_rows_deleted_between_planning_and_reading_are_data_loss(either, caplog)
         list(strict.read(partition))
     assert values_of(rows_of(lenient.read(partition))) == numbered(range(15, 20))
     assert "the query will continue with the remaining records" in caplog.text
-    # All of a range may be gone.
+    # A whole range may be deleted.
     assert list(lenient.read(RangePartition(OffsetRange(topic, 0, 2, 9)))) == []
 
 

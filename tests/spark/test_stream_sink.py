@@ -60,7 +60,7 @@ def test_a_new_checkpoint_with_an_old_sink_id_is_another_query(stream):
 @pytest.mark.parametrize("failpoint", ["task.begin", "task.sent", "task.flushed"])
 @pytest.mark.parametrize("action", ["kill", "raise"])
 def test_a_killed_task_is_retried(spark, stream, failpoint, action):
-    """Spark runs it again in another worker; what the first one left open is aborted with the commit."""
+    """Spark retries it in another worker; the commit aborts the open transaction of the first attempt."""
     marks = markers(spark)
     stream.add_file(200)
     stream.add_file(200)

@@ -47,7 +47,7 @@ def _nothing_stays_open():
 
 @pytest.fixture
 def reader(either, request):
-    """Makes readers, and stops them in the end."""
+    """Creates readers, and stops them after the test."""
     made = []
 
     def make(topic, **options):
@@ -97,7 +97,7 @@ def test_a_stream_begins_at_latest_by_default_also_after_a_crash_in_its_first_ba
     assert journey(stream.initialOffset()) == start
     end = journey(stream.latestOffset(start, ALL))
     assert values_of(read_between(stream, start, end)) == numbered(range(10, 15))
-    # The driver dies; Spark has the end in its log, asks for the beginning again, and more has come meanwhile.
+    # The driver is killed; Spark has the end in its log and calls initialOffset again, after more rows were written.
     send(either, topic, 5, start=15)
     again = reader(topic)
     restart = journey(again.initialOffset())
@@ -116,7 +116,7 @@ def test_spark_40_calls_latest_offset_first_and_without_a_start(either, reader):
     assert read_between(stream, start, first) == []
     second = journey(stream.latestOffset())
     assert values_of(read_between(stream, first, second)) == numbered(range(10, 15))
-    again = reader(topic)  # after a restart: the beginning of that run has no say
+    again = reader(topic)  # after a restart: initialOffset of that run is ignored
     send(either, topic, 5, start=15)
     third = journey(again.latestOffset())
     assert values_of(read_between(again, second, third)) == numbered(range(15, 20))
@@ -136,7 +136,7 @@ def test_limits_bound_the_size_of_a_micro_batch(either, reader):
     assert max(read) <= 101
     assert position[topic] == {"0": 300, "1": 100}
     start = stream.initialOffset()
-    assert stream.latestOffset(start, ALL)[topic] == {"0": 300, "1": 100}  # who asks for all gets all
+    assert stream.latestOffset(start, ALL)[topic] == {"0": 300, "1": 100}  # ReadAllAvailable has no limit
 
 
 def test_a_micro_batch_waits_for_enough_offsets_but_not_for_ever(either, reader):
@@ -167,7 +167,7 @@ def test_available_now_ignores_rows_written_after_its_start(either, reader):
     end = journey(stream.latestOffset(start, ReadMaxRows(60)))
     assert values_of(read_between(stream, start, end)) == numbered(range(10))
     assert journey(stream.latestOffset(end, ReadMaxRows(60))) == end
-    # Who begins at the end finds nothing, even if the end has moved since.
+    # A query that begins at the end reads nothing, even if the end has moved since.
     stream = reader(topic)
     stream.prepareForTriggerAvailableNow()
     send(either, topic, 10, start=20)
@@ -207,7 +207,7 @@ def test_rows_deleted_before_they_were_read_are_data_loss(either, reader, caplog
     with caplog.at_level(logging.WARNING, "headrace"):
         assert values_of(read_between(lenient, start, end)) == numbered(range(8, 20))
     assert f"{topic}-0 begins at offset 8; 0 up to 20 were to be read; failOnDataLoss is false" in caplog.text
-    # A start that is given by number is looked at when a query begins.
+    # A numeric starting offset is checked when a query starts.
     with pytest.raises(DataLossError, match=f"startingOffsets is 3 for {topic}-0, which has offsets from 8 up to 20"):
         reader(topic, startingOffsets=f'{{"{topic}":{{"0":3}}}}').initialOffset()
 
@@ -249,7 +249,7 @@ def test_a_recreated_topic_is_data_loss_for_any_content(either, reader, caplog, 
     strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
     start = journey(strict.initialOffset())
     end = journey(strict.latestOffset(start, ALL))
-    old, new = recreate_topic(either, topic)  # with one partition fewer
+    old, new = recreate_topic(either, topic)  # with one partition less
     send(either, topic, count, start=100)
     recreated = f"topic '{topic}' was recreated: its id was {old} and is now {new}"
     with pytest.raises(DataLossError, match=f"{recreated}.*read the new topic from its earliest offset, set failOnD"):
@@ -343,8 +343,8 @@ def test_a_topic_deleted_in_the_first_micro_batch_is_data_loss(either, reader):
     end = journey(running.latestOffset(start, ALL))
     delete_topic(either, topic)
     eventually("the topic to go", lambda: topic not in _topics(either))
-    assert journey(running.initialOffset()) == start  # Spark asks twice
-    # After a restart Spark asks for the beginning again, and then runs the micro-batch that is in its log.
+    assert journey(running.initialOffset()) == start  # Spark calls it twice
+    # After a restart Spark calls initialOffset again, and then runs the micro-batch in its log.
     restarted, lenient = reader(None, **options), reader(None, **options, failOnDataLoss=False)
     for stream in (running, restarted):
         with pytest.raises(
@@ -373,7 +373,7 @@ def test_finished_offsets_are_committed_to_the_group_for_lag_tools(either, reade
         result = admin.list_group_offsets(group)
     assert {tp: committed.offset for tp, committed in result.items()} == {TopicPartition(topic, 0): 10}
     reader(topic).commit({topic: {"0": 10}})  # without the option nothing is done
-    # What cannot be committed is no reason to stop.
+    # A failed commit does not stop the query.
     with caplog.at_level(logging.WARNING, "headrace"):
         reader(topic, commit_offsets_group_id=group).commit({"no-such-topic": {"0": 10}})
 
