@@ -47,12 +47,12 @@ def test_rows_and_decision_are_written_together(rig):
     assert rig.ledger().read() == {QUERY: rig.decision(3)}
 
 
-@pytest.mark.parametrize("place", ["on_rows", "on_written"])
-def test_a_write_that_fails_before_its_commit_leaves_neither_rows_nor_decision(rig, place):
+@pytest.mark.parametrize("hook", ["on_rows", "on_written"])
+def test_a_write_that_fails_before_its_commit_leaves_neither_rows_nor_decision(rig, hook):
     own = rig.ledger()
     own.open()
     with pytest.raises(FailpointError):
-        own.write(rig.decision(), rows_of(rig, "a1"), **{place: fail})
+        own.write(rig.decision(), rows_of(rig, "a1"), **{hook: fail})
     assert (own.read(), rig.rows()) == ({}, [])
     own.write(rig.decision(), rows_of(rig, "a2"))
     assert (own.read(), rig.rows()) == ({QUERY: rig.decision()}, ["a2"])

@@ -46,12 +46,12 @@ def run(name, broker, folder, *before):
 def records_of(broker, topic):
     with AdminClient(broker.bootstrap) as admin:
         partitions = [TopicPartition(topic, one.partition) for one in admin.describe_topics([topic])[topic].partitions]
-    found = []
+    records = []
     with Fetcher(broker.bootstrap) as fetcher:
         fetcher.assign(partitions, until=fetcher.end_offsets(partitions))
         while not fetcher.is_finished():
-            found += fetcher.poll(timeout_ms=1000)
-    return found
+            records += fetcher.poll(timeout_ms=1000)
+    return records
 
 
 def test_example_programs_produce_orders_and_bill_them_once(broker, tmp_path):

@@ -50,8 +50,8 @@ def test_every_block_has_a_language(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_command_hides_from_the_tests_in_an_indented_block(page):
     for number, line in prose_of(page):
-        found = re.match(rf"    ({'|'.join(COMMANDS)}) ", line)
-        assert found is None, f"{page.name}:{number}: put it into a block of its own: {line.strip()}"
+        match = re.match(rf"    ({'|'.join(COMMANDS)}) ", line)
+        assert match is None, f"{page.name}:{number}: put it into a block of its own: {line.strip()}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

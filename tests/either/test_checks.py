@@ -83,9 +83,9 @@ def stable_end(link: Connection, topic: str) -> int:
     )
     response = link.call(request, 7)
     assert isinstance(response, ListOffsetsResponse)
-    ((found,),) = (found.partitions for found in response.topics)
-    assert found.error_code == 0
-    return found.offset
+    ((row,),) = (row.partitions for row in response.topics)
+    assert row.error_code == 0
+    return row.offset
 
 
 def until_stable(link: Connection, topic: str, offset: int) -> None:
@@ -93,9 +93,12 @@ def until_stable(link: Connection, topic: str, offset: int) -> None:
 
 
 def raw_fetch(link: Connection, topic: str, offset: int, bytes_max: int) -> PartitionData:
-    wanted = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=bytes_max)
+    fetch_row = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=bytes_max)
     request = FetchRequest(
-        max_wait_ms=100, min_bytes=1, max_bytes=bytes_max, topics=[FetchTopic(topic=topic, partitions=[wanted])]
+        max_wait_ms=100,
+        min_bytes=1,
+        max_bytes=bytes_max,
+        topics=[FetchTopic(topic=topic, partitions=[fetch_row])],
     )
     response = link.call(request, 12)
     assert isinstance(response, FetchResponse)
@@ -185,17 +188,17 @@ def test_the_aborted_list_holds_across_segments(either: Broker, link: Connection
     assert producer.end(True).error_code == 0
     until_stable(link, topic, 11)
 
-    found = []
+    base_offsets = []
     offset = 0
     seen: set[tuple[int, int]] = set()
     while offset < 11:
         answer = link.fetch(topic, offset=offset, committed=True)
         seen |= {(a.producer_id, a.first_offset) for a in answer.aborted_transactions or ()}
         part = batches_of(answer)
-        found += [b.header.base_offset for b in part if not b.header.is_control]
+        base_offsets += [b.header.base_offset for b in part if not b.header.is_control]
         offset = part[-1].header.last_offset + 1
     assert seen == set(identities)
-    assert found == [0, 1, 3, 4, 6, 7, 9]
+    assert base_offsets == [0, 1, 3, 4, 6, 7, 9]
 
 
 def test_a_plain_write_inside_an_open_transaction_is_refused(producer: RawProducer) -> None:
@@ -290,8 +293,8 @@ def fetched_offset(link: Connection, group: str, topic: str, stable: bool) -> Of
     )
     response = link.call(request, 7)
     assert isinstance(response, OffsetFetchResponse)
-    ((found,),) = (found.partitions for found in response.topics)
-    return found
+    ((row,),) = (row.partitions for row in response.topics)
+    return row
 
 
 def test_offsets_of_a_transaction_are_seen_when_it_is_committed(
@@ -346,7 +349,7 @@ def test_acks_0_gets_no_response_and_responses_keep_the_request_order(link: Conn
     silent = ProduceRequest(acks=0, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=records)])
     first = link.send(silent, 9)
     wait = FetchPartition(partition=0, fetch_offset=1, partition_max_bytes=1000)
-    asked = [
+    requests = [
         (link.send(ApiVersionsRequest(), 0), 18, 0),
         (
             link.send(
@@ -359,10 +362,10 @@ def test_acks_0_gets_no_response_and_responses_keep_the_request_order(link: Conn
         (link.send(ApiVersionsRequest(), 0), 18, 0),
     ]
 
-    answered = [link.receive(key, version)[0] for _, key, version in asked]
+    responses = [link.receive(key, version)[0] for _, key, version in requests]
 
-    assert first not in answered
-    assert answered == [correlation_id for correlation_id, _, _ in asked]
+    assert first not in responses
+    assert responses == [correlation_id for correlation_id, _, _ in requests]
     assert values(link.fetch(topic)) == [b"silent"]
 
 

@@ -55,13 +55,13 @@ def test_partitions_are_rebalanced_when_a_member_joins_and_leaves(either, client
     for partition in range(PARTITIONS):
         librdkafka.produce(either.bootstrap, topic, texts(10, partition * 10), partition=partition)
 
-    found = client.rebalance(either.bootstrap, topic, group, PARTITIONS, 10 * PARTITIONS)
+    rebalanced = client.rebalance(either.bootstrap, topic, group, PARTITIONS, 10 * PARTITIONS)
 
     everyone = list(range(PARTITIONS))
-    assert found.alone == found.again == everyone
-    assert sorted(found.shared[0] + found.shared[1]) == everyone
-    assert all(len(partitions) == PARTITIONS // 2 for partitions in found.shared)
-    assert sorted(set(found.values)) == sorted(f"text {n}" for n in range(10 * PARTITIONS))
+    assert rebalanced.alone == rebalanced.again == everyone
+    assert sorted(rebalanced.shared[0] + rebalanced.shared[1]) == everyone
+    assert all(len(partitions) == PARTITIONS // 2 for partitions in rebalanced.shared)
+    assert sorted(set(rebalanced.values)) == sorted(f"text {n}" for n in range(10 * PARTITIONS))
     with AdminClient(either.bootstrap) as admin:
         offsets = {tp.partition: committed.offset for tp, committed in admin.list_group_offsets(group).items()}
         assert offsets == dict.fromkeys(everyone, 10)

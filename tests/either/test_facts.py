@@ -33,10 +33,10 @@ def writer(either):
         yield producer
 
 
-def found(looked_up):
+def existing(value):
     """What must be there."""
-    assert looked_up is not None
-    return looked_up
+    assert value is not None
+    return value
 
 
 def transactional_id(producer):
@@ -45,29 +45,29 @@ def transactional_id(producer):
 
 def test_an_open_transaction_hides_all_records_after_its_first(either, admin, writer):
     topic = new_topic(either, "facts-held", partitions=2)
-    place = TopicPartition(topic, 0)
+    tp = TopicPartition(topic, 0)
     with Producer(bootstrap_servers=either.bootstrap) as other:
         other.send(topic, b"before", partition=0).result(SECONDS_MAX)
-        assert held_back(admin, [place]) == {}
+        assert held_back(admin, [tp]) == {}
         writer.begin_transaction()
         writer.send(topic, b"open", partition=0).result(SECONDS_MAX)
         for _ in range(3):
             other.send(topic, b"waits", partition=0).result(SECONDS_MAX)
     name = transactional_id(writer)
-    (part,) = open_parts_of_all(admin, [found(described(admin, name))])[name]
-    assert (part.at, part.start, part.stable, part.end, part.holds_back) == (place, 1, 1, 5, 4)
+    (part,) = open_parts_of_all(admin, [existing(described(admin, name))])[name]
+    assert (part.at, part.start, part.stable, part.end, part.holds_back) == (tp, 1, 1, 5, 4)
 
     with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("second")) as second:
         second.init_transactions()
         second.begin_transaction()
         second.send(topic, b"open as well", partition=0).result(SECONDS_MAX)
-        other = found(described(admin, transactional_id(second)))
+        other = existing(described(admin, transactional_id(second)))
         (later,) = open_parts_of_all(admin, [other])[transactional_id(second)]
         assert (later.start, later.stable, later.holds_back) == (5, 1, 0)  # it is behind the first transaction itself
         second.abort_transaction()
     writer.commit_transaction()
-    places = [place, TopicPartition(topic, 1)]
-    eventually("the markers", lambda: held_back(admin, places) == {})  # they are written after the response
+    partitions = [tp, TopicPartition(topic, 1)]
+    eventually("the markers", lambda: held_back(admin, partitions) == {})  # they are written after the response
 
 
 def test_the_history_of_a_transactional_id_has_all_logged_states(either, admin, writer):
@@ -100,18 +100,18 @@ def test_record_times_are_fetched_again_only_after_a_commit(either, admin):
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         for age_ms in (2 * AGE_MS, AGE_MS):
             producer.send(topic, b"x", timestamp_ms=now_ms - age_ms).result(SECONDS_MAX)
-    place = TopicPartition(topic, 0)
+    tp = TopicPartition(topic, 0)
     times = LagTimes()
 
     def late_ms(committed, remembering=times):
-        admin.alter_group_offsets(group, {place: committed})
-        facts = found(look_up(admin, group))
+        admin.alter_group_offsets(group, {tp: committed})
+        facts = existing(look_up(admin, group))
         remembering.fill(facts.partitions, admin)
         return facts.partitions[0].lag_ms
 
     assert 2 * AGE_MS <= late_ms(0) <= 2 * AGE_MS + SECONDS_MAX * 1000
-    admin.delete_records({place: 1})  # it is deleted, and is not needed
-    before = found(look_up(admin, group)).partitions[0]
+    admin.delete_records({tp: 1})  # it is deleted, and is not needed
+    before = existing(look_up(admin, group)).partitions[0]
     before.start = 0
     times.fill([before], admin)
     assert (before.lag_ms or 0) >= 2 * AGE_MS
@@ -128,6 +128,6 @@ def test_groups_at_different_offsets_have_different_lags(either, admin):
     groups = {unique("late"): committed for committed in range(4)}
     for group, committed in groups.items():
         admin.alter_group_offsets(group, {TopicPartition(topic, 0): committed})
-    partitions = [found(look_up(admin, group)).partitions[0] for group in groups]
+    partitions = [existing(look_up(admin, group)).partitions[0] for group in groups]
     LagTimes().fill(partitions, admin)
     assert [round((one.lag_ms or 0) / AGE_MS, 1) for one in partitions] == [3, 2, 1, 0]

@@ -90,8 +90,8 @@ def test_offsets_are_listed_by_every_spec_and_records_deleted(either, java_clien
 def test_a_group_is_described_with_its_members_and_its_offsets_changed(either, java_client):
     topic = new_topic(either, "grouped", 2)
     librdkafka.produce(either.bootstrap, topic, records(5))
-    found = java_client.admin("groups", either.bootstrap, topic=topic, group=unique("java-group"))
-    assert found == {
+    facts = java_client.admin("groups", either.bootstrap, topic=topic, group=unique("java-group"))
+    assert facts == {
         "live": ["Stable", "range", 1, 1],
         "member": ["member", "one", 2, "/127.0.0.1"],
         "stable": True,

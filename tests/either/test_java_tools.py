@@ -121,8 +121,8 @@ def test_transactions_command_finds_a_hanging_transaction_and_aborts_it(either, 
 
     producer_id, epoch = plant_hanging(either.bootstrap, topic, transactional_id)
     hanging = ("find-hanging", "--broker-id", 1, "--max-transaction-timeout", 0)
-    _, *found = cells(command(*hanging).lines)
-    assert [row[:4] for row in found if row[0] in (topic, other)] == [[topic, "0", str(producer_id), str(epoch)]]
+    _, *rows = cells(command(*hanging).lines)
+    assert [row[:4] for row in rows if row[0] in (topic, other)] == [[topic, "0", str(producer_id), str(epoch)]]
     command("abort", "--topic", topic, "--partition", 0, "--start-offset", 0)
     assert topic not in command(*hanging).out
     assert librdkafka.consume_to_end(either.bootstrap, topic, isolation="read_committed") == []
@@ -203,9 +203,9 @@ def test_the_smaller_tools_work(either, java_client, tmp_path):
     assert "Cluster ID: " in java_client.tool("ClusterTool", "cluster-id", *server).out
     features = java_client.tool("FeatureCommand", *server, "describe").out
     assert "Feature: transaction.version" in features
-    wanted = tmp_path / "offsets.json"
-    wanted.write_text(json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 3}]}))
-    deleted = java_client.tool("DeleteRecordsCommand", *server, "--offset-json-file", wanted)
+    offsets_file = tmp_path / "offsets.json"
+    offsets_file.write_text(json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 3}]}))
+    deleted = java_client.tool("DeleteRecordsCommand", *server, "--offset-json-file", offsets_file)
     assert "low_watermark: 3" in deleted.out
     elected = java_client.tool(
         *("LeaderElectionCommand", *server, "--election-type", "preferred", "--topic", topic, "--partition", 0)
@@ -260,12 +260,12 @@ def test_kafkas_formatters_read_the_records_of_coordinators(either, java_client)
 
 def entries(printed):
     """Return the consecutive JSON objects in a text."""
-    decoder, found = json.JSONDecoder(), []
+    decoder, entries = json.JSONDecoder(), []
     while printed := printed.lstrip():
         entry, end = decoder.raw_decode(printed)
-        found.append(entry)
+        entries.append(entry)
         printed = printed[end:]
-    return found
+    return entries
 
 
 def test_kafkas_dump_log_tool_finds_the_files_valid(either, java_client):
@@ -285,8 +285,8 @@ def test_kafkas_dump_log_tool_finds_the_files_valid(either, java_client):
         return [line for line in run.lines if not line.startswith("Dumping")]
 
     def all_batches():
-        found = [line for line in dump("log") if line.startswith("baseOffset:")]
-        return found if len(found) == 40 else None  # each with its marker; the last marker may be written later
+        lines = [line for line in dump("log") if line.startswith("baseOffset:")]
+        return lines if len(lines) == 40 else None  # each with its marker; the last marker may be written later
 
     batches = eventually("the last marker", all_batches)
     assert all(line.endswith("isvalid: true") for line in batches)

@@ -93,7 +93,7 @@ def test_a_topic_can_have_explicit_assignments_and_be_validated_only(admin):
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "said"),
+    ("call", "code", "text"),
     [
         (lambda a, t: a.create_topics([NewTopic(t)]), "TOPIC_ALREADY_EXISTS", "topic '{t}'"),
         (lambda a, t: a.create_topics([NewTopic("no/name"), NewTopic("a b")]), "INVALID_TOPIC_EXCEPTION", "also"),
@@ -112,11 +112,11 @@ def test_a_topic_can_have_explicit_assignments_and_be_validated_only(admin):
         ),
     ],
 )
-def test_an_error_has_a_code_and_names_the_resource(admin, shared_topic, call, code, said):
+def test_an_error_has_a_code_and_names_the_resource(admin, shared_topic, call, code, text):
     with pytest.raises(BrokerError) as caught:
         call(admin, shared_topic)
     assert caught.value.name == code
-    assert said.format(t=shared_topic) in str(caught.value)
+    assert text.format(t=shared_topic) in str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +156,8 @@ def test_options_are_set_appended_to_and_reset(admin, theirs, shared_topic):
         return admin.describe_configs([resource])[resource][option].value
 
     def theirs_say(option):
-        wanted = TheirResource(TheirResource.Type.TOPIC, shared_topic)
-        (future,) = theirs.describe_configs([wanted]).values()
+        resource = TheirResource(TheirResource.Type.TOPIC, shared_topic)
+        (future,) = theirs.describe_configs([resource]).values()
         return future.result(timeout=10)[option].value
 
     admin.alter_configs({resource: {"retention.ms": "1000", "cleanup.policy": "compact"}})
@@ -239,10 +239,10 @@ def test_a_hanging_transaction_is_found_and_aborted_by_the_admin(admin, broker):
     topic, transactional_id = broker.create_topic(name("hanging")), name("hanging")
     tp = TopicPartition(topic, 0)
     producer_id, _ = plant_hanging(broker.bootstrap, topic, transactional_id)
-    (found,) = admin.find_hanging_transactions([tp], older_than_ms=0)
-    assert isinstance(found, HangingTransaction)
-    assert (found.partition, found.producer.producer_id) == (tp, producer_id)
-    producer = found.producer
+    (hanging,) = admin.find_hanging_transactions([tp], older_than_ms=0)
+    assert isinstance(hanging, HangingTransaction)
+    assert (hanging.partition, hanging.producer.producer_id) == (tp, producer_id)
+    producer = hanging.producer
     admin.abort_transaction(tp, producer.producer_id, producer.producer_epoch, producer.coordinator_epoch)
     assert admin.find_hanging_transactions([tp], older_than_ms=0) == []
     eventually("the last stable offset", lambda: admin.list_offsets({tp: LATEST}, "read_committed")[tp].offset == 2)

@@ -224,16 +224,16 @@ def test_a_topic_that_does_not_exist_is_an_error_with_its_name(either):
 def test_message_sets_of_old_clients_are_read_as_records(kafka39, monkeypatch):
     """Written as magic 1, stored as batches, and fetched with versions that have message sets only."""
     topic = kafka39.create_topic(name("old"))
-    wanted = [Record(i, TIME + i, b"k", b"v" * 10, ()) for i in range(20)]
+    records_in = [Record(i, TIME + i, b"k", b"v" * 10, ()) for i in range(20)]
     with Connection(kafka39.bootstrap) as connection:
-        assert connection.produce(topic, legacy.encode(wanted, magic=1, codec=1), version=2).error_code == 0
+        assert connection.produce(topic, legacy.encode(records_in, magic=1, codec=1), version=2).error_code == 0
     with Fetcher(kafka39.bootstrap, isolation="read_uncommitted") as fetcher:
         fetcher.assign({TopicPartition(topic, 0): 3})
         monkeypatch.setattr(Cluster, "topic_id", lambda self, topic: None)
         for versions_max in (1, 3, 12):
             monkeypatch.setattr(fetcher_module, "NEWEST_BY_NAME", versions_max)
             # Version 1 has no timestamps: it returns magic 0.
-            expected = [r._replace(timestamp=-1) for r in wanted[3:]] if versions_max < 2 else wanted[3:]
+            expected = [r._replace(timestamp=-1) for r in records_in[3:]] if versions_max < 2 else records_in[3:]
             assert plain(read(fetcher, 17)) == expected
             fetcher.seek(TopicPartition(topic, 0), 3)
             (columns,) = fetcher.poll_arrow(MS_MAX, with_headers=True).values()

@@ -59,13 +59,13 @@ def test_message_sets_of_java_are_decoded(name, by_java):
 
 @pytest.mark.parametrize("name", SETS)
 def test_java_finds_our_message_set_valid_and_equal(name, ours_as_java_reads_them):
-    found, wanted = ours_as_java_reads_them[name], SETS[name]
-    assert not isinstance(found, str), found
-    assert {(batch.magic, batch.codec, batch.append_time) for batch in found} == {
-        (wanted.magic, wanted.codec, wanted.append_time)
+    decoded, expected = ours_as_java_reads_them[name], SETS[name]
+    assert not isinstance(decoded, str), decoded
+    assert {(batch.magic, batch.codec, batch.append_time) for batch in decoded} == {
+        (expected.magic, expected.codec, expected.append_time)
     }
-    assert len(found) == (1 if wanted.codec else len(wanted.records))
-    assert [record for batch in found for record in batch.records] == list(wanted.records)
+    assert len(decoded) == (1 if expected.codec else len(expected.records))
+    assert [record for batch in decoded for record in batch.records] == list(expected.records)
 
 
 def test_uncompressed_message_sets_equal_those_of_java(by_java):
@@ -89,8 +89,8 @@ def test_a_broker_accepts_message_sets_and_a_modern_consumer_reads_them(version,
             data = legacy.encode(records, magic=magic, codec=CODEC_IDS[codec])
             answer = connection.produce(topic, data, version=version, partition=partition)
             assert answer.error_code == 0, (codec, answer)
-        found = librdkafka.consume(kafka39.bootstrap, topic, len(expected), partition=partition)
-        assert found == expected, codec
+        consumed = librdkafka.consume(kafka39.bootstrap, topic, len(expected), partition=partition)
+        assert consumed == expected, codec
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +107,12 @@ def of_librdkafka(kafka39):
 @pytest.mark.parametrize(("version", "magic"), FETCH_MAGICS.items())
 def test_message_sets_down_converted_by_a_broker_are_decoded(version, magic, codec, connection, of_librdkafka):
     written = samples.small() + samples.shifted(samples.large(), len(samples.small()))
-    found: list[Record] = []
+    decoded: list[Record] = []
     # A set may be larger than its batch: then it is truncated, and the rest is fetched again.
-    while len(found) < len(written):
-        fetched = connection.fetch(of_librdkafka, version=version, partition=PARTITIONS[codec], offset=len(found))
+    while len(decoded) < len(written):
+        fetched = connection.fetch(of_librdkafka, version=version, partition=PARTITIONS[codec], offset=len(decoded))
         records = legacy.decode(fetched.records, partial_tail=True, mixed_magic=True)
-        assert records, f"nothing at offset {len(found)}"
+        assert records, f"nothing at offset {len(decoded)}"
         # A compressed set is returned as a whole, also if only its end was requested.
-        found += [record for record in records if record.offset >= len(found)]
-    assert found == as_kept(written, magic)
+        decoded += [record for record in records if record.offset >= len(decoded)]
+    assert decoded == as_kept(written, magic)

@@ -116,27 +116,29 @@ def test_columns_arrive_as_rows_with_their_offsets(either):
         offsets = producer.send_arrow(topic, table).result(SECONDS)
     counts = {partition: ranges[-1].last + 1 for partition, ranges in offsets.items()}
     assert sum(counts.values()) == 3000
-    found = {}
+    seen = {}
     for partition, count in counts.items():
         read = librdkafka.consume(either.bootstrap, topic, count, partition=partition)
         numbers = [record.timestamp - samples.TIME_MS for record in read]
         # In order, but for the runs in which rows without key and partition were dealt out.
         assert all(record.value == b"value %d" % n for record, n in zip(read, numbers, strict=True))
         assert all(n % 3 == partition for n in numbers if n % 2)
-        found.update(dict.fromkeys(numbers))
-    assert len(found) == 3000
+        seen.update(dict.fromkeys(numbers))
+    assert len(seen) == 3000
 
 
 @pytest.mark.behaviour("P19")
 def test_a_topic_with_log_append_time_gives_the_brokers_timestamp(either):
     topic = new_topic(either, "append-time", message_timestamp_type="LogAppendTime")
     before = int(time.time() * 1000)
-    told = []
+    delivered = []
     with Producer(bootstrap_servers=either.bootstrap) as producer:
-        future = producer.send(topic, b"v", timestamp_ms=1234, on_delivery=lambda metadata, _: told.append(metadata))
+        future = producer.send(
+            topic, b"v", timestamp_ms=1234, on_delivery=lambda metadata, _: delivered.append(metadata)
+        )
         metadata = future.result(SECONDS)
     assert before - 1000 <= metadata.timestamp_ms <= int(time.time() * 1000) + 1000
-    assert told == [metadata]
+    assert delivered == [metadata]
     (record,) = librdkafka.consume(either.bootstrap, topic, 1)
     assert record.timestamp == metadata.timestamp_ms
 
@@ -181,11 +183,11 @@ def test_keys_map_to_kafkas_partitions_unless_a_partition_is_given(either):
 def test_records_without_a_key_fill_batches_and_reach_all_partitions(either, profile):
     topic = new_topic(either, "sticky", 4)
     with Producer(bootstrap_servers=either.bootstrap, profile=profile, batch_size=1000) as producer:
-        found = [producer.send(topic, b"%0100d" % n) for n in range(1500)]
+        futures = [producer.send(topic, b"%0100d" % n) for n in range(1500)]
         producer.flush()
-        places = [future.result().partition for future in found]
-    assert set(places) == {0, 1, 2, 3}
-    moves = sum(a != b for a, b in itertools.pairwise(places))
+        partitions = [future.result().partition for future in futures]
+    assert set(partitions) == {0, 1, 2, 3}
+    moves = sum(a != b for a, b in itertools.pairwise(partitions))
     assert moves < 350, "a batch holds eight of them"
 
 
@@ -193,8 +195,8 @@ def test_records_without_a_key_fill_batches_and_reach_all_partitions(either, pro
 def test_round_robin_and_custom_partitioners_choose_partitions(either):
     topic = new_topic(either, "chosen", 3)
     with Producer(bootstrap_servers=either.bootstrap, partitioner_class="round-robin") as producer:
-        places = [producer.send(topic, b"", b"same key").result(SECONDS).partition for _ in range(6)]
-    assert sorted(places) == [0, 0, 1, 1, 2, 2]
+        partitions = [producer.send(topic, b"", b"same key").result(SECONDS).partition for _ in range(6)]
+    assert sorted(partitions) == [0, 0, 1, 1, 2, 2]
 
     seen = []
 
@@ -246,10 +248,10 @@ def test_records_are_delivered_with_every_acks_value(either, acks):
 @pytest.mark.behaviour("P27")
 def test_a_batch_too_large_for_the_topic_is_split_and_futures_stay_correct(either):
     topic = new_topic(either, "split", max_message_bytes=4000)
-    told = []
+    delivered = []
     with Producer(bootstrap_servers=either.bootstrap, batch_size=60_000, linger_ms=200) as producer:
         futures = [
-            producer.send(topic, b"%0200d" % n, on_delivery=lambda metadata, error: told.append((metadata, error)))
+            producer.send(topic, b"%0200d" % n, on_delivery=lambda metadata, error: delivered.append((metadata, error)))
             for n in range(150)
         ]
         tiny = producer.send(topic, b"x" * 5000)
@@ -257,7 +259,7 @@ def test_a_batch_too_large_for_the_topic_is_split_and_futures_stay_correct(eithe
         assert [future.result(0).offset for future in futures] == list(range(150))
         error = tiny.exception(0)
     assert "MESSAGE_TOO_LARGE" in str(error)
-    assert [(metadata.offset, error) for metadata, error in told] == [(n, None) for n in range(150)]
+    assert [(metadata.offset, error) for metadata, error in delivered] == [(n, None) for n in range(150)]
     assert values_of(either, topic, 150) == [b"%0200d" % n for n in range(150)]
 
 
@@ -332,17 +334,17 @@ def test_flush_waits_for_earlier_records_and_close_for_all(either):
 @pytest.mark.behaviour("P37")
 def test_callbacks_run_once_in_order_and_may_fail(either, caplog):
     topic = new_topic(either, "callbacks")
-    told = []
+    offsets = []
 
     def delivered(metadata, error):
-        told.append(metadata.offset)
+        offsets.append(metadata.offset)
         if metadata.offset == 5:
             raise RuntimeError("mine")
 
     with Producer(bootstrap_servers=either.bootstrap, batch_size=300) as producer:
         for _ in range(100):
             producer.send(topic, b"v" * 50, on_delivery=delivered)
-    assert told == list(range(100))
+    assert offsets == list(range(100))
     assert "delivery callback" in caplog.text
 
 

@@ -27,8 +27,8 @@ def test_many_tasks_send_through_one_producer(either):
                 return [(await future).offset for future in futures]
 
             offsets = await asyncio.gather(*(work(task) for task in range(20)))
-            assert all(found == sorted(found) for found in offsets)
-            assert sorted(offset for found in offsets for offset in found) == list(range(2000))
+            assert all(task_offsets == sorted(task_offsets) for task_offsets in offsets)
+            assert sorted(offset for task_offsets in offsets for offset in task_offsets) == list(range(2000))
             delivery = await producer.send_arrow(topic, pa.table({"value": [b"column"]}))
             assert await delivery == {0: [(2000, 2000)]}
 

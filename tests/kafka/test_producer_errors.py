@@ -194,7 +194,7 @@ def test_an_http_port_gets_another_error_than_a_closed_port():
 
 
 def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(either):
-    topic, told = new_topic(either, "from-callback"), []
+    topic, errors = new_topic(either, "from-callback"), []
     producer = Producer(bootstrap_servers=either.bootstrap)
 
     def delivered(metadata, error):
@@ -203,12 +203,12 @@ def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(ei
                 wait()
         producer.send(topic, b"this can be sent")
         producer.close()
-        told.append(error)
+        errors.append(error)
 
     producer.send(topic, b"v", on_delivery=delivered)
-    eventually("the callback", lambda: told)
+    eventually("the callback", lambda: errors)
     eventually("the end of the I/O thread", lambda: producer._engine.thread and not producer._engine.thread.is_alive())
-    assert told == [None]
+    assert errors == [None]
     with pytest.raises(ClosedError):
         producer.send(topic, b"v")
 

@@ -41,13 +41,13 @@ def test_batches_are_down_converted_for_an_old_broker(old_broker, produce_versio
         futures.append(producer.send(topic, None, b"gone", timestamp_ms=2000))
         assert [future.result(20).offset for future in futures] == list(range(51))
     proxy.caps = {}
-    found = librdkafka.consume(bootstrap, topic, 51)
-    assert [(record.key, record.value) for record in found] == [
+    consumed = librdkafka.consume(bootstrap, topic, 51)
+    assert [(record.key, record.value) for record in consumed] == [
         *((b"k%d" % i, b"v%d" % i) for i in range(50)),
         (b"gone", None),
     ]
     if magic:
-        assert [record.timestamp for record in found][:50] == [1000 + i for i in range(50)]
+        assert [record.timestamp for record in consumed][:50] == [1000 + i for i in range(50)]
 
 
 @pytest.mark.behaviour("P43")

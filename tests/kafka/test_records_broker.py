@@ -95,8 +95,8 @@ def test_batches_of_librdkafka_are_fetched_and_decoded(sample, codec, connection
 @pytest.mark.usefixtures("ours")
 def test_the_broker_accepts_our_batches_and_librdkafka_reads_them(way, codec, either):
     expected = ours_expected()
-    found = librdkafka.consume(either.bootstrap, f"ours-{way}", len(expected), partition=PARTITIONS[codec])
-    assert found == expected
+    consumed = librdkafka.consume(either.bootstrap, f"ours-{way}", len(expected), partition=PARTITIONS[codec])
+    assert consumed == expected
 
 
 @pytest.mark.parametrize("codec", PARTITIONS)
@@ -121,8 +121,8 @@ def test_kafkas_dump_log_tool_finds_our_batches_valid(way, kafka, to_apache):
         (str(codec * len(small)), str(codec * len(small) + len(small) - 1), CODEC_NAMES[codec], "true")
         for codec in CODEC_IDS.values()
     ]
-    found = [match.groups() for line in dump.splitlines() if (match := RECORD_LINE.match(line))]
-    assert found == [line_of(record) for codec in CODEC_IDS.values() for record in samples.shifted(small, codec * 6)]
+    dumped = [match.groups() for line in dump.splitlines() if (match := RECORD_LINE.match(line))]
+    assert dumped == [line_of(record) for codec in CODEC_IDS.values() for record in samples.shifted(small, codec * 6)]
 
 
 def line_of(record):
@@ -196,16 +196,16 @@ def test_the_markers_of_a_real_coordinator_are_read_as_commit_and_abort(either, 
     # The response to a commit or abort is sent before the markers are written.
     eventually("the second marker", lambda: connection.fetch(topic).last_stable_offset == 14)
     batches = fetch_batches(connection, topic)
-    said = [read_by_us(batch) for batch in batches]
+    decoded = [read_by_us(batch) for batch in batches]
     (aborted,) = connection.fetch(topic, offset=7, committed=True).aborted_transactions
 
-    assert [batch.base_offset for batch in said] == [0, 6, 7, 13]
-    assert [batch.transactional for batch in said] == [True] * 4
-    assert [batch.marker and batch.marker.committed for batch in said] == [None, True, None, False]
-    assert {batch.producer_id for batch in said} == {aborted.producer_id}
+    assert [batch.base_offset for batch in decoded] == [0, 6, 7, 13]
+    assert [batch.transactional for batch in decoded] == [True] * 4
+    assert [batch.marker and batch.marker.committed for batch in decoded] == [None, True, None, False]
+    assert {batch.producer_id for batch in decoded} == {aborted.producer_id}
     assert aborted.first_offset == 7
     # A decoded marker of a coordinator is encoded to the same bytes.
-    for there, marker in ((batches[1], said[1]), (batches[3], said[3])):
+    for there, marker in ((batches[1], decoded[1]), (batches[3], decoded[3])):
         assert marker.marker is not None
         again = records.encode_marker(
             marker.marker, marker.producer_id, marker.producer_epoch, marker.max_timestamp, marker.base_offset

@@ -89,13 +89,13 @@ def without_leader_epoch(data):
 @pytest.mark.parametrize(("client", "codec"), PAIRS)
 def test_batches_of_python_clients_are_decoded(client, codec, producer, sample):
     batch = batch_of(sample, producer, codec)
-    (found,) = read_batches(written_by(client, batch))
+    (encoded,) = read_batches(written_by(client, batch))
     decoder = columns.ArrowDecoder(with_headers=True)
-    decoder.add(found)
+    decoder.add(encoded)
 
-    said = read_by_us(found)
-    assert said.leader_epoch in (0, -1)
-    assert said == replace(batch, leader_epoch=said.leader_epoch)
+    decoded = read_by_us(encoded)
+    assert decoded.leader_epoch in (0, -1)
+    assert decoded == replace(batch, leader_epoch=decoded.leader_epoch)
     assert records_of(decoder.finish()) == list(batch.records)
 
 

@@ -67,14 +67,14 @@ def test_a_name_is_looked_up_again_after_all_its_addresses_failed(links, monkeyp
 
 def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypatch):
     server = links.server()
-    found = [Address(socket.AF_INET, ("127.0.0.1", server.port))]
+    addresses = [Address(socket.AF_INET, ("127.0.0.1", server.port))]
     tries = []
 
     def resolve(endpoint):
         tries.append(endpoint)
         if len(tries) == 1:
             raise socket.gaierror(socket.EAI_NONAME, "cannot resolve 'broker'")
-        return found
+        return addresses
 
     monkeypatch.setattr(network, "resolve", resolve)
     link = links.link(server)
@@ -120,11 +120,11 @@ def test_without_recovery_the_known_brokers_are_kept(links):
 
 def test_a_rebootstrap_error_uses_the_bootstrap_servers_again(links):
     def answer(peer, header, message):
-        said.append(header.api_version)
+        versions.append(header.api_version)
         reply = metadata(peer, header, message)
-        return reply.replace(error_code=129) if len(said) == 2 else reply
+        return reply.replace(error_code=129) if len(versions) == 2 else reply
 
-    said = []
+    versions = []
     server = links.server(lambda peer: peer.serve({METADATA: answer}))
     server.api_ranges[3] = (1, 13)
     link = links.link(server)

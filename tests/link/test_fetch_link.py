@@ -35,8 +35,8 @@ def one_record(value: bytes) -> bytes:
 
 
 def offsets(peer: Peer, header: RequestHeader, message: Message) -> Message:
-    found = ListOffsetsPartitionResponse(partition_index=0, offset=0)
-    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[found])])
+    partition = ListOffsetsPartitionResponse(partition_index=0, offset=0)
+    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[partition])])
 
 
 def test_partitions_that_were_not_requested_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -226,7 +226,7 @@ def test_a_check_names_every_view_and_its_columns(spark, filled):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "error"),
     [
         (
             "steps.even.sql=SELECT idd FROM source",
@@ -239,8 +239,8 @@ def test_a_check_names_every_view_and_its_columns(spark, filled):
         ("source.schema=id BIGNT", r"cannot read the source \(json\)"),
     ],
 )
-def test_a_check_reports_problems_with_their_positions(spark, filled, override, said):
-    with pytest.raises((SparkError, ConfigError), match=said) as caught:
+def test_a_check_reports_problems_with_their_positions(spark, filled, override, error):
+    with pytest.raises((SparkError, ConfigError), match=error) as caught:
         Pipeline.from_toml(filled[0], (override,)).check(spark)
     assert "Traceback" not in str(caught.value)
     assert not spark.catalog.listTables()

@@ -51,7 +51,7 @@ class Reader:
         self._folder = folder
         self._here = folder / "here"  # the working folder, also of Spark's JVM
         self._state = folder / "state"
-        self._log = folder / "said"
+        self._log = folder / "interpreter.log"
         self._broker: EmbeddedBroker | None = None
         self._child: subprocess.Popen[str] | None = None
         self._started: list[subprocess.Popen[str]] = []

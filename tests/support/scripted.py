@@ -1,4 +1,4 @@
-"""A server on loopback that does as it is told, however badly: the other end of the link tests.
+"""A server on loopback that follows a script, valid or not: the other end of the link tests.
 
     ScriptedServer(script, …): the first connection gets the first script, and so on; the last one stays
     script(peer): reads requests, answers or does not, sends anything, hangs up

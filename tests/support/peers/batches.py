@@ -88,10 +88,10 @@ class JavaBatches:
         to_read.mkdir()
         for name, data in files.items():
             (to_read / name).write_bytes(data)
-        answer = json.loads(self._java(jars, self._source, "read", to_read))
+        reply = json.loads(self._java(jars, self._source, "read", to_read))
         return {
-            name: found if isinstance(found, str) else [_from_json(batch) for batch in found]
-            for name, found in answer.items()
+            name: value if isinstance(value, str) else [_from_json(batch) for batch in value]
+            for name, value in reply.items()
         }
 
 

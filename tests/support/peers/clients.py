@@ -1,4 +1,4 @@
-"""What every client of other people's is asked to do, in the same words.
+"""The interface of foreign clients for tests.
 
 Each does it by its own means; a test then looks at the broker by another client, and at what came back.
 """
@@ -34,7 +34,7 @@ class Noted(NamedTuple):
 
     number: int
     partition: int
-    offset: int  # negative if the client was not told
+    offset: int  # negative if the client does not know it
 
 
 class Ride(NamedTuple):
@@ -166,9 +166,9 @@ def _to_json(record: Record) -> dict[str, Any]:
     }
 
 
-def _from_json(found: Mapping[str, Any]) -> Record:
+def _from_json(fields: Mapping[str, Any]) -> Record:
     def as_bytes(text: str | None) -> bytes | None:
         return None if text is None else text.encode()
 
-    headers = tuple((key, as_bytes(value)) for key, value in found["headers"])
-    return Record(found["offset"], found["timestamp"], as_bytes(found["key"]), as_bytes(found["value"]), headers)
+    headers = tuple((key, as_bytes(value)) for key, value in fields["headers"])
+    return Record(fields["offset"], fields["timestamp"], as_bytes(fields["key"]), as_bytes(fields["value"]), headers)

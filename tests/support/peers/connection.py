@@ -27,13 +27,13 @@ _FETCH_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Connection:
-    """Sends requests and reads responses, each in the version it is told."""
+    """Sends requests and reads responses, in the given versions."""
 
     def __init__(self, bootstrap: str) -> None:
         host, port = bootstrap.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS_MAX)
         self._reader = FrameReader(FRAME_BYTES_MAX)
-        self._frames: list[Buffer] = []  # received, and not asked for yet
+        self._frames: list[Buffer] = []  # received, and not read yet
         self._correlation_ids = itertools.count(1)
 
     def call(self, request: Message, version: int) -> Message:
@@ -78,13 +78,13 @@ class Connection:
         self, topic: str, *, version: int = 12, partition: int = 0, offset: int = 0, committed: bool = False
     ) -> PartitionData:
         """What the broker has of a partition from an offset on, up to a few megabytes."""
-        wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES_MAX)
+        fetch_partition = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES_MAX)
         request = FetchRequest(
             max_wait_ms=1000,
             min_bytes=1,
             max_bytes=_FETCH_BYTES_MAX,
             isolation_level=int(committed),
-            topics=[FetchTopic(topic=topic, partitions=[wanted])],
+            topics=[FetchTopic(topic=topic, partitions=[fetch_partition])],
         )
         response = self.call(request, version)
         assert isinstance(response, FetchResponse)

@@ -52,7 +52,7 @@ def fetched(name: str, fill: Callable[[Path], None], *, cache: Path | None = Non
 
 
 def run(command: list[str], what: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
-    """Run a command that fetches or builds; if it fails, all it said is in the error."""
+    """Run a command that downloads or builds; if it fails, the error has its output."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -69,10 +69,10 @@ def run(command: list[str], what: str, *, cwd: Path | None = None, env: Mapping[
 
 def digest(folder: Path) -> str:
     """A short name for what the files of a folder say."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()[:12]
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 @contextmanager

@@ -14,13 +14,13 @@ SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-
 def java_command(
     jars: Path, main: str, *args: str, options: tuple[str, ...] = (), classes: Path | None = None
 ) -> list[str]:
-    """The command line that runs the class `main`, found in the jars or among `classes`."""
+    """Return the command line that runs the class `main` from the jars or `classes`."""
     path = f"{jars}/*" if classes is None else f"{classes}:{jars}/*"
     return ["java", *QUIET, *options, "-cp", path, main, *args]
 
 
 def run(command: list[str]) -> str:
-    """What a command prints; an error with all it said if it fails."""
+    """Run a command and return its output; raise with the output if it fails."""
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -30,8 +30,8 @@ def run(command: list[str]) -> str:
         timeout=JAVA_SECONDS_MAX,
     )
     if done.returncode:
-        said = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        raise RuntimeError(f"{' '.join(command[:1] + command[-4:])} gave {done.returncode}:\n{said}")
+        output = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        raise RuntimeError(f"{' '.join(command[:1] + command[-4:])} gave {done.returncode}:\n{output}")
     return done.stdout
 
 

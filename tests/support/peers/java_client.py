@@ -42,8 +42,8 @@ class JavaClient(ProgramClient):
     def tool(self, main: str, *args: object, stdin: str = "", may_fail: bool = False) -> ToolRun:
         """Run the main method of a command line tool, in the process there is."""
         name = main if main.startswith("kafka.") else f"{TOOLS}.{main}"
-        found = self._program("tool", main=name, args=[str(arg) for arg in args], stdin=stdin)
-        run = ToolRun(found["code"], found["out"], found["err"])
+        result = self._program("tool", main=name, args=[str(arg) for arg in args], stdin=stdin)
+        run = ToolRun(result["code"], result["out"], result["err"])
         assert may_fail or run.code == 0, f"{main} ended with {run.code}:\n{run.out}\n{run.err}"
         return run
 

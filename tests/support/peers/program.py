@@ -89,8 +89,8 @@ class Program:
             process.kill()
             process.wait(END_SECONDS_MAX)
         self._said.seek(0)
-        said = self._said.read()[-_SAID_BYTES_MAX:].decode(errors="replace")
-        return ProgramError(f"{self.name}: {reason}; it said:\n{said}")
+        output = self._said.read()[-_SAID_BYTES_MAX:].decode(errors="replace")
+        return ProgramError(f"{self.name}: {reason}; it said:\n{output}")
 
 
 def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:

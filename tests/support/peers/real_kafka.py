@@ -222,7 +222,7 @@ def answers_api_versions(port: int) -> bool:
 
 def free_ports(count: int) -> list[int]:
     """Ports of loopback that nobody listens on now."""
-    found: list[int] = []
+    ports: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
             # As servers do: else a connection of the last minute would make a port look taken.
@@ -231,7 +231,7 @@ def free_ports(count: int) -> list[int]:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"only {len(found)} of {count} ports from {_PORTS.start} to {_PORTS.stop} are free")
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"only {len(ports)} of {count} ports from {_PORTS.start} to {_PORTS.stop} are free")

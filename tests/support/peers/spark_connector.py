@@ -50,8 +50,10 @@ def is_installed() -> bool:
 
 
 def _fetch_jars(folder: Path) -> None:
-    wanted = [_DEPENDENCY.format(group=group, name=name, version=found) for (group, name), found in _JARS.items()]
-    maven.copy_jars("Spark's Kafka connector", "".join(wanted), folder)
+    dependencies = [
+        _DEPENDENCY.format(group=group, name=name, version=version) for (group, name), version in _JARS.items()
+    ]
+    maven.copy_jars("Spark's Kafka connector", "".join(dependencies), folder)
 
 
 def _install(folder: Path) -> None:

@@ -50,8 +50,8 @@ class World:
             self._open = librdkafka.transactional(broker.bootstrap, transactional_id)
             self._open.begin_transaction()
             librdkafka.append(self._open, topic, [Record(0, TIME, None, b"open", ())], partition=1)
-            found = admin.describe_transactions([transactional_id])[transactional_id]
-            self.transaction = (found.producer_id, found.producer_epoch)
+            description = admin.describe_transactions([transactional_id])[transactional_id]
+            self.transaction = (description.producer_id, description.producer_epoch)
         self.producer_id = self.call("InitProducerId", 4, {"transactional_id": None}).producer_id
 
     def call(self, name: str, version: int, fields: Mapping[str, Any]) -> Any:
@@ -80,13 +80,13 @@ class Question(NamedTuple):
         key = KEYS[self.name]
         first = max(ours.versions[key][0], theirs.versions[key][0])
         last = min(ours.versions[key][1], theirs.versions[key][1])
-        asked = [version for version in range(first, last + 1) if version in self.versions]
-        assert asked, f"no version of {self.name} is known to both"
-        found = []
-        for version in asked:
+        versions = [version for version in range(first, last + 1) if version in self.versions]
+        assert versions, f"no version of {self.name} is known to both"
+        unequal = []
+        for version in versions:
             answers = [comparable(world.call(self.name, version, self.fields(world))) for world in (ours, theirs)]
-            found += [f"{self.name} v{version}{line}" for line in differences(*answers)]
-        return found
+            unequal += [f"{self.name} v{version}{line}" for line in differences(*answers)]
+        return unequal
 
 
 def request(name: str, version: int, fields: Mapping[str, Any]) -> Message:

@@ -21,10 +21,10 @@ def rows(spark: SparkSession, command: dict[str, Any]) -> dict[str, Any]:
         .option("includeHeaders", "true")
         .load()
     )
-    found = frame.selectExpr(
+    rows = frame.selectExpr(
         "partition", "offset", "CAST(key AS STRING) key", "CAST(value AS STRING) value", "unix_millis(timestamp) time"
     )
-    return {"rows": [list(row) for row in found.orderBy("partition", "offset").collect()]}
+    return {"rows": [list(row) for row in rows.orderBy("partition", "offset").collect()]}
 
 
 def streamed(spark: SparkSession, command: dict[str, Any]) -> dict[str, Any]:
