@@ -1,4 +1,4 @@
-"""One socket to a broker, one message at a time, by headrace's wire layer and nothing above it."""
+"""A connection to a broker: one request at a time, with headrace's wire layer only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Connection:
         return response
 
     def receive(self, api_key: int, version: int) -> tuple[int, Message]:
-        """The next response, with its correlation id; it has to be one to that kind of request."""
+        """Return the next response and its correlation id; it must be for that kind of request."""
         while not self._frames:
             data = self._socket.recv(_RECEIVE_BYTES)
             if not data:
@@ -61,7 +61,7 @@ class Connection:
     def produce(
         self, topic: str, data: Records, *, version: int = 9, partition: int = 0, transactional_id: str | None = None
     ) -> PartitionProduceResponse:
-        """What the broker says to batches, or to a message set, for one partition."""
+        """Send batches or a message set to one partition, and return the response."""
         partitions = [PartitionProduceData(partition_index=partition, records=data)]
         request = ProduceRequest(
             transactional_id=transactional_id,
@@ -106,7 +106,7 @@ class Connection:
 
 
 def batches_of(answer: PartitionData) -> list[RecordBatch]:
-    """The batches that a fetch has brought, without one that is cut short."""
+    """Return the complete batches of a fetch response."""
     records = answer.records
     assert records is None or isinstance(records, bytes | bytearray | memoryview)
     return list(read_batches(records or b"", partial=True))

@@ -29,9 +29,9 @@ def require(*programs: str, purpose: str = "tests against real Kafka") -> None:
 
 
 def fetched(name: str, fill: Callable[[Path], None], *, cache: Path | None = None, others: str = "") -> Path:
-    """The folder `name` of the cache; when it is not there yet, `fill` makes it, in one run at a time.
+    """Return the folder `name` of the cache; if it is missing, create it with `fill`, in one process at a time.
 
-    `others` is a pattern of folders that this one replaces: they go when it is made.
+    `others` is a pattern of folders that are deleted when it is created.
     """
     cache = cache or CACHE
     folder = cache / name
@@ -40,7 +40,7 @@ def fetched(name: str, fill: Callable[[Path], None], *, cache: Path | None = Non
         kind = name.split("-")[0]
         with only_one_run(cache / f"{kind}.lock"):
             if not folder.exists():
-                for left_over in cache.glob(f"{kind}-*.partial"):  # of a run that was killed: we hold the lock
+                for left_over in cache.glob(f"{kind}-*.partial"):  # of a killed run: this process holds the lock
                     shutil.rmtree(left_over)
                 partial = folder.with_name(folder.name + ".partial")
                 fill(partial)
@@ -68,7 +68,7 @@ def run(command: list[str], what: str, *, cwd: Path | None = None, env: Mapping[
 
 
 def digest(folder: Path) -> str:
-    """A short name for what the files of a folder say."""
+    """Return a short hash of the files of a folder."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -77,7 +77,7 @@ def digest(folder: Path) -> str:
 
 @contextmanager
 def only_one_run(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when that process dies."""
+    """Hold a file lock; the system releases it when the process ends."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""aiokafka as one of the clients that a broker has to satisfy."""
+"""aiokafka with the interface of clients.py."""
 
 from __future__ import annotations
 

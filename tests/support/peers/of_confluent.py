@@ -1,4 +1,4 @@
-"""confluent-kafka, that is librdkafka, as one of the clients that a broker has to satisfy."""
+"""confluent-kafka (librdkafka) with the interface of clients.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kafka-python as one of the clients that a broker has to satisfy."""
+"""kafka-python with the interface of clients.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other versions of Spark than the one that is installed, each in an environment of its own."""
+"""Other versions of Spark than the installed one, each in a separate environment."""
 
 from __future__ import annotations
 

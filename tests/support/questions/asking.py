@@ -1,4 +1,4 @@
-"""How a question is put, to whom, and what of two answers has to be equal."""
+"""Sends a request to two brokers, and compares the responses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class World:
         self.producer_id = self.call("InitProducerId", 4, {"transactional_id": None}).producer_id
 
     def call(self, name: str, version: int, fields: Mapping[str, Any]) -> Any:
-        """The answer, or that there was none."""
+        """Return the response, or that there was none."""
         try:
             return self.connection.call(request(name, version, fields), version)
         except OSError:
@@ -69,14 +69,14 @@ class World:
 
 
 class Question(NamedTuple):
-    """A request: its name, its fields (those that a version lacks are left out), and the versions to ask in."""
+    """A request: its name, its fields (without those that a version lacks), and its versions."""
 
     name: str
     fields: Callable[[World], Mapping[str, Any]]
     versions: range = ALL_VERSIONS
 
     def ask(self, ours: World, theirs: World) -> list[str]:
-        """Where the answers of two brokers differ, one line each."""
+        """Return the differences between the responses of two brokers, one line each."""
         key = KEYS[self.name]
         first = max(ours.versions[key][0], theirs.versions[key][0])
         last = min(ours.versions[key][1], theirs.versions[key][1])
@@ -113,7 +113,7 @@ def _struct(cls: type[Struct], version: int, fields: Mapping[str, Any]) -> Struc
 
 
 def comparable(answer: Any, name: str = "") -> Any:
-    """An answer as plain values, without what a broker may choose."""
+    """Return a response as plain values, without fields that a broker may choose."""
     if name in CHOSEN:
         return ...
     if isinstance(answer, Struct):
@@ -130,7 +130,7 @@ def comparable(answer: Any, name: str = "") -> Any:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """Where two comparable answers differ, one line each."""
+    """Return the differences between two comparable responses, one line each."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return [line for key in ours for line in differences(ours[key], theirs[key], f"{path}.{key}")]
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
