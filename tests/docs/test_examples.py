@@ -45,7 +45,10 @@ def run(name, broker, folder, *before):
 
 def records_of(broker, topic):
     with AdminClient(broker.bootstrap) as admin:
-        partitions = [TopicPartition(topic, one.partition) for one in admin.describe_topics([topic])[topic].partitions]
+        partitions = [
+            TopicPartition(topic, description.partition)
+            for description in admin.describe_topics([topic])[topic].partitions
+        ]
     records = []
     with Fetcher(broker.bootstrap) as fetcher:
         fetcher.assign(partitions, until=fetcher.end_offsets(partitions))
@@ -68,8 +71,8 @@ def test_example_program_sends_from_asyncio(broker, tmp_path):
     assert "1000 events in 3 partitions" in run("async_events.py", broker, tmp_path)
     events = records_of(broker, "events")
     assert len(events) == 1000
-    one = [int(record.value) for record in events if record.key == b"sensor-7"]
-    assert one == list(range(20))
+    sensor_values = [int(record.value) for record in events if record.key == b"sensor-7"]
+    assert sensor_values == list(range(20))
 
 
 @pytest.mark.slow

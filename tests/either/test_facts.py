@@ -130,4 +130,4 @@ def test_groups_at_different_offsets_have_different_lags(either, admin):
         admin.alter_group_offsets(group, {TopicPartition(topic, 0): committed})
     partitions = [existing(look_up(admin, group)).partitions[0] for group in groups]
     LagTimes().fill(partitions, admin)
-    assert [round((one.lag_ms or 0) / AGE_MS, 1) for one in partitions] == [3, 2, 1, 0]
+    assert [round((partition.lag_ms or 0) / AGE_MS, 1) for partition in partitions] == [3, 2, 1, 0]

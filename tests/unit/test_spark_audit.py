@@ -99,7 +99,7 @@ def test_invalid_usage_exits_with_2(arguments, message):
 
 @pytest.fixture
 def outcome(monkeypatch):
-    """The command with a report, or an error, that is made up."""
+    """Run the command with a given report or error."""
 
     def invoke(result, *arguments):
         def audited(given, debug):

@@ -85,7 +85,7 @@ def test_no_partition_that_has_something_starves():
     assert limited(begin, latest, 10) == {A0: 9, A1: 1}
 
 
-def test_an_end_before_its_beginning_is_left_for_others_to_judge():
+def test_an_end_before_its_beginning_is_unchanged_by_limits():
     assert limited({A0: 50, A1: 0}, {A0: 10, A1: 100}, 20) == {A0: 10, A1: 20}
 
 
@@ -124,7 +124,7 @@ def test_a_repeated_first_batch_begins_where_its_end_says():
     planned, asked_again = Position({A0: 5}, initial=True), Position({A0: 8}, initial=True)
     end = Position({A0: 10}, begin=planned.offsets)
     assert asked_again.until(end).offsets == {A0: 5}
-    # Later batches begin where the one before has ended, whatever an end carries.
+    # Later batches begin at the end of the previous batch, for any end.
     assert end.until(Position({A0: 20}, begin={A0: 15})).offsets == {A0: 10}
 
 
