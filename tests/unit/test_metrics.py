@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from headrace.config.sampling import Samples
 from headrace.errors import ConfigError
 from headrace.producer.metrics import MetricName, MetricsReporter, ProducerMetrics
 from headrace.producer.reporters import LoggingReporter, PrometheusReporter
-from headrace.producer.sampling import Samples
 
 
 def words(text):
