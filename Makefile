@@ -46,10 +46,11 @@ test: .venv/.ready .venv/.kernel
 	@$(MAKE) --no-print-directory -j2 test-units test-brokers
 	@$(PYTEST) -m "not slow" $(LIVE_VIEW) $(SPARK)
 
-# On both kernels.
+# What depends on a kernel runs on both.
 test-units: .venv/.ready .venv/.kernel
-	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q tests/unit; else $(NO_KERNEL); fi
-	@HEADRACE_KERNEL=python $(PYTEST) -q tests/unit
+	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q tests/unit && \
+		HEADRACE_KERNEL=python $(PYTEST) -q -m both_kernels tests/unit; \
+	else $(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) -q tests/unit; fi
 
 test-brokers: .venv/.ready .venv/.kernel
 	@kernel=python; if $(KERNEL_EXISTS); then kernel=compiled; fi; \
@@ -72,8 +73,9 @@ test-many-queries: .venv/.ready .venv/.kernel
 	@HEADRACE_MANY_QUERIES_SECONDS=180 $(PYTEST) -s tests/spark/test_many_queries.py
 
 test-quick: .venv/.ready .venv/.kernel
-	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q -m "not slow" tests/unit; else $(NO_KERNEL); fi
-	@HEADRACE_KERNEL=python $(PYTEST) -q -m "not slow" tests/unit
+	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q -m "not slow" tests/unit && \
+		HEADRACE_KERNEL=python $(PYTEST) -q -m "both_kernels and not slow" tests/unit; \
+	else $(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) -q -m "not slow" tests/unit; fi
 
 lint: .venv/.ready
 	@$(BIN)/ruff check .
