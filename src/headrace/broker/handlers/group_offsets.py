@@ -51,15 +51,15 @@ async def handle_offset_commit(broker: Broker, context: Context, request: Offset
     """
     if not broker.authorizer.allows(context.session, Operation.READ, Resource.GROUP, request.group_id):
         return fail_offset_commit(context, request, Code.GROUP_AUTHORIZATION_FAILED)
-    unknown_topics: list[OffsetCommitRequestTopic] = []
-    if context.api_version >= COMMIT_TOPIC_IDS_MIN_VERSION:
+    has_topic_ids = context.api_version >= COMMIT_TOPIC_IDS_MIN_VERSION
+    if has_topic_ids:
         request = request.replace(topics=[_with_topic_name(broker, topic) for topic in request.topics])
-        unknown_topics = [topic for topic in request.topics if not topic.name]
-    named_topics = ((topic.name, topic.partitions) for topic in request.topics if topic not in unknown_topics)
+    named_topics = ((topic.name, topic.partitions) for topic in request.topics if topic.name or not has_topic_ids)
     failed, rows = check_rows(broker, context, named_topics)
     failed |= {
         TopicPartition(topic.topic_id.hex(), row.partition_index): Code.UNKNOWN_TOPIC_ID
-        for topic in unknown_topics
+        for topic in request.topics
+        if has_topic_ids and not topic.name
         for row in topic.partitions
     }
     commits = {
