@@ -78,8 +78,8 @@ class Failpoints:
             kind = action.rstrip("*").partition(":")[0]
             if name not in FAILPOINTS or kind not in ("kill", "kill-driver", "raise", "hold", "sleep"):
                 raise ConfigError(
-                    f"headrace.failpoints has {item!r}; expected name=action, with a name of {', '.join(FAILPOINTS)} "
-                    f"and an action of {ACTIONS}"
+                    f"invalid headrace.failpoints: expected name=action, with a name of {', '.join(FAILPOINTS)} and an "
+                    f"action of {ACTIONS}, got {item!r}"
                 )
             self._actions[name] = action
 
