@@ -12,7 +12,7 @@ import pytest
 
 from headrace.broker.ports import free_port
 from headrace.cli.commands import headrace
-from tests.support.typed import refused, typed
+from tests.support.cli_runner import refused, run_cli
 
 COMMAND_SECONDS_MAX = 30
 # Prints a shell script.
@@ -58,7 +58,7 @@ def test_the_documented_commands_exist():
 @pytest.mark.parametrize("path", COMMANDS, ids=IDS.get)
 def test_help_has_a_summary_and_exit_codes(path):
     for flag in ("-h", "--help"):
-        done = typed(*path, flag)
+        done = run_cli(*path, flag)
         assert done.exit_code == 0
     assert done.stdout.startswith("Usage: headrace")
     assert "\\b" not in done.stdout, "a formatting mark of click is printed: the docstring is a raw string"
@@ -174,7 +174,7 @@ def test_an_error_has_a_traceback_only_with_debug(headrace_broker):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_the_script_of_each_shell(shell):
-    done = typed("completion", shell)
+    done = run_cli("completion", shell)
     assert done.exit_code == 0
     assert f"_HEADRACE_COMPLETE={shell}_complete" in done.stdout
     assert "headrace" in done.stdout
@@ -205,4 +205,4 @@ def test_commands_options_and_choices_are_completed(words, expected):
 
 
 def test_json_is_json():
-    assert json.loads(typed("config", "show", "topic", "--format", "json").stdout)["kind"] == "topic"
+    assert json.loads(run_cli("config", "show", "topic", "--format", "json").stdout)["kind"] == "topic"

@@ -14,9 +14,9 @@ from headrace.broker import EmbeddedBroker
 from headrace.broker.ports import free_port
 from headrace.cli import doctor_machine
 from headrace.wire import kernel
+from tests.support.cli_runner import facts, run_cli
 from tests.support.scram_users import salted
 from tests.support.secure_broker import OPENSSL, SecureBroker, make_certificates
-from tests.support.typed import facts, typed
 
 PASSWORD = "mill-race"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256")
@@ -25,7 +25,7 @@ SECONDS_MAX = 20
 
 def findings(*arguments, code=0):
     """Return the findings by check."""
-    done = typed("doctor", *arguments, "--format", "json")
+    done = run_cli("doctor", *arguments, "--format", "json")
     assert done.exit_code == code, done.output
     report = json.loads(done.stdout)
     assert report["ok"] is (code == 0)
@@ -45,7 +45,7 @@ def failure(bootstrap, step, *arguments):
 
 
 def test_this_machine_is_checked_without_starting_a_broker(tmp_path):
-    done = typed("doctor", XDG_STATE_HOME=str(tmp_path))
+    done = run_cli("doctor", XDG_STATE_HOME=str(tmp_path))
     assert done.exit_code == 0, done.output
     for check in ("python", "kernel", "pyarrow", "spark", "java"):
         assert f"  {check}: " in done.stdout

@@ -16,9 +16,9 @@ JOIN_VERSIONS = range(10)
 def worlds(kafka, headrace_broker):
     """Both brokers with the same content: headrace first."""
     names = unique("same"), unique("same-group"), unique("same-txn")
-    made = [World(broker, *names) for broker in (headrace_broker, kafka)]
-    yield made
-    for world in made:
+    worlds = [World(broker, *names) for broker in (headrace_broker, kafka)]
+    yield worlds
+    for world in worlds:
         world.close()
 
 
@@ -29,20 +29,20 @@ def test_api_versions_are_those_of_apache_kafka(worlds):
 
 
 @pytest.mark.parametrize("about", QUESTIONS)
-def test_both_brokers_respond_alike_to(worlds, about):
+def test_both_brokers_respond_alike(worlds, about):
     unequal = QUESTIONS[about].ask(*worlds)
     assert not unequal, "\n".join(unequal)
 
 
 @pytest.mark.parametrize("version", JOIN_VERSIONS)
-def test_the_life_of_a_group_is_the_same_in_every_version(worlds, version):
-    """Join, sync, heartbeat, commit, leave: in the version of the join, or the nearest that there is."""
-    ours, theirs = (lives(world, version) for world in worlds)
+def test_a_group_gets_the_same_responses_in_every_version(worlds, version):
+    """Join, sync, heartbeat, commit, leave: in the version of the join, or the nearest one."""
+    ours, theirs = (group_responses(world, version) for world in worlds)
     unequal = differences(ours, theirs)
     assert not unequal, "\n".join(unequal)
 
 
-def lives(world, version):
+def group_responses(world, version):
     group, responses = f"{world.group}-{version}", []
 
     def call(name, fields):
