@@ -15,7 +15,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from headrace.client.admin import AdminClient
 from headrace.errors import BrokerError
 from headrace.spark.lookup import Lookup
-from headrace.spark.planning import DataLossError, offsets_behind
+from headrace.spark.planning import DataLossError
+from headrace.spark.progress import BatchProgress
 from headrace.spark.reading import FETCHERS
 from headrace.types import TopicPartition
 from tests.support.peers import librdkafka
@@ -450,8 +451,7 @@ def test_a_restarted_query_continues_exactly_where_it_was(spark, either, tmp_pat
     progress = query.run()
     assert [batch["numInputRows"] for batch in progress] == [40, 40, 20]
     assert progress[0]["sources"][0]["endOffset"][topic] == {"0": 40, "1": 0}
-    source = progress[1]["sources"][0]
-    assert offsets_behind(source["endOffset"], source["latestOffset"]) == (0, 20, 10.0)
+    assert BatchProgress.of_json(progress[1]).behind == 20
     assert query.values() == rows((0, range(100)))
     assert query.run() == []
     send(either, topic, 30, start=100)

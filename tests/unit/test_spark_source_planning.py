@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.spark.planning import (
-    Behind,
     OffsetRange,
     Position,
     Recreated,
     limited,
     offset_count,
-    offsets_behind,
     recreated,
     split,
 )
@@ -137,9 +135,3 @@ def test_a_topic_is_recreated_if_both_ids_are_known_and_differ():
 def test_a_position_keeps_the_ids_of_its_own_topics_only():
     position = Position({A0: 5}, topic_ids={"a": "1", "b": "2"})
     assert position.to_json() == {"a": {"0": 5}, "@topic-ids": {"a": "1"}}
-
-
-def test_the_lag_of_a_stream_is_computed_from_its_progress():
-    end, latest = {"a": {"0": 5, "1": 10}}, {"a": {"0": 25, "1": 10}, "b": {"0": 4}}
-    assert offsets_behind(end, latest) == Behind(0, 20, 8.0)
-    assert offsets_behind({}, {}) is None

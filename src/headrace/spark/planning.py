@@ -183,21 +183,6 @@ def _flat(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
     }
 
 
-class Behind(NamedTuple):
-    """How many offsets the partitions of a stream are behind: the metrics of Spark's own source."""
-
-    least: int
-    most: int
-    average: float
-
-
-def offsets_behind(end: Mapping[str, Any], latest: Mapping[str, Any]) -> Behind | None:
-    """Compute the lag from `endOffset` and `latestOffset` in the progress of a source; None without partitions."""
-    reached = Position.of_json(end).offsets
-    behind = [max(0, offset - reached.get(tp, 0)) for tp, offset in Position.of_json(latest).offsets.items()]
-    return Behind(min(behind), max(behind), sum(behind) / len(behind)) if behind else None
-
-
 log = logging.getLogger("headrace")
 
 
