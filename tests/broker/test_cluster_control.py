@@ -13,8 +13,8 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.catalog.configs import TOPIC
-from headrace.broker.catalog.topics import PartitionPlace
-from headrace.broker.cluster import following, forwarding
+from headrace.broker.catalog.topics import PartitionRegistration
+from headrace.broker.cluster import follower, forwarding
 from headrace.broker.ports import free_port
 from headrace.errors import Code
 from headrace.wire.api.access import AclCreation, CreateAclsRequest, CreateAclsResponse
@@ -213,7 +213,7 @@ async def test_a_broker_that_stops_gives_away_what_it_leads_and_gets_it_back(tmp
 def test_a_broker_starts_without_its_controller_and_leads_only_when_that_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "WITHOUT_CONTROLLER_MS", 200)
+    monkeypatch.setattr(follower, "WITHOUT_CONTROLLER_MS", 200)
     monkeypatch.setattr(forwarding, "CONNECT_MS_MAX", 200)
     first = {"node.id": 1, "listeners": f"PLAINTEXT://127.0.0.1:{free_port()}"}
     second = {"node.id": 2, "headrace.controller": str(first["listeners"]).partition("//")[2]}
@@ -229,7 +229,7 @@ def test_a_broker_starts_without_its_controller_and_leads_only_when_that_is_back
             assert topic.partitions[0].leader_id == -1
             refused = cast("CreateTopicsResponse", await asked(two, create("later"), 7))
             assert refused.topics[0].error_code == Code.REQUEST_TIMED_OUT
-            assert "controller of the cluster does not answer" in (refused.topics[0].error_message or "")
+            assert "the controller does not respond" in (refused.topics[0].error_message or "")
             async with broker_in_loop(tmp_path / "1", **first):
                 place = await until("somebody leads", lambda: _led(two, "t"))
                 assert place.leader_epoch > 0
@@ -238,7 +238,7 @@ def test_a_broker_starts_without_its_controller_and_leads_only_when_that_is_back
     asyncio.run(run())
 
 
-def _led(broker: Broker, topic: str) -> PartitionPlace | None:
+def _led(broker: Broker, topic: str) -> PartitionRegistration | None:
     place = broker.catalog.topics.by_name[topic].partitions[0]
     return place if place.leader >= 0 else None
 

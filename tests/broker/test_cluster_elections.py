@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.broker.cluster.controller import Controller
+from headrace.broker.cluster.role import IsrChange
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
@@ -86,10 +87,10 @@ async def test_a_leader_changes_its_in_sync_set_and_nobody_else_does(tmp_path: P
 
         leading = two.cluster
         assert leading is not None
-        place = await leading.alter_partition(topic.id, 0, 0, 0, {2: epochs[2], 1: -1})
+        place = await leading.alter_partition(IsrChange(topic.id, 0, 0, 0, {2: epochs[2], 1: -1}))
         assert (place.isr, place.leader, place.leader_epoch, place.partition_epoch) == ((2, 1), 2, 0, 1)
         with pytest.raises(BrokerError) as stale:
-            await leading.alter_partition(topic.id, 0, 0, 0, {2: epochs[2]})
+            await leading.alter_partition(IsrChange(topic.id, 0, 0, 0, {2: epochs[2]}))
         assert stale.value.code == Code.INVALID_UPDATE_VERSION
 
 
@@ -108,7 +109,7 @@ async def test_leadership_goes_back_to_the_first_replica_when_it_is_asked_for(tm
 
         assert await code() == Code.ELECTION_NOT_NEEDED
         assert await code(elect.replace(election_type=1)) == Code.ELECTION_NOT_NEEDED
-        brokers[0].catalog.record(*controller.changes.handed_over(2))
+        brokers[0].catalog.record(*controller.changes.hand_over(2))
         assert topic.partitions[0].leader == 1
         assert await code() == Code.PREFERRED_LEADER_NOT_AVAILABLE or topic.partitions[0].isr == (1, 3, 2)
         await until("2 is in sync again", lambda: 2 in topic.partitions[0].isr)
@@ -122,7 +123,7 @@ async def test_leadership_goes_back_to_the_first_replica_by_itself_after_a_while
         await made(brokers[0], create("t", 0, 0, [2, 1]))
         controller = brokers[0].cluster
         assert isinstance(controller, Controller)
-        brokers[0].catalog.record(*controller.changes.handed_over(2))
+        brokers[0].catalog.record(*controller.changes.hand_over(2))
         partitions = brokers[0].catalog.topics.by_name["t"].partitions
         assert partitions[0].leader == 1
         await until("2 leads again", lambda: partitions[0].leader == 2)

@@ -19,7 +19,7 @@ import headrace
 from headrace.broker import EmbeddedCluster
 from headrace.broker.broker import JOURNAL_NAME
 from headrace.broker.catalog.journal import parse
-from headrace.broker.cluster import trust
+from headrace.broker.cluster import clean_shutdown
 from headrace.errors import ConfigError
 from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
@@ -216,8 +216,8 @@ def test_a_broker_whose_data_may_be_lost_is_not_elected_for_what_it_had(cluster:
 
 def as_after_a_power_cut(data_dir: Path) -> None:
     """Let the broker find that the machine was started again since it ran."""
-    kept = json.loads((data_dir / trust.FILE_NAME).read_text())
-    for name in (trust.FILE_NAME, trust.COPY_NAME):
+    kept = json.loads((data_dir / clean_shutdown.FILE_NAME).read_text())
+    for name in (clean_shutdown.FILE_NAME, clean_shutdown.COPY_NAME):
         (data_dir / name).write_text(json.dumps({"epoch": kept["epoch"], "boot_id": "another"}))
 
 
@@ -315,7 +315,7 @@ def test_brokers_killed_before_they_kept_their_new_epoch_still_have_their_data(
     killed: EmbeddedCluster, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     for broker in killed.brokers:
-        held = broker.data_dir / f"{trust.FILE_NAME}.partial"
+        held = broker.data_dir / f"{clean_shutdown.FILE_NAME}.partial"
         os.mkfifo(held)  # that opens when somebody reads it: the broker waits with the epoch in its hands
         before = recorded_epochs(killed)[broker.node_id]
         kill_at_start(
@@ -325,7 +325,7 @@ def test_brokers_killed_before_they_kept_their_new_epoch_still_have_their_data(
             lambda: recorded_epochs(killed)[broker.node_id] > before,  # noqa: B023 - called here only
         )
         held.unlink()
-        assert json.loads((broker.data_dir / trust.FILE_NAME).read_text())["epoch"] <= before
+        assert json.loads((broker.data_dir / clean_shutdown.FILE_NAME).read_text())["epoch"] <= before
     killed.start()
     check_kept(killed)
 

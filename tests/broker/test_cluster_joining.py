@@ -48,16 +48,16 @@ async def test_a_number_that_another_broker_has_is_refused(tmp_path: Path) -> No
 @on_loop
 async def test_a_broker_says_why_it_cannot_join(tmp_path: Path) -> None:
     nobody = {"node.id": 2, "headrace.controller": "127.0.0.1:1", **QUICK}
-    with pytest.raises(ConfigError, match=r"headrace.controller: no broker answers at 127\.0\.0\.1:1: start that"):
+    with pytest.raises(ConfigError, match=r"headrace.controller: no broker responds at 127\.0\.0\.1:1: start it"):
         async with broker_in_loop(tmp_path / "2", **nobody):
             pass
-    with pytest.raises(ConfigError, match=r"headrace\.controller is HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"it may be HOST:PORT"):
         async with broker_in_loop(tmp_path / "2", **{**nobody, "headrace.controller": "there"}):
             pass
     async with broker_in_loop(tmp_path / "1") as one, broker_in_loop(tmp_path / "other", **{"node.id": 2}):
         pass
     async with broker_in_loop(tmp_path / "1") as one:
-        with pytest.raises(ConfigError, match="this broker's data are of the cluster"):
+        with pytest.raises(ConfigError, match="the data of this broker belong to cluster"):
             async with broker_in_loop(
                 tmp_path / "other", **{"node.id": 2, "headrace.controller": one.listeners[0].address}
             ):
@@ -113,7 +113,7 @@ async def test_only_who_has_the_right_of_a_broker_is_answered_as_one(tmp_path: P
             answer: Any = await asked(one, request, version)
             assert answer.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
         assert one.cluster is None
-        with pytest.raises(ConfigError, match="does not take this one in"):
+        with pytest.raises(ConfigError, match="rejects this broker"):
             async with broker_in_loop(
                 tmp_path / "2", **{"node.id": 2, "headrace.controller": one.listeners[0].address}
             ):

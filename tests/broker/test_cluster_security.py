@@ -10,11 +10,9 @@ import pytest
 
 from headrace import Producer
 from headrace.broker import EmbeddedCluster
-from headrace.broker.catalog.acls import Acl, Acls
-from headrace.broker.catalog.users import Users
-from headrace.broker.cluster import link
-from headrace.broker.cluster.link import Peer
-from headrace.broker.cluster.login import login_of
+from headrace.broker.catalog.security import Acl, Acls, Users
+from headrace.broker.cluster import peer as peers
+from headrace.broker.cluster.peer import Peer, create_login
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.broker.security.scram import derive
 from headrace.errors import Code, ConfigError
@@ -146,9 +144,7 @@ def test_brokers_know_each_other_and_need_no_other_right_than_a_broker_s(
     async def main() -> None:
         async with asyncio.timeout(SECONDS_MAX), replica_cluster(tmp_path, 1, **CLIENTS_OPEN, **options) as cluster:
             let(cluster, "User:somebody-else")
-            with pytest.raises(
-                ConfigError, match=f"does not take this one in: {principal} is not authorized to CLUSTER"
-            ):
+            with pytest.raises(ConfigError, match=f"rejects this broker: {principal} is not authorized to CLUSTER"):
                 await cluster.start(2)
             let(cluster, principal)
             for node in (2, 3):
@@ -162,7 +158,7 @@ def test_a_connection_is_made_anew_before_its_authentication_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a question would be lost each time. It is made anew early, so that a busy machine makes no difference."""
-    monkeypatch.setattr(link, "RENEWED_AFTER", 1 / CONNECTIONS)
+    monkeypatch.setattr(peers, "RENEWED_AFTER", 1 / CONNECTIONS)
 
     async def main() -> None:
         lasting = {"connections.max.reauth.ms": LIFETIME_MS}
@@ -171,13 +167,13 @@ def test_a_connection_is_made_anew_before_its_authentication_ends(
             replica_cluster(tmp_path, 1, **CLIENTS_OPEN, **plain(), **lasting) as one,
         ):
             inner = one.controller.listener("INNER")
-            login = login_of(one.controller.config, "INNER")
+            login = create_login(one.controller.config, "INNER")
             peer = Peer(lambda: (inner.host, inner.port), client_id="test", login=login)
             seen: set[object] = set()
             try:
                 while len(seen) <= CONNECTIONS:  # longer than the first one could have lasted
-                    await peer.ask(ApiVersionsRequest(), 3, 5_000)
-                    seen.add(peer._line)
+                    await peer.request(ApiVersionsRequest(), 3, 5_000)
+                    seen.add(peer._connection)
                     await asyncio.sleep(LIFETIME_MS / 20_000)
             finally:
                 await peer.close()
@@ -209,7 +205,7 @@ def test_a_broker_that_is_not_who_it_says_is_refused_at_once(tmp_path: Path, cer
         async with asyncio.timeout(SECONDS_MAX), replica_cluster(tmp_path, 1, **CLIENTS_OPEN, **right) as cluster:
             let(cluster, "User:mill")
             said = await refusal(cluster, wrong)
-            assert "does not take this one in: 127.0.0.1:" in said
+            assert "rejects this broker: 127.0.0.1:" in said
             assert "did not accept user 'mill' with SASL" in said
             assert "guess" not in said
             nobody = {name: "m required;" for name in right if name.endswith("jaas.config")}

@@ -204,9 +204,9 @@ def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_take
 
         broker.start()
         assert f"line {number + 1} " in broker.log_text
-        assert f"{tmp_path / 'last-0'} is a stray folder: the catalog knows no such topic" in broker.log_text
+        assert f"{tmp_path / 'last-0'} is a stray folder: its topic is not in the catalog" in broker.log_text
         assert (tmp_path / f"{JOURNAL}.torn-1").read_bytes() == torn
-        strays = [{"folder": str(tmp_path / "last-0"), "reason": "the catalog knows no such topic"}]
+        strays = [{"folder": str(tmp_path / "last-0"), "reason": "its topic is not in the catalog"}]
         assert broker.status()["strays"] == strays
         shown = headrace("broker", "status", "--data-dir", tmp_path)
         assert f"stray folder, kept: {tmp_path / 'last-0'}" in shown.stdout

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from headrace.broker.catalog.identity import Identity
+from headrace.broker.catalog.cluster import Identity
 from headrace.broker.catalog.journal import Event
 from headrace.broker.catalog.topics import Topics
 from headrace.errors import BrokerError, Code

@@ -12,7 +12,7 @@ import pytest
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import BROKER, TOPIC
 from headrace.broker.catalog.journal import SPARE_LINES_MAX, DamagedJournalError, Journal
-from headrace.broker.catalog.topics import PartitionPlace, check_name
+from headrace.broker.catalog.topics import PartitionRegistration, check_name
 from headrace.errors import BrokerError, Code
 
 
@@ -31,7 +31,7 @@ def test_everything_recorded_is_there_after_a_restart(path: Path) -> None:
     catalog.record(catalog.topics.creation("orders", [[1], [1]]), catalog.topics.creation("gone", [[1]]))
     orders = catalog.topics.by_name["orders"]
     catalog.record(catalog.topics.growth(orders, [[1, 2]]))
-    catalog.record(catalog.topics.move(orders, 0, PartitionPlace((1, 2), (2,), 2, 5)))
+    catalog.record(catalog.topics.partition_change(orders, 0, PartitionRegistration((1, 2), (2,), 2, 5)))
     catalog.record(catalog.topics.deletion(catalog.topics.by_name["gone"]))
     catalog.record(catalog.configs.change(TOPIC, "orders", {"retention.ms": "5", "segment.ms": "6"}))
     catalog.record(catalog.configs.change(TOPIC, "orders", {"retention.ms": None}))
@@ -41,7 +41,7 @@ def test_everything_recorded_is_there_after_a_restart(path: Path) -> None:
 
     assert again.topics.by_name == catalog.topics.by_name
     assert again.topics.by_id == {orders.id: again.topics.by_name["orders"]}
-    assert again.topics.by_name["orders"].partitions[0] == PartitionPlace((1, 2), (2,), 2, 5)
+    assert again.topics.by_name["orders"].partitions[0] == PartitionRegistration((1, 2), (2,), 2, 5)
     assert again.configs.of(TOPIC, "orders") == {"segment.ms": "6"}
     assert again.configs.of(BROKER, "1") == {}
     assert again.identity.cluster_id == catalog.identity.cluster_id
@@ -63,7 +63,7 @@ def test_a_torn_last_line_is_cut_off_named_and_kept_and_what_is_recorded_next_su
         path.write_bytes(whole[:kept])
         caplog.clear()
         damaged = Catalog(path)
-        assert f"line 3 ({kept - before} bytes from byte {before} on) is cut off: it is incomplete" in caplog.text
+        assert f"line 3 ({kept - before} bytes at byte {before}): it is incomplete" in caplog.text
         assert path.with_name(f"{path.name}.torn-{number}").read_bytes() == whole[before:kept]
         assert set(damaged.topics.by_name) == {"whole"}, kept
         damaged.record(damaged.topics.creation("next", [[1]]))
@@ -158,7 +158,7 @@ def test_a_snapshot_that_lost_a_line_refuses_to_open_also_if_it_is_the_last(path
     lines = lines_of(path)
     assert len(lines) > 4
     path.write_bytes(b"".join(lines[:-1]))
-    assert_refused(path, f"after line {len(lines) - 1}", "1 parts of the snapshot that it begins with are missing")
+    assert_refused(path, f"after line {len(lines) - 1}", "1 parts of its first snapshot are missing")
     path.write_bytes(b"".join(lines)[:-1])
     assert_refused(path, "it is incomplete")
     path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
@@ -178,7 +178,7 @@ def test_an_older_copy_of_the_journal_is_named_and_no_producer_id_is_given_out_a
     catalog.close()
     path.write_bytes(older)
     again = Catalog(path)
-    assert f"{path} ends with change 1, but when the broker was stopped it had change {offset}" in caplog.text
+    assert f"{path} ends at change 1, but had change {offset} at the last clean stop" in caplog.text
     assert again.identity.next_producer_id >= 1000
     caplog.clear()
     (again := reopened(again, path)).close()
@@ -244,7 +244,7 @@ def test_nothing_is_changed_any_more_after_a_change_that_could_not_be_taken_back
         context.setattr(os, "fsync", failing)
         with pytest.raises(BrokerError, match="the disk is gone"):
             catalog.record(catalog.topics.creation("failed", [[1]]))
-    with pytest.raises(BrokerError, match="nothing can be changed until the broker is started again"):
+    with pytest.raises(BrokerError, match="the catalog is read-only until the broker is restarted"):
         catalog.record(catalog.topics.creation("later", [[1]]))
     assert set(reopened(catalog, path).topics.by_name) == set()
 

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.broker import fetching
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.topics import PartitionPlace, Topics
-from headrace.broker.cluster.leader_fetcher import common_end
+from headrace.broker.catalog.topics import PartitionRegistration, Topics
+from headrace.broker.cluster.replica_fetcher import common_end
 from headrace.broker.fetching import FetchLimits, PartitionFetch, Read, Replica
 from headrace.broker.log import LogConfig, Origin
 from headrace.broker.partition import Partition
@@ -52,7 +52,9 @@ class Node:
 
     def place(self, leader: int, epoch: int, isr=(1, 2)) -> None:
         topic = self.catalog.topics.by_name[TOPIC]
-        self.catalog.record(self.catalog.topics.move(topic, 0, PartitionPlace((1, 2), isr, leader, epoch, epoch)))
+        self.catalog.record(
+            self.catalog.topics.partition_change(topic, 0, PartitionRegistration((1, 2), isr, leader, epoch, epoch))
+        )
 
     def write(self, *values: bytes, producer: Producer | None = None) -> None:
         data = batch(*values) if producer is None else batch(*values, producer=producer)
@@ -69,7 +71,7 @@ class Node:
         if read.diverging is not None:
             log.truncate(common_end(log, *read.diverging))
         elif read.error_code == Code.NONE:
-            self.replicas.take_over(self.partition, read.data, read.high_watermark, read.start_offset)
+            self.replicas.append_as_follower(self.partition, read.data, read.high_watermark, read.start_offset)
         return read
 
     def catch_up(self, leader: Node) -> int:

@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.brokers import Brokers, Registration
-from headrace.broker.catalog.topics import PartitionPlace, Topics
-from headrace.broker.cluster.cluster import Cluster
+from headrace.broker.catalog.cluster import BrokerRegistration, Brokers
+from headrace.broker.catalog.topics import PartitionRegistration, Topics
 from headrace.broker.cluster.follower_sessions import FollowerSessions
-from headrace.broker.cluster.in_sync import InSyncSets
+from headrace.broker.cluster.isr import IsrManager
+from headrace.broker.cluster.role import ClusterRole, IsrChange
 from headrace.broker.fetching import PartitionFetch, Read
 from headrace.broker.log import LogConfig, Origin
 from headrace.broker.partition import Partition
@@ -36,12 +36,12 @@ class Controller:
         self.asked: list[dict[int, int]] = []
         self.answers: list[HeadraceError | None] = []  # None: it is done
 
-    async def alter_partition(self, topic_id, index, leader_epoch, partition_epoch, new_isr) -> PartitionPlace:
-        self.asked.append(dict(new_isr))
+    async def alter_partition(self, change: IsrChange) -> PartitionRegistration:
+        self.asked.append(dict(change.isr))
         answer = self.answers.pop(0) if self.answers else None
         if answer is not None:
             raise answer
-        place = self.rig.place(tuple(new_isr), partition_epoch=partition_epoch + 1)
+        place = self.rig.place(tuple(change.isr), partition_epoch=change.partition_epoch + 1)
         return place
 
 
@@ -53,11 +53,11 @@ class Rig:
         self.clock: HandClock = self.logs.clock
         self.catalog = Catalog(tmp_path / "catalog.journal")
         self.replicas = ReplicaManager(
-            1, self.logs.manager, self.catalog, self.clock, lambda _: LogConfig.resolve({}), LAG_MS
+            1, self.logs.manager, self.catalog, self.clock, lambda _: LogConfig.resolve({}), lag_ms_max=LAG_MS
         )
         self.replicas.start()
         self.controller = Controller(self)
-        self.in_sync = InSyncSets(self.replicas, cast(Cluster, self.controller), self.clock, LAG_MS)
+        self.in_sync = IsrManager(self.replicas, cast(ClusterRole, self.controller), self.clock, LAG_MS)
         self.in_sync.start()
         for node in (1, 2, 3):
             self.broker(node)
@@ -69,13 +69,13 @@ class Rig:
         return self.replicas.partition("t", 0)
 
     def broker(self, node: int, *, fenced: bool = False) -> None:
-        row = Registration(node, "00", 10 + node, {}, None, fenced=fenced, stopping=False)
+        row = BrokerRegistration(node, "00", 10 + node, {}, None, fenced=fenced, stopping=False)
         self.catalog.record(Brokers.change(row, 1))
 
-    def place(self, isr, *, partition_epoch) -> PartitionPlace:
+    def place(self, isr, *, partition_epoch) -> PartitionRegistration:
         topic = self.catalog.topics.by_name["t"]
-        place = PartitionPlace((1, 2, 3), isr, 1, 0, partition_epoch)
-        self.catalog.record(self.catalog.topics.move(topic, 0, place))
+        place = PartitionRegistration((1, 2, 3), isr, 1, 0, partition_epoch)
+        self.catalog.record(self.catalog.topics.partition_change(topic, 0, place))
         return place
 
     def write(self) -> None:
@@ -207,22 +207,22 @@ def test_a_session_tells_each_thing_once_and_what_is_marked_again(tmp_path):
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
         place = (rig.partition.topic_id, 0)
-        session.take(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
+        session.update(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
         due = session.due([place])
         assert [*due] == [place]
         quiet = Read(b"", 0, 0, 0)
-        assert len(session.news(due, [quiet])) == 1  # the high watermark was not known
+        assert len(session.unreported(due, [quiet])) == 1  # the high watermark was not known
         assert session.due([]) == {}
-        assert session.news(due, [quiet]) == []
+        assert session.unreported(due, [quiet]) == []
         rig.write()
         assert [*session.due([])] == [place]
         # There was no room for it: it is not forgotten.
-        assert session.news(due, [quiet]) == []
+        assert session.unreported(due, [quiet]) == []
         assert [*session.due([])] == [place]
         session.forget(place)
         rig.write()
         assert session.due([]) == {}
-        assert rig.partition.sessions == []
+        assert rig.partition.follower_sessions == []
 
     run(tmp_path, test)
 
@@ -231,11 +231,11 @@ def test_a_fetch_that_waits_is_woken_by_records_but_not_by_the_high_watermark(tm
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
         place = (rig.partition.topic_id, 0)
-        session.take(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
+        session.update(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
         session.due([place])
         waiting = asyncio.create_task(session.wait(rig.clock, 500))
         await rig.clock.run()
-        session.note(rig.partition.key)
+        session.mark_for_next(rig.partition.key)
         await rig.clock.run(10)
         assert not waiting.done()
         rig.write()

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.broker.catalog.topics import PartitionPlace
-from headrace.broker.delayed import DelayedProduce
-from headrace.broker.partition import Partition, Rules
+from headrace.broker.catalog.topics import PartitionRegistration
+from headrace.broker.partition import Partition, PartitionEnv
+from headrace.broker.purgatory import DelayedProduce
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from tests.support.fake_internal import HandClock
 from tests.support.log_rig import LogRig, batch, let_go
 
@@ -25,8 +26,10 @@ class PartitionRig:
         self.clock: HandClock = self.logs.clock
         self.log = self.logs.log("t", 0, **{"min.insync.replicas": min_isr})
         self.fenced: set[int] = set()
-        rules = Rules(1, self.clock, LAG_MS, lambda node, epoch: node not in self.fenced)
-        self.partition = Partition("t", 0, self.log, PartitionPlace((1, 2, 3), isr, 1, 5, 7), rules)
+        env = PartitionEnv(1, self.clock, LAG_MS, lambda node, epoch: node not in self.fenced)
+        self.partition = Partition(
+            TopicPartition("t", 0), self.log, PartitionRegistration((1, 2, 3), isr, 1, 5, 7), env
+        )
 
     def write(self, count: int = 1) -> None:
         for _ in range(count):
@@ -39,7 +42,7 @@ class PartitionRig:
         return self.log.high_watermark
 
     def place(self, *, isr, leader=1, leader_epoch=5, partition_epoch=8) -> None:
-        self.partition.place(PartitionPlace((1, 2, 3), isr, leader, leader_epoch, partition_epoch))
+        self.partition.apply_registration(PartitionRegistration((1, 2, 3), isr, leader, leader_epoch, partition_epoch))
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +77,10 @@ def test_one_that_has_just_caught_up_is_waited_for_or_it_would_never_join(tmp_pa
     assert rig.fetch(2, 2) == 2  # it has everything
     rig.write(3)
     assert not rig.partition.advance_high_watermark()
-    assert rig.partition.may_join(2)
+    assert rig.partition.can_join_isr(2)
     rig.fenced.add(2)  # it is dead: nobody waits for the dead
     assert rig.partition.advance_high_watermark()
-    assert not rig.partition.may_join(2)
+    assert not rig.partition.can_join_isr(2)
 
 
 def test_who_joins_must_have_all_that_is_committed_and_that_was_there_when_we_began(tmp_path):
@@ -85,12 +88,12 @@ def test_who_joins_must_have_all_that_is_committed_and_that_was_there_when_we_be
     rig.write(4)
     rig.partition.advance_high_watermark()
     rig.fetch(2, 3)
-    assert not rig.partition.may_join(2)
+    assert not rig.partition.can_join_isr(2)
     rig.fetch(2, 4)
-    assert rig.partition.may_join(2)
+    assert rig.partition.can_join_isr(2)
     rig.place(isr=(1,), leader_epoch=6)
     assert rig.partition.epoch_start == 4
-    assert not rig.partition.may_join(2)  # of this epoch it has not fetched yet
+    assert not rig.partition.can_join_isr(2)  # of this epoch it has not fetched yet
 
 
 @pytest.mark.behaviour("B10")
@@ -99,9 +102,9 @@ def test_who_has_the_high_watermark_but_not_what_a_new_leader_began_with_may_not
     rig.write(4)  # the high watermark is not known to be beyond 0: an earlier leader may have committed more
     rig.place(isr=(1,), leader_epoch=6)
     rig.partition.follower_fetched(2, 3, 1)
-    assert not rig.partition.may_join(2)
+    assert not rig.partition.can_join_isr(2)
     rig.partition.follower_fetched(2, 4, 1)
-    assert rig.partition.may_join(2)
+    assert rig.partition.can_join_isr(2)
 
 
 @pytest.mark.behaviour("B09")
@@ -110,12 +113,12 @@ def test_a_produce_that_waits_fails_when_another_epoch_begins_though_this_broker
         rig = PartitionRig(tmp_path, isr=(1, 2, 3))
         rig.write(1)
         waiting = DelayedProduce(rig.partition, 0)
-        assert not waiting.try_complete(("t", 0))
+        assert not waiting.try_complete(TopicPartition("t", 0))
         # It followed another leader between the two: what is at the offset now may be of that one.
         rig.place(isr=(1,), leader_epoch=7)
         rig.partition.advance_high_watermark()
         assert rig.log.high_watermark == 1
-        assert waiting.try_complete(("t", 0))
+        assert waiting.try_complete(TopicPartition("t", 0))
         with pytest.raises(BrokerError, match="may not have it") as caught:
             await waiting.future
         assert caught.value.code == Code.NOT_LEADER_OR_FOLLOWER
@@ -128,7 +131,7 @@ def test_a_proposed_member_counts_before_it_is_confirmed_and_a_proposed_leaver_u
     rig = PartitionRig(tmp_path, isr=(1, 2))
     rig.write(3)
     rig.fetch(2, 3)
-    rig.partition.propose((1, 2, 3))
+    rig.partition.propose_isr((1, 2, 3))
     rig.write(2)
     assert rig.fetch(2, 5) == 3  # 3 may be elected already, for all we know
     rig.place(isr=(1, 2, 3))
@@ -137,7 +140,7 @@ def test_a_proposed_member_counts_before_it_is_confirmed_and_a_proposed_leaver_u
 
     rig.write(1)
     rig.clock.now_ms += LAG_MS + 1
-    rig.partition.propose((1, 2))
+    rig.partition.propose_isr((1, 2))
     assert rig.fetch(2, 6) == 5
     rig.place(isr=(1, 2), partition_epoch=9)
     rig.partition.advance_high_watermark()
@@ -164,11 +167,11 @@ def test_a_follower_that_does_not_catch_up_is_a_laggard_after_its_time(tmp_path)
     rig.fetch(2, 10)
     rig.fetch(3, 5)
     rig.clock.now_ms += LAG_MS
-    assert rig.partition.laggards() == []
+    assert rig.partition.lagging_replicas() == []
     rig.clock.now_ms += 1
-    assert rig.partition.laggards() == [3]  # 2 has everything, however long ago
+    assert rig.partition.lagging_replicas() == [3]  # 2 has everything, however long ago
     rig.fetch(3, 9)
-    assert rig.partition.laggards() == [3]
+    assert rig.partition.lagging_replicas() == [3]
 
 
 def test_who_has_what_there_was_at_its_last_fetch_keeps_up_though_more_is_written_all_the_time(tmp_path):
@@ -181,7 +184,7 @@ def test_who_has_what_there_was_at_its_last_fetch_keeps_up_though_more_is_writte
         at = rig.log.end_offset
         rig.write(1)
         rig.clock.now_ms += LAG_MS // 2
-    assert rig.partition.laggards() == []
+    assert rig.partition.lagging_replicas() == []
 
 
 def test_a_new_leader_knows_nothing_of_its_followers_and_begins_an_epoch(tmp_path):

@@ -16,11 +16,12 @@ from headrace.broker import control, tasks
 from headrace.broker.broker import Broker
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.topics import CONSUMER_OFFSETS, PartitionPlace, Topics
-from headrace.broker.cluster.in_sync_requests import InSyncRequests
-from headrace.broker.cluster.leader_fetcher import FetchSettings, LeaderFetcher
-from headrace.broker.cluster.link import Peer
-from headrace.broker.cluster.registration import Card, Membership
+from headrace.broker.catalog.topics import CONSUMER_OFFSETS, PartitionRegistration, Topics
+from headrace.broker.cluster.isr import AlterPartitionManager
+from headrace.broker.cluster.membership import BrokerInfo, Membership
+from headrace.broker.cluster.peer import Peer
+from headrace.broker.cluster.replica_fetcher import FetchSettings, LeaderFetcher
+from headrace.broker.cluster.role import IsrChange
 from headrace.broker.log import LogConfig, LogManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.service import Service
@@ -72,7 +73,7 @@ class FakePeer:
         self._answers = list(answers)
         self._held = asyncio.Event()
 
-    async def ask(self, message: Message, version: int, timeout_ms: float) -> Message:
+    async def request(self, message: Message, version: int, timeout_ms: float) -> Message:
         self.asked.append(message)
         if not self._answers:
             await self._held.wait()
@@ -208,7 +209,9 @@ class Follower:
 
     def fetcher(self, peer: FakePeer) -> LeaderFetcher:
         settings = FetchSettings(1, 500, 1 << 20, 1 << 20, 1000, 1000, False)
-        return LeaderFetcher(2, cast(Peer, peer), self.replicas, lambda: 7, self.clock, settings)
+        return LeaderFetcher(
+            2, cast(Peer, peer), self.replicas, broker_epoch=lambda: 7, clock=self.clock, settings=settings
+        )
 
 
 @pytest.mark.behaviour("B10", "B18")
@@ -220,7 +223,7 @@ def test_a_replica_fetcher_goes_on_after_what_it_did_not_expect(tmp_path, caplog
         fetcher.add(follower.partition)
         await until("the record is there", lambda: follower.partition.log.end_offset == 1)
         assert tasks.failures() == {"replica fetcher": 1}
-        fetcher.end()
+        fetcher.stop()
 
     run(test)
     assert "in the fetch" in caplog.text
@@ -233,7 +236,9 @@ def test_what_an_older_leader_epoch_sent_is_not_taken_over(tmp_path):
         partition = follower.partition
 
         def late(request: Message) -> FetchResponse:
-            partition.place(PartitionPlace((1, 2), (1, 2), 1, 3, 3))  # the fetcher is about to hear of it
+            partition.apply_registration(
+                PartitionRegistration((1, 2), (1, 2), 1, 3, 3)
+            )  # the fetcher is about to hear of it
             return follower.records(request)
 
         peer = FakePeer(late)
@@ -241,7 +246,7 @@ def test_what_an_older_leader_epoch_sent_is_not_taken_over(tmp_path):
         fetcher.add(partition)
         await until("it has fetched again", lambda: len(peer.asked) == 2)
         assert partition.log.end_offset == 0
-        fetcher.end()
+        fetcher.stop()
 
     run(test)
 
@@ -264,9 +269,11 @@ def test_heartbeats_go_on_after_what_they_did_not_expect(caplog):
             BrokerRegistrationResponse(broker_epoch=4),
             BrokerHeartbeatResponse(is_fenced=False),
         )
-        membership = Membership(cast(Peer, peer), 60_000, lambda: 0, verified, registered)
-        membership.start(Card(2, "cluster", None, {}), -1)
-        await membership.lives(5_000)
+        membership = Membership(
+            cast(Peer, peer), 60_000, caught_up_to=lambda: 0, verify=verified, registered=registered
+        )
+        membership.start(BrokerInfo(2, "cluster", None, {}), -1)
+        await membership.wait_unfenced(5_000)
         assert [type(request) for request in peer.asked[:2]] == [BrokerRegistrationRequest] * 2
         assert membership.epoch == 4
         assert tasks.failures() == {"heartbeats": 1}
@@ -282,11 +289,11 @@ def test_a_change_of_an_in_sync_set_is_asked_for_again_after_an_answer_without_i
         whole = AlterPartitionResponse(
             topics=[TopicResult(topic_id=bytes(16), partitions=[PartitionResult(partition_index=0, partition_epoch=4)])]
         )
-        requests = InSyncRequests(cast(Peer, FakePeer(AlterPartitionResponse(), whole)), 1, lambda: 1, 1000)
+        requests = AlterPartitionManager(cast(Peer, FakePeer(AlterPartitionResponse(), whole)), 1, lambda: 1, 1000)
         with pytest.raises(BrokerError) as caught:
-            await requests.ask(bytes(16), 0, 1, 3, {1: 1})
+            await requests.alter(IsrChange(bytes(16), 0, 1, 3, {1: 1}))
         assert caught.value.code == Code.UNKNOWN_SERVER_ERROR
-        assert (await requests.ask(bytes(16), 0, 1, 3, {1: 1})).partition_epoch == 4
+        assert (await requests.alter(IsrChange(bytes(16), 0, 1, 3, {1: 1}))).partition_epoch == 4
         assert tasks.failures() == {"AlterPartition": 1}
         await requests.close()
 

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from headrace.broker.catalog import Catalog
-from headrace.broker.cluster.in_sync_requests import InSyncRequests
-from headrace.broker.cluster.link import Peer
+from headrace.broker.cluster.isr import AlterPartitionManager
+from headrace.broker.cluster.peer import Peer
+from headrace.broker.cluster.role import IsrChange
 from headrace.broker.transactions.producer_ids import REFILL_THRESHOLD, ProducerIds
 from headrace.errors import BrokerError, ClosedError, Code, ConnectionFailedError, HeadraceError
 from headrace.wire.api.inter_broker import (
@@ -33,7 +34,7 @@ class FakeController:
         self.held = asyncio.Event()
         self.held.set()
 
-    async def ask(self, message: AlterPartitionRequest, version: int, timeout_ms: float) -> AlterPartitionResponse:
+    async def request(self, message: AlterPartitionRequest, version: int, timeout_ms: float) -> AlterPartitionResponse:
         self.requests.append(message)
         await self.held.wait()
         if self.error is not None:
@@ -57,8 +58,8 @@ class FakeController:
         )
 
 
-def made(controller: FakeController) -> InSyncRequests:
-    return InSyncRequests(cast("Peer", controller), 1, lambda: 5, 1_000)
+def made(controller: FakeController) -> AlterPartitionManager:
+    return AlterPartitionManager(cast("Peer", controller), 1, lambda: 5, 1_000)
 
 
 @on_loop
@@ -66,10 +67,10 @@ async def test_what_comes_together_is_asked_together_and_each_gets_its_own_answe
     controller = FakeController()
     requests = made(controller)
     found = await asyncio.gather(
-        requests.ask(ONE, 0, 3, 7, {1: 5}),
-        requests.ask(TWO, 0, 3, 8, {1: 5, 2: 6}),
-        requests.ask(ONE, 1, 3, 9, {1: 5, 3: -1}),
-        requests.ask(ONE, 9, 3, 9, {1: 5}),
+        requests.alter(IsrChange(ONE, 0, 3, 7, {1: 5})),
+        requests.alter(IsrChange(TWO, 0, 3, 8, {1: 5, 2: 6})),
+        requests.alter(IsrChange(ONE, 1, 3, 9, {1: 5, 3: -1})),
+        requests.alter(IsrChange(ONE, 9, 3, 9, {1: 5})),
         return_exceptions=True,
     )
     assert len(controller.requests) == 1
@@ -85,9 +86,9 @@ async def test_what_comes_while_a_request_is_on_its_way_waits_for_the_next_one()
     controller = FakeController()
     controller.held.clear()
     requests = made(controller)
-    first = asyncio.create_task(requests.ask(ONE, 0, 0, 0, {1: 5}))
+    first = asyncio.create_task(requests.alter(IsrChange(ONE, 0, 0, 0, {1: 5})))
     await asyncio.sleep(0.01)
-    others = [asyncio.create_task(requests.ask(ONE, index, 0, 0, {1: 5})) for index in (1, 2)]
+    others = [asyncio.create_task(requests.alter(IsrChange(ONE, index, 0, 0, {1: 5}))) for index in (1, 2)]
     await asyncio.sleep(0.01)
     assert len(controller.requests) == 1
     controller.held.set()
@@ -100,10 +101,12 @@ async def test_a_controller_that_is_away_is_told_to_all_who_asked_and_the_next_o
     controller = FakeController()
     controller.error = ConnectionFailedError("away")
     requests = made(controller)
-    found = await asyncio.gather(*(requests.ask(ONE, n, 0, 0, {1: 5}) for n in (0, 1)), return_exceptions=True)
+    found = await asyncio.gather(
+        *(requests.alter(IsrChange(ONE, n, 0, 0, {1: 5})) for n in (0, 1)), return_exceptions=True
+    )
     assert [type(error) for error in found] == [ConnectionFailedError] * 2
     controller.error = None
-    assert (await requests.ask(ONE, 0, 0, 0, {1: 5})).partition_epoch == 1
+    assert (await requests.alter(IsrChange(ONE, 0, 0, 0, {1: 5}))).partition_epoch == 1
 
 
 @on_loop
@@ -111,9 +114,9 @@ async def test_nobody_waits_when_the_broker_stops() -> None:
     controller = FakeController()
     controller.held.clear()
     requests = made(controller)
-    asked = [asyncio.create_task(requests.ask(ONE, 0, 0, 0, {1: 5}))]
+    asked = [asyncio.create_task(requests.alter(IsrChange(ONE, 0, 0, 0, {1: 5})))]
     await asyncio.sleep(0.01)
-    asked.append(asyncio.create_task(requests.ask(ONE, 1, 0, 0, {1: 5})))
+    asked.append(asyncio.create_task(requests.alter(IsrChange(ONE, 1, 0, 0, {1: 5}))))
     await asyncio.sleep(0.01)
     await requests.close()
     assert [type(error) for error in await asyncio.gather(*asked, return_exceptions=True)] == [ClosedError] * 2

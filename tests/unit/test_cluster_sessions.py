@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headrace.broker.cluster.sessions import RECONNECT_MS_MAX, Sessions
+from headrace.broker.cluster.broker_sessions import RECONNECT_MS_MAX, BrokerSessions
 from headrace.broker.context import Session
 from headrace.errors import BrokerError, Code
 from tests.support.fake_internal import HandClock
@@ -17,7 +17,7 @@ class Rig:
     def __init__(self) -> None:
         self.clock = HandClock()
         self.ended: list[int] = []
-        self.sessions = Sessions(self.clock, TIMEOUT_MS, self.ended.append)
+        self.sessions = BrokerSessions(self.clock, TIMEOUT_MS, self.ended.append)
 
 
 def line() -> Session:
@@ -50,7 +50,7 @@ async def test_an_end_that_cannot_be_recorded_is_tried_again() -> None:
             raise BrokerError("no space left on device", code=Code.KAFKA_STORAGE_ERROR)
         rig.ended.append(node_id)
 
-    sessions = Sessions(rig.clock, TIMEOUT_MS, ended)
+    sessions = BrokerSessions(rig.clock, TIMEOUT_MS, ended)
     sessions.touch(2, line())
     await rig.clock.run(2 * TIMEOUT_MS)
     is_full = False

@@ -20,8 +20,8 @@ from headrace.broker.broker import JOURNAL_NAME
 from headrace.broker.catalog import Sections
 from headrace.broker.catalog.configs import TOPIC, Configs
 from headrace.broker.catalog.journal import Event, Line, end_path, noted_end, parse, set_aside, write_snapshot
-from headrace.broker.catalog.topics import INTERNAL, PartitionPlace, Topic, Topics
-from headrace.broker.cluster import trust
+from headrace.broker.catalog.topics import INTERNAL, PartitionRegistration, Topic, Topics
+from headrace.broker.cluster import clean_shutdown
 from headrace.broker.disk import sync_path
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, read_metadata, write_metadata
 from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA
@@ -258,7 +258,7 @@ class _Planning:
 
     @property
     def _is_of_cluster(self) -> bool:
-        return bool(self._catalog.brokers.by_id) or (self._plan.folder / trust.FILE_NAME).exists()
+        return bool(self._catalog.brokers.by_id) or (self._plan.folder / clean_shutdown.FILE_NAME).exists()
 
     def _adopt(self, unknown: dict[tuple[str, bytes], dict[int, Path]]) -> bool:
         """Let topics be known again of which there are folders: a broker that is alone has all of their partitions."""
@@ -377,10 +377,10 @@ def _has_records(folder: Path) -> bool:
     return any(path.stat().st_size for path in folder.glob(f"*{LOG}"))
 
 
-def _place(node_id: int, folder: Path | None) -> PartitionPlace:
+def _place(node_id: int, folder: Path | None) -> PartitionRegistration:
     """Where a partition is of a topic that only its folders are left of; in a later epoch than its records have."""
     epochs = [] if folder is None else re.findall(r"^(\d+) \d+$", _text(folder / LEADER_EPOCHS), re.MULTILINE)
-    return PartitionPlace((node_id,), (node_id,), node_id, max(map(int, epochs), default=-1) + 1)
+    return PartitionRegistration((node_id,), (node_id,), node_id, max(map(int, epochs), default=-1) + 1)
 
 
 def _text(path: Path) -> str:

@@ -135,7 +135,7 @@ class Service:
         partitions, replication_factor = int(arguments.get("partitions", 1)), arguments.get("replication_factor", 1)
         self._broker.topic_admin.create(name, partitions, int(replication_factor), configs)
         if self._broker.cluster is not None:
-            await self._broker.cluster.spread()
+            await self._broker.cluster.wait_propagated()
         return name
 
     def _describe_topic(self, arguments: dict[str, Any]) -> list[dict[str, Any]] | None:

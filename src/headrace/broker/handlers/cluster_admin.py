@@ -253,7 +253,7 @@ def _reassign(broker: Broker, name: str, index: int, replicas: Sequence[int] | N
                 code=Code.INVALID_REPLICATION_FACTOR,
             )
     if broker.cluster is not None:
-        _controller(broker).move(topic, index, replicas)
+        _controller(broker).reassign(topic, index, replicas)
 
 
 # -- ListPartitionReassignments ------------------------------------------------------------------

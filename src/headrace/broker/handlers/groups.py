@@ -29,7 +29,7 @@ from headrace.wire.hashing import coordinator_partition
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.cluster.cluster import Cluster
+    from headrace.broker.cluster.role import ClusterRole
 
 # -- FindCoordinator -----------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ def handle_find_coordinator(broker: Broker, context: Context, request: FindCoord
 
 
 async def _create_topic_then_find(
-    broker: Broker, cluster: Cluster, context: Context, request: FindCoordinatorRequest, topic: str
+    broker: Broker, cluster: ClusterRole, context: Context, request: FindCoordinatorRequest, topic: str
 ) -> FindCoordinatorResponse:
     """Have the controller create the internal topic, then respond."""
     try:
