@@ -16,10 +16,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import headrace
-from headrace.broker import EmbeddedCluster
+from headrace.broker import EmbeddedCluster, clean_shutdown
 from headrace.broker.broker import JOURNAL_NAME
 from headrace.broker.catalog.journal import parse
-from headrace.broker.cluster import clean_shutdown
 from headrace.errors import ConfigError
 from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
@@ -54,7 +53,7 @@ def shared() -> Iterator[EmbeddedCluster]:
 def cluster(shared: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
     yield shared
     for broker in shared.brokers:
-        if broker.is_alive:
+        if broker.is_running:
             broker.resume()
     shared.start()
 
@@ -63,7 +62,7 @@ def in_sync(cluster: EmbeddedCluster, topic: str, count: int = 3) -> list[dict[s
     """The places of a topic when so many replicas of each partition are in sync."""
 
     def enough() -> list[dict[str, Any]] | None:
-        places = cluster.places(topic)
+        places = cluster.describe_topic(topic)
         return places if all(len(place["isr"]) == count for place in places) else None
 
     return eventually(f"{count} replicas of {topic} in sync", enough)
@@ -100,18 +99,18 @@ def test_a_leader_that_is_killed_is_replaced_in_time_and_nothing_acknowledged_is
 ) -> None:
     topic = cluster.create_topic(unique("killed"), 1, 3)
     produce(cluster, topic, [f"before-{n}" for n in range(10)])
-    leader = cluster.broker(cluster.places(topic)[0]["leader"])
+    leader = cluster.broker(cluster.describe_topic(topic)[0]["leader"])
     if leader is cluster.controller:
         move_away(cluster, topic)
-        leader = cluster.broker(cluster.places(topic)[0]["leader"])
-    epoch = cluster.places(topic)[0]["leader_epoch"]
+        leader = cluster.broker(cluster.describe_topic(topic)[0]["leader"])
+    epoch = cluster.describe_topic(topic)[0]["leader_epoch"]
     with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
         producer.partitions_for(topic)
         began = time.monotonic()
         leader.kill()
         producer.send(topic, b"after", partition=0).result(20)
         assert time.monotonic() - began < FAIL_OVER_SECONDS_MAX
-    (place,) = cluster.places(topic)
+    (place,) = cluster.describe_topic(topic)
     assert place["leader"] not in (leader.node_id, -1)
     assert place["leader_epoch"] > epoch
     assert leader.node_id not in place["isr"]
@@ -127,7 +126,7 @@ def move_away(cluster: EmbeddedCluster, topic: str) -> None:
         row = ReassignablePartition(partition_index=0, replicas=[2, 3, 1])
         connection.call(AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=topic, partitions=[row])]), 1)
         connection.call(ElectLeadersRequest(topic_partitions=[TopicPartitions(topic=topic, partitions=[0])]), 2)
-    eventually("2 leads", lambda: cluster.places(topic)[0]["leader"] == 2)
+    eventually("2 leads", lambda: cluster.describe_topic(topic)[0]["leader"] == 2)
 
 
 def test_a_paused_broker_counts_as_gone_and_comes_back_when_it_goes_on(cluster: EmbeddedCluster) -> None:
@@ -135,10 +134,10 @@ def test_a_paused_broker_counts_as_gone_and_comes_back_when_it_goes_on(cluster: 
     paused = cluster.brokers[1]
     paused.pause()
     eventually("it is fenced", lambda: cluster.controller.known_brokers()[2]["fenced"])
-    assert all(place["leader"] in (1, 3) and 2 not in place["isr"] for place in cluster.places(topic))
+    assert all(place["leader"] in (1, 3) and 2 not in place["isr"] for place in cluster.describe_topic(topic))
     paused.resume()
     in_sync(cluster, topic)
-    eventually("it has heard of it too", lambda: paused.places(topic) == cluster.places(topic))
+    eventually("it has heard of it too", lambda: paused.describe_topic(topic) == cluster.describe_topic(topic))
     assert not paused.known_brokers()[2]["fenced"]
 
 
@@ -161,7 +160,7 @@ def test_data_flow_without_the_controller_and_it_takes_up_where_it_was(cluster: 
     }
     assert rows[1]["epoch"] > max(row["epoch"] for row in generation.values())
     cluster.brokers[2].kill()
-    eventually("it elects again", lambda: 3 not in cluster.places(topic)[0]["isr"])
+    eventually("it elects again", lambda: 3 not in cluster.describe_topic(topic)[0]["isr"])
 
 
 def test_a_cluster_that_was_killed_as_a_whole_has_everything_when_it_is_back(cluster: EmbeddedCluster) -> None:
@@ -186,7 +185,7 @@ def test_a_broker_whose_data_may_be_lost_is_not_elected_for_what_it_had(cluster:
     produce(cluster, topic, ["kept"])
 
     def states() -> tuple[int, list[int], list[int]]:
-        (place,) = cluster.places(topic)
+        (place,) = cluster.describe_topic(topic)
         return place["leader"], place["isr"], sorted(place["elr"])
 
     three.kill()
@@ -235,7 +234,7 @@ def test_a_broker_that_lost_records_is_distrusted_also_if_it_ends_before_it_regi
         noted = leader.data_dir / "replication-offset-checkpoint"
         eventually("it is committed", lambda: noted.exists() and "t 0 1" in noted.read_text())
         other.kill()
-        eventually("it is in sync alone", lambda: len(cluster.places("t")[0]["isr"]) == 1)
+        eventually("it is in sync alone", lambda: len(cluster.describe_topic("t")[0]["isr"]) == 1)
         for broker in (cluster.controller, leader):
             broker.kill()
         os.truncate(path, 0)
@@ -247,7 +246,7 @@ def test_a_broker_that_lost_records_is_distrusted_also_if_it_ends_before_it_regi
             leader.stop()
         cluster.controller.start()
         leader.start()
-        assert cluster.places("t")[0]["isr"] == []
+        assert cluster.describe_topic("t")[0]["isr"] == []
         other.start()
         in_sync(cluster, "t", 2)
         assert consumed(cluster, "t", 1) == ["lost here"]
@@ -351,8 +350,8 @@ def test_any_broker_can_be_lost_where_the_controller_is_none_of_them() -> None:
         told = AdminClient({"bootstrap.servers": cluster.controller.bootstrap, "log_level": 0}).list_topics(timeout=10)
         assert set(told.brokers) == {1, 2, 3}
         assert told.controller_id in told.brokers
-        assert {node for place in cluster.places(topic) for node in place["replicas"]} == {1, 2, 3}
-        lost = cluster.broker(cluster.places(topic)[0]["leader"])
+        assert {node for place in cluster.describe_topic(topic) for node in place["replicas"]} == {1, 2, 3}
+        lost = cluster.broker(cluster.describe_topic(topic)[0]["leader"])
         lost.kill()
         produce(cluster, topic, ["one"])
         cluster.controller.kill()
@@ -376,11 +375,12 @@ def test_a_broker_that_is_cut_off_is_replaced_and_takes_over_what_it_has_missed(
     produce(degraded, topic, ["before"])
     degraded.brokers[1].isolate()
     produce(degraded, topic, ["meanwhile"])
-    (place,) = degraded.places(topic)
+    (place,) = degraded.describe_topic(topic)
     assert (place["leader"], sorted(place["isr"])) == (3, [1, 3])
     degraded.brokers[1].heal()
     in_sync(degraded, topic)
-    eventually("it has heard of it too", lambda: degraded.brokers[1].places(topic) == degraded.places(topic))
+    isolated = degraded.brokers[1]
+    eventually("it has heard of it too", lambda: isolated.describe_topic(topic) == degraded.describe_topic(topic))
     assert consumed(degraded, topic, 2) == ["before", "meanwhile"]
 
 
@@ -388,7 +388,7 @@ def test_a_leader_that_hears_of_its_topic_later_than_its_followers_is_followed_a
     degraded: EmbeddedCluster,
 ) -> None:
     topic = unique("late")
-    way = degraded.brokers[1].way_to_controller
+    way = degraded.brokers[1].controller_degrader
     way.set(latency_ms=300)
     try:
         with Connection(degraded.controller.bootstrap) as connection:

@@ -68,7 +68,9 @@ async def test_a_broker_says_why_it_cannot_join(tmp_path: Path) -> None:
 async def test_the_folder_of_a_broker_that_follows_does_not_become_a_cluster_of_its_own(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 2):
         pass
-    with pytest.raises(ConfigError, match=r"follows the controller 1, this is broker 2: set headrace\.controller"):
+    with pytest.raises(
+        ConfigError, match=r"follower of controller 1, but this is broker 2 without headrace\.controller: set it"
+    ):
         async with broker_in_loop(tmp_path / "2", **{"node.id": 2}):
             pass
 

@@ -189,7 +189,7 @@ def test_an_embedded_cluster_has_a_listener_for_its_brokers() -> None:
         topic = three.create_topic("t")
         with Producer(bootstrap_servers=three.bootstrap_servers, acks="all") as producer:
             assert producer.send(topic, b"one").result(20).offset == 0
-        assert len(three.places(topic)[0]["isr"]) == 3
+        assert len(three.describe_topic(topic)[0]["isr"]) == 3
 
 
 @pytest.mark.parametrize("kind", ["plain", "scram"])
@@ -209,7 +209,7 @@ def test_a_broker_that_is_not_who_it_says_is_refused_at_once(tmp_path: Path, cer
             assert "did not accept user 'mill' with SASL" in said
             assert "guess" not in said
             nobody = {name: "m required;" for name in right if name.endswith("jaas.config")}
-            assert 'sasl.jaas.config username="…" and password="…"' in await refusal(cluster, nobody)
+            assert 'sasl.jaas.config has no user: add username="…" password="…"' in await refusal(cluster, nobody)
             other = {"sasl.mechanism.inter.broker.protocol": "OAUTHBEARER"}
             assert "brokers speak PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in await refusal(cluster, other)
             await cluster.start(2)

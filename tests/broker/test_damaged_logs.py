@@ -88,14 +88,14 @@ def test_a_topic_with_one_replica_in_a_cluster_keeps_what_is_behind_a_damaged_ba
         with Producer(bootstrap_servers=cluster.bootstrap_servers, linger_ms=0) as producer:
             for number in range(RECORDS):
                 producer.send("t", b"value %d" % number).result(20)
-        broker = cluster.broker(cluster.places("t")[0]["leader"])
+        broker = cluster.broker(cluster.describe_topic("t")[0]["leader"])
         broker.kill()
         (path,) = (broker.data_dir / "t-0").glob("*.log")
         data = bytearray(path.read_bytes())
         data[data.index(b"value 20")] ^= 1
         path.write_bytes(data)
         broker.start()
-        eventually("it leads again", lambda: cluster.places("t")[0]["leader"] == broker.node_id)
+        eventually("it leads again", lambda: cluster.describe_topic("t")[0]["leader"] == broker.node_id)
         assert len(broker.status()["damaged"]) == 1
         with Connection(broker.bootstrap) as connection:
             assert fetch(connection, 20).error_code == Code.CORRUPT_MESSAGE

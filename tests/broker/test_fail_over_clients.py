@@ -49,7 +49,7 @@ def test_a_client_rides_through_the_loss_of_leaders_and_of_the_controller(
     cluster: EmbeddedCluster, rider: Rider, tmp_path: Path
 ) -> None:
     topic, stop = cluster.create_topic(unique("ride"), PARTITIONS, 3), tmp_path / "stop"
-    leaders = [place["leader"] for place in cluster.places(topic)]
+    leaders = [place["leader"] for place in cluster.describe_topic(topic)]
     assert sorted(leaders) == [1, 2, 3]
     victim = cluster.broker(next(leader for leader in leaders if leader != cluster.controller.node_id))
     with ThreadPoolExecutor(1) as pool:
@@ -87,7 +87,7 @@ def ends(cluster: EmbeddedCluster, topic: str) -> dict[TopicPartition, int]:
 
 
 def wait_until_whole(cluster: EmbeddedCluster, topic: str) -> None:
-    eventually("all replicas in sync", lambda: all(len(place["isr"]) == 3 for place in cluster.places(topic)))
+    eventually("all replicas in sync", lambda: all(len(place["isr"]) == 3 for place in cluster.describe_topic(topic)))
 
 
 def everything(cluster: EmbeddedCluster, topic: str) -> dict[tuple[int, int], int]:

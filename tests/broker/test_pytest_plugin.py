@@ -79,5 +79,5 @@ def test_options_that_are_none_are_said(tmp_path):
 
 def test_the_fixtures_are_listed_with_what_they_are_for(tmp_path):
     done = run_pytest(tmp_path, "def test_it(): pass", "--fixtures")
-    assert "A Kafka broker in a process of its own, one for the whole run" in done.stdout
-    assert "a new, empty topic of the test's own" in done.stdout
+    assert "A Kafka broker in a separate process for the whole run" in done.stdout
+    assert "a new, empty topic" in done.stdout

@@ -372,7 +372,7 @@ def test_check_23_the_last_replica_is_not_elected_when_its_tail_is_lost(tmp_path
         if unclean == "true":
             await until("it leads", lambda: cluster.place("t").leader == 2)
             assert await read(cluster, 2, "t") == [b"a"]
-            assert "t-0: broker 2 leads it by an unclean election: acknowledged records that it lacks" in caplog.text
+            assert "t-0: broker 2 is leader by unclean election: acknowledged records that it lacks" in caplog.text
         else:
             await asyncio.sleep(0.5)  # nothing is to happen
             assert cluster.place("t").leader == -1

@@ -67,11 +67,11 @@ class Numbers:
 
 
 def all_in_sync(cluster: EmbeddedCluster, topic: str = TOPIC) -> bool:
-    return all(len(place["isr"]) == 3 and place["leader"] > 0 for place in cluster.places(topic))
+    return all(len(place["isr"]) == 3 and place["leader"] > 0 for place in cluster.describe_topic(topic))
 
 
 def is_led_by_others(cluster: EmbeddedCluster, victim: int) -> bool:
-    return all(place["leader"] not in (-1, victim) for place in cluster.places(TOPIC))
+    return all(place["leader"] not in (-1, victim) for place in cluster.describe_topic(TOPIC))
 
 
 def log_bytes(folder: Path, index: int) -> bytes:
@@ -114,7 +114,7 @@ def judge(cluster: EmbeddedCluster, numbers: Numbers, folder: Path) -> None:
         assert {offset: found.get(offset) for offset in expected} == expected
         assert len(set(found.values())) == len(found)  # nothing twice
         assert list(found.values()) == sorted(found.values())  # nor out of order
-    replicas = [place["replicas"] for place in cluster.places(TOPIC)]
+    replicas = [place["replicas"] for place in cluster.describe_topic(TOPIC)]
     cluster.stop()
     for index, nodes in enumerate(replicas):
         assert len({log_bytes(folder / f"broker-{node}", index) for node in nodes}) == 1
@@ -130,7 +130,7 @@ def test_partitions_move_while_they_are_written_to_and_a_new_replica_is_killed_o
         try:
             time.sleep(TRAFFIC_SECONDS)
             for index in range(PARTITIONS):
-                before = cluster.places(TOPIC)[index]["replicas"]
+                before = cluster.describe_topic(TOPIC)[index]["replicas"]
                 (new,) = {1, 2, 3, 4} - {*before}
                 after = [new, *before[:0:-1]]  # who led goes
                 if index == 1:
@@ -138,7 +138,7 @@ def test_partitions_move_while_they_are_written_to_and_a_new_replica_is_killed_o
                 move(cluster, index, after)
                 if index == 1:
                     cluster.broker(new).kill()
-                    assert cluster.places(TOPIC)[index]["adding"] == [new]
+                    assert cluster.describe_topic(TOPIC)[index]["adding"] == [new]
                     cluster.broker(new).start()
                 eventually("it has moved", functools.partial(has_moved, cluster, index, after))
                 known = len(numbers.acknowledged)
@@ -160,7 +160,7 @@ def move(cluster: EmbeddedCluster, index: int, replicas: list[int]) -> None:
 
 
 def has_moved(cluster: EmbeddedCluster, index: int, replicas: list[int]) -> bool:
-    place = cluster.places(TOPIC)[index]
+    place = cluster.describe_topic(TOPIC)[index]
     return place["replicas"] == replicas and len(place["isr"]) == len(replicas) and not place["adding"]
 
 

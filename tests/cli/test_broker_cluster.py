@@ -91,7 +91,7 @@ def test_the_control_socket_kills_and_restarts_a_broker(tmp_path):
         assert alive() == {1: before[1], 2: None}
         with pytest.raises(IllegalStateError, match="broker 1 runs already"):
             control.call(ready["control"], "brokers.start", node_id=1)
-        with pytest.raises(ConfigError, match="there is no broker 7 in this cluster; there are 1, 2"):
+        with pytest.raises(ConfigError, match="unknown broker 7 in this cluster: expected one of 1, 2"):
             control.call(ready["control"], "brokers.kill", node_id=7)
         control.call(ready["control"], "brokers.start", node_id=2)
         assert alive()[2] not in (None, before[2])
@@ -192,7 +192,7 @@ def test_a_port_in_use_is_reported_with_its_process(tmp_path):
         other.listen()
         failed = headrace("broker", "start", "--brokers", 2, "--listen", f"127.0.0.1:{port}", "--data-dir", tmp_path)
     assert failed.returncode == 1
-    assert f"127.0.0.1:{port + 1}: port {port + 1} is taken by pid {os.getpid()} " in failed.stderr
+    assert f"127.0.0.1:{port + 1}: port {port + 1} is used by pid {os.getpid()} " in failed.stderr
 
 
 def test_a_combined_controller_is_kept(tmp_path):

@@ -86,7 +86,7 @@ def test_writes_that_only_the_leader_had_when_it_died_are_found_to_be_lost(tmp_p
         HistoryFile(tmp_path / "history.jsonl") as history,
     ):
         topic = cluster.create_topic("hasty", chaos.BROKERS)
-        leads = [place["leader"] for place in cluster.places(topic)]
+        leads = [place["leader"] for place in cluster.describe_topic(topic)]
         partition = next(number for number, leader in enumerate(leads) if leader != cluster.controller.node_id)
         leader = cluster.broker(leads[partition])
         others = [broker for broker in cluster.brokers if broker is not leader]
@@ -104,7 +104,9 @@ def test_writes_that_only_the_leader_had_when_it_died_are_found_to_be_lost(tmp_p
         finally:
             writer.close()
         leader.start()
-        eventually("all in sync", lambda: all(len(place["isr"]) == chaos.BROKERS for place in cluster.places(topic)))
+        eventually(
+            "all in sync", lambda: all(len(place["isr"]) == chaos.BROKERS for place in cluster.describe_topic(topic))
+        )
         read_finally(setting)
         cluster.stop()
         dump_replicas(setting, {broker.node_id: broker.data_dir for broker in cluster.brokers})

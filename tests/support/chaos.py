@@ -157,13 +157,13 @@ def _stopped(many: Iterable[Nemesis | JavaWriter | Writer | Reader]) -> list[str
 
 def _heal(cluster: EmbeddedCluster, writers: list[Writer]) -> None:
     for member in [cluster.controller, *cluster.brokers]:
-        if member.is_alive:
+        if member.is_running:
             member.resume()
         member.degrader.heal()
     cluster.start()
 
     def whole() -> bool:
-        return all(len(place["isr"]) == BROKERS and place["leader"] > 0 for place in cluster.places(TOPIC))
+        return all(len(place["isr"]) == BROKERS and place["leader"] > 0 for place in cluster.describe_topic(TOPIC))
 
     eventually("all replicas are in sync", whole, HEAL_SECONDS_MAX)
     for writer in writers:

@@ -119,7 +119,7 @@ class Nemesis(threading.Thread):
 
     def _note(self, fault: str, victim: int, seconds: float, *, alone: bool) -> None:
         try:
-            places = self._cluster.places(self._topic)
+            places = self._cluster.describe_topic(self._topic)
         except HeadraceError:
             places = []
         led = tuple(number for number, place in enumerate(places) if place["leader"] == victim)

@@ -33,7 +33,7 @@ TURNS_MAX = 200
 
 
 class HandTimer:
-    """A call that is due."""
+    """A pending call."""
 
     def __init__(self, callback: Callable[..., object], arguments: tuple[object, ...]) -> None:
         self._call: tuple[Callable[..., object], tuple[object, ...]] | None = (callback, arguments)

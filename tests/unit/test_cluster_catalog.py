@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker import clean_shutdown
 from headrace.broker.catalog import Catalog, Event, history, topics
 from headrace.broker.catalog.cluster import BrokerRegistration, Brokers
 from headrace.broker.catalog.configs import TOPIC, Configs, Quotas, quota_entity
 from headrace.broker.catalog.history import CHANGES_AT_ONCE_MAX, CHANGES_KEPT_MAX, RecentChanges, StaleCatalogError
 from headrace.broker.catalog.security import Acl, Acls, Credential, Users
 from headrace.broker.catalog.topics import PartitionRegistration, Topics
-from headrace.broker.cluster import clean_shutdown
 from headrace.broker.log.manager import CLEAN_STOP
 from headrace.errors import BrokerError, Code
 

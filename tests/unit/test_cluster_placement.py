@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from headrace.broker.cluster.placement import place_replicas, place_with_inactive
+from headrace.broker.placement import place_replicas, place_with_inactive
 from headrace.errors import BrokerError, Code
 
 FIVE = dict.fromkeys(range(5))

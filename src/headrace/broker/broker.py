@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.broker import clean_shutdown
 from headrace.broker.broker_options import data_folder
 from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.cluster import NO_EPOCH
@@ -23,7 +24,6 @@ from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.journal import DamagedJournalError
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.clock import Clock, LoopClock
-from headrace.broker.cluster import clean_shutdown
 from headrace.broker.configs import Configurations
 from headrace.broker.faults import Faults
 from headrace.broker.groups.coordinator import GroupCoordinator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import TOPIC, Configs
 from headrace.broker.catalog.topics import Topic, Topics, check_name
-from headrace.broker.cluster.placement import place_with_inactive
 from headrace.broker.configs import ResourceType, check_values
+from headrace.broker.placement import place_with_inactive
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
 

@@ -1,8 +1,8 @@
-"""Clusters of several brokers. A standalone broker imports only `placement` and `clean_shutdown` of this package.
+"""Clusters of several brokers. A standalone broker does not import this package.
 
     controller                                             every other broker
       broker_sessions ◄──── BrokerRegistration, BrokerHeartbeat ──────── membership
-      elections, placement                                             catalog_replication ─► catalog ─► replicas, …
+      elections                                                        catalog_replication ─► catalog ─► replicas, …
           │ record                                                              ▲
           ▼                                                                     │
       catalog ─────────────────── events, by CatalogFetch ──────────────────────┘

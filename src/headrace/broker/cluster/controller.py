@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headrace.broker import clean_shutdown
 from headrace.broker.broker_options import data_folder
 from headrace.broker.catalog import Event
 from headrace.broker.catalog.cluster import NO_EPOCH, BrokerRegistration, Brokers
 from headrace.broker.catalog.topics import INTERNAL, NO_LEADER, PartitionRegistration, Topic, Topics
 from headrace.broker.clock import Timer
-from headrace.broker.cluster import clean_shutdown
 from headrace.broker.cluster.broker_sessions import BrokerSessions
 from headrace.broker.cluster.catalog_replication import CatalogFeed
 from headrace.broker.cluster.elections import Election, begin_reassignment, cancel_reassignment

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headrace.broker import clean_shutdown
 from headrace.broker.broker_options import data_folder
 from headrace.broker.catalog.cluster import NO_EPOCH
 from headrace.broker.catalog.history import StaleCatalogError
 from headrace.broker.catalog.topics import PartitionRegistration, Topics
-from headrace.broker.cluster import clean_shutdown
 from headrace.broker.cluster.catalog_replication import CatalogReplica
 from headrace.broker.cluster.forwarding import FORWARDED, Forwarding
 from headrace.broker.cluster.isr import AlterPartitionManager
