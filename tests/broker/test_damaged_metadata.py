@@ -147,7 +147,7 @@ def test_a_broker_without_its_journal_does_not_begin_anew_among_the_records_of_t
             (tmp_path / JOURNAL).unlink(missing_ok=True)
             (tmp_path / JOURNAL).touch()
             damage(tmp_path / JOURNAL)
-            with pytest.raises(IllegalStateError, match=f"catalog.journal is {said}, but there are directories of 3"):
+            with pytest.raises(IllegalStateError, match=f"catalog.journal is {said}, but there are folders of 3"):
                 broker.start()
         assert files_of(tmp_path) == records
         (lost,) = repaired(tmp_path)["lost"]
@@ -204,7 +204,7 @@ def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_take
 
         broker.start()
         assert f"line {number + 1} " in broker.log_text
-        assert f"{tmp_path / 'last-0'} is a stray directory: its topic is not in the catalog" in broker.log_text
+        assert f"{tmp_path / 'last-0'} is a stray folder: its topic is not in the catalog" in broker.log_text
         assert (tmp_path / f"{JOURNAL}.torn-1").read_bytes() == torn
         strays = [{"folder": str(tmp_path / "last-0"), "reason": "its topic is not in the catalog"}]
         assert broker.status()["strays"] == strays
@@ -368,7 +368,7 @@ def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controlle
             assert {name: kept[name] for name in records[broker]} == records[broker]
             assert (broker.data_dir / JOURNAL).read_bytes().startswith(copies[broker][:200])
         shown = headrace("broker", "status", "--data-dir", second.data_dir)
-        assert "the controller's catalog is refused" in shown.stdout
+        assert "the controller's catalog is rejected" in shown.stdout
         leader = first.describe_topic("last")[0]["leader"]
         if leader != third.node_id:
             assert values_in(cluster.broker(leader).bootstrap, "last") == VALUES  # they serve what they can

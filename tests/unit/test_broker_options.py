@@ -66,7 +66,7 @@ def test_older_names_are_taken_over() -> None:
 
 
 def test_several_data_folders_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"log\.dirs is '.*,.*'; it may be one directory"):
+    with pytest.raises(ConfigError, match=r"log\.dirs is '.*,.*'; it may be one folder"):
         data_folder(resolve(("file", {"log.dirs": "a,b"})))
 
 

@@ -1,6 +1,6 @@
 """The broker: its parts, and the order in which they start and stop.
 
-    start: data directory (locked) → catalog → logs → cluster → replicas → coordinators → sockets
+    start: data folder (locked) → catalog → logs → cluster → replicas → coordinators → sockets
     stop: in reverse order
 
 Nothing is opened before `start`. The cluster roles are imported when needed: a standalone broker starts faster
@@ -106,7 +106,7 @@ class Broker:
         config, clock = self.config, self.clock
         root = data_folder(config)
         asyncio.get_running_loop().set_exception_handler(on_loop_error)
-        self.logs = LogManager(root, clock, config)  # locks the directory before it is read
+        self.logs = LogManager(root, clock, config)  # locks the folder before it is read
         self._started.callback(self.logs.release)
         controller = config.optional(str, "headrace.controller")
         if controller is None:
@@ -234,9 +234,9 @@ class Broker:
             controller_id = self.catalog.brokers.controller_id
             if controller_id not in (-1, self.node_id):
                 raise ConfigError(
-                    f"the data directory belongs to a follower of controller {controller_id}, but this is broker "
+                    f"the data folder belongs to a follower of controller {controller_id}, but this is broker "
                     f"{self.node_id} without headrace.controller: set it to the address of the controller (or node.id "
-                    f"to {controller_id}, if this is the controller's data directory)"
+                    f"to {controller_id}, if this is the controller's data folder)"
                 )
             registration = self.catalog.brokers.by_id.get(self.node_id)
             self._become_controller(trusted=registration is None or registration.trusts(previous_epoch))
@@ -303,7 +303,7 @@ def _require_journal(root: Path) -> None:
     if folders:
         shown = ", ".join(folders[:FOLDERS_SHOWN_MAX]) + (", …" if len(folders) > FOLDERS_SHOWN_MAX else "")
         raise DamagedJournalError(
-            f"{journal} is {'empty' if journal.exists() else 'missing'}, but there are directories of {len(folders)} "
+            f"{journal} is {'empty' if journal.exists() else 'missing'}, but there are folders of {len(folders)} "
             f"partitions ({shown}). Run `headrace broker repair --data-dir {root}` to add their topics again; in a "
-            "cluster, with --from DIR_OF_ANOTHER_BROKER. To start without these data, use an empty directory"
+            "cluster, with --from FOLDER_OF_ANOTHER_BROKER. To start without these data, use an empty folder"
         )

@@ -57,10 +57,10 @@ def _with_users_as_text(layer: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def data_folder(config: Config) -> Path:
-    """Return the data directory, the only one of log.dirs."""
+    """Return the data folder, the only one of log.dirs."""
     folders = config.of(tuple, "log.dirs")
     if len(folders) != 1 or not folders[0]:
-        raise ConfigError(f"log.dirs is {','.join(folders)!r}; it may be one directory")
+        raise ConfigError(f"log.dirs is {','.join(folders)!r}; it may be one folder")
     return Path(folders[0])
 
 

@@ -2,8 +2,8 @@
 
     one line of JSON {"op": …, "args": {…}} → one line {"result": …} or {"error": {"kind": …, "message": …}}
 
-The *run file* in the same directory has the pid and the path of the socket. Commands use it to find a broker by its
-data directory. A killed broker leaves it behind, and the next one replaces it.
+The *run file* in the same folder has the pid and the path of the socket. Commands use it to find a broker by its
+data folder. A killed broker leaves it behind, and the next one replaces it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ControlServer:
 
             self._private_dir = tempfile.mkdtemp(prefix="headrace-")  # accessible to this user only
             self.path = Path(self._private_dir) / SOCKET_NAME
-        self.path.unlink(missing_ok=True)  # left by a killed broker: the directory lock proves that it is gone
+        self.path.unlink(missing_ok=True)  # left by a killed broker: the folder lock proves that it is gone
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(os.fspath(self.path))

@@ -1,4 +1,4 @@
-"""File helpers for the data directory, used by the log and the catalog."""
+"""File helpers for the data folder, used by the log and the catalog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numbered(path: Path) -> Callable[[int], Path]:
 
 
 def sync_path(path: Path | str) -> None:
-    """Sync a file, or the entries of a directory. Thread-safe: it opens the path itself."""
+    """Sync a file, or the entries of a folder. Thread-safe: it opens the path itself."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

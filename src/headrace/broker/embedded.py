@@ -7,7 +7,7 @@
 
 By default it is a separate process that ends with this one, however this one ends. With `in_process=True` it is a
 thread (runners.py). Port and data are kept from the first start until `close`, which removes the data unless they are
-in a named directory.
+in a named folder.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class EmbeddedBroker:
         self.start()
 
     def close(self) -> None:
-        """Stop the broker and remove its data, unless they are in a named directory."""
+        """Stop the broker and remove its data, unless they are in a named folder."""
         try:
             self.stop()
         finally:
@@ -238,7 +238,7 @@ def _with_ports(listeners: object) -> object:
 
 
 def _remove(folder: Path, owner_pid: int) -> None:
-    """Remove a directory, unless this process is a fork of the one that created it."""
+    """Remove a folder, unless this process is a fork of the one that created it."""
     if os.getpid() == owner_pid:
         shutil.rmtree(folder, ignore_errors=True)
 

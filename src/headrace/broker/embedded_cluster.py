@@ -4,7 +4,7 @@
         Producer(bootstrap_servers=cluster.bootstrap_servers)
         cluster.brokers[0].kill()
 
-Each broker is an `EmbeddedBroker`, a separate process with a port and a data directory that are kept until `close`. The
+Each broker is an `EmbeddedBroker`, a separate process with a port and a data folder that are kept until `close`. The
 controller is another process without partitions, so that any broker can fail. With `separate_controller=False` the
 first broker is the controller too: while it is down there are no elections and no changes, and requests that wait for
 its replicas keep waiting.
@@ -49,7 +49,7 @@ class EmbeddedCluster:
     ) -> None:
         """Options of all brokers by name in `config`, or as keywords.
 
-        With a `data_dir`, each broker has a directory in it, which is kept. `ports` and `racks` have one item for each
+        With a `data_dir`, each broker has a folder in it, which is kept. `ports` and `racks` have one item for each
         broker; `controller_port` is that of a separate controller. Port 0 is replaced by a free port.
         `degraded=True` puts a `Degrader` in front of each broker for clients and other brokers, and `broker.isolate()`
         disconnects the broker. With `separate_controller=False` the first broker is the controller too, and requests

@@ -1,7 +1,7 @@
-"""Repair of a damaged data directory: `headrace broker repair`.
+"""Repair of a damaged data folder: `headrace broker repair`.
 
     journal ─► intact lines, and lines with one wrong bit ─► catalog ┐
-    journals of other brokers (--from) ─► the newest ────────────────┴► partition directories ─► plan ─► apply
+    journals of other brokers (--from) ─► the newest ────────────────┴► partition folders ─► plan ─► apply
 
 The plan lists what is lost and what would be done. Nothing is written before `apply`, which keeps a copy of the
 journal. Records are never deleted.
@@ -73,13 +73,13 @@ class RepairPlan:
 def repair(
     folder: Path, sources: Sequence[Path] = (), accepted: Sequence[str] = (), *, apply: bool = False
 ) -> tuple[RepairPlan, Path | None]:
-    """Analyse a data directory that no broker uses; with `apply`, repair it. Return the plan and the journal's copy.
+    """Analyse a data folder that no broker uses; with `apply`, repair it. Return the plan and the journal's copy.
 
-    `sources` are data directories of other brokers of the cluster; the newest of their catalogs is used. `accepted` are
-    partitions (topic-number) whose directories belong to the topic in the catalog, whatever partition.metadata says.
+    `sources` are data folders of other brokers of the cluster; the newest of their catalogs is used. `accepted` are
+    partitions (topic-number) whose folders belong to the topic in the catalog, whatever partition.metadata says.
     """
     if not folder.is_dir() and not sources:
-        raise ConfigError(f"data directory {folder} does not exist")
+        raise ConfigError(f"data folder {folder} does not exist")
     lock_fd = lock_folder(folder) if folder.is_dir() else -1
     try:
         plan = _Planning(folder).plan(sources, accepted)
@@ -105,8 +105,8 @@ class _Planning:
             changed = self._take_newest(sources) or changed
         elif changed and self._catalog.brokers.by_id:
             plan.problems.append(
-                "this is the catalog of a cluster, and other brokers have copies: use --from DIR_OF_ANOTHER_BROKER to "
-                "lose nothing"
+                "this is the catalog of a cluster, and other brokers have copies: use --from FOLDER_OF_ANOTHER_BROKER "
+                "to lose nothing"
             )
         changed = self._look_at_folders(set(accepted)) or changed
         if self._is_without_journal and not sources and changed:
@@ -164,7 +164,7 @@ class _Planning:
         own_id, their_id = self._catalog.identity.cluster_id, newest.catalog.identity.cluster_id
         if own_id and own_id != their_id:
             raise ConfigError(
-                f"--from {newest.path} belongs to cluster {their_id}, but this data directory to cluster {own_id}: "
+                f"--from {newest.path} belongs to cluster {their_id}, but this data folder to cluster {own_id}: "
                 "name brokers of this cluster"
             )
         own, theirs = self._catalog.epochs, newest.catalog.epochs
@@ -182,7 +182,7 @@ class _Planning:
         )
         return True
 
-    # -- partition directories -------------------------------------------------------------------
+    # -- partition folders -----------------------------------------------------------------------
 
     def _look_at_folders(self, accepted: set[str]) -> bool:
         """Find records without a topic in the catalog; return whether topics were added for them."""
@@ -209,13 +209,13 @@ class _Planning:
                 problem = "is damaged" if topic_id is None else f"has topic id {topic_id.hex()}"
                 expected = f"topic {name} has {topic.id.hex()}" if topic else f"there is no topic {name} in the catalog"
                 plan.problems.append(
-                    f"{folder / METADATA} {problem}, but {expected}: the directory is kept and not used. If the "
+                    f"{folder / METADATA} {problem}, but {expected}: the folder is kept and not used. If the "
                     f"records belong to this topic: --accept {folder.name}"
                 )
         self._name_folders(unnamed, unknown, accepted)
         if accepted:
             raise ConfigError(
-                f"--accept {', '.join(sorted(accepted))}: the directory does not exist, is in use, or its topic is not "
+                f"--accept {', '.join(sorted(accepted))}: the folder does not exist, is in use, or its topic is not "
                 "in the catalog"
             )
         return self._adopt(unknown)
@@ -226,7 +226,7 @@ class _Planning:
         unknown: dict[tuple[str, bytes], dict[int, Path]],
         accepted: set[str],
     ) -> None:
-        """Assign topics to directories without partition.metadata, if they are accepted."""
+        """Assign topics to folders without partition.metadata, if they are accepted."""
         plan = self._plan
         ids = dict(unknown.keys())  # by name
         ambiguous = {name for name, topic_id in unknown if ids[name] != topic_id}  # several topics of one name
@@ -246,9 +246,9 @@ class _Planning:
                 )
             else:
                 plan.problems.append(
-                    f"{problem}, and there is no topic {name} in the catalog: the directory is kept and not used. "
+                    f"{problem}, and there is no topic {name} in the catalog: the folder is kept and not used. "
                     + (
-                        "Another broker of the cluster may have the topic: --from DIR_OF_ANOTHER_BROKER"
+                        "Another broker of the cluster may have the topic: --from FOLDER_OF_ANOTHER_BROKER"
                         if self._is_of_cluster
                         else f"To add the topic with these records: --accept {folder.name}"
                     )
@@ -262,7 +262,7 @@ class _Planning:
         return bool(self._catalog.brokers.by_id) or (self._plan.folder / clean_shutdown.FILE_NAME).exists()
 
     def _adopt(self, unknown: dict[tuple[str, bytes], dict[int, Path]]) -> bool:
-        """Add topics to the catalog for directories without one: a standalone broker has all their partitions."""
+        """Add topics to the catalog for folders without one: a standalone broker has all their partitions."""
         plan = self._plan
         changed = False
         for (name, topic_id), folders in unknown.items():
@@ -270,12 +270,12 @@ class _Planning:
             if self._is_of_cluster or topic_id in self._catalog.topics.by_id:
                 plan.problems.append(
                     f"{shown}: stray, of topic {name} that is not in the catalog; it is kept. Another broker of the "
-                    "cluster may have it: --from DIR_OF_ANOTHER_BROKER"
+                    "cluster may have it: --from FOLDER_OF_ANOTHER_BROKER"
                 )
                 continue
             if sum(name == other for other, _ in unknown) > 1:
                 plan.problems.append(
-                    f"{shown}: the directories belong to several topics named {name}: move those of one topic away"
+                    f"{shown}: the folders belong to several topics named {name}: move those of one topic away"
                 )
                 continue
             partitions = [_partition(self._node_id(), folders.get(index)) for index in range(max(folders) + 1)]
@@ -318,7 +318,7 @@ def _copy_of(source: Path) -> _Copy:
     bad = next((line for line in lines if line.problem), None)
     if bad is not None or not lines or lines[-1].parts_missing:
         where = f"in line {bad.number}: {bad.problem}" if bad else "at its end"
-        raise IllegalStateError(f"--from {source}: {path} is damaged {where}; use the directory of another broker")
+        raise IllegalStateError(f"--from {source}: {path} is damaged {where}; use the folder of another broker")
     catalog = Sections()
     for event in (event for line in lines for event in line.events):
         catalog.apply(event)

@@ -59,7 +59,7 @@ class ReplicaManager:
         self._config_of = config_of
         self._env = PartitionEnv(node_id, clock, lag_ms_max, self._is_eligible)
         self._partitions: dict[tuple[str, int], Partition] = {}  # TopicPartition, or a plain tuple: faster to make
-        self._offline: set[TopicPartition] = set()  # not opened because of a stray directory
+        self._offline: set[TopicPartition] = set()  # not opened because of a stray folder
         self._by_topic_id: dict[bytes, Topic] = {}
         self.delayed_fetches = Purgatory[TopicPartition](clock)
         self.delayed_follower_fetches = Purgatory[TopicPartition](clock)  # these wait for the end of the log
@@ -149,12 +149,12 @@ class ReplicaManager:
             self._notify_leadership(partition)
 
     def _open_log(self, topic: Topic, index: int, config: LogConfig) -> Log | None:
-        """Return the log of a partition; None if its directory may have records of another topic."""
+        """Return the log of a partition; None if its folder may have records of another topic."""
         key = TopicPartition(topic.name, index)
         existing = self._logs.get(*key)
         if existing is not None and existing.topic_id not in (topic.id, ZERO_UUID):
             if existing.topic_id in self._catalog.topics.deleted:
-                # A crash came after the deletion was recorded: the directory is of an older topic of that name.
+                # A crash came after the deletion was recorded: the folder is of an older topic of that name.
                 self._logs.delete(*key)
             else:
                 theirs, ours = existing.topic_id.hex(), topic.id.hex()
@@ -168,7 +168,7 @@ class ReplicaManager:
             self._offline.add(key)
             log.error(
                 "%s-%d is offline on this broker: %s: %s. Nothing was deleted. If the records belong to this topic, "
-                "run headrace broker repair --accept %s-%d; if not, move the directory away",
+                "run headrace broker repair --accept %s-%d; if not, move the folder away",
                 *key,
                 stray.folder,
                 stray.reason,
@@ -177,10 +177,10 @@ class ReplicaManager:
         return None
 
     def _set_aside(self, key: TopicPartition, reason: str) -> None:
-        """Keep the directory of a partition that is not used, for an operator."""
+        """Keep the folder of a partition that is not used, for an operator."""
         stray = self._logs.set_aside(*key, reason)
         log.warning(
-            "%s is a stray directory: %s. It is kept unchanged: run `headrace broker repair` to see what can be done",
+            "%s is a stray folder: %s. It is kept unchanged: run `headrace broker repair` to see what can be done",
             stray.folder,
             reason,
         )

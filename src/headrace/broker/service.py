@@ -1,6 +1,6 @@
 """A broker with its control socket and run file, started and stopped together.
 
-    start: directory → broker → control socket → run file      stop: in reverse order
+    start: folder → broker → control socket → run file      stop: in reverse order
 
 The process (main.py) or thread (runners.py) that runs it waits for `stopping`, which the control socket can set.
 """
@@ -47,11 +47,11 @@ class Service:
         try:
             self._data_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot create the data directory {self._data_dir}: {error.strerror}") from error
+            raise ConfigError(f"cannot create the data folder {self._data_dir}: {error.strerror}") from error
         try:
             await self._broker.start()
         except Exception as error:
-            # Release what a failed start holds, such as the directory lock: this process may continue.
+            # Release what a failed start holds, such as the folder lock: this process may continue.
             with suppress(Exception):
                 await self._broker.stop()
             if isinstance(error, OSError | ConfigError):
@@ -161,7 +161,7 @@ def _explained(error: OSError | ConfigError, config: Config) -> Exception:
     cause = error.__cause__ if isinstance(error, ConfigError) else error
     if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
         return IllegalStateError(
-            f"the broker could not start: the disk of its data directory {data_folder(config).absolute()} is full "
+            f"the broker could not start: the disk of its data folder {data_folder(config).absolute()} is full "
             f"({cause}): free some space and start it again"
         )
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:

@@ -2,7 +2,7 @@
 
     start: brokers → control socket → run file      stop: in reverse order
 
-Each broker has a subdirectory with a control socket, so that it can be controlled separately. The brokers stop when
+Each broker has a subfolder with a control socket, so that it can be controlled separately. The brokers stop when
 this process ends for any reason.
 """
 
@@ -57,7 +57,7 @@ class Supervisor:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot create the data directory {self._folder}: {error.strerror}") from error
+            raise ConfigError(f"cannot create the data folder {self._folder}: {error.strerror}") from error
         operations: dict[str, Operation] = {
             "ping": lambda _: "pong",
             "status": self._status,
@@ -66,7 +66,7 @@ class Supervisor:
             "brokers.start": self._start,
         }
         try:
-            await asyncio.to_thread(self._cluster.start)  # fails if another cluster has locked the directories
+            await asyncio.to_thread(self._cluster.start)  # fails if another cluster has locked the folders
             await self._serve(ControlServer(self._folder, operations), announce)
         finally:
             await asyncio.to_thread(self._cluster.close)

@@ -33,7 +33,7 @@ class TopicAdmin:
     ) -> None:
         """`node_id` is the broker for all partitions of a standalone broker; None: it has no partitions.
 
-        `strays` are stray data directories by topic and partition, whose names new topics must not use.
+        `strays` are stray data folders by topic and partition, whose names new topics must not use.
         """
         self._catalog = catalog
         self._node_id = node_id
@@ -123,7 +123,7 @@ class TopicAdmin:
             if topic == name:
                 raise BrokerError(
                     f"cannot create topic {name}: {stray.folder} has records of another topic of that name "
-                    f"({stray.reason}); run `headrace broker repair` on that broker's data directory",
+                    f"({stray.reason}); run `headrace broker repair` on that broker's data folder",
                     code=Code.INVALID_TOPIC_EXCEPTION,
                 )
         similar = next((other for other in self._catalog.topics.by_name if _folded(other) == _folded(name)), None)

@@ -66,7 +66,7 @@ class ControllerEpochs:
                 f"{other.last}, offset {other_offset}, and has this broker's changes up to offset {common}; this "
                 f"broker's copy is at epoch {mine.number}, offset {offset}. This broker keeps its copy and deletes "
                 "nothing. Stop the controller and restore the newest copy: headrace broker repair --data-dir "
-                "CONTROLLER_DIR --from DIR_OF_ANOTHER_BROKER"
+                "CONTROLLER_FOLDER --from FOLDER_OF_ANOTHER_BROKER"
             )
 
     def common_offset(self, offset: int, other: ControllerEpochs, other_offset: int) -> int:

@@ -206,18 +206,18 @@ class Journal:
             self.has_lost_end = True
             log.error(
                 "%s ends at change %d, but had change %d at the last clean stop: its last lines are lost, or it is an "
-                "older copy. Newer topics are stray directories now: see `headrace broker status`",
+                "older copy. Newer topics are stray folders now: see `headrace broker status`",
                 self._path,
                 self.offset,
                 noted,
             )
 
     def _sync_folder(self) -> None:
-        """Sync the directory, so that the file name is on disk."""
+        """Sync the folder, so that the file name is on disk."""
         try:
             sync_path(self._path.parent)
         except OSError as error:
-            self._fail(f"syncing its directory failed ({error})")
+            self._fail(f"syncing its folder failed ({error})")
             raise
 
     def _roll_back(self, size: int, error: OSError) -> None:
@@ -239,7 +239,7 @@ class Journal:
         self.has_lost_end = True
         log.warning(
             "%s: truncated line %d (%d bytes at byte %d): %s. Its bytes are kept in %s. If the broker did not crash, "
-            "an acknowledged change may be lost: see the stray directories in `headrace broker status`",
+            "an acknowledged change may be lost: see the stray folders in `headrace broker status`",
             self._path,
             line.number,
             len(line.data),
@@ -301,7 +301,7 @@ def noted_end(journal: Path) -> int:
 
 
 def set_aside(path: Path, why: str, data: bytes) -> Path:
-    """Copy bytes of a journal to a new file in the same directory."""
+    """Copy bytes of a journal to a new file in the same folder."""
     kept = unused(lambda number: path.with_name(f"{path.name}.{why}-{number + 1}"))
     with open(kept, "xb", opener=private) as file:
         file.write(data)

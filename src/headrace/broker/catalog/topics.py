@@ -23,7 +23,7 @@ DELETED_KEPT_MAX = 1_000
 
 
 def check_name(name: str) -> None:
-    """Raise INVALID_TOPIC_EXCEPTION unless the topic name is valid, also as a directory name."""
+    """Raise INVALID_TOPIC_EXCEPTION unless the topic name is valid, also as a folder name."""
     if not name or name in (".", "..") or len(name) > NAME_CHARACTERS_MAX or not _NAME.fullmatch(name):
         raise BrokerError(
             f"invalid topic name {name[:300]!r}: expected 1 to {NAME_CHARACTERS_MAX} of a-z A-Z 0-9 . _ -, not . or ..",
@@ -76,7 +76,7 @@ class Leaderless:
         first = _either(self.last_leaders or self.replicas[:1])
         return (
             f"{fact}: every broker that had all acknowledged records has restarted without some of its data. Stop "
-            f"broker {first} and restore its data directory, if you have a copy. To continue without the lost records: "
+            f"broker {first} and restore its data folder, if you have a copy. To continue without the lost records: "
             f"headrace topic config {self.topic} --set unclean.leader.election.enable=true, and then --delete "
             f"unclean.leader.election.enable. Broker {first} becomes the leader, or another replica if it is stopped: "
             "stop it first if it has lost more than the others"

@@ -259,9 +259,9 @@ class CatalogReplica:
         if ours not in ("", theirs):
             raise ConfigError(
                 f"the data of this broker belong to cluster {ours}, but headrace.controller is of cluster {theirs}: "
-                "correct headrace.controller, or use an empty data directory. If the controller has lost its data "
-                "directory, restore the catalog from this broker: headrace broker repair --data-dir CONTROLLER_DIR "
-                "--from DIR_OF_ANOTHER_BROKER",
+                "correct headrace.controller, or use an empty data folder. If the controller has lost its data "
+                "folder, restore the catalog from this broker: headrace broker repair --data-dir CONTROLLER_FOLDER "
+                "--from FOLDER_OF_ANOTHER_BROKER",
             )
 
 

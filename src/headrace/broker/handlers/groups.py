@@ -103,7 +103,7 @@ def _find_coordinator(broker: Broker, context: Context, key_type: int, key: str)
             raise BrokerError(f"{kind.topic}-{index} has no leader", code=Code.COORDINATOR_NOT_AVAILABLE)
         address = node(broker, context.session.listener, leader)
     except BrokerError as error:
-        # A stray data directory makes the internal topic's name invalid.
+        # A stray data folder makes the internal topic's name invalid.
         is_unavailable = error.code in (Code.BROKER_NOT_AVAILABLE, Code.INVALID_TOPIC_EXCEPTION)
         code = Code.COORDINATOR_NOT_AVAILABLE if is_unavailable else error.code
         return _no_coordinator(key, code, str(error.args[0]))

@@ -8,7 +8,7 @@ _FROM_0 = Between(0)
 _FROM_1 = Between(1)
 
 _PARTITIONS = (
-    "Each partition is a directory with several files; 8 instead of Kafka's 50 start faster and are enough for a few "
+    "Each partition is a folder with several files; 8 instead of Kafka's 50 start faster and are enough for a few "
     "brokers. It cannot be changed once the topic exists."
 )
 _STANDALONE = "A standalone broker has one replica (Kafka: 3)."

@@ -26,7 +26,7 @@ FOLDERS = (
         "log.dirs",
         "list",
         None,
-        "The data directory (one; Kafka allows several). Not set: log.dir.",
+        "The data folder (one; Kafka allows several). Not set: log.dir.",
         None,
         "high",
     ),
@@ -34,7 +34,7 @@ FOLDERS = (
         "log.dir",
         "str",
         "headrace-logs",
-        "The data directory, if log.dirs is not set. The default is in the working directory (Kafka: /tmp/kafka-logs), "
+        "The data folder, if log.dirs is not set. The default is in the working directory (Kafka: /tmp/kafka-logs), "
         "because other users could prepare a fixed name in /tmp.",
         NotEmpty(),
         "high",
