@@ -1,4 +1,4 @@
-"""A cluster's control plane: brokers share a catalog, any of them takes changes, and they stop and start."""
+"""The control plane of a cluster: the shared catalog, forwarded changes, stopping and starting brokers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.support.group_rig import on_loop
 
 
 @on_loop
-async def test_every_broker_tells_of_all_and_of_the_controller(tmp_path: Path) -> None:
+async def test_every_broker_returns_all_brokers_and_the_controller(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 3, {"broker.rack": "here"}) as brokers:
         addresses = {(n + 1, one.listeners[0].port, "here") for n, one in enumerate(brokers)}
         cluster_id = brokers[0].catalog.identity.cluster_id
@@ -58,7 +58,7 @@ async def test_every_broker_tells_of_all_and_of_the_controller(tmp_path: Path) -
 
 
 @on_loop
-async def test_topics_are_made_grown_and_deleted_at_any_broker_and_known_at_all(tmp_path: Path) -> None:
+async def test_topics_can_be_created_extended_and_deleted_on_any_broker(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
         for broker in brokers:
             name = f"at-{broker.node_id}"
@@ -86,7 +86,7 @@ async def test_topics_are_made_grown_and_deleted_at_any_broker_and_known_at_all(
 
 
 @on_loop
-async def test_a_replica_is_on_the_brokers_that_it_is_assigned_to_and_on_no_other(tmp_path: Path) -> None:
+async def test_only_assigned_brokers_have_replicas(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
         await made(brokers[1], create("placed", 0, 0, [3, 1], [2, 3]))
         for broker in brokers:
@@ -109,7 +109,7 @@ async def test_a_replica_is_on_the_brokers_that_it_is_assigned_to_and_on_no_othe
     ],
     ids=["factor", "unknown", "twice", "uneven", "name"],
 )
-async def test_what_the_controller_refuses_is_told_by_the_broker_that_was_asked(
+async def test_a_rejection_by_the_controller_is_returned_by_the_forwarding_broker(
     tmp_path: Path, request_: CreateTopicsRequest, code: Code
 ) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
@@ -119,7 +119,7 @@ async def test_what_the_controller_refuses_is_told_by_the_broker_that_was_asked(
 
 
 @on_loop
-async def test_a_topic_that_is_asked_for_is_made_with_replicas_also_at_a_broker_that_follows(tmp_path: Path) -> None:
+async def test_auto_created_topics_are_replicated_also_on_a_follower(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 3, {"default.replication.factor": 3}) as brokers:
         for broker in brokers:
             (topic,) = (await metadata(broker, f"auto-{broker.node_id}", auto=True)).topics
@@ -130,7 +130,7 @@ async def test_a_topic_that_is_asked_for_is_made_with_replicas_also_at_a_broker_
 
 
 @on_loop
-async def test_coordinators_are_spread_and_found_by_every_broker(tmp_path: Path) -> None:
+async def test_coordinators_are_distributed_and_every_broker_returns_them(tmp_path: Path) -> None:
     options = {"offsets.topic.replication.factor": 3, "offsets.topic.num.partitions": 6}
     async with cluster_in_loop(tmp_path, 3, options) as brokers:
         request = FindCoordinatorRequest(coordinator_keys=[f"group-{n}" for n in range(30)])
@@ -145,7 +145,7 @@ async def test_coordinators_are_spread_and_found_by_every_broker(tmp_path: Path)
 
 
 @on_loop
-async def test_rules_made_at_one_broker_hold_at_all(tmp_path: Path) -> None:
+async def test_acls_created_on_one_broker_apply_on_all(tmp_path: Path) -> None:
     options = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
@@ -167,7 +167,7 @@ async def test_rules_made_at_one_broker_hold_at_all(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_producer_ids_are_given_out_once_whoever_is_asked(tmp_path: Path) -> None:
+async def test_producer_ids_are_unique_across_brokers(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
         taken: list[int] = []
         for _ in range(3):
@@ -193,7 +193,7 @@ async def until_asked(broker: Broker, request: Message, version: int) -> Message
 
 
 @on_loop
-async def test_a_broker_that_stops_gives_away_what_it_leads_and_gets_it_back(tmp_path: Path) -> None:
+async def test_a_stopping_broker_hands_over_its_leaderships_and_gets_them_back(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 2) as (one, two):
         await made(one, create("t", 4, 2))
         topic = one.catalog.topics.by_name["t"]
@@ -210,7 +210,7 @@ async def test_a_broker_that_stops_gives_away_what_it_leads_and_gets_it_back(tmp
         assert all(place.leader_epoch == 0 for place in topic.partitions)
 
 
-def test_a_broker_starts_without_its_controller_and_leads_only_when_that_is_back(
+def test_a_broker_without_its_controller_starts_but_leads_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower, "WITHOUT_CONTROLLER_MS", 200)
@@ -243,7 +243,7 @@ def _led(broker: Broker, topic: str) -> PartitionRegistration | None:
     return place if place.leader >= 0 else None
 
 
-def test_a_broker_that_is_alone_imports_nothing_of_clusters(tmp_path: Path) -> None:
+def test_a_standalone_broker_does_not_import_the_cluster_package(tmp_path: Path) -> None:
     program = f"""
 import asyncio, sys
 from pathlib import Path

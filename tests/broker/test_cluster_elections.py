@@ -1,4 +1,4 @@
-"""In-sync sets, leaders and places of replicas: who may change them, and what the controller makes of it."""
+"""In-sync sets, elections and reassignments on the controller."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def wish(broker: Any, topic: Any, isr: dict[int, int], **changes: Any) -> AlterP
 
 
 @on_loop
-async def test_a_leader_changes_its_in_sync_set_and_nobody_else_does(tmp_path: Path) -> None:
+async def test_only_the_leader_can_change_the_in_sync_set(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path) as (one, two, _):
         await made(one, create("t", 0, 0, [2, 1, 3]))
         topic = one.catalog.topics.by_name["t"]
@@ -95,7 +95,7 @@ async def test_a_leader_changes_its_in_sync_set_and_nobody_else_does(tmp_path: P
 
 
 @on_loop
-async def test_leadership_goes_back_to_the_first_replica_when_it_is_asked_for(tmp_path: Path) -> None:
+async def test_a_preferred_election_moves_leadership_to_the_first_replica(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
         await made(brokers[0], create("t", 0, 0, [2, 1, 3]))
         controller = brokers[0].cluster
@@ -118,7 +118,7 @@ async def test_leadership_goes_back_to_the_first_replica_when_it_is_asked_for(tm
 
 
 @on_loop
-async def test_leadership_goes_back_to_the_first_replica_by_itself_after_a_while(tmp_path: Path) -> None:
+async def test_leadership_is_rebalanced_to_the_first_replica_periodically(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 2, {"leader.imbalance.check.interval.seconds": 1}) as brokers:
         await made(brokers[0], create("t", 0, 0, [2, 1]))
         controller = brokers[0].cluster
@@ -131,7 +131,7 @@ async def test_leadership_goes_back_to_the_first_replica_by_itself_after_a_while
 
 
 @on_loop
-async def test_who_was_eligible_is_not_any_more_when_less_is_enough_to_commit(tmp_path: Path) -> None:
+async def test_a_smaller_min_isr_clears_the_eligible_leader_replicas(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 3, {"min.insync.replicas": 2}) as brokers:
         await made(brokers[0], create("t", 0, 0, [1, 2]))
         await brokers[1].stop()
@@ -144,7 +144,7 @@ async def test_who_was_eligible_is_not_any_more_when_less_is_enough_to_commit(tm
 
 
 @on_loop
-async def test_replicas_are_in_different_racks_and_on_brokers_that_are_away_if_need_be(tmp_path: Path) -> None:
+async def test_replicas_are_on_different_racks_and_on_fenced_brokers_if_needed(tmp_path: Path) -> None:
     racks = {1: "a", 2: "a", 3: "b"}
     async with cluster_in_loop(tmp_path, racks=racks) as brokers:
         await made(brokers[1], create("t", 6, 2))
@@ -159,7 +159,7 @@ async def test_replicas_are_in_different_racks_and_on_brokers_that_are_away_if_n
 
 
 @on_loop
-async def test_a_partition_moves_to_other_brokers_and_its_old_folder_goes(tmp_path: Path) -> None:
+async def test_a_reassignment_moves_a_partition_and_deletes_its_old_folder(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 4, {"log.segment.delete.delay.ms": 0}) as brokers:
         await made(brokers[0], create("t", 0, 0, [1, 2]))
 
@@ -182,7 +182,7 @@ async def test_a_partition_moves_to_other_brokers_and_its_old_folder_goes(tmp_pa
 
 
 @on_loop
-async def test_eligible_leaders_are_told_to_clients(tmp_path: Path) -> None:
+async def test_clients_get_the_eligible_leader_replicas(tmp_path: Path) -> None:
     options = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 60_000}
     async with cluster_in_loop(tmp_path, 2, options) as brokers:
         await made(brokers[0], create("t", 0, 0, [1, 2]))
@@ -195,7 +195,7 @@ async def test_eligible_leaders_are_told_to_clients(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_broker_that_will_not_come_back_is_forgotten_and_is_a_new_one_if_it_does(tmp_path: Path) -> None:
+async def test_an_unregistered_broker_is_a_new_one_if_it_comes_back(tmp_path: Path) -> None:
     options = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 60_000}
     async with cluster_in_loop(tmp_path, 2, options) as (one, two), AsyncExitStack() as third:
         own = {"node.id": 3, "headrace.controller": one.listeners[0].address, **options}

@@ -1,4 +1,4 @@
-"""Who may join a cluster, and how."""
+"""Joining a cluster: node ids, errors, authorization and TLS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK = {"initial.broker.registration.timeout.ms": 400}
 
 
 @on_loop
-async def test_a_number_that_another_broker_has_is_refused(tmp_path: Path) -> None:
+async def test_a_duplicate_node_id_is_rejected(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 2) as brokers:
         cluster_id = brokers[0].catalog.identity.cluster_id
         request = BrokerRegistrationRequest(cluster_id=cluster_id, incarnation_id=b"i" * 16, rack=None)
@@ -46,7 +46,7 @@ async def test_a_number_that_another_broker_has_is_refused(tmp_path: Path) -> No
 
 
 @on_loop
-async def test_a_broker_says_why_it_cannot_join(tmp_path: Path) -> None:
+async def test_a_broker_that_cannot_join_reports_the_reason(tmp_path: Path) -> None:
     nobody = {"node.id": 2, "headrace.controller": "127.0.0.1:1", **QUICK}
     with pytest.raises(ConfigError, match=r"headrace.controller: no broker responds at 127\.0\.0\.1:1: start it"):
         async with broker_in_loop(tmp_path / "2", **nobody):
@@ -65,7 +65,7 @@ async def test_a_broker_says_why_it_cannot_join(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_the_folder_of_a_broker_that_follows_does_not_become_a_cluster_of_its_own(tmp_path: Path) -> None:
+async def test_the_folder_of_a_follower_cannot_start_as_a_controller(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 2):
         pass
     with pytest.raises(
@@ -76,7 +76,7 @@ async def test_the_folder_of_a_broker_that_follows_does_not_become_a_cluster_of_
 
 
 @on_loop
-async def test_a_broker_that_cannot_prove_who_it_is_cannot_be_joined(tmp_path: Path) -> None:
+async def test_a_controller_without_inter_broker_credentials_cannot_be_joined(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     options = {"sasl.plain.users": "ann:secret", "sasl.mechanism.inter.broker.protocol": "PLAIN"}
     alone = {**options, "listeners": f"SASL_PLAINTEXT://{address}"}
@@ -96,7 +96,7 @@ async def test_a_broker_that_cannot_prove_who_it_is_cannot_be_joined(tmp_path: P
 
 
 @on_loop
-async def test_only_who_has_the_right_of_a_broker_is_answered_as_one(tmp_path: Path) -> None:
+async def test_inter_broker_requests_need_cluster_action(tmp_path: Path) -> None:
     authorizer = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:nobody",
@@ -123,7 +123,7 @@ async def test_only_who_has_the_right_of_a_broker_is_answered_as_one(tmp_path: P
 
 
 @pytest.mark.skipif(OPENSSL is None, reason="openssl makes the certificates")
-def test_brokers_talk_by_tls_where_the_listener_has_it(tmp_path: Path) -> None:
+def test_brokers_use_tls_if_their_listener_does(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     options = {
         "ssl.keystore.location": str(tmp_path / "server-both.pem"),
@@ -144,7 +144,7 @@ def test_brokers_talk_by_tls_where_the_listener_has_it(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_broker_that_was_alone_keeps_its_topics_when_others_join(tmp_path: Path) -> None:
+async def test_a_standalone_broker_keeps_its_topics_when_others_join(tmp_path: Path) -> None:
     async with broker_in_loop(tmp_path / "1", **{"node.id": 1}) as one:
         alone = one.cluster
         assert alone is None

@@ -1,4 +1,4 @@
-"""Brokers that prove to each other who they are, by TLS or by SASL, and may do what a broker does and no more."""
+"""Authentication and authorization between brokers, with TLS and SASL."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def delete_all(cluster: ReplicaCluster, leader: int, index: int) -> None:
     [("PLAIN", "User:mill"), ("SCRAM by TLS", "User:mill"), ("certificates", "User:CN=server")],
     ids=["plain", "scram", "certificates"],
 )
-def test_brokers_know_each_other_and_need_no_other_right_than_a_broker_s(
+def test_authenticated_brokers_need_only_cluster_action(
     tmp_path: Path, certificates: Path, kind: str, principal: str
 ) -> None:
     options = {"PLAIN": plain(), "SCRAM by TLS": scram(certificates), "certificates": tls(certificates)}[kind]
@@ -154,7 +154,7 @@ def test_brokers_know_each_other_and_need_no_other_right_than_a_broker_s(
     asyncio.run(main())
 
 
-def test_a_connection_is_made_anew_before_its_authentication_ends(
+def test_a_connection_is_replaced_before_its_authentication_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a question would be lost each time. It is made anew early, so that a busy machine makes no difference."""
@@ -181,7 +181,7 @@ def test_a_connection_is_made_anew_before_its_authentication_ends(
     asyncio.run(main())
 
 
-def test_an_embedded_cluster_has_a_listener_for_its_brokers() -> None:
+def test_an_embedded_cluster_can_have_an_inter_broker_listener() -> None:
     listeners = {"listeners": "PLAINTEXT://127.0.0.1:0,INNER://127.0.0.1:0"}
     with EmbeddedCluster(
         3, {**CLIENTS_OPEN, **plain(), **listeners, "super.users": "User:ANONYMOUS;User:mill"}
@@ -193,7 +193,7 @@ def test_an_embedded_cluster_has_a_listener_for_its_brokers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "scram"])
-def test_a_broker_that_is_not_who_it_says_is_refused_at_once(tmp_path: Path, certificates: Path, kind: str) -> None:
+def test_a_broker_with_wrong_credentials_is_rejected_at_once(tmp_path: Path, certificates: Path, kind: str) -> None:
     async def refusal(cluster: ReplicaCluster, options: Mapping[str, object]) -> str:
         with pytest.raises(ConfigError) as refused:
             await cluster.start(2, **options)

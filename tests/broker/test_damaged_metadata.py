@@ -1,4 +1,4 @@
-"""Damage to what a broker knows of its topics is named, deletes nothing, and can be repaired."""
+"""Damaged metadata is reported, deletes nothing, and can be repaired."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def stopped_broker(folder: Path) -> Iterator[EmbeddedBroker]:
 
 
 @pytest.mark.behaviour("B17")
-def test_a_damaged_line_of_the_journal_stops_the_start_and_its_one_wrong_bit_is_repaired(tmp_path: Path) -> None:
+def test_a_damaged_journal_line_prevents_the_start_and_one_bit_is_repaired(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         records = files_of(tmp_path)
         flip(tmp_path / JOURNAL, position_of(tmp_path / JOURNAL, b'"orders"') + 3)
@@ -111,7 +111,7 @@ def test_a_damaged_line_of_the_journal_stops_the_start_and_its_one_wrong_bit_is_
             assert values_in(broker.bootstrap, topic) == VALUES
 
 
-def test_repair_takes_no_catalog_of_another_cluster(tmp_path: Path) -> None:
+def test_repair_rejects_the_catalog_of_another_cluster(tmp_path: Path) -> None:
     for name in ("own", "other"):
         with EmbeddedBroker(data_dir=tmp_path / name):
             pass
@@ -121,7 +121,7 @@ def test_repair_takes_no_catalog_of_another_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("B17")
-def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Path) -> None:
+def test_repair_adds_a_lost_topic_from_its_folders(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         place = position_of(tmp_path / JOURNAL, b'"orders"')
         flip(tmp_path / JOURNAL, place + 1)
@@ -140,7 +140,7 @@ def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Pa
 
 
 @pytest.mark.behaviour("B17")
-def test_a_broker_without_its_journal_does_not_begin_anew_among_the_records_of_the_old_one(tmp_path: Path) -> None:
+def test_a_broker_without_its_journal_does_not_start_on_old_records(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         records = files_of(tmp_path)
         for damage, said in ((Path.touch, "empty"), (Path.unlink, "missing")):
@@ -158,7 +158,7 @@ def test_a_broker_without_its_journal_does_not_begin_anew_among_the_records_of_t
 
 
 @pytest.mark.behaviour("B17")
-def test_repair_names_folders_without_a_topic_id_and_adds_their_topics_if_told(tmp_path: Path) -> None:
+def test_repair_adds_topics_of_accepted_folders_without_a_topic_id(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         (tmp_path / JOURNAL).unlink()
         shutil.copytree(tmp_path / "first-0", tmp_path / "first-1")
@@ -194,7 +194,7 @@ def test_repair_names_folders_without_a_topic_id_and_adds_their_topics_if_told(t
 
 
 @pytest.mark.behaviour("B17")
-def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_takes_over(tmp_path: Path) -> None:
+def test_a_topic_in_a_torn_last_line_leaves_stray_folders(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
         number = next(number for number, line in enumerate(lines) if b'"last"' in line)
@@ -226,7 +226,7 @@ def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_take
 
 
 @pytest.mark.behaviour("B17")
-def test_producer_ids_are_not_given_out_again_when_the_last_byte_of_the_journal_is_missing(tmp_path: Path) -> None:
+def test_producer_ids_are_not_reused_when_the_journal_lost_its_last_byte(tmp_path: Path) -> None:
     with EmbeddedBroker(QUICK, data_dir=tmp_path) as broker:
         broker.create_topic("orders")
         broker.restart()
@@ -241,7 +241,7 @@ def test_producer_ids_are_not_given_out_again_when_the_last_byte_of_the_journal_
 
 
 @pytest.mark.behaviour("B17")
-def test_producer_ids_do_not_go_below_those_in_the_logs_when_whole_lines_are_missing(tmp_path: Path) -> None:
+def test_producer_ids_stay_above_those_in_the_logs_when_lines_are_lost(tmp_path: Path) -> None:
     with EmbeddedBroker(QUICK, data_dir=tmp_path) as broker:
         broker.create_topic("orders")
         write(broker.bootstrap, "orders")
@@ -292,7 +292,7 @@ def test_a_partition_with_another_or_no_topic_id_goes_offline_and_is_kept(tmp_pa
 
 
 @pytest.mark.behaviour("B17")
-def test_what_deletes_a_topic_is_finished_after_a_crash(tmp_path: Path) -> None:
+def test_the_deletion_of_a_topic_is_completed_after_a_crash(tmp_path: Path) -> None:
     """The event is in the journal, the folder was not removed yet: there is proof, and nothing is left behind."""
     with stopped_broker(tmp_path) as broker:
         shutil.copytree(tmp_path / "orders-0", tmp_path / "copy")
@@ -350,7 +350,7 @@ def restored(cluster: EmbeddedCluster, controller_folder: Path) -> None:
 
 
 @pytest.mark.behaviour("B17")
-def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controller_is_repaired(tmp_path: Path) -> None:
+def test_followers_reject_an_older_catalog_and_the_controller_is_repaired(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, older):
         controller, first, second, third = cluster.controller, *cluster.brokers
         records = {broker: files_of(broker.data_dir) for broker in cluster.brokers}
@@ -377,7 +377,7 @@ def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controlle
 
 
 @pytest.mark.behaviour("B17")
-def test_a_controller_with_a_damaged_journal_or_without_its_disk_gets_the_catalog_from_others(tmp_path: Path) -> None:
+def test_repair_restores_the_catalog_of_a_separate_controller(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
         cluster.controller.kill()
         path = cluster.controller.data_dir / JOURNAL
@@ -389,7 +389,7 @@ def test_a_controller_with_a_damaged_journal_or_without_its_disk_gets_the_catalo
 
 
 @pytest.mark.behaviour("B17")
-def test_a_broker_that_is_the_controller_and_lost_its_disk_gets_all_from_others(tmp_path: Path) -> None:
+def test_repair_restores_a_controller_that_lost_its_disk(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=False) as (cluster, _):
         cluster.controller.kill()
         shutil.rmtree(cluster.controller.data_dir)
@@ -397,7 +397,7 @@ def test_a_broker_that_is_the_controller_and_lost_its_disk_gets_all_from_others(
 
 
 @pytest.mark.behaviour("B17")
-def test_a_replica_with_a_damaged_topic_id_stays_offline_and_the_others_serve_the_partition(tmp_path: Path) -> None:
+def test_a_replica_with_a_damaged_topic_id_is_offline_and_others_serve_it(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
         damaged = cluster.broker(cluster.describe_topic("orders")[0]["leader"])
         damaged.kill()
@@ -418,7 +418,7 @@ def test_a_replica_with_a_damaged_topic_id_stays_offline_and_the_others_serve_th
 
 
 @pytest.mark.behaviour("B17")
-def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(tmp_path: Path) -> None:
+def test_a_topic_deleted_while_a_broker_was_down_is_deleted_there_too(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
         away = cluster.brokers[2]
         away.stop()
@@ -430,7 +430,7 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(t
         assert (away.data_dir / "orders-0").exists()
 
 
-def test_a_failed_start_forgets_no_log_that_is_missing(tmp_path: Path) -> None:
+def test_a_failed_start_does_not_hide_a_missing_log(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         shutil.rmtree(tmp_path / "orders-0")
         with pytest.raises(HeadraceError, match=r"authorizer\.class\.name"):
@@ -442,7 +442,7 @@ def test_a_failed_start_forgets_no_log_that_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("B17")
-def test_a_transaction_log_that_lost_its_end_gives_out_no_epoch_twice(tmp_path):
+def test_a_truncated_transaction_log_reuses_no_producer_epoch(tmp_path):
     options = {"transaction_state_log_num_partitions": 1}
     state = tmp_path / "data" / "__transaction_state-0" / f"{0:020d}.log"
     given = set()

@@ -1,4 +1,4 @@
-"""Other people's clients while leaders are killed: they go on by themselves, and lose, double and reorder nothing."""
+"""Other clients while leaders are killed: they continue without loss, duplicates or reordering."""
 
 from __future__ import annotations
 

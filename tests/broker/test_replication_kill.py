@@ -1,4 +1,4 @@
-"""Brokers of a cluster are killed, and partitions moved: what was acknowledged is there once, on all replicas."""
+"""Killed brokers and reassigned partitions: acknowledged records exist exactly once on all replicas."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def log_bytes(folder: Path, index: int) -> bytes:
 
 @pytest.mark.behaviour("B09", "B10", "B11")
 @pytest.mark.timeout(180)
-def test_checks_1_and_2_whoever_is_killed_what_was_acknowledged_is_there_once_on_all_replicas(tmp_path):
+def test_checks_1_and_2_kills_neither_lose_nor_duplicate_acknowledged_records(tmp_path):
     with EmbeddedCluster(3, OPTIONS, data_dir=tmp_path, separate_controller=False) as cluster:
         cluster.create_topic(TOPIC, PARTITIONS)
         numbers = Numbers(cluster.bootstrap_servers)
@@ -122,7 +122,7 @@ def judge(cluster: EmbeddedCluster, numbers: Numbers, folder: Path) -> None:
 
 @pytest.mark.behaviour("B10", "B11")
 @pytest.mark.timeout(180)
-def test_partitions_move_while_they_are_written_to_and_a_new_replica_is_killed_on_the_way(tmp_path):
+def test_partitions_are_reassigned_under_load_while_a_new_replica_is_killed(tmp_path):
     """Each partition from its three brokers to others, its leader too; one that comes dies in the middle of it."""
     with EmbeddedCluster(4, OPTIONS, data_dir=tmp_path) as cluster:
         cluster.create_topic(TOPIC, PARTITIONS)

@@ -1,4 +1,4 @@
-"""The leader's view of its replicas: the high watermark, and who is in sync."""
+"""The leader of a partition: the high watermark and the in-sync set."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_high_watermark_is_what_all_in_sync_replicas_have(tmp_path):
     assert rig.fetch(2, 1) == 4  # it never goes back
 
 
-def test_a_replica_that_is_not_in_sync_does_not_hold_it_up(tmp_path):
+def test_a_replica_outside_the_in_sync_set_does_not_hold_the_high_watermark(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1, 2))
     rig.write(5)
     assert rig.fetch(2, 5) == 5
@@ -70,7 +70,7 @@ def test_a_replica_that_is_not_in_sync_does_not_hold_it_up(tmp_path):
     assert rig.fetch(2, 10) == 10
 
 
-def test_one_that_has_just_caught_up_is_waited_for_or_it_would_never_join(tmp_path):
+def test_the_high_watermark_waits_for_a_replica_that_can_join(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1,))
     rig.write(2)
     rig.partition.advance_high_watermark()
@@ -83,7 +83,7 @@ def test_one_that_has_just_caught_up_is_waited_for_or_it_would_never_join(tmp_pa
     assert not rig.partition.can_join_isr(2)
 
 
-def test_who_joins_must_have_all_that_is_committed_and_that_was_there_when_we_began(tmp_path):
+def test_a_joining_replica_needs_all_committed_records(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1,))
     rig.write(4)
     rig.partition.advance_high_watermark()
@@ -97,7 +97,7 @@ def test_who_joins_must_have_all_that_is_committed_and_that_was_there_when_we_be
 
 
 @pytest.mark.behaviour("B10")
-def test_who_has_the_high_watermark_but_not_what_a_new_leader_began_with_may_not_join(tmp_path):
+def test_a_joining_replica_needs_all_records_of_the_epoch_start(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1,))
     rig.write(4)  # the high watermark is not known to be beyond 0: an earlier leader may have committed more
     rig.place(isr=(1,), leader_epoch=6)
@@ -108,7 +108,7 @@ def test_who_has_the_high_watermark_but_not_what_a_new_leader_began_with_may_not
 
 
 @pytest.mark.behaviour("B09")
-def test_a_produce_that_waits_fails_when_another_epoch_begins_though_this_broker_leads_again(tmp_path):
+def test_a_waiting_produce_fails_when_another_leader_epoch_begins(tmp_path):
     async def test():
         rig = PartitionRig(tmp_path, isr=(1, 2, 3))
         rig.write(1)
@@ -127,7 +127,7 @@ def test_a_produce_that_waits_fails_when_another_epoch_begins_though_this_broker
 
 
 @pytest.mark.behaviour("B10")
-def test_a_proposed_member_counts_before_it_is_confirmed_and_a_proposed_leaver_until_it_is(tmp_path):
+def test_the_larger_of_current_and_proposed_in_sync_set_counts(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1, 2))
     rig.write(3)
     rig.fetch(2, 3)
@@ -147,7 +147,7 @@ def test_a_proposed_member_counts_before_it_is_confirmed_and_a_proposed_leaver_u
     assert rig.log.high_watermark == 6
 
 
-def test_below_min_insync_replicas_it_stays_where_it_is(tmp_path):
+def test_below_min_insync_replicas_the_high_watermark_stays(tmp_path):
     """Check 20: else the one replica that is left could commit what nobody else will ever have."""
     rig = PartitionRig(tmp_path, isr=(1,), min_isr="2")
     rig.write(3)
@@ -156,12 +156,12 @@ def test_below_min_insync_replicas_it_stays_where_it_is(tmp_path):
     assert rig.fetch(2, 3) == 3
 
 
-def test_more_replicas_than_there_are_cannot_be_wanted(tmp_path):
+def test_min_isr_is_at_most_the_number_of_replicas(tmp_path):
     rig = PartitionRig(tmp_path, min_isr="5")
     assert rig.partition.min_isr == 3
 
 
-def test_a_follower_that_does_not_catch_up_is_a_laggard_after_its_time(tmp_path):
+def test_a_follower_lags_after_replica_lag_time_max_ms(tmp_path):
     rig = PartitionRig(tmp_path)
     rig.write(10)
     rig.fetch(2, 10)
@@ -174,7 +174,7 @@ def test_a_follower_that_does_not_catch_up_is_a_laggard_after_its_time(tmp_path)
     assert rig.partition.lagging_replicas() == [3]
 
 
-def test_who_has_what_there_was_at_its_last_fetch_keeps_up_though_more_is_written_all_the_time(tmp_path):
+def test_a_follower_under_constant_load_does_not_lag(tmp_path):
     rig = PartitionRig(tmp_path)
     rig.write(1)
     at = 0
@@ -187,7 +187,7 @@ def test_who_has_what_there_was_at_its_last_fetch_keeps_up_though_more_is_writte
     assert rig.partition.lagging_replicas() == []
 
 
-def test_a_new_leader_knows_nothing_of_its_followers_and_begins_an_epoch(tmp_path):
+def test_a_new_leader_forgets_its_followers_and_begins_an_epoch(tmp_path):
     rig = PartitionRig(tmp_path)
     rig.write(3)
     rig.fetch(2, 3)
@@ -202,7 +202,7 @@ def test_a_new_leader_knows_nothing_of_its_followers_and_begins_an_epoch(tmp_pat
     assert rig.fetch(3, 4) == 4
 
 
-def test_it_is_confirmed_when_the_in_sync_replicas_have_what_it_began_with(tmp_path):
+def test_an_epoch_is_confirmed_when_its_start_is_replicated(tmp_path):
     """Check 21: until then it must not say where the end is, for it may be behind what its predecessor said."""
     rig = PartitionRig(tmp_path)
     rig.write(3)
@@ -216,7 +216,7 @@ def test_it_is_confirmed_when_the_in_sync_replicas_have_what_it_began_with(tmp_p
 @pytest.mark.parametrize(
     ("node", "broker_epoch", "code"), [(9, 1, Code.UNKNOWN_LEADER_EPOCH), (2, 0, Code.NOT_LEADER_OR_FOLLOWER)]
 )
-def test_who_has_no_replica_or_fetched_before_its_restart_is_refused(tmp_path, node, broker_epoch, code):
+def test_fetches_of_non_replicas_and_from_before_a_restart_are_rejected(tmp_path, node, broker_epoch, code):
     rig = PartitionRig(tmp_path)
     rig.fetch(2, 0, broker_epoch=1)
     with pytest.raises(BrokerError) as caught:

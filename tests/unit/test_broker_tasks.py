@@ -1,4 +1,4 @@
-"""Background tasks of a broker: none ends silently."""
+"""Background tasks of a broker: none fails silently."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class FakePeer:
 
 
 @pytest.mark.behaviour("B18")
-def test_a_task_that_fails_is_logged_with_its_traceback_and_counted(caplog):
+def test_a_failed_task_is_logged_with_its_traceback_and_counted(caplog):
     async def fails() -> None:
         raise BugError("here")
 
@@ -113,7 +113,7 @@ def test_a_task_that_fails_is_logged_with_its_traceback_and_counted(caplog):
 
 
 @pytest.mark.behaviour("B18")
-def test_a_loop_that_fails_is_started_again_later_and_later(caplog, monkeypatch):
+def test_a_failed_loop_is_restarted_with_back_off(caplog, monkeypatch):
     async def test() -> None:
         turns = itertools.count()
         waits: list[float] = []
@@ -146,7 +146,7 @@ def test_an_exception_in_a_timer_is_counted(tmp_path, caplog):
     assert "StopIteration" in caplog.text
 
 
-def test_nobody_else_starts_tasks():
+def test_tasks_are_started_by_the_tasks_module_only():
     """A TaskGroup is fine: whoever waits for it gets what its tasks raise."""
     starts = []
     for path in Path(headrace.broker.__path__[0]).rglob("*.py"):
@@ -165,7 +165,7 @@ def test_nobody_else_starts_tasks():
     assert starts == ["tasks.py"]
 
 
-def test_the_status_tells_of_failures(tmp_path):
+def test_the_status_contains_task_failures(tmp_path):
     async def fails() -> None:
         raise BugError("here")
 
@@ -215,7 +215,7 @@ class Follower:
 
 
 @pytest.mark.behaviour("B10", "B18")
-def test_a_replica_fetcher_goes_on_after_what_it_did_not_expect(tmp_path, caplog):
+def test_a_replica_fetcher_continues_after_an_unexpected_error(tmp_path, caplog):
     async def test() -> None:
         follower = Follower(tmp_path)
         peer = FakePeer(BugError("in the fetch"), follower.records)
@@ -230,7 +230,7 @@ def test_a_replica_fetcher_goes_on_after_what_it_did_not_expect(tmp_path, caplog
 
 
 @pytest.mark.behaviour("B10")
-def test_what_an_older_leader_epoch_sent_is_not_taken_over(tmp_path):
+def test_a_response_of_an_older_leader_epoch_is_ignored(tmp_path):
     async def test() -> None:
         follower = Follower(tmp_path)
         partition = follower.partition
@@ -252,7 +252,7 @@ def test_what_an_older_leader_epoch_sent_is_not_taken_over(tmp_path):
 
 
 @pytest.mark.behaviour("B18")
-def test_heartbeats_go_on_after_what_they_did_not_expect(caplog):
+def test_heartbeats_continue_after_an_unexpected_error(caplog):
     async def test() -> None:
         told: list[int] = []
 
@@ -284,7 +284,7 @@ def test_heartbeats_go_on_after_what_they_did_not_expect(caplog):
 
 
 @pytest.mark.behaviour("B18")
-def test_a_change_of_an_in_sync_set_is_asked_for_again_after_an_answer_without_it():
+def test_alter_partition_recovers_from_an_incomplete_response():
     async def test() -> None:
         whole = AlterPartitionResponse(
             topics=[TopicResult(topic_id=bytes(16), partitions=[PartitionResult(partition_index=0, partition_epoch=4)])]
@@ -302,7 +302,7 @@ def test_a_change_of_an_in_sync_set_is_asked_for_again_after_an_answer_without_i
 
 @pytest.mark.behaviour("B18")
 @pytest.mark.parametrize("error", [BrokerError("damaged", code=Code.CORRUPT_MESSAGE), OSError("no such disk")])
-def test_a_group_partition_that_cannot_be_read_does_not_stop_the_broker(error, caplog):
+def test_an_unreadable_group_partition_does_not_stop_the_broker(error, caplog):
     async def test() -> None:
         rig = GroupRig()
 
@@ -335,7 +335,7 @@ def test_a_flush_ends_when_the_log_is_truncated_below_what_it_waits_for(tmp_path
     run(test)
 
 
-def test_a_start_that_fails_lets_go_of_the_data_folder(tmp_path):
+def test_a_failed_start_releases_the_data_folder(tmp_path):
     async def test() -> None:
         config = resolve(("argument", {"log.dirs": str(tmp_path), "listeners": "PLAINTEXT://127.0.0.1:0"}))
         founded = Broker(config)

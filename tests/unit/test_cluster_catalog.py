@@ -1,4 +1,4 @@
-"""The catalog in a cluster: a copy follows it, change by change or all at once, and is the same then."""
+"""The catalog in a cluster: copies that apply changes or snapshots are equal; and the saved broker epoch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def leading(tmp_path: Path) -> Catalog:
     return catalog
 
 
-def test_a_copy_that_gets_a_snapshot_is_the_same_and_is_so_after_a_restart(leading: Catalog, tmp_path: Path) -> None:
+def test_a_copy_equals_its_snapshot_also_after_a_restart(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     assert contents(copy) == contents(Catalog(tmp_path / "none", follows=True))  # it founds no cluster
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
@@ -72,7 +72,7 @@ def test_a_copy_that_gets_a_snapshot_is_the_same_and_is_so_after_a_restart(leadi
     assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
 
 
-def test_the_epoch_of_a_broker_that_was_forgotten_is_not_given_out_again(leading: Catalog, tmp_path: Path) -> None:
+def test_the_epoch_of_an_unregistered_broker_is_not_reused(leading: Catalog, tmp_path: Path) -> None:
     leading.record(Brokers.change(row(3, 7), 1))
     leading.record(Brokers.removal(3, leading.brokers.last_epoch))
     copy = Catalog(tmp_path / "copy", follows=True)
@@ -82,7 +82,7 @@ def test_the_epoch_of_a_broker_that_was_forgotten_is_not_given_out_again(leading
     assert Catalog(tmp_path / "copy", follows=True).brokers.last_epoch == 7
 
 
-def test_a_copy_that_is_late_hears_of_the_difference_only(leading: Catalog, tmp_path: Path) -> None:
+def test_a_snapshot_produces_events_only_for_differences(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     heard: list[Event] = []
@@ -103,7 +103,7 @@ def test_a_copy_that_is_late_hears_of_the_difference_only(leading: Catalog, tmp_
     assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
 
 
-def test_a_copy_that_follows_change_by_change_is_the_same(leading: Catalog, tmp_path: Path) -> None:
+def test_a_copy_that_applies_all_changes_is_equal(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     number = leading.recent.next_number
@@ -124,9 +124,7 @@ def restarted(catalog: Catalog, path: Path) -> Catalog:
 
 
 @pytest.mark.behaviour("B17")
-def test_a_snapshot_that_lacks_changes_of_the_copy_is_refused_and_changes_nothing(
-    leading: Catalog, tmp_path: Path
-) -> None:
+def test_a_snapshot_that_lacks_changes_of_the_copy_is_rejected(leading: Catalog, tmp_path: Path) -> None:
     older = (tmp_path / "leading").read_bytes()
     leading.record(Topics.creation("later", [[1]]))
     copy = Catalog(tmp_path / "copy", follows=True)
@@ -151,7 +149,7 @@ def test_a_snapshot_that_lacks_changes_of_the_copy_is_refused_and_changes_nothin
     assert contents(Catalog(tmp_path / "copy", follows=True)) == before
 
 
-def test_a_snapshot_of_a_later_epoch_is_taken_wherever_the_copy_was(
+def test_a_snapshot_of_a_later_epoch_is_accepted(
     leading: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "EPOCHS_KEPT_MAX", 3)
@@ -168,7 +166,7 @@ def test_a_snapshot_of_a_later_epoch_is_taken_wherever_the_copy_was(
         assert copy.offset == leading.offset
 
 
-def test_two_runs_of_one_number_are_told_apart(leading: Catalog, tmp_path: Path) -> None:
+def test_two_epochs_with_the_same_number_are_distinguished(leading: Catalog, tmp_path: Path) -> None:
     """The same older journal was started twice, and both runs have made changes."""
     leading.close()
     journal = (tmp_path / "leading").read_bytes()
@@ -185,7 +183,7 @@ def test_two_runs_of_one_number_are_told_apart(leading: Catalog, tmp_path: Path)
         copy.load_snapshot(list(other.snapshot()), other.offset)
 
 
-def test_a_copy_of_an_earlier_version_takes_any_snapshot(leading: Catalog, tmp_path: Path) -> None:
+def test_a_copy_of_an_earlier_version_accepts_any_snapshot(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     events = [event for event in leading.snapshot() if event["kind"] != "controller-epochs"]
     copy.load_snapshot(events, 1000)
@@ -194,9 +192,7 @@ def test_a_copy_of_an_earlier_version_takes_any_snapshot(leading: Catalog, tmp_p
 
 
 @pytest.mark.behaviour("B17")
-def test_a_topic_that_a_snapshot_does_not_have_is_lost_and_only_a_deleted_one_is_deleted(
-    leading: Catalog, tmp_path: Path
-) -> None:
+def test_a_topic_missing_in_a_snapshot_is_lost_but_not_deleted(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     heard: list[Event] = []
@@ -210,7 +206,7 @@ def test_a_topic_that_a_snapshot_does_not_have_is_lost_and_only_a_deleted_one_is
     }
 
 
-def test_deleted_topics_are_remembered_but_not_for_ever(
+def test_a_limited_number_of_deleted_topics_is_kept(
     leading: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "DELETED_KEPT_MAX", 2)
@@ -229,7 +225,7 @@ def test_a_copy_cannot_be_changed(tmp_path: Path) -> None:
     assert not copy.topics.by_name
 
 
-def test_what_is_assumed_is_forgotten_with_the_next_snapshot_and_at_a_restart(leading: Catalog, tmp_path: Path) -> None:
+def test_an_overlay_ends_with_the_next_snapshot_or_restart(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     orders = copy.topics.by_name["orders"]
@@ -240,7 +236,7 @@ def test_what_is_assumed_is_forgotten_with_the_next_snapshot_and_at_a_restart(le
     assert orders.partitions[0].leader == 1
 
 
-def test_changes_are_kept_by_number_for_those_who_have_nearly_all() -> None:
+def test_recent_changes_are_returned_by_number() -> None:
     recent = RecentChanges()
     for number in range(CHANGES_KEPT_MAX + 10):
         recent.add([{"kind": str(number)}])
@@ -258,7 +254,7 @@ def test_changes_are_kept_by_number_for_those_who_have_nearly_all() -> None:
     assert RecentChanges().generation != recent.generation
 
 
-def test_a_journal_from_before_there_were_clusters_is_read(tmp_path: Path) -> None:
+def test_a_journal_from_before_clusters_is_read(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "journal")
     catalog.record(Topics.creation("orders", [[1]]))
     text = (tmp_path / "journal").read_text()
@@ -290,7 +286,7 @@ def test_data_are_trusted_after_a_clean_stop_or_in_the_same_boot(
     assert clean_shutdown.previous_epoch(tmp_path) == -1
 
 
-def test_a_start_killed_after_a_clean_stop_and_a_boot_leaves_the_data_trusted(
+def test_a_start_killed_after_a_clean_stop_and_a_boot_keeps_the_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot_id = tmp_path / "boot_id"
@@ -311,7 +307,7 @@ def test_a_start_killed_after_a_clean_stop_and_a_boot_leaves_the_data_trusted(
     [(5, 5, True), (5, 6, True), (5, 9, True), (5, 4, False), (5, -1, False), (5, 10, False), (0, -1, False)],
     ids=["not kept", "kept, never unfenced", "the last", "older", "lost", "of another catalog", "new"],
 )
-def test_a_broker_is_trusted_with_the_data_of_its_last_unfenced_epoch_or_a_later_one(
+def test_data_of_the_last_unfenced_epoch_or_a_later_one_are_trusted(
     tmp_path: Path, unfenced_epoch: int, previous_epoch: int, trusted: bool
 ) -> None:
     catalog = Catalog(tmp_path / "journal")
@@ -320,7 +316,7 @@ def test_a_broker_is_trusted_with_the_data_of_its_last_unfenced_epoch_or_a_later
     assert recorded.trusts(previous_epoch) is trusted
 
 
-def test_a_broker_of_which_an_earlier_version_has_recorded_is_trusted_with_its_last_epoch_only() -> None:
+def test_registrations_of_earlier_versions_trust_the_last_epoch_only() -> None:
     event = Brokers.change(row(2, 9, fenced=True), 1)
     del event["unfenced_epoch"]
     brokers = Brokers()
@@ -330,7 +326,7 @@ def test_a_broker_of_which_an_earlier_version_has_recorded_is_trusted_with_its_l
 
 @pytest.mark.behaviour("B17")
 @pytest.mark.parametrize("name", [clean_shutdown.FILE_NAME, clean_shutdown.COPY_NAME])
-def test_data_are_trusted_if_one_of_the_two_files_that_tell_of_the_last_run_is_damaged(
+def test_damage_to_one_of_the_two_epoch_files_is_tolerated(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clean_shutdown.save_epoch(tmp_path, 7)

@@ -1,4 +1,4 @@
-"""Elections: who leads when brokers come and go, and which replicas may."""
+"""Elections and reassignments as a pure function."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def after(
     return target
 
 
-def test_a_partition_that_is_well_stays_as_it_is() -> None:
+def test_a_healthy_partition_does_not_change() -> None:
     assert apply_change(WHOLE, rules(1, 2, 3)) is None
 
 
-def test_a_leader_that_is_gone_is_followed_by_the_next_replica_in_sync() -> None:
+def test_the_next_in_sync_replica_replaces_a_leader() -> None:
     target = after(WHOLE, rules(2, 3), PartitionChange(isr=(2, 3)))
     assert target == PartitionRegistration((1, 2, 3), (2, 3), 2, 6, partition_epoch=8)
 
 
-def test_a_replica_that_is_not_in_sync_is_passed_over() -> None:
+def test_a_replica_outside_the_in_sync_set_is_not_elected() -> None:
     partition = PartitionRegistration((1, 2, 3), (1, 3), 1, 0)
     assert after(partition, rules(2, 3), PartitionChange(isr=(3,))).leader == 3
 
 
-def test_a_follower_that_leaves_changes_no_leader_and_no_leader_epoch() -> None:
+def test_a_leaving_follower_changes_neither_leader_nor_leader_epoch() -> None:
     target = after(WHOLE, rules(1, 2), PartitionChange(isr=(1, 2)))
     assert (target.leader, target.leader_epoch, target.partition_epoch, target.elr) == (1, 5, 8, ())
 
 
-def test_who_leaves_a_set_that_is_too_small_stays_eligible() -> None:
+def test_a_replica_that_leaves_a_small_in_sync_set_stays_eligible() -> None:
     two = after(WHOLE, rules(2, 3), PartitionChange(isr=(2, 3)))
     one = after(two, rules(3), PartitionChange(isr=(3,)))
     assert (one.leader, one.isr, one.elr) == (3, (3,), (2,))  # not 1: it left before what two may have acknowledged
@@ -62,7 +62,7 @@ def test_who_leaves_a_set_that_is_too_small_stays_eligible() -> None:
     assert (enough.isr, enough.elr, enough.last_known_elr) == ((2, 3), (), ())
 
 
-def test_with_a_minimum_of_one_only_the_last_one_is_eligible() -> None:
+def test_with_min_isr_1_only_the_last_replica_is_eligible() -> None:
     one = after(WHOLE, rules(1, min_isr=1), PartitionChange(isr=(1,)))
     assert one.elr == ()
     none = after(one, rules(min_isr=1), PartitionChange(isr=()))
@@ -78,7 +78,7 @@ def test_the_last_replica_with_a_lost_tail_is_not_elected() -> None:
     assert (allowed.leader, allowed.isr) == (3, (3,))  # of all that live, it has most
 
 
-def test_an_unclean_election_takes_any_that_lives_only_if_no_other_can() -> None:
+def test_an_unclean_election_is_the_last_resort() -> None:
     partition = PartitionRegistration((1, 2, 3), (1,), 1, 0)
     clean = after(WHOLE, rules(2, 3, election=Election.UNCLEAN), PartitionChange(isr=(2, 3)))
     assert (clean.leader, clean.isr) == (2, (2, 3))
@@ -87,7 +87,7 @@ def test_an_unclean_election_takes_any_that_lives_only_if_no_other_can() -> None
     assert after(partition, rules(3), PartitionChange(isr=())).leader == NO_LEADER
 
 
-def test_the_first_replica_is_preferred_if_it_is_in_sync() -> None:
+def test_a_preferred_election_elects_the_first_replica_if_in_sync() -> None:
     partition = PartitionRegistration((1, 2, 3), (2, 1), 2, 3)
     preferred = after(partition, rules(1, 2, 3, election=Election.PREFERRED))
     assert (preferred.leader, preferred.leader_epoch) == (1, 4)
@@ -95,11 +95,11 @@ def test_the_first_replica_is_preferred_if_it_is_in_sync() -> None:
     assert apply_change(behind, rules(1, 2, 3, election=Election.PREFERRED)) is None
 
 
-def test_a_leader_that_was_restarted_leads_in_a_new_epoch() -> None:
+def test_a_restarted_leader_leads_in_a_new_epoch() -> None:
     assert after(WHOLE, rules(1, 2, 3), PartitionChange(new_epoch=True)).leader_epoch == 6
 
 
-def test_a_move_adds_waits_and_then_removes() -> None:
+def test_a_reassignment_adds_replicas_before_it_removes_others() -> None:
     everybody = rules(1, 2, 3, 4, 5)
     begun = after(WHOLE, everybody, begin_reassignment(WHOLE, (4, 5, 3)))
     assert begun.replicas == (4, 5, 3, 1, 2)
@@ -112,12 +112,12 @@ def test_a_move_adds_waits_and_then_removes() -> None:
     assert (done.leader, done.leader_epoch) == (4, begun.leader_epoch + 1)
 
 
-def test_a_move_that_only_changes_the_order_is_done_at_once() -> None:
+def test_a_reassignment_of_the_order_completes_at_once() -> None:
     done = after(WHOLE, rules(1, 2, 3), begin_reassignment(WHOLE, (3, 2, 1)))
     assert (done.replicas, done.leader, done.leader_epoch) == ((3, 2, 1), 1, 5)
 
 
-def test_a_move_can_be_given_up() -> None:
+def test_a_reassignment_can_be_cancelled() -> None:
     everybody = rules(1, 2, 3, 4)
     begun = after(WHOLE, everybody, begin_reassignment(WHOLE, (4, 2, 3)))
     caught_up = after(begun, rules(1, 2, 3, 4), PartitionChange(isr=(1, 2)))
@@ -127,7 +127,7 @@ def test_a_move_can_be_given_up() -> None:
 
 
 @pytest.mark.parametrize("target", [(4, 5, 6), (1, 2, 4)])
-def test_a_move_can_be_changed_while_it_is_under_way(target: tuple[int, ...]) -> None:
+def test_a_running_reassignment_can_be_replaced(target: tuple[int, ...]) -> None:
     everybody = rules(1, 2, 3, 4, 5, 6)
     begun = after(WHOLE, everybody, begin_reassignment(WHOLE, (4, 5, 3)))
     other = after(begun, everybody, begin_reassignment(begun, target))

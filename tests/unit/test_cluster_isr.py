@@ -1,4 +1,4 @@
-"""Asking the controller for other in-sync sets, and what followers are told: with a controller that the test plays."""
+"""In-sync set proposals with a fake controller, and the fetch sessions of followers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def run(tmp_path, test: Callable[[Rig], Awaitable[None]], **options) -> None:
     asyncio.run(main())
 
 
-def test_who_has_caught_up_joins_with_the_epoch_it_fetched_with(tmp_path):
+def test_a_caught_up_replica_joins_with_its_broker_epoch(tmp_path):
     async def test(rig):
         rig.write()
         assert rig.fetch(3, 1) == 0
@@ -114,7 +114,7 @@ def test_who_has_caught_up_joins_with_the_epoch_it_fetched_with(tmp_path):
     run(tmp_path, test, isr=(1, 2))
 
 
-def test_who_does_not_keep_up_leaves_and_is_not_waited_for_any_more(tmp_path):
+def test_a_lagging_replica_leaves_the_in_sync_set(tmp_path):
     async def test(rig):
         rig.write()
         rig.fetch(2, 1)
@@ -126,7 +126,7 @@ def test_who_does_not_keep_up_leaves_and_is_not_waited_for_any_more(tmp_path):
     run(tmp_path, test)
 
 
-def test_a_controller_that_cannot_be_asked_is_asked_again_and_nothing_changes_before(tmp_path):
+def test_a_proposal_is_retried_while_the_controller_is_unreachable(tmp_path):
     async def test(rig):
         rig.controller.answers = [ConnectionFailedError("away")] * 3
         rig.write()
@@ -157,7 +157,7 @@ def test_an_unexpected_exception_does_not_end_a_proposal(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("code", "kept"), [(Code.INELIGIBLE_REPLICA, False), (Code.INVALID_UPDATE_VERSION, True)])
-def test_a_refusal_ends_the_proposal_unless_it_may_have_been_carried_out(tmp_path, code, kept):
+def test_a_rejection_ends_a_proposal_unless_it_may_have_succeeded(tmp_path, code, kept):
     async def test(rig):
         rig.controller.answers = [BrokerError("no", code=code)]
         rig.write()
@@ -171,7 +171,7 @@ def test_a_refusal_ends_the_proposal_unless_it_may_have_been_carried_out(tmp_pat
     run(tmp_path, test, isr=(1, 2))
 
 
-def test_nobody_waits_for_a_broker_that_is_gone_though_it_had_just_caught_up(tmp_path):
+def test_a_fenced_broker_does_not_hold_the_high_watermark(tmp_path):
     """It is taken out of the set first, and said to be gone after that: both have to be heard."""
 
     async def test(rig):
@@ -187,7 +187,7 @@ def test_nobody_waits_for_a_broker_that_is_gone_though_it_had_just_caught_up(tmp
     run(tmp_path, test)
 
 
-def test_a_broker_that_comes_back_joins_though_it_fetched_before_it_was_known_to_live(tmp_path):
+def test_a_broker_that_fetched_while_fenced_joins_when_unfenced(tmp_path):
     async def test(rig):
         rig.broker(3, fenced=True)
         rig.fetch(3, 0)
@@ -203,7 +203,7 @@ def test_a_broker_that_comes_back_joins_though_it_fetched_before_it_was_known_to
 # What followers are told.
 
 
-def test_a_session_tells_each_thing_once_and_what_is_marked_again(tmp_path):
+def test_a_session_returns_each_change_once_and_marked_partitions_again(tmp_path):
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
         place = (rig.partition.topic_id, 0)
@@ -227,7 +227,7 @@ def test_a_session_tells_each_thing_once_and_what_is_marked_again(tmp_path):
     run(tmp_path, test)
 
 
-def test_a_fetch_that_waits_is_woken_by_records_but_not_by_the_high_watermark(tmp_path):
+def test_records_complete_a_waiting_fetch_but_the_high_watermark_does_not(tmp_path):
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
         place = (rig.partition.topic_id, 0)
@@ -252,7 +252,7 @@ def test_a_fetch_that_waits_is_woken_by_records_but_not_by_the_high_watermark(tm
     ("session_id", "epoch", "code"),
     [(99, 1, Code.FETCH_SESSION_ID_NOT_FOUND), (1, 3, Code.INVALID_FETCH_SESSION_EPOCH)],
 )
-def test_a_fetch_out_of_its_session_is_refused(session_id, epoch, code):
+def test_a_fetch_with_a_wrong_session_is_rejected(session_id, epoch, code):
     sessions = FollowerSessions()
     begun = sessions.find(2, 0, 0)
     assert sessions.find(2, begun.id, 1) is begun

@@ -1,4 +1,4 @@
-"""A follower's log: where it is cut, what it takes over, and that it comes out the same as the leader's."""
+"""The log of a follower: truncation and appends make it equal to the leader's."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def place(nodes, leader: int, epoch: int, isr=(1, 2)) -> None:
         node.place(leader, epoch, isr)
 
 
-def test_a_follower_has_the_same_bytes_and_knows_the_same_of_producers(nodes):
+def test_a_follower_has_the_same_bytes_and_producer_state(nodes):
     one, two = nodes
     for number in range(20):
         one.write(b"%d" % number, producer=Producer(7, 0, number))
@@ -114,7 +114,7 @@ def test_a_follower_has_the_same_bytes_and_knows_the_same_of_producers(nodes):
 
 
 @pytest.mark.behaviour("B10")
-def test_check_22_divergence_is_resolved_by_epoch_though_the_offsets_would_fit(nodes):
+def test_check_22_divergence_is_resolved_by_epoch_even_with_equal_offsets(nodes):
     """KAFKA-6361: leadership goes back and forth, each leader with records that the other never got."""
     one, two = nodes
     one.write(b"a0", b"a1")
@@ -132,7 +132,7 @@ def test_check_22_divergence_is_resolved_by_epoch_though_the_offsets_would_fit(n
     assert one.log.end_offset == two.log.end_offset == 6
 
 
-def test_check_22_a_leader_that_wrote_nothing_leaves_no_epoch_behind_that_would_be_cut_for_ever(nodes):
+def test_check_22_an_epoch_without_records_causes_no_endless_truncation(nodes):
     one, two = nodes
     one.write(b"a")
     two.catch_up(one)
@@ -143,7 +143,7 @@ def test_check_22_a_leader_that_wrote_nothing_leaves_no_epoch_behind_that_would_
     assert bytes_of(one) == bytes_of(two)
 
 
-def test_check_21_what_diverges_is_cut_before_the_high_watermark_is_raised(nodes):
+def test_check_21_truncation_comes_before_advancing_the_high_watermark(nodes):
     """KAFKA-14704: a follower must not take the leader's high watermark for records that the leader does not have."""
     one, two = nodes
     one.write(b"a")
@@ -163,7 +163,7 @@ def test_check_21_what_diverges_is_cut_before_the_high_watermark_is_raised(nodes
     assert bytes_of(one) == bytes_of(two)
 
 
-def test_check_7_dedupe_state_is_cut_with_the_log_and_follows_the_new_leaders(nodes):
+def test_check_7_producer_state_is_truncated_with_the_log(nodes):
     one, two = nodes
     for number in range(6):
         one.write(b"%d" % number, producer=Producer(7, 0, number))
@@ -183,7 +183,7 @@ def test_check_7_dedupe_state_is_cut_with_the_log_and_follows_the_new_leaders(no
     assert (info.duplicate, info.first_offset) == (True, 9)
 
 
-def test_open_transactions_and_the_last_stable_offset_follow(nodes):
+def test_open_transactions_and_the_last_stable_offset_are_replicated(nodes):
     one, two = nodes
     one.write(b"a")
     one.write(b"open", producer=Producer(9, 0, 0, transactional=True))
@@ -197,7 +197,7 @@ def test_open_transactions_and_the_last_stable_offset_follow(nodes):
     assert [one.producer_id for one in one.log.aborted_transactions(0, 9)] == [9]
 
 
-def test_a_follower_begins_where_the_leader_does(nodes):
+def test_a_follower_starts_at_the_leaders_start_offset(nodes):
     one, two = nodes
     for number in range(5):
         one.write(b"%d" % number)
@@ -207,7 +207,7 @@ def test_a_follower_begins_where_the_leader_does(nodes):
     assert two.log.start_offset == 3
 
 
-def test_an_epoch_that_the_leader_never_knew_is_out_of_its_range(nodes):
+def test_an_epoch_unknown_to_the_leader_is_out_of_range(nodes):
     one, two = nodes
     two.place(2, 4)
     two.write(b"x")
@@ -215,7 +215,7 @@ def test_an_epoch_that_the_leader_never_knew_is_out_of_its_range(nodes):
     assert two.fetch_from(one).error_code == Code.OFFSET_OUT_OF_RANGE
 
 
-def test_who_lost_leadership_writes_nothing_more(nodes):
+def test_a_former_leader_rejects_appends(nodes):
     one, _ = nodes
     held = one.partition
     place(nodes, 2, 1)

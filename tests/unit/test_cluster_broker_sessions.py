@@ -1,4 +1,4 @@
-"""Which brokers count as living: by heartbeats, and by connections."""
+"""Broker sessions: heartbeats and closed connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def line() -> Session:
 
 
 @on_loop
-async def test_a_broker_that_is_not_heard_of_for_the_time_out_is_gone_and_only_that() -> None:
+async def test_a_session_without_heartbeats_expires() -> None:
     rig = Rig()
     rig.sessions.touch(2, line())
     rig.sessions.touch(3, line())
@@ -41,7 +41,7 @@ async def test_a_broker_that_is_not_heard_of_for_the_time_out_is_gone_and_only_t
 
 
 @on_loop
-async def test_an_end_that_cannot_be_recorded_is_tried_again() -> None:
+async def test_an_expiry_that_cannot_be_recorded_is_retried() -> None:
     rig = Rig()
     is_full = True
 
@@ -59,7 +59,7 @@ async def test_an_end_that_cannot_be_recorded_is_tried_again() -> None:
 
 
 @on_loop
-async def test_a_lost_connection_ends_a_session_soon_unless_there_is_another_one() -> None:
+async def test_a_closed_connection_shortens_the_session_unless_reconnected() -> None:
     rig = Rig()
     two, three = line(), line()
     rig.sessions.touch(2, two)
@@ -76,7 +76,7 @@ async def test_a_lost_connection_ends_a_session_soon_unless_there_is_another_one
 
 
 @on_loop
-async def test_an_old_connection_that_closes_does_not_end_a_session_that_has_a_newer_one() -> None:
+async def test_closing_an_old_connection_does_not_affect_the_session() -> None:
     rig = Rig()
     old = line()
     rig.sessions.touch(2, old)
@@ -87,7 +87,7 @@ async def test_an_old_connection_that_closes_does_not_end_a_session_that_has_a_n
 
 
 @on_loop
-async def test_nobody_is_gone_because_the_controller_was_away_itself() -> None:
+async def test_a_stalled_controller_does_not_expire_sessions() -> None:
     rig = Rig()
     rig.sessions.touch(2, line())
     await rig.clock.run(1_000)

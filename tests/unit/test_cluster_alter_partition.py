@@ -1,4 +1,4 @@
-"""What a broker asks of the controller: in-sync sets, together; and producer ids, ahead of time."""
+"""Requests to the controller: AlterPartition in batches, and producer ids in advance."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def made(controller: FakeController) -> AlterPartitionManager:
 
 
 @on_loop
-async def test_what_comes_together_is_asked_together_and_each_gets_its_own_answer() -> None:
+async def test_concurrent_changes_share_a_request_and_get_separate_results() -> None:
     controller = FakeController()
     requests = made(controller)
     found = await asyncio.gather(
@@ -82,7 +82,7 @@ async def test_what_comes_together_is_asked_together_and_each_gets_its_own_answe
 
 
 @on_loop
-async def test_what_comes_while_a_request_is_on_its_way_waits_for_the_next_one() -> None:
+async def test_changes_during_a_request_wait_for_the_next_request() -> None:
     controller = FakeController()
     controller.held.clear()
     requests = made(controller)
@@ -97,7 +97,7 @@ async def test_what_comes_while_a_request_is_on_its_way_waits_for_the_next_one()
 
 
 @on_loop
-async def test_a_controller_that_is_away_is_told_to_all_who_asked_and_the_next_ones_ask_again() -> None:
+async def test_an_unreachable_controller_fails_all_pending_changes() -> None:
     controller = FakeController()
     controller.error = ConnectionFailedError("away")
     requests = made(controller)
@@ -110,7 +110,7 @@ async def test_a_controller_that_is_away_is_told_to_all_who_asked_and_the_next_o
 
 
 @on_loop
-async def test_nobody_waits_when_the_broker_stops() -> None:
+async def test_closing_fails_pending_changes() -> None:
     controller = FakeController()
     controller.held.clear()
     requests = made(controller)
@@ -123,7 +123,7 @@ async def test_nobody_waits_when_the_broker_stops() -> None:
 
 
 @on_loop
-async def test_producer_ids_of_the_controller_are_asked_for_before_they_are_needed(tmp_path: Path) -> None:
+async def test_producer_ids_are_prefetched_from_the_controller(tmp_path: Path) -> None:
     blocks = [(0, 1000), (5000, 6000), (9000, 10_000)]
     asked = 0
     error: HeadraceError | None = ConnectionFailedError("away")
