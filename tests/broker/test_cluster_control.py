@@ -46,12 +46,12 @@ from tests.support.group_rig import on_loop
 @on_loop
 async def test_every_broker_returns_all_brokers_and_the_controller(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 3, {"broker.rack": "here"}) as brokers:
-        addresses = {(n + 1, one.listeners[0].port, "here") for n, one in enumerate(brokers)}
+        addresses = {(n + 1, broker1.listeners[0].port, "here") for n, broker1 in enumerate(brokers)}
         cluster_id = brokers[0].catalog.identity.cluster_id
         for broker in brokers:
-            told = await metadata(broker)
-            assert {(node.node_id, node.port, node.rack) for node in told.brokers} == addresses
-            assert (told.controller_id, told.cluster_id) == (1, cluster_id)
+            seen = await metadata(broker)
+            assert {(node.node_id, node.port, node.rack) for node in seen.brokers} == addresses
+            assert (seen.controller_id, seen.cluster_id) == (1, cluster_id)
             described = cast("DescribeClusterResponse", await asked(broker, DescribeClusterRequest(), 2))
             assert {(node.broker_id, node.port, node.rack) for node in described.brokers} == addresses
             assert (described.controller_id, described.cluster_id) == (1, cluster_id)
@@ -71,18 +71,18 @@ async def test_topics_can_be_created_extended_and_deleted_on_any_broker(tmp_path
             grown = CreatePartitionsTopic(name=name, partition_count=7, assignments=None)
             response: Any = await asked(broker, CreatePartitionsRequest(topics=[grown]), 3)
             assert [row.error_code for row in response.results] == [0]
-            assert all(len(one.catalog.topics.by_name[name].partitions) == 7 for one in brokers)
+            assert all(len(broker1.catalog.topics.by_name[name].partitions) == 7 for broker1 in brokers)
             change = IncrementalConfigsResource(
                 resource_type=2, resource_name=name, configs=[IncrementalConfig(name="retention.ms", value="5000")]
             )
             await asked(broker, IncrementalAlterConfigsRequest(resources=[change]), 1)
-            assert all(one.log_config(name).retention_ms == 5000 for one in brokers)
+            assert all(broker1.log_config(name).retention_ms == 5000 for broker1 in brokers)
         for broker in brokers:
             response = await asked(broker, DeleteTopicsRequest(topic_names=[f"at-{broker.node_id}"]), 5)
             assert [row.error_code for row in response.responses] == [0]
-        assert all(not one.catalog.topics.by_name for one in brokers)
-        assert all(not one.catalog.configs.of(TOPIC, "at-2") for one in brokers)
-        assert all(not list((tmp_path / str(one.node_id)).glob("at-?-?")) for one in brokers)
+        assert all(not broker1.catalog.topics.by_name for broker1 in brokers)
+        assert all(not broker1.catalog.configs.of(TOPIC, "at-2") for broker1 in brokers)
+        assert all(not list((tmp_path / str(broker1.node_id)).glob("at-?-?")) for broker1 in brokers)
 
 
 @on_loop
@@ -134,14 +134,14 @@ async def test_coordinators_are_distributed_and_every_broker_returns_them(tmp_pa
     options = {"offsets.topic.replication.factor": 3, "offsets.topic.num.partitions": 6}
     async with cluster_in_loop(tmp_path, 3, options) as brokers:
         request = FindCoordinatorRequest(coordinator_keys=[f"group-{n}" for n in range(30)])
-        found: list[dict[str, tuple[int, int]]] = []
+        coordinators: list[dict[str, tuple[int, int]]] = []
         for broker in reversed(brokers):  # the first one to ask is not the controller
             response = cast("FindCoordinatorResponse", await asked(broker, request, 4))
             assert {row.error_code for row in response.coordinators} == {0}
-            found.append({row.key: (row.node_id, row.port) for row in response.coordinators})
-        assert found[0] == found[1] == found[2]
-        assert {node for node, _ in found[0].values()} == {1, 2, 3}
-        assert all(port == brokers[node - 1].listeners[0].port for node, port in found[0].values())
+            coordinators.append({row.key: (row.node_id, row.port) for row in response.coordinators})
+        assert coordinators[0] == coordinators[1] == coordinators[2]
+        assert {node for node, _ in coordinators[0].values()} == {1, 2, 3}
+        assert all(port == brokers[node - 1].listeners[0].port for node, port in coordinators[0].values())
 
 
 @on_loop
@@ -194,20 +194,20 @@ async def until_asked(broker: Broker, request: Message, version: int) -> Message
 
 @on_loop
 async def test_a_stopping_broker_hands_over_its_leaderships_and_gets_them_back(tmp_path: Path) -> None:
-    async with cluster_in_loop(tmp_path, 2) as (one, two):
-        await made(one, create("t", 4, 2))
-        topic = one.catalog.topics.by_name["t"]
+    async with cluster_in_loop(tmp_path, 2) as (broker1, broker2):
+        await made(broker1, create("t", 4, 2))
+        topic = broker1.catalog.topics.by_name["t"]
         async with broker_in_loop(
-            tmp_path / "3", **{"node.id": 3, "headrace.controller": one.listeners[0].address}
-        ) as three:
-            await made(three, create("u", 0, 0, [3, 1], [3, 2]))
-            moved = one.catalog.topics.by_name["u"]
-            assert [place.leader for place in moved.partitions] == [3, 3]
-        assert [place.leader for place in moved.partitions] == [1, 2]
-        assert [place.isr for place in moved.partitions] == [(1,), (2,)]
-        assert one.catalog.brokers.by_id[3].fenced
-        assert {node.node_id for node in (await metadata(two)).brokers} == {1, 2}
-        assert all(place.leader_epoch == 0 for place in topic.partitions)
+            tmp_path / "3", **{"node.id": 3, "headrace.controller": broker1.listeners[0].address}
+        ) as broker3:
+            await made(broker3, create("u", 0, 0, [3, 1], [3, 2]))
+            moved = broker1.catalog.topics.by_name["u"]
+            assert [partition.leader for partition in moved.partitions] == [3, 3]
+        assert [partition.leader for partition in moved.partitions] == [1, 2]
+        assert [partition.isr for partition in moved.partitions] == [(1,), (2,)]
+        assert broker1.catalog.brokers.by_id[3].fenced
+        assert {node.node_id for node in (await metadata(broker2)).brokers} == {1, 2}
+        assert all(partition.leader_epoch == 0 for partition in topic.partitions)
 
 
 def test_a_broker_without_its_controller_starts_but_leads_nothing(
@@ -220,27 +220,27 @@ def test_a_broker_without_its_controller_starts_but_leads_nothing(
 
     async def run() -> None:
         async with AsyncExitStack() as later:
-            async with broker_in_loop(tmp_path / "1", **first) as one:
-                two = await later.enter_async_context(broker_in_loop(tmp_path / "2", **second))
-                await made(one, create("t", 0, 0, [2, 1]))
-            assert two.catalog.topics.by_name["t"].partitions[0].leader == 2  # and so says its copy when it stops
-        async with broker_in_loop(tmp_path / "2", **second) as two:
-            (topic,) = (await metadata(two, "t")).topics
+            async with broker_in_loop(tmp_path / "1", **first) as broker1:
+                broker2 = await later.enter_async_context(broker_in_loop(tmp_path / "2", **second))
+                await made(broker1, create("t", 0, 0, [2, 1]))
+            assert broker2.catalog.topics.by_name["t"].partitions[0].leader == 2  # and so says its copy when it stops
+        async with broker_in_loop(tmp_path / "2", **second) as broker2:
+            (topic,) = (await metadata(broker2, "t")).topics
             assert topic.partitions[0].leader_id == -1
-            refused = cast("CreateTopicsResponse", await asked(two, create("later"), 7))
+            refused = cast("CreateTopicsResponse", await asked(broker2, create("later"), 7))
             assert refused.topics[0].error_code == Code.REQUEST_TIMED_OUT
             assert "the controller does not respond" in (refused.topics[0].error_message or "")
             async with broker_in_loop(tmp_path / "1", **first):
-                place = await until("somebody leads", lambda: _led(two, "t"))
-                assert place.leader_epoch > 0
-                await made(two, create("later"))
+                partition = await until("somebody leads", lambda: _led(broker2, "t"))
+                assert partition.leader_epoch > 0
+                await made(broker2, create("later"))
 
     asyncio.run(run())
 
 
 def _led(broker: Broker, topic: str) -> PartitionRegistration | None:
-    place = broker.catalog.topics.by_name[topic].partitions[0]
-    return place if place.leader >= 0 else None
+    partition = broker.catalog.topics.by_name[topic].partitions[0]
+    return partition if partition.leader >= 0 else None
 
 
 def test_a_standalone_broker_does_not_import_the_cluster_package(tmp_path: Path) -> None:

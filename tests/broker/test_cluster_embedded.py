@@ -62,8 +62,8 @@ def in_sync(cluster: EmbeddedCluster, topic: str, count: int = 3) -> list[dict[s
     """The places of a topic when so many replicas of each partition are in sync."""
 
     def enough() -> list[dict[str, Any]] | None:
-        places = cluster.describe_topic(topic)
-        return places if all(len(place["isr"]) == count for place in places) else None
+        states = cluster.describe_topic(topic)
+        return states if all(len(state["isr"]) == count for state in states) else None
 
     return eventually(f"{count} replicas of {topic} in sync", enough)
 
@@ -110,10 +110,10 @@ def test_a_killed_leader_is_replaced_and_no_acknowledged_record_is_lost(
         leader.kill()
         producer.send(topic, b"after", partition=0).result(20)
         assert time.monotonic() - began < FAIL_OVER_SECONDS_MAX
-    (place,) = cluster.describe_topic(topic)
-    assert place["leader"] not in (leader.node_id, -1)
-    assert place["leader_epoch"] > epoch
-    assert leader.node_id not in place["isr"]
+    (state,) = cluster.describe_topic(topic)
+    assert state["leader"] not in (leader.node_id, -1)
+    assert state["leader_epoch"] > epoch
+    assert leader.node_id not in state["isr"]
     assert consumed(cluster, topic, 11) == [*(f"before-{n}" for n in range(10)), "after"]
     leader.start()
     in_sync(cluster, topic)
@@ -134,7 +134,7 @@ def test_a_paused_broker_is_fenced_and_unfenced_after_it_resumes(cluster: Embedd
     paused = cluster.brokers[1]
     paused.pause()
     eventually("it is fenced", lambda: cluster.controller.known_brokers()[2]["fenced"])
-    assert all(place["leader"] in (1, 3) and 2 not in place["isr"] for place in cluster.describe_topic(topic))
+    assert all(state["leader"] in (1, 3) and 2 not in state["isr"] for state in cluster.describe_topic(topic))
     paused.resume()
     in_sync(cluster, topic)
     eventually("it has heard of it too", lambda: paused.describe_topic(topic) == cluster.describe_topic(topic))
@@ -170,8 +170,8 @@ def test_a_cluster_that_was_killed_has_all_data_after_a_restart(cluster: Embedde
     for broker in reversed(cluster.brokers):
         broker.kill()
     cluster.start()
-    places = in_sync(cluster, topic)
-    assert all(place["leader_epoch"] > 0 for place in places)
+    states = in_sync(cluster, topic)
+    assert all(state["leader_epoch"] > 0 for state in states)
     for partition in (0, 1):
         assert consumed(cluster, topic, 20, partition) == [f"{partition}-{n}" for n in range(20)]
     produce(cluster, topic, ["more"])
@@ -185,8 +185,8 @@ def test_a_broker_that_may_have_lost_data_is_not_elected(cluster: EmbeddedCluste
     produce(cluster, topic, ["kept"])
 
     def states() -> tuple[int, list[int], list[int]]:
-        (place,) = cluster.describe_topic(topic)
-        return place["leader"], place["isr"], sorted(place["elr"])
+        (state,) = cluster.describe_topic(topic)
+        return state["leader"], state["isr"], sorted(state["elr"])
 
     three.kill()
     eventually("3 is eligible only", lambda: states() == (2, [2], [3]))
@@ -225,8 +225,8 @@ def test_a_loss_of_records_counts_even_if_the_broker_ends_before_it_registers(is
     options = {**QUICK, "replica.high.watermark.checkpoint.interval.ms": 100}
     with EmbeddedCluster(2, options, data_dir=tmp_path) as cluster:
         cluster.create_topic("t", 1, 2, configs={"min.insync.replicas": "2"})
-        (place,) = in_sync(cluster, "t", 2)
-        leader, other = (cluster.broker(node_id) for node_id in place["replicas"])
+        (state,) = in_sync(cluster, "t", 2)
+        leader, other = (cluster.broker(node_id) for node_id in state["replicas"])
         produce(cluster, "t", ["lost here"])
         path = leader.data_dir / "t-0" / f"{0:020d}.log"
         noted = leader.data_dir / "replication-offset-checkpoint"
@@ -296,8 +296,8 @@ def kill_at_start(
 
 
 def check_kept(cluster: EmbeddedCluster) -> None:
-    for partition, place in enumerate(in_sync(cluster, "kept")):
-        assert place["leader"] != -1
+    for partition, state in enumerate(in_sync(cluster, "kept")):
+        assert state["leader"] != -1
         assert consumed(cluster, "kept", 10, partition) == [f"{partition}-{n}" for n in range(10)]
 
 
@@ -331,12 +331,12 @@ def test_a_cluster_killed_at_any_point_of_its_start_gets_all_leaders_again(
     killed: EmbeddedCluster, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     for registrations in (1, 2, 3):
-        wanted = max(recorded_epochs(killed).values()) + registrations
+        expected = max(recorded_epochs(killed).values()) + registrations
         kill_at_start(
             killed,
             processes,
             f"{registrations} brokers have registered",
-            lambda: max(recorded_epochs(killed).values()) >= wanted,  # noqa: B023 - called here only
+            lambda: max(recorded_epochs(killed).values()) >= expected,  # noqa: B023 - called here only
         )
     killed.start()
     check_kept(killed)
@@ -345,10 +345,12 @@ def test_a_cluster_killed_at_any_point_of_its_start_gets_all_leaders_again(
 def test_any_broker_can_fail_with_a_separate_controller() -> None:
     with EmbeddedCluster(3, QUICK) as cluster:
         topic = cluster.create_topic("safe", 3)
-        told = AdminClient({"bootstrap.servers": cluster.controller.bootstrap, "log_level": 0}).list_topics(timeout=10)
-        assert set(told.brokers) == {1, 2, 3}
-        assert told.controller_id in told.brokers
-        assert {node for place in cluster.describe_topic(topic) for node in place["replicas"]} == {1, 2, 3}
+        returned = AdminClient({"bootstrap.servers": cluster.controller.bootstrap, "log_level": 0}).list_topics(
+            timeout=10
+        )
+        assert set(returned.brokers) == {1, 2, 3}
+        assert returned.controller_id in returned.brokers
+        assert {node for state in cluster.describe_topic(topic) for node in state["replicas"]} == {1, 2, 3}
         lost = cluster.broker(cluster.describe_topic(topic)[0]["leader"])
         lost.kill()
         produce(cluster, topic, ["one"])
@@ -373,8 +375,8 @@ def test_an_isolated_broker_is_replaced_and_catches_up_after_healing(degraded: E
     produce(degraded, topic, ["before"])
     degraded.brokers[1].isolate()
     produce(degraded, topic, ["meanwhile"])
-    (place,) = degraded.describe_topic(topic)
-    assert (place["leader"], sorted(place["isr"])) == (3, [1, 3])
+    (state,) = degraded.describe_topic(topic)
+    assert (state["leader"], sorted(state["isr"])) == (3, [1, 3])
     degraded.brokers[1].heal()
     in_sync(degraded, topic)
     isolated = degraded.brokers[1]
@@ -462,8 +464,8 @@ def test_librdkafka_finds_all_brokers_through_any_of_them(cluster: EmbeddedClust
         AdminClient({"bootstrap.servers": one.bootstrap, "log_level": 0}).list_topics(timeout=10)
         for one in cluster.brokers
     ]
-    for told in seen:
-        assert {node.id: f"{node.host}:{node.port}" for node in told.brokers.values()} == {
+    for returned in seen:
+        assert {node.id: f"{node.host}:{node.port}" for node in returned.brokers.values()} == {
             one.node_id: one.bootstrap for one in cluster.brokers
         }
-        assert told.controller_id == 1
+        assert returned.controller_id == 1

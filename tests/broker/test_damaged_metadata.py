@@ -123,9 +123,9 @@ def test_repair_rejects_the_catalog_of_another_cluster(tmp_path: Path) -> None:
 @pytest.mark.behaviour("B17")
 def test_repair_adds_a_lost_topic_from_its_folders(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
-        place = position_of(tmp_path / JOURNAL, b'"orders"')
-        flip(tmp_path / JOURNAL, place + 1)
-        flip(tmp_path / JOURNAL, place + 3)
+        partition = position_of(tmp_path / JOURNAL, b'"orders"')
+        flip(tmp_path / JOURNAL, partition + 1)
+        flip(tmp_path / JOURNAL, partition + 3)
         facts = repaired(tmp_path)
         assert len(facts["lost"]) == 1
         assert "its checksum does not match" in facts["lost"][0]
@@ -312,7 +312,7 @@ def test_the_deletion_of_a_topic_is_completed_after_a_crash(tmp_path: Path) -> N
 
 
 def in_sync(cluster: EmbeddedCluster, *topics: str) -> bool:
-    rows = [place for topic in topics for place in cluster.describe_topic(topic)]
+    rows = [partition for topic in topics for partition in cluster.describe_topic(topic)]
     return len(rows) >= len(topics) and all(len(row["isr"]) == 3 and row["leader"] > 0 for row in rows)
 
 
@@ -406,9 +406,9 @@ def test_a_replica_with_a_damaged_topic_id_is_offline_and_others_serve_it(tmp_pa
         damaged.start()
         assert [stray["folder"] for stray in damaged.status()["strays"]] == [str(damaged.data_dir / "orders-0")]
         write(cluster.bootstrap_servers, "orders", [b"more"])
-        (place,) = cluster.describe_topic("orders")
-        assert place["leader"] != damaged.node_id
-        assert values_in(cluster.broker(place["leader"]).bootstrap, "orders") == [*VALUES, b"more"]
+        (partition,) = cluster.describe_topic("orders")
+        assert partition["leader"] != damaged.node_id
+        assert values_in(cluster.broker(partition["leader"]).bootstrap, "orders") == [*VALUES, b"more"]
         assert files_of(damaged.data_dir)["orders-0/00000000000000000000.log"] == records
         damaged.stop()
         repaired(damaged.data_dir, "--accept", "orders-0")

@@ -43,8 +43,8 @@ class Numbers:
         number = 0
         try:
             while not self._stopping.is_set():
-                told = functools.partial(self._told, number)
-                self._producer.send(TOPIC, b"%d" % number, partition=number % PARTITIONS, on_delivery=told)
+                acknowledged = functools.partial(self._told, number)
+                self._producer.send(TOPIC, b"%d" % number, partition=number % PARTITIONS, on_delivery=acknowledged)
                 number += 1
                 if number % 100 == 0:
                     time.sleep(0.001)
@@ -67,11 +67,11 @@ class Numbers:
 
 
 def all_in_sync(cluster: EmbeddedCluster, topic: str = TOPIC) -> bool:
-    return all(len(place["isr"]) == 3 and place["leader"] > 0 for place in cluster.describe_topic(topic))
+    return all(len(partition["isr"]) == 3 and partition["leader"] > 0 for partition in cluster.describe_topic(topic))
 
 
 def is_led_by_others(cluster: EmbeddedCluster, victim: int) -> bool:
-    return all(place["leader"] not in (-1, victim) for place in cluster.describe_topic(TOPIC))
+    return all(partition["leader"] not in (-1, victim) for partition in cluster.describe_topic(TOPIC))
 
 
 def log_bytes(folder: Path, index: int) -> bytes:
@@ -107,14 +107,14 @@ def judge(cluster: EmbeddedCluster, numbers: Numbers, folder: Path) -> None:
     assert numbers.errors == []
     for index in range(PARTITIONS):
         expected = {o: n for n, (p, o) in numbers.acknowledged.items() if p == index}
-        found = {
+        records = {
             record.offset: int(record.value or b"")
             for record in librdkafka.consume_to_end(cluster.bootstrap_servers, TOPIC, partition=index)
         }
-        assert {offset: found.get(offset) for offset in expected} == expected
-        assert len(set(found.values())) == len(found)  # nothing twice
-        assert list(found.values()) == sorted(found.values())  # nor out of order
-    replicas = [place["replicas"] for place in cluster.describe_topic(TOPIC)]
+        assert {offset: records.get(offset) for offset in expected} == expected
+        assert len(set(records.values())) == len(records)  # nothing twice
+        assert list(records.values()) == sorted(records.values())  # nor out of order
+    replicas = [partition["replicas"] for partition in cluster.describe_topic(TOPIC)]
     cluster.stop()
     for index, nodes in enumerate(replicas):
         assert len({log_bytes(folder / f"broker-{node}", index) for node in nodes}) == 1
@@ -160,8 +160,8 @@ def move(cluster: EmbeddedCluster, index: int, replicas: list[int]) -> None:
 
 
 def has_moved(cluster: EmbeddedCluster, index: int, replicas: list[int]) -> bool:
-    place = cluster.describe_topic(TOPIC)[index]
-    return place["replicas"] == replicas and len(place["isr"]) == len(replicas) and not place["adding"]
+    partition = cluster.describe_topic(TOPIC)[index]
+    return partition["replicas"] == replicas and len(partition["isr"]) == len(replicas) and not partition["adding"]
 
 
 def is_gone(folder: Path) -> bool:

@@ -41,7 +41,7 @@ class PartitionRig:
         self.partition.advance_high_watermark()
         return self.log.high_watermark
 
-    def place(self, *, isr, leader=1, leader_epoch=5, partition_epoch=8) -> None:
+    def register(self, *, isr, leader=1, leader_epoch=5, partition_epoch=8) -> None:
         self.partition.apply_registration(PartitionRegistration((1, 2, 3), isr, leader, leader_epoch, partition_epoch))
 
 
@@ -91,7 +91,7 @@ def test_a_joining_replica_needs_all_committed_records(tmp_path):
     assert not rig.partition.can_join_isr(2)
     rig.fetch(2, 4)
     assert rig.partition.can_join_isr(2)
-    rig.place(isr=(1,), leader_epoch=6)
+    rig.register(isr=(1,), leader_epoch=6)
     assert rig.partition.epoch_start == 4
     assert not rig.partition.can_join_isr(2)  # of this epoch it has not fetched yet
 
@@ -100,7 +100,7 @@ def test_a_joining_replica_needs_all_committed_records(tmp_path):
 def test_a_joining_replica_needs_all_records_of_the_epoch_start(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1,))
     rig.write(4)  # the high watermark is not known to be beyond 0: an earlier leader may have committed more
-    rig.place(isr=(1,), leader_epoch=6)
+    rig.register(isr=(1,), leader_epoch=6)
     rig.partition.follower_fetched(2, 3, 1)
     assert not rig.partition.can_join_isr(2)
     rig.partition.follower_fetched(2, 4, 1)
@@ -115,7 +115,7 @@ def test_a_waiting_produce_fails_when_another_leader_epoch_begins(tmp_path):
         waiting = DelayedProduce(rig.partition, 0)
         assert not waiting.try_complete(TopicPartition("t", 0))
         # It followed another leader between the two: what is at the offset now may be of that one.
-        rig.place(isr=(1,), leader_epoch=7)
+        rig.register(isr=(1,), leader_epoch=7)
         rig.partition.advance_high_watermark()
         assert rig.log.high_watermark == 1
         assert waiting.try_complete(TopicPartition("t", 0))
@@ -134,7 +134,7 @@ def test_the_larger_of_current_and_proposed_in_sync_set_counts(tmp_path):
     rig.partition.propose_isr((1, 2, 3))
     rig.write(2)
     assert rig.fetch(2, 5) == 3  # 3 may be elected already, for all we know
-    rig.place(isr=(1, 2, 3))
+    rig.register(isr=(1, 2, 3))
     assert rig.partition.proposed_isr is None
     assert rig.fetch(3, 5) == 5
 
@@ -142,7 +142,7 @@ def test_the_larger_of_current_and_proposed_in_sync_set_counts(tmp_path):
     rig.clock.now_ms += LAG_MS + 1
     rig.partition.propose_isr((1, 2))
     assert rig.fetch(2, 6) == 5
-    rig.place(isr=(1, 2), partition_epoch=9)
+    rig.register(isr=(1, 2), partition_epoch=9)
     rig.partition.advance_high_watermark()
     assert rig.log.high_watermark == 6
 
@@ -152,7 +152,7 @@ def test_below_min_insync_replicas_the_high_watermark_stays(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1,), min_isr="2")
     rig.write(3)
     assert not rig.partition.advance_high_watermark()
-    rig.place(isr=(1, 2))
+    rig.register(isr=(1, 2))
     assert rig.fetch(2, 3) == 3
 
 
@@ -192,10 +192,10 @@ def test_a_new_leader_forgets_its_followers_and_begins_an_epoch(tmp_path):
     rig.write(3)
     rig.fetch(2, 3)
     rig.fetch(3, 3)
-    rig.place(isr=(1, 2, 3), leader=2, leader_epoch=6)
+    rig.register(isr=(1, 2, 3), leader=2, leader_epoch=6)
     assert not rig.partition.is_leader
     assert not rig.partition.advance_high_watermark()
-    rig.place(isr=(1, 2, 3), leader=1, leader_epoch=7)
+    rig.register(isr=(1, 2, 3), leader=1, leader_epoch=7)
     rig.write(1)
     assert rig.log.latest_epoch == 7
     assert rig.fetch(2, 4) == 3
@@ -206,7 +206,7 @@ def test_an_epoch_is_confirmed_when_its_start_is_replicated(tmp_path):
     """Check 21: until then it must not say where the end is, for it may be behind what its predecessor said."""
     rig = PartitionRig(tmp_path)
     rig.write(3)
-    rig.place(isr=(1, 2, 3), leader_epoch=6)
+    rig.register(isr=(1, 2, 3), leader_epoch=6)
     assert not rig.partition.is_confirmed
     rig.fetch(2, 3)
     assert rig.fetch(3, 3) == 3

@@ -66,7 +66,7 @@ def made(controller: FakeController) -> AlterPartitionManager:
 async def test_concurrent_changes_share_a_request_and_get_separate_results() -> None:
     controller = FakeController()
     requests = made(controller)
-    found = await asyncio.gather(
+    results = await asyncio.gather(
         requests.alter(IsrChange(ONE, 0, 3, 7, {1: 5})),
         requests.alter(IsrChange(TWO, 0, 3, 8, {1: 5, 2: 6})),
         requests.alter(IsrChange(ONE, 1, 3, 9, {1: 5, 3: -1})),
@@ -75,10 +75,10 @@ async def test_concurrent_changes_share_a_request_and_get_separate_results() -> 
     )
     assert len(controller.requests) == 1
     assert (controller.requests[0].broker_id, controller.requests[0].broker_epoch) == (1, 5)
-    rows: list[Any] = list(found[:3])
+    rows: list[Any] = list(results[:3])
     assert [(row.isr, row.partition_epoch) for row in rows] == [((1,), 8), ((1, 2), 9), ((1, 3), 10)]
-    assert isinstance(found[3], BrokerError)
-    assert found[3].code == Code.FENCED_LEADER_EPOCH
+    assert isinstance(results[3], BrokerError)
+    assert results[3].code == Code.FENCED_LEADER_EPOCH
 
 
 @on_loop
@@ -101,10 +101,10 @@ async def test_an_unreachable_controller_fails_all_pending_changes() -> None:
     controller = FakeController()
     controller.error = ConnectionFailedError("away")
     requests = made(controller)
-    found = await asyncio.gather(
+    results = await asyncio.gather(
         *(requests.alter(IsrChange(ONE, n, 0, 0, {1: 5})) for n in (0, 1)), return_exceptions=True
     )
-    assert [type(error) for error in found] == [ConnectionFailedError] * 2
+    assert [type(error) for error in results] == [ConnectionFailedError] * 2
     controller.error = None
     assert (await requests.alter(IsrChange(ONE, 0, 0, 0, {1: 5}))).partition_epoch == 1
 

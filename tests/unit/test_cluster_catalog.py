@@ -41,8 +41,8 @@ def change(catalog: Catalog) -> None:
     """Something else in every section."""
     by_name = catalog.topics.by_name
     catalog.record(Topics.growth(by_name["orders"], [[2, 1]]))
-    place = PartitionRegistration((1, 2), (2,), 2, 4, partition_epoch=6, elr=(1,), adding=(3,), removing=(1,))
-    catalog.record(Topics.partition_change(by_name["orders"], 0, place))
+    partition = PartitionRegistration((1, 2), (2,), 2, 4, partition_epoch=6, elr=(1,), adding=(3,), removing=(1,))
+    catalog.record(Topics.partition_change(by_name["orders"], 0, partition))
     catalog.record(Topics.deletion(by_name["gone"]), Topics.creation("new", [[2]]))
     catalog.record(Topics.deletion(by_name["new"]), Topics.creation("gone", [[2]]))
     catalog.record(Brokers.change(row(2, 3), 1), Brokers.removal(1, 3))
@@ -170,15 +170,15 @@ def test_two_epochs_with_the_same_number_are_distinguished(leading: Catalog, tmp
     """The same older journal was started twice, and both runs have made changes."""
     leading.close()
     journal = (tmp_path / "leading").read_bytes()
-    one = Catalog(tmp_path / "leading")
-    one.record(Topics.creation("one", [[1]]))
+    first = Catalog(tmp_path / "leading")
+    first.record(Topics.creation("one", [[1]]))
     copy = Catalog(tmp_path / "copy", follows=True)
-    copy.load_snapshot(list(one.snapshot()), one.offset)
+    copy.load_snapshot(list(first.snapshot()), first.offset)
     (tmp_path / "other").write_bytes(journal)
     other = Catalog(tmp_path / "other")
     for number in range(9):
         other.record(Topics.creation(f"other-{number}", [[1]]))
-    assert other.epochs.last == one.epochs.last
+    assert other.epochs.last == first.epochs.last
     with pytest.raises(StaleCatalogError):
         copy.load_snapshot(list(other.snapshot()), other.offset)
 

@@ -49,24 +49,28 @@ def test_a_leaving_follower_changes_neither_leader_nor_leader_epoch() -> None:
 
 
 def test_a_replica_that_leaves_a_small_in_sync_set_stays_eligible() -> None:
-    two = after(WHOLE, rules(2, 3), PartitionChange(isr=(2, 3)))
-    one = after(two, rules(3), PartitionChange(isr=(3,)))
-    assert (one.leader, one.isr, one.elr) == (3, (3,), (2,))  # not 1: it left before what two may have acknowledged
-    none = after(one, rules(), PartitionChange(isr=()))
-    assert (none.leader, none.isr, none.elr, none.last_known_elr) == (NO_LEADER, (), (2, 3), (3,))
-    assert apply_change(none, rules(1)) is None  # it may lack what is committed
-    back_again = after(none, rules(1, 2))
+    two_left = after(WHOLE, rules(2, 3), PartitionChange(isr=(2, 3)))
+    one_left = after(two_left, rules(3), PartitionChange(isr=(3,)))
+    assert (one_left.leader, one_left.isr, one_left.elr) == (
+        3,
+        (3,),
+        (2,),
+    )  # not 1: it left before what two may have acknowledged
+    none_left = after(one_left, rules(), PartitionChange(isr=()))
+    assert (none_left.leader, none_left.isr, none_left.elr, none_left.last_known_elr) == (NO_LEADER, (), (2, 3), (3,))
+    assert apply_change(none_left, rules(1)) is None  # it may lack what is committed
+    back_again = after(none_left, rules(1, 2))
     assert (back_again.leader, back_again.isr, back_again.elr) == (2, (2,), (3,))
-    assert back_again.leader_epoch == none.leader_epoch + 1
+    assert back_again.leader_epoch == none_left.leader_epoch + 1
     enough = after(back_again, rules(1, 2, 3), PartitionChange(isr=(2, 3)))
     assert (enough.isr, enough.elr, enough.last_known_elr) == ((2, 3), (), ())
 
 
 def test_with_min_isr_1_only_the_last_replica_is_eligible() -> None:
-    one = after(WHOLE, rules(1, min_isr=1), PartitionChange(isr=(1,)))
-    assert one.elr == ()
-    none = after(one, rules(min_isr=1), PartitionChange(isr=()))
-    assert (none.leader, none.elr) == (NO_LEADER, (1,))
+    one_left = after(WHOLE, rules(1, min_isr=1), PartitionChange(isr=(1,)))
+    assert one_left.elr == ()
+    none_left = after(one_left, rules(min_isr=1), PartitionChange(isr=()))
+    assert (none_left.leader, none_left.elr) == (NO_LEADER, (1,))
 
 
 def test_the_last_replica_with_a_lost_tail_is_not_elected() -> None:

@@ -41,8 +41,7 @@ class Controller:
         answer = self.answers.pop(0) if self.answers else None
         if answer is not None:
             raise answer
-        place = self.rig.place(tuple(change.isr), partition_epoch=change.partition_epoch + 1)
-        return place
+        return self.rig.register(tuple(change.isr), partition_epoch=change.partition_epoch + 1)
 
 
 class Rig:
@@ -62,7 +61,7 @@ class Rig:
         for node in (1, 2, 3):
             self.broker(node)
         self.catalog.record(Topics.creation("t", [[1, 2, 3]]))
-        self.place(isr, partition_epoch=1)
+        self.register(isr, partition_epoch=1)
 
     @property
     def partition(self) -> Partition:
@@ -72,11 +71,11 @@ class Rig:
         row = BrokerRegistration(node, "00", 10 + node, {}, None, fenced=fenced, stopping=False)
         self.catalog.record(Brokers.change(row, 1))
 
-    def place(self, isr, *, partition_epoch) -> PartitionRegistration:
+    def register(self, isr, *, partition_epoch) -> PartitionRegistration:
         topic = self.catalog.topics.by_name["t"]
-        place = PartitionRegistration((1, 2, 3), isr, 1, 0, partition_epoch)
-        self.catalog.record(self.catalog.topics.partition_change(topic, 0, place))
-        return place
+        registration = PartitionRegistration((1, 2, 3), isr, 1, 0, partition_epoch)
+        self.catalog.record(self.catalog.topics.partition_change(topic, 0, registration))
+        return registration
 
     def write(self) -> None:
         self.replicas.append(self.partition, batch(b"x"), origin=Origin.CLIENT, acks=1)
@@ -165,7 +164,7 @@ def test_a_rejection_ends_a_proposal_unless_it_may_have_succeeded(tmp_path, code
         await rig.clock.run(100)
         assert len(rig.controller.asked) == 1
         assert (rig.partition.proposed_isr is not None) is kept
-        rig.place((1, 2, 3), partition_epoch=5)  # what the controller knew, and we did not
+        rig.register((1, 2, 3), partition_epoch=5)  # what the controller knew, and we did not
         assert rig.partition.proposed_isr is None
 
     run(tmp_path, test, isr=(1, 2))
@@ -179,7 +178,7 @@ def test_a_fenced_broker_does_not_hold_the_high_watermark(tmp_path):
         rig.fetch(2, 1)
         assert rig.fetch(3, 1) == 1
         rig.write()
-        rig.place((1, 2), partition_epoch=2)
+        rig.register((1, 2), partition_epoch=2)
         assert rig.fetch(2, 2) == 1  # 3 could come back
         rig.broker(3, fenced=True)
         assert rig.partition.log.high_watermark == 2
@@ -206,20 +205,20 @@ def test_a_broker_that_fetched_while_fenced_joins_when_unfenced(tmp_path):
 def test_a_session_returns_each_change_once_and_marked_partitions_again(tmp_path):
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
-        place = (rig.partition.topic_id, 0)
-        session.update(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
-        due = session.due([place])
-        assert [*due] == [place]
+        partition_id = (rig.partition.topic_id, 0)
+        session.update(partition_id, PartitionFetch(0, 0, 1000, partition=rig.partition))
+        due = session.due([partition_id])
+        assert [*due] == [partition_id]
         quiet = Read(b"", 0, 0, 0)
         assert len(session.unreported(due, [quiet])) == 1  # the high watermark was not known
         assert session.due([]) == {}
         assert session.unreported(due, [quiet]) == []
         rig.write()
-        assert [*session.due([])] == [place]
+        assert [*session.due([])] == [partition_id]
         # There was no room for it: it is not forgotten.
         assert session.unreported(due, [quiet]) == []
-        assert [*session.due([])] == [place]
-        session.forget(place)
+        assert [*session.due([])] == [partition_id]
+        session.forget(partition_id)
         rig.write()
         assert session.due([]) == {}
         assert rig.partition.follower_sessions == []
@@ -230,9 +229,9 @@ def test_a_session_returns_each_change_once_and_marked_partitions_again(tmp_path
 def test_records_complete_a_waiting_fetch_but_the_high_watermark_does_not(tmp_path):
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
-        place = (rig.partition.topic_id, 0)
-        session.update(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
-        session.due([place])
+        partition_id = (rig.partition.topic_id, 0)
+        session.update(partition_id, PartitionFetch(0, 0, 1000, partition=rig.partition))
+        session.due([partition_id])
         waiting = asyncio.create_task(session.wait(rig.clock, 500))
         await rig.clock.run()
         session.mark_for_next(rig.partition.key)

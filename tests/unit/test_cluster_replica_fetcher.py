@@ -50,7 +50,7 @@ class Node:
     def log(self):
         return self.partition.log
 
-    def place(self, leader: int, epoch: int, isr=(1, 2)) -> None:
+    def register(self, leader: int, epoch: int, isr=(1, 2)) -> None:
         topic = self.catalog.topics.by_name[TOPIC]
         self.catalog.record(
             self.catalog.topics.partition_change(topic, 0, PartitionRegistration((1, 2), isr, leader, epoch, epoch))
@@ -64,10 +64,10 @@ class Node:
     def fetch_from(self, leader: Node) -> Read:
         """One fetch of a follower, and what it does with the answer."""
         log = self.log
-        wanted = PartitionFetch(0, log.end_offset, 1 << 20, self.partition.leader_epoch, log.latest_epoch)
-        wanted.partition = leader.partition
+        fetch = PartitionFetch(0, log.end_offset, 1 << 20, self.partition.leader_epoch, log.latest_epoch)
+        fetch.partition = leader.partition
         limits = FetchLimits(1, 1 << 20, False, Replica(self.node_id, -1, leader.replicas.follower_fetched))
-        (read,), _ = fetching.read_all([wanted], limits)
+        (read,), _ = fetching.read_all([fetch], limits)
         if read.diverging is not None:
             log.truncate(common_end(log, *read.diverging))
         elif read.error_code == Code.NONE:
@@ -97,128 +97,128 @@ def bytes_of(node: Node) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(node.log.directory.glob("*.log")))
 
 
-def place(nodes, leader: int, epoch: int, isr=(1, 2)) -> None:
+def register(nodes, leader: int, epoch: int, isr=(1, 2)) -> None:
     for node in nodes:
-        node.place(leader, epoch, isr)
+        node.register(leader, epoch, isr)
 
 
 def test_a_follower_has_the_same_bytes_and_producer_state(nodes):
-    one, two = nodes
+    node1, node2 = nodes
     for number in range(20):
-        one.write(b"%d" % number, producer=Producer(7, 0, number))
-    assert two.catch_up(one) == 0
-    assert bytes_of(two) == bytes_of(one)
-    assert (two.log.high_watermark, two.log.end_offset) == (20, 20)
-    assert two.log.producers.facts() == one.log.producers.facts()
-    assert two.log.epochs.rows == one.log.epochs.rows
+        node1.write(b"%d" % number, producer=Producer(7, 0, number))
+    assert node2.catch_up(node1) == 0
+    assert bytes_of(node2) == bytes_of(node1)
+    assert (node2.log.high_watermark, node2.log.end_offset) == (20, 20)
+    assert node2.log.producers.facts() == node1.log.producers.facts()
+    assert node2.log.epochs.rows == node1.log.epochs.rows
 
 
 @pytest.mark.behaviour("B10")
 def test_check_22_divergence_is_resolved_by_epoch_even_with_equal_offsets(nodes):
     """KAFKA-6361: leadership goes back and forth, each leader with records that the other never got."""
-    one, two = nodes
-    one.write(b"a0", b"a1")
-    two.catch_up(one)
-    one.write(b"lost-0")  # epoch 0, offset 2, not replicated
-    place(nodes, 2, 1, isr=(2,))
-    two.write(b"b2")  # epoch 1, offset 2
-    place(nodes, 1, 2, isr=(1,))  # unclean, as it was in that report
-    one.write(b"c3")  # epoch 2, offset 3, on top of the one that two does not have
-    place(nodes, 2, 3, isr=(2,))
-    two.write(b"d3", b"d4", b"d5")  # epoch 3
-    assert one.catch_up(two) >= 1
-    assert bytes_of(one) == bytes_of(two)
-    assert one.log.epochs.rows == two.log.epochs.rows
-    assert one.log.end_offset == two.log.end_offset == 6
+    node1, node2 = nodes
+    node1.write(b"a0", b"a1")
+    node2.catch_up(node1)
+    node1.write(b"lost-0")  # epoch 0, offset 2, not replicated
+    register(nodes, 2, 1, isr=(2,))
+    node2.write(b"b2")  # epoch 1, offset 2
+    register(nodes, 1, 2, isr=(1,))  # unclean, as it was in that report
+    node1.write(b"c3")  # epoch 2, offset 3, on top of the one that two does not have
+    register(nodes, 2, 3, isr=(2,))
+    node2.write(b"d3", b"d4", b"d5")  # epoch 3
+    assert node1.catch_up(node2) >= 1
+    assert bytes_of(node1) == bytes_of(node2)
+    assert node1.log.epochs.rows == node2.log.epochs.rows
+    assert node1.log.end_offset == node2.log.end_offset == 6
 
 
 def test_check_22_an_epoch_without_records_causes_no_endless_truncation(nodes):
-    one, two = nodes
-    one.write(b"a")
-    two.catch_up(one)
-    one.place(1, 1)  # it leads, and nobody hears of it
-    place(nodes, 2, 2)
-    two.write(b"b")
-    assert one.catch_up(two) == 1
-    assert bytes_of(one) == bytes_of(two)
+    node1, node2 = nodes
+    node1.write(b"a")
+    node2.catch_up(node1)
+    node1.register(1, 1)  # it leads, and nobody hears of it
+    register(nodes, 2, 2)
+    node2.write(b"b")
+    assert node1.catch_up(node2) == 1
+    assert bytes_of(node1) == bytes_of(node2)
 
 
 def test_check_21_truncation_comes_before_advancing_the_high_watermark(nodes):
     """KAFKA-14704: a follower must not take the leader's high watermark for records that the leader does not have."""
-    one, two = nodes
-    one.write(b"a")
-    two.catch_up(one)
-    one.write(b"lost-1")
-    one.write(b"lost-2")
-    place(nodes, 2, 1, isr=(2,))
-    two.write(b"b1")
-    two.write(b"b2")
-    assert (one.log.end_offset, two.log.high_watermark) == (3, 3)
-    read = one.fetch_from(two)
+    node1, node2 = nodes
+    node1.write(b"a")
+    node2.catch_up(node1)
+    node1.write(b"lost-1")
+    node1.write(b"lost-2")
+    register(nodes, 2, 1, isr=(2,))
+    node2.write(b"b1")
+    node2.write(b"b2")
+    assert (node1.log.end_offset, node2.log.high_watermark) == (3, 3)
+    read = node1.fetch_from(node2)
     assert read.diverging is not None
-    assert one.log.high_watermark == 1
-    assert one.log.end_offset == 1
-    one.catch_up(two)
-    assert one.log.high_watermark == 3
-    assert bytes_of(one) == bytes_of(two)
+    assert node1.log.high_watermark == 1
+    assert node1.log.end_offset == 1
+    node1.catch_up(node2)
+    assert node1.log.high_watermark == 3
+    assert bytes_of(node1) == bytes_of(node2)
 
 
 def test_check_7_producer_state_is_truncated_with_the_log(nodes):
-    one, two = nodes
+    node1, node2 = nodes
     for number in range(6):
-        one.write(b"%d" % number, producer=Producer(7, 0, number))
-    two.catch_up(one)
-    one.write(b"lost", producer=Producer(7, 0, 6))
-    place(nodes, 2, 1)
+        node1.write(b"%d" % number, producer=Producer(7, 0, number))
+    node2.catch_up(node1)
+    node1.write(b"lost", producer=Producer(7, 0, 6))
+    register(nodes, 2, 1)
     # The producer sends the one that was lost again, to the new leader, and goes on.
     for number in range(6, 12):
-        two.write(b"again-%d" % number, producer=Producer(7, 0, number))
+        node2.write(b"again-%d" % number, producer=Producer(7, 0, number))
     # A retry of one of the last five is known for what it is.
-    info = two.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=1)
+    info = node2.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=1)
     assert (info.duplicate, info.first_offset) == (True, 9)
-    one.catch_up(two)
-    assert one.log.producers.facts() == two.log.producers.facts()
-    place(nodes, 1, 2)
-    info = one.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=2)
+    node1.catch_up(node2)
+    assert node1.log.producers.facts() == node2.log.producers.facts()
+    register(nodes, 1, 2)
+    info = node1.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=2)
     assert (info.duplicate, info.first_offset) == (True, 9)
 
 
 def test_open_transactions_and_the_last_stable_offset_are_replicated(nodes):
-    one, two = nodes
-    one.write(b"a")
-    one.write(b"open", producer=Producer(9, 0, 0, transactional=True))
-    one.write(b"b")
-    two.catch_up(one)
-    assert (one.log.last_stable_offset, two.log.last_stable_offset) == (1, 1)
-    place(nodes, 2, 1)
-    two.rig.mark(two.log, 9, 0, committed=False)
-    one.catch_up(two)
-    assert one.log.last_stable_offset == two.log.last_stable_offset == two.log.end_offset
-    assert [one.producer_id for one in one.log.aborted_transactions(0, 9)] == [9]
+    node1, node2 = nodes
+    node1.write(b"a")
+    node1.write(b"open", producer=Producer(9, 0, 0, transactional=True))
+    node1.write(b"b")
+    node2.catch_up(node1)
+    assert (node1.log.last_stable_offset, node2.log.last_stable_offset) == (1, 1)
+    register(nodes, 2, 1)
+    node2.rig.mark(node2.log, 9, 0, committed=False)
+    node1.catch_up(node2)
+    assert node1.log.last_stable_offset == node2.log.last_stable_offset == node2.log.end_offset
+    assert [node1.producer_id for node1 in node1.log.aborted_transactions(0, 9)] == [9]
 
 
 def test_a_follower_starts_at_the_leaders_start_offset(nodes):
-    one, two = nodes
+    node1, node2 = nodes
     for number in range(5):
-        one.write(b"%d" % number)
-    two.catch_up(one)
-    one.log.delete_records(3)
-    two.catch_up(one)
-    assert two.log.start_offset == 3
+        node1.write(b"%d" % number)
+    node2.catch_up(node1)
+    node1.log.delete_records(3)
+    node2.catch_up(node1)
+    assert node2.log.start_offset == 3
 
 
 def test_an_epoch_unknown_to_the_leader_is_out_of_range(nodes):
-    one, two = nodes
-    two.place(2, 4)
-    two.write(b"x")
-    two.place(1, 0)
-    assert two.fetch_from(one).error_code == Code.OFFSET_OUT_OF_RANGE
+    node1, node2 = nodes
+    node2.register(2, 4)
+    node2.write(b"x")
+    node2.register(1, 0)
+    assert node2.fetch_from(node1).error_code == Code.OFFSET_OUT_OF_RANGE
 
 
 def test_a_former_leader_rejects_appends(nodes):
-    one, _ = nodes
-    held = one.partition
-    place(nodes, 2, 1)
+    node1, _ = nodes
+    held = node1.partition
+    register(nodes, 2, 1)
     with pytest.raises(BrokerError, match="another leader") as caught:
-        one.replicas.append(held, batch(b"x"), origin=Origin.CLIENT, acks=1)
+        node1.replicas.append(held, batch(b"x"), origin=Origin.CLIENT, acks=1)
     assert caught.value.code == Code.NOT_LEADER_OR_FOLLOWER
