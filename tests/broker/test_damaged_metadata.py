@@ -130,7 +130,7 @@ def test_repair_adds_a_lost_topic_from_its_folders(tmp_path: Path) -> None:
         assert len(facts["lost"]) == 1
         assert "its checksum does not match" in facts["lost"][0]
         (added,) = (action for action in facts["actions"] if action.startswith("add topic orders"))
-        assert "1 partitions and retention.bytes=-1, retention.ms=-1; what else was set on it is lost" in added
+        assert "1 partitions and retention.bytes=-1, retention.ms=-1; its other options are lost" in added
         broker.start()
         assert broker.status()["strays"] == []
         for topic in ("first", "orders", "last"):
@@ -169,7 +169,7 @@ def test_repair_adds_topics_of_accepted_folders_without_a_topic_id(tmp_path: Pat
         for text, end in zip(
             unnamed,
             (
-                "the broker takes the records for those of topic first. --accept first-1 writes it",
+                "the broker assigns the records to topic first. To write it: --accept first-1",
                 "the folder is kept and not used. To add the topic, with these records: --accept last-0",
                 "the folder is kept and not used. To add the topic, with these records: --accept orders-0",
             ),
@@ -188,7 +188,7 @@ def test_repair_adds_topics_of_accepted_folders_without_a_topic_id(tmp_path: Pat
         known = headrace("broker", "repair", "--data-dir", tmp_path, "--format", "json")
         assert known.returncode == 0
         (problem,) = json.loads(known.stdout)["problems"]
-        assert problem.endswith("takes the records for those of topic orders. --accept orders-0 writes it")
+        assert problem.endswith("assigns the records to topic orders. To write it: --accept orders-0")
         repaired(tmp_path, "--accept", "orders-0")
         assert (tmp_path / "orders-0" / "partition.metadata").exists()
 

@@ -189,9 +189,9 @@ def test_an_unreachable_target_closes_the_connection(network):
 
 
 def test_invalid_conditions_are_rejected(network):
-    with pytest.raises(ConfigError, match="latency_ms is -1; it may be 0 to"):
+    with pytest.raises(ConfigError, match="invalid latency_ms -1: expected 0 to"):
         network.set(latency_ms=-1)
-    with pytest.raises(ConfigError, match="bandwidth_bytes_per_s is 0"):
+    with pytest.raises(ConfigError, match="invalid bandwidth_bytes_per_s 0"):
         network.set(bandwidth_bytes_per_s=0)
 
 

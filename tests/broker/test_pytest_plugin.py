@@ -74,7 +74,7 @@ def test_invalid_ini_options_are_reported(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nheadrace_broker_options = nonsense\n")
     done = run_pytest(tmp_path, "def test_it(kafka_broker): pass")
     assert done.returncode != 0
-    assert "takes lines of key=value, not 'nonsense'" in done.stdout
+    assert "line 'nonsense': expected key=value" in done.stdout
 
 
 def test_the_fixtures_are_listed_with_their_docs(tmp_path):

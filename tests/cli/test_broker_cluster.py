@@ -89,7 +89,7 @@ def test_the_control_socket_kills_and_restarts_a_broker(tmp_path):
         control.call(ready["control"], "brokers.kill", node_id=2)
         assert is_gone(before[2])
         assert alive() == {1: before[1], 2: None}
-        with pytest.raises(IllegalStateError, match="broker 1 runs already"):
+        with pytest.raises(IllegalStateError, match="broker 1 is already running"):
             control.call(ready["control"], "brokers.start", node_id=1)
         with pytest.raises(ConfigError, match="unknown broker 7 in this cluster: expected one of 1, 2"):
             control.call(ready["control"], "brokers.kill", node_id=7)
@@ -113,7 +113,7 @@ def test_a_partition_that_lost_its_data_is_named_with_a_working_remedy(tmp_path)
             producer.send("orders", b"on the first only").result(20)
         control.call(ready["control"], "brokers.kill", 30, node_id=1)
         eventually("nobody leads", lambda: "orders-0 has no leader" in headrace(*status).stdout)
-        assert "orders-0 has no leader: it gets one when broker 1 is back, with the data" in headrace(*status).stdout
+        assert "orders-0 has no leader: it gets one when broker 1 is back with its data" in headrace(*status).stdout
 
         (tmp_path / "broker-1").rename(tmp_path / "lost")
         for node_id in (1, 2):

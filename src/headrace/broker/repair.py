@@ -112,8 +112,8 @@ class _Planning:
         if self._is_without_journal and not sources and changed:
             plan.lost.append(
                 "what only the journal had: users and passwords (SCRAM), ACLs, quotas, options of topics and brokers, "
-                "empty topics, and the cluster id. Set them again before clients reconnect: without ACLs and users, "
-                "clients may be authorized or rejected wrongly"
+                "topics without a folder, and the cluster id. Set them again before clients reconnect: without ACLs "
+                "and users, clients may be authorized or rejected wrongly"
             )
         if changed:
             self._catalog.apply(self._catalog.identity.skip_producer_ids())  # lost changes may have allocated some

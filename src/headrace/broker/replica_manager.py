@@ -58,7 +58,7 @@ class ReplicaManager:
         self._catalog = catalog
         self._config_of = config_of
         self._env = PartitionEnv(node_id, clock, lag_ms_max, self._is_eligible)
-        self._partitions: dict[tuple[str, int], Partition] = {}  # TopicPartition, or a plain tuple: faster to make
+        self._partitions: dict[tuple[str, int], Partition] = {}  # by TopicPartition, or an equal plain tuple
         self._offline: set[TopicPartition] = set()  # not opened because of a stray folder
         self._by_topic_id: dict[bytes, Topic] = {}
         self.delayed_fetches = Purgatory[TopicPartition](clock)
