@@ -170,8 +170,8 @@ def test_repair_adds_topics_of_accepted_folders_without_a_topic_id(tmp_path: Pat
             unnamed,
             (
                 "the broker assigns the records to topic first. To write it: --accept first-1",
-                "the folder is kept and not used. To add the topic, with these records: --accept last-0",
-                "the folder is kept and not used. To add the topic, with these records: --accept orders-0",
+                "the folder is kept and not used. To add the topic with these records: --accept last-0",
+                "the folder is kept and not used. To add the topic with these records: --accept orders-0",
             ),
             strict=True,
         ):
