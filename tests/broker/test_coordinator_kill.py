@@ -38,12 +38,12 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 
 def coordinator(cluster: EmbeddedCluster) -> ClusterBroker:
-    (partition,) = cluster.places(STATE_TOPIC)
+    (partition,) = cluster.describe_topic(STATE_TOPIC)
     return cluster.broker(partition["leader"])
 
 
 def is_whole(cluster: EmbeddedCluster, topic: str) -> bool:
-    return all(len(partition["isr"]) == len(partition["replicas"]) for partition in cluster.places(topic))
+    return all(len(partition["isr"]) == len(partition["replicas"]) for partition in cluster.describe_topic(topic))
 
 
 def seen(cluster: EmbeddedCluster, topic: str) -> list[list[bytes | None]]:

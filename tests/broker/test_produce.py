@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from headrace import Producer
-from headrace.broker.catalog.topics import PartitionPlace
+from headrace.broker.catalog.topics import PartitionRegistration
 from headrace.errors import Code
 from headrace.wire import legacy
 from headrace.wire.api.metadata import MetadataRequest
@@ -240,7 +240,7 @@ def test_acks_all_waits_for_in_sync_replicas_or_times_out(tmp_path):
             topic = inner.catalog.topics.by_name["replicated"]
             index = topic.partitions[0]
             index.isr, index.replicas = isr, replicas
-            inner.catalog.record(inner.catalog.topics.move(topic, 0, index))
+            inner.catalog.record(inner.catalog.topics.partition_change(topic, 0, index))
 
         own.do(lambda inner: pretend(inner, (1, 2), (1, 2)))
         with Connection(own.bootstrap) as connection:
@@ -286,7 +286,9 @@ def test_a_partition_led_by_another_broker_is_rejected(tmp_path):
 
         def move(broker):
             known = broker.catalog.topics.by_name[topic]
-            broker.catalog.record(broker.catalog.topics.move(known, 0, PartitionPlace((1, 2), (2,), 2, 1)))
+            broker.catalog.record(
+                broker.catalog.topics.partition_change(known, 0, PartitionRegistration((1, 2), (2,), 2, 1))
+            )
 
         own.do(move)
         assert connection.produce(topic, batch(b"theirs")).error_code == Code.NOT_LEADER_OR_FOLLOWER

@@ -85,7 +85,7 @@ def test_the_check_finds_acks_1_writes_that_only_a_killed_leader_had(tmp_path: P
         HistoryFile(tmp_path / "history.jsonl") as history,
     ):
         topic = cluster.create_topic("hasty", chaos.BROKERS)
-        leaders = [state["leader"] for state in cluster.places(topic)]
+        leaders = [state["leader"] for state in cluster.describe_topic(topic)]
         partition = next(number for number, leader in enumerate(leaders) if leader != cluster.controller.node_id)
         leader = cluster.broker(leaders[partition])
         others = [broker for broker in cluster.brokers if broker is not leader]
@@ -103,7 +103,7 @@ def test_the_check_finds_acks_1_writes_that_only_a_killed_leader_had(tmp_path: P
         finally:
             writer.close()
         leader.start()
-        eventually("all in sync", lambda: all(len(state["isr"]) == chaos.BROKERS for state in cluster.places(topic)))
+        eventually("all in sync", lambda: all(len(state["isr"]) == chaos.BROKERS for state in cluster.describe_topic(topic)))
         read_finally(setting)
         cluster.stop()
         dump_replicas(setting, {broker.node_id: broker.data_dir for broker in cluster.brokers})

@@ -159,13 +159,13 @@ def _stop(clients: Iterable[Nemesis | JavaWriter | Writer | Reader]) -> list[str
 
 def _heal(cluster: EmbeddedCluster, writers: list[Writer]) -> None:
     for member in [cluster.controller, *cluster.brokers]:
-        if member.is_alive:
+        if member.is_running:
             member.resume()
         member.degrader.heal()
     cluster.start()
 
     def is_in_sync() -> bool:
-        partitions = cluster.places(TOPIC)
+        partitions = cluster.describe_topic(TOPIC)
         return all(len(partition["isr"]) == BROKERS and partition["leader"] > 0 for partition in partitions)
 
     eventually("all replicas are in sync", is_in_sync, HEAL_SECONDS_MAX)

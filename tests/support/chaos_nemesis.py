@@ -118,7 +118,7 @@ class Nemesis(threading.Thread):
 
     def _record(self, fault: str, victim: int, seconds: float, *, alone: bool) -> None:
         try:
-            partitions = self._cluster.places(self._topic)
+            partitions = self._cluster.describe_topic(self._topic)
         except HeadraceError:
             partitions = []
         led = tuple(number for number, partition in enumerate(partitions) if partition["leader"] == victim)

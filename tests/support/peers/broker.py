@@ -30,7 +30,7 @@ class Broker(Protocol):
         """End it in good order. Both may be called again when there is nothing left to end."""
 
     def restart(self) -> None:
-        """Start it again on the same port and data; if it runs, stop it first."""
+        """Start the broker again with the same port and data, after stopping it if it is running."""
 
 
 def create_topic(

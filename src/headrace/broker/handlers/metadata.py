@@ -26,7 +26,7 @@ from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.cluster.cluster import Cluster
+    from headrace.broker.cluster.role import ClusterRole
 
 # -- Metadata ------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ def _topics_to_create(broker: Broker, context: Context, request: MetadataRequest
 
 
 async def _create_then_respond(
-    broker: Broker, cluster: Cluster, context: Context, request: MetadataRequest, names: list[str]
+    broker: Broker, cluster: ClusterRole, context: Context, request: MetadataRequest, names: list[str]
 ) -> MetadataResponse:
     """Have the controller create topics, then respond. Clients retry for those that it could not create."""
     failed: dict[str, int] = {}
