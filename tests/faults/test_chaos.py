@@ -103,7 +103,9 @@ def test_the_check_finds_acks_1_writes_that_only_a_killed_leader_had(tmp_path: P
         finally:
             writer.close()
         leader.start()
-        eventually("all in sync", lambda: all(len(state["isr"]) == chaos.BROKERS for state in cluster.describe_topic(topic)))
+        eventually(
+            "all in sync", lambda: all(len(state["isr"]) == chaos.BROKERS for state in cluster.describe_topic(topic))
+        )
         read_finally(setting)
         cluster.stop()
         dump_replicas(setting, {broker.node_id: broker.data_dir for broker in cluster.brokers})
