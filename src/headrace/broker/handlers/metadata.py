@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.catalog.topics import INTERNAL, PartitionPlace, Topic, check_name
+from headrace.broker.catalog.topics import INTERNAL, PartitionRegistration, Topic, check_name
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.nodes import controller_id, nodes, offline
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
@@ -167,7 +167,7 @@ def _describe_topic(broker: Broker, context: Context, request: MetadataRequest, 
     return _with_authorized_operations(broker, context, request, response)
 
 
-def _partition_fields(broker: Broker, index: int, partition: PartitionPlace) -> dict[str, Any]:
+def _partition_fields(broker: Broker, index: int, partition: PartitionRegistration) -> dict[str, Any]:
     """Return the fields that a partition has in both responses."""
     return {
         "error_code": Code.NONE if partition.leader >= 0 else Code.LEADER_NOT_AVAILABLE,
