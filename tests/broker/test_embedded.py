@@ -126,7 +126,7 @@ def test_options_that_make_no_sense_are_refused_at_once():
     with pytest.raises(ConfigError, match=r"num.partitions is 'many'"):
         EmbeddedBroker({"num.partitions": "many"})
     with pytest.raises(ConfigError, match=r"unknown option 'num_partition'; did you mean 'num.partitions'"):
-        EmbeddedBroker(num_partition=3)
+        EmbeddedBroker(num_partition=3)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="cannot be given to another process"):
         EmbeddedBroker({"somebodys.object": object()}).start()
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from headrace.broker import control
 from headrace.broker.broker_options import BROKER_OPTIONS, resolve
@@ -32,6 +32,7 @@ from headrace.errors import ClosedError, ConfigError, IllegalStateError
 if TYPE_CHECKING:
     from headrace.broker.control import Ready
     from headrace.broker.degrader import Degrader
+    from headrace.config.option_types import BrokerOptions
 
 PORT_ATTEMPTS_MAX = 5
 """A port that was free may be taken by another process before we have it: so many are tried."""
@@ -51,7 +52,7 @@ class EmbeddedBroker:
         port: int = 0,
         in_process: bool = False,
         degraded: bool = False,
-        **options: object,
+        **options: Unpack[BrokerOptions],
     ) -> None:
         """Options of the broker by their dotted names in `config`, or as keywords: `num_partitions=3`.
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.embedded import EmbeddedBroker
@@ -25,6 +25,7 @@ from headrace.errors import ConfigError, IllegalStateError
 
 if TYPE_CHECKING:
     from headrace.broker.degrader import Degrader
+    from headrace.config.option_types import BrokerOptions
 
 BROKERS_MAX = 50
 SEPARATE = 0
@@ -47,7 +48,7 @@ class EmbeddedCluster:
         racks: Sequence[str] | None = None,
         degraded: bool = False,
         separate_controller: bool = True,
-        **options: object,
+        **options: Unpack[BrokerOptions],
     ) -> None:
         """Options of all brokers by their dotted names in `config`, or as keywords.
 

@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from headrace.client.addresses import Endpoint
 from headrace.errors import ClosedError
@@ -19,6 +19,9 @@ from headrace.legacy.queue import SYSTEM_WAITING_CLOCK, MessageQueue, QueueFullE
 from headrace.legacy.sync_producer import BrokerPartitionInfo, Connect, ProducerPool
 from headrace.producer import process
 from headrace.producer.plugins import PluginLoader
+
+if TYPE_CHECKING:
+    from headrace.config.option_types import LegacyProducerOptions
 
 log = logging.getLogger("headrace")
 
@@ -36,7 +39,7 @@ class Producer:
         clock: WaitingClock = SYSTEM_WAITING_CLOCK,
         connect: Connect | None = None,
         rng: random.Random | None = None,
-        **options: object,
+        **options: Unpack[LegacyProducerOptions],
     ) -> None:
         """Options have dotted names in `config`; as keywords they have underscores (`metadata_broker_list=…`)."""
         self.config = OPTIONS.resolve(("argument", {**(config or {}), **OPTIONS.named(options)}))

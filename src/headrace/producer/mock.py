@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, Unpack
 
 import pyarrow as pa
 
@@ -33,18 +33,29 @@ from headrace.errors import (
 )
 from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.arrow import ArrowDelivery
-from headrace.producer.batch import Delivery, ProducerBatch, refused_future
+from headrace.producer.batch import ProducerBatch, refused_future
 from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.partitioners import partition_for_key
 from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader, is_for_application
-from headrace.producer.producer import Headers, TransactionScope
-from headrace.producer.records import GroupMetadata, Offsets, PreparedRecord, ProducerRecord
+from headrace.producer.producer import TransactionScope
+from headrace.producer.records import Delivery, GroupMetadata, Headers, Offsets, PreparedRecord, ProducerRecord
 from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
 from headrace.producer.transaction_state import State, is_legal
 from headrace.wire.layout import HEADER_BYTES, Header
 from headrace.wire.records import record_bytes_max
+
+if TYPE_CHECKING:
+    from headrace.config.option_types import ProducerOptions
+    from headrace.producer.settings import ProducerArguments
+
+    class MockArguments(ProducerArguments, total=False):
+        """The keyword arguments of `MockProducer`."""
+
+        auto_complete: bool
+        topics: Mapping[str, int] | None
+
 
 _BROKER = 1
 _ENDPOINT = Endpoint("mock", 9092)
@@ -75,7 +86,7 @@ class MockProducer(TransactionScope):
         value_serializer: object = None,
         profile: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        **options: object,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         """`topics` has the number of partitions of each topic; by default every topic exists and has one."""
         if isinstance(config, str | os.PathLike):
@@ -113,16 +124,17 @@ class MockProducer(TransactionScope):
         self._error: Exception | None = None
 
     @classmethod
-    def from_properties(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        return cls(Path(path), **options)
+    def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[MockArguments]) -> Self:
+        """Return a producer with the options of a `.properties` file; keyword arguments take precedence."""
+        return cls(Path(path), **arguments)
 
     # -- sending -------------------------------------------------------------------------------
 
     def send(
         self,
         topic: str,
-        value: Any = None,
-        key: Any = None,
+        value: object = None,
+        key: object = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
