@@ -28,7 +28,7 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 RIGHT = """
 from pathlib import Path
-from typing import Unpack, reveal_type
+from typing import Any, Unpack, reveal_type
 
 from headrace import AsyncProducer, GroupMetadata, MockProducer, Producer, ProducerOptions, ProducerRecord
 from headrace import RecordFuture, RecordMetadata
@@ -59,6 +59,10 @@ def send() -> None:
         producer.flush(timeout=1.5)
     connect(batch_size="65536", compression_type="zstd", enable_idempotence=True, client_id=None).close()
     Producer.from_properties(Path("a.properties"), profile="2.4", linger_ms="5").close()
+
+
+def send_columns(producer: Producer, table: Any) -> None:
+    reveal_type(producer.send_arrow("topic", table, key="id"))  # ArrowDelivery
 
 
 def transact() -> None:
@@ -129,6 +133,7 @@ producer.send("topic", on_delivery=takes_text)  # error
 producer.send("topic").result().ofset  # error
 producer.send("topic").result(timeout="5")  # error
 producer.send("topic").add_done_callback(takes_text)  # error
+producer.send_arrow("topic", [b"value"])  # error
 producer.send_offsets_to_transaction({"in": 7}, "group")  # error
 offset: int = producer.send("topic").result().offset  # error
 

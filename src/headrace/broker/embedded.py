@@ -66,12 +66,13 @@ class EmbeddedBroker:
         self._in_process = in_process
         self._degraded = degraded
         self._removes_data = data_dir is None
-        self.data_dir = Path(tempfile.mkdtemp(prefix="headrace-broker-") if data_dir is None else data_dir).absolute()
+        folder = tempfile.mkdtemp(prefix="headrace-broker-") if data_dir is None else data_dir
+        self.data_dir: Path = Path(folder).absolute()
         self._remove_data = weakref.finalize(self, _remove, self.data_dir, os.getpid() if data_dir is None else -1)
         self._runner: Runner | None = None
         self._ready: Ready | None = None
         self._degrader: Degrader | None = None
-        self.faults = RemoteFaults(self)
+        self.faults: RemoteFaults = RemoteFaults(self)
         try:
             resolve(("argument", self._options))  # what is wrong is said here, not by another process
         except ConfigError:

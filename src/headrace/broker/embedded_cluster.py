@@ -65,9 +65,9 @@ class EmbeddedCluster:
                 raise ConfigError(f"{what} has {len(given)} items for {count} brokers")
         common = {**defaults(count), **(config or {}), **BROKER_OPTIONS.named(options)}
         _check_listeners(common.get("listeners"))
-        self.data_dir = None if data_dir is None else Path(data_dir).absolute()
+        self.data_dir: Path | None = None if data_dir is None else Path(data_dir).absolute()
         self._members: list[ClusterBroker] = []  # the controller first
-        self.brokers = self._members
+        self.brokers: list[ClusterBroker] = self._members
         try:
             for index in range(count + separate_controller):
                 node_id = index if separate_controller else index + 1
@@ -175,7 +175,7 @@ class ClusterBroker(EmbeddedBroker):
         super().__init__(config, data_dir=data_dir, port=port, degraded=degraded)
         self._controller = controller
         self._to_controller: Degrader | None = None
-        self.node_id = int(str(config["node.id"]))
+        self.node_id: int = int(str(config["node.id"]))
 
     def start(self) -> Self:
         if self._controller is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from headrace.client.addresses import Endpoint
+from headrace.config import Config
 from headrace.errors import ClosedError
 from headrace.legacy import partitioner
 from headrace.legacy.blocking_channel import BlockingChannel, Channel
@@ -42,7 +43,7 @@ class Producer:
         **options: Unpack[LegacyProducerOptions],
     ) -> None:
         """Options have dotted names in `config`; as keywords they have underscores (`metadata_broker_list=…`)."""
-        self.config = OPTIONS.resolve(("argument", {**(config or {}), **OPTIONS.named(options)}))
+        self.config: Config = OPTIONS.resolve(("argument", {**(config or {}), **OPTIONS.named(options)}))
         self._settings = resolve_settings(self.config)
         self._stats = ProducerStats()
         self._plugins = PluginLoader(self.config)

@@ -17,15 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
-import pyarrow as pa
-
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.concurrency import in_thread
 from headrace.client.metadata import PartitionInfo
 from headrace.config import Config
 from headrace.errors import AbortableError, TimedOutError
 from headrace.producer._send import RecordFuture
-from headrace.producer.arrow import ArrowDelivery
+from headrace.producer.arrow import ArrowDelivery, ArrowTable
 from headrace.producer.engine import SendEngine
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.producer import describe
@@ -175,7 +173,7 @@ class AsyncProducer:
     async def send_arrow(
         self,
         topic: str,
-        table_or_batch: pa.Table | pa.RecordBatch,
+        table_or_batch: ArrowTable,
         *,
         key: str = "key",
         value: str = "value",

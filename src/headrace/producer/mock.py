@@ -14,14 +14,12 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self, Unpack
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from headrace.client.addresses import Endpoint
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import Cluster, PartitionInfo, TopicInfo
-from headrace.config import read_properties
+from headrace.config import Config, read_properties
 from headrace.errors import (
     API_ERRORS,
     AbortableError,
@@ -32,7 +30,7 @@ from headrace.errors import (
     TimedOutError,
 )
 from headrace.producer._send import RecordFuture, TopicAppender
-from headrace.producer.arrow import ArrowDelivery
+from headrace.producer.arrow import ArrowDelivery, ArrowTable
 from headrace.producer.batch import ProducerBatch, refused_future
 from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricName, Value
@@ -94,16 +92,16 @@ class MockProducer(TransactionScope):
         # Not used, but required.
         if not {"bootstrap.servers", "bootstrap_servers"} & {*(config or {}), *options}:
             options["bootstrap_servers"] = str(_ENDPOINT)
-        self.config = resolve(
+        self.config: Config = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
         self._log = PrefixedLogger(self.config.of(str, "client.id"), self.config.optional(str, "transactional.id"))
         self._plugins = PluginLoader(self.config, self._log)
-        self.settings = ProducerSettings.build(self.config, self._plugins)
+        self.settings: ProducerSettings = ProducerSettings.build(self.config, self._plugins)
         self._pipeline = SendPipeline(self.settings, self._plugins)
         self._clock = clock
         self._topics = None if topics is None else dict(topics)
-        self.auto_complete = auto_complete
+        self.auto_complete: bool = auto_complete
         self.history: list[SentRecord] = []
         """Records that a read_committed consumer would see."""
         self.uncommitted: list[SentRecord] = []
@@ -111,8 +109,8 @@ class MockProducer(TransactionScope):
         """Group → offsets committed with transactions."""
         self.failures: dict[str, Exception] = {}
         """Method → the error that it raises: `producer.failures["commit_transaction"] = TimedOutError()`."""
-        self.commits = 0
-        self.closed = False
+        self.commits: int = 0
+        self.closed: bool = False
         self._lock = threading.RLock()
         # Guarded by _lock.
         self._pending: deque[ProducerBatch] = deque()
@@ -225,7 +223,7 @@ class MockProducer(TransactionScope):
     def send_arrow(
         self,
         topic: str,
-        table_or_batch: pa.Table | pa.RecordBatch,
+        table_or_batch: ArrowTable,
         *,
         key: str = "key",
         value: str = "value",
@@ -236,7 +234,7 @@ class MockProducer(TransactionScope):
         """Send each row as a record; keys and values must have the types that the serializers expect."""
         futures = []
         for row in table_or_batch.to_pylist():
-            stamp = row.get(timestamp)
+            stamp: Any = row.get(timestamp)
             pairs = [(header["key"], header["value"]) for header in row.get(headers) or ()]
             futures.append(
                 self.send(

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
-import pyarrow as pa
-
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import PartitionInfo
+from headrace.config import Config
 from headrace.errors import AbortableError
 from headrace.producer._send import FastSend, RecordFuture
-from headrace.producer.arrow import ArrowDelivery
+from headrace.producer.arrow import ArrowDelivery, ArrowTable
 from headrace.producer.engine import SendEngine
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.records import (
@@ -80,7 +79,7 @@ class Producer(FastSend, TransactionScope):
         clock: Clock = SYSTEM_CLOCK,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        self.config = resolve(
+        self.config: Config = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
         self._engine = SendEngine(self.config, clock)
@@ -140,7 +139,7 @@ class Producer(FastSend, TransactionScope):
     def send_arrow(
         self,
         topic: str,
-        table_or_batch: pa.Table | pa.RecordBatch,
+        table_or_batch: ArrowTable,
         *,
         key: str = "key",
         value: str = "value",

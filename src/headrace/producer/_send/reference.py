@@ -17,11 +17,11 @@ class RecordFuture:
     __slots__ = ("batch", "index", "key_size", "timestamp", "value_size")
 
     def __init__(self, batch: Any, index: int, key_size: int, value_size: int, timestamp: int) -> None:
-        self.batch = batch
-        self.index = index
-        self.key_size = key_size
-        self.value_size = value_size
-        self.timestamp = timestamp
+        self.batch: Any = batch
+        self.index: int = index
+        self.key_size: int = key_size
+        self.value_size: int = value_size
+        self.timestamp: int = timestamp
 
     def done(self) -> bool:
         """Return True once there is a result or an error."""
