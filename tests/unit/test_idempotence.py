@@ -305,10 +305,10 @@ def test_nothing_new_goes_out_while_a_batch_behind_an_expired_one_is_in_flight()
 
 
 def test_a_stored_batch_behind_an_expired_one_resolves_the_partition():
-    rig = ready_rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
+    rig = ready_rig(delivery_timeout_ms=5000, request_timeout_ms=30_000)
     rig.cluster.script(PRODUCE, rig.log.stored_but_lost)
     first = rig.send(b"first")
-    rig.clock.advance(500)
+    rig.clock.advance(4000)
     rig.accumulator.close_open_batches()
     second = rig.send(b"second")
     rig.turn(1)
@@ -324,11 +324,11 @@ def test_a_stored_batch_behind_an_expired_one_resolves_the_partition():
 
 
 def test_a_batch_behind_an_expired_one_that_was_not_stored_gets_a_new_epoch():
-    rig = ready_rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
+    rig = ready_rig(delivery_timeout_ms=5000, request_timeout_ms=30_000)
     rig.run_until(rig.send(b"zero").done)
     rig.cluster.script(PRODUCE, DISCONNECT)
     first = rig.send(b"first")
-    rig.clock.advance(500)
+    rig.clock.advance(4000)
     rig.accumulator.close_open_batches()
     second = rig.send(b"second")
     rig.turn(1)
