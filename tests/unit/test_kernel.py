@@ -20,6 +20,8 @@ from headrace.errors import WireError
 from headrace.wire import _reference as reference
 from headrace.wire import columns
 
+pytestmark = pytest.mark.both_kernels
+
 compiled: Any = None
 with contextlib.suppress(ImportError):
     compiled = importlib.import_module("headrace.wire._kernel")

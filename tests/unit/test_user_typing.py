@@ -186,7 +186,12 @@ def run_pyright(folder: Path) -> list[Diagnostic]:
     ]
 
 
-@pytest.fixture(scope="module", params=[run_mypy, run_pyright], ids=["mypy", "pyright"])
+CHECKERS = {"mypy": run_mypy, "pyright": run_pyright}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(run, id=name, marks=pytest.mark.slow) for name, run in CHECKERS.items()]
+)
 def diagnostics(request, tmp_path_factory) -> list[Diagnostic]:
     """What a checker says about both scripts."""
     folder = tmp_path_factory.mktemp("user")
