@@ -9,17 +9,15 @@ again = await rig.restart()                 a clean stop, and a start
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.broker.log import AppendInfo, FoundOffset, Log, LogConfig, LogManager, Origin
-from headrace.broker.log.aborted import AbortedTransaction
+from headrace.broker.log import AbortedTransaction, AppendInfo, Log, LogConfig, LogManager, OffsetAndTimestamp, Origin
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
-from headrace.broker.log.lookup import find_record
+from headrace.broker.log.log_segments import find_record
 from headrace.broker.log.recovery import NO_FACTS, PartitionFacts
 from headrace.wire.layout import Record
 from headrace.wire.primitives import Buffer
@@ -103,10 +101,9 @@ class LogRig:
 def let_go() -> None:
     """Close what all rigs of a test have open: processes that "crashed" never did."""
     for manager in _managers:
-        for file in [*manager._host.files._open]:
-            file.close()
-        if manager._lock_fd >= 0:
-            os.close(manager._lock_fd)
+        for log in manager.all:
+            log.close(clean=False)
+        manager.release()
     _managers.clear()
 
 
@@ -159,10 +156,10 @@ def visible(data: Buffer, aborted: Sequence[AbortedTransaction]) -> Iterator[Rec
             yield from each.records()
 
 
-def find_by_time(log: Log, timestamp_ms: int) -> FoundOffset | None:
+def find_by_time(log: Log, timestamp_ms: int) -> OffsetAndTimestamp | None:
     """The first record with that timestamp or a later one, as ListOffsets finds it."""
     first_offset = log.start_offset
-    while (found_in := log.batch_for_time(timestamp_ms, first_offset)) is not None:
+    while (found_in := log.segments.batch_for_time(timestamp_ms, first_offset)) is not None:
         found = find_record(found_in, timestamp_ms, first_offset, Decompression(DecompressionLimits()))
         if found is not None:
             return found
@@ -175,7 +172,7 @@ def state_of(log: Log) -> dict[str, Any]:
     return {
         "offsets": (log.start_offset, log.high_watermark, log.last_stable_offset, log.end_offset),
         "producers": log.producers.facts(),
-        "aborted": log.aborted.rows(0, 2**62),
+        "aborted": log.aborted.entries(0, 2**62),
         "epochs": log.epochs.rows,
         "bytes": b"".join(bytes(each.view) for each in log.batches()),
     }

@@ -36,7 +36,7 @@ ITEMS_MAX = 2
 @pytest.fixture(autouse=True)
 def _files_are_closed():
     yield
-    if (rig := sys.modules.get("log_rig")) is not None:
+    if (rig := sys.modules.get("tests.support.log_rig")) is not None:
         rig.let_go()
 
 

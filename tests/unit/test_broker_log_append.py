@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from headrace.broker.log import Origin
-from headrace.broker.log.reserving import reserve
+from headrace.broker.log.files import reserve
 from headrace.errors import BrokerError, Code
 from headrace.wire import legacy
 from headrace.wire.compression import CODEC_IDS

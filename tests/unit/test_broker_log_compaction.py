@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.broker.log import compaction
-from headrace.broker.log.copying import DELETE_HORIZON
+from headrace.broker.log.compaction_filter import DELETE_HORIZON
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import Producer
@@ -516,7 +516,7 @@ def test_a_damaged_swap_file_does_not_replace_the_segments_it_was_made_of(rig, t
         patch.setattr(os, "replace", copied)
         compaction.swap_in(log, plan, result)
     assert len(steps) > 5
-    bases = [copied.fresh.base_offset for copied in result.copies]
+    bases = [each.segment.base_offset for each in result.compacted]
     ends = dict(zip(bases, [*bases[1:], plan.end_offset], strict=True))
     for root, base_offset in steps:
         caplog.clear()

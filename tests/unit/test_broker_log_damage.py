@@ -14,9 +14,9 @@ import pytest
 
 from headrace.broker.log import manager as manager_module
 from headrace.broker.log.files import replace_file
+from headrace.broker.log.producer_snapshots import write_snapshot
 from headrace.broker.log.producer_state import ProducerState
 from headrace.broker.log.recovery import PartitionFacts
-from headrace.broker.log.snapshots import write_snapshot
 from headrace.broker.log.validation import Origin
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.records import Producer, read_batches
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_an_earlier_clean_stop_hides_no_record(rig, caplog):
     state = state_of(log)
     found = stop_and(again, lambda: shutil.copyfile(older, path)).log(**SMALL)
     assert state_of(found) == state
-    assert "segment-checkpoint is not of this log as it is" in caplog.text
+    assert "segment-checkpoint does not match this log" in caplog.text
 
 
 # --- closed segments ---
@@ -329,7 +329,7 @@ def test_leader_epochs_of_another_log_hide_no_record(rig, clean, caplog):
     found = again.log(**SMALL)
     assert readable(found) == records
     assert found.epochs.rows == epochs
-    assert f"t-0/{name} is not of this log" in caplog.text
+    assert f"t-0/{name} does not match this log" in caplog.text
 
 
 def test_a_recovery_keeps_what_it_cuts_off(rig, caplog):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.log import FoundOffset, Log, Origin, segment, windows
+from headrace.broker.log import Log, OffsetAndTimestamp, Origin, files, segment
 from headrace.errors import BrokerError, Code
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import read_batches
@@ -117,10 +117,10 @@ def test_a_small_index_interval_and_large_batches(rig):
 
 
 def test_large_reads_go_through_windows(rig, monkeypatch):
-    monkeypatch.setattr(windows, "WINDOW_BYTES", 1 << 20)
-    monkeypatch.setattr(segment, "WINDOW_BYTES", 1 << 20)
-    monkeypatch.setattr(windows, "GROWTH_BYTES_MIN", 1 << 18)
-    monkeypatch.setattr(windows, "WINDOWS_MAX", 2)
+    monkeypatch.setattr(files, "MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(segment, "MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "MAP_GROWTH_BYTES_MIN", 1 << 18)
+    monkeypatch.setattr(files, "MAPS_MAX", 2)
     log = rig.log(max_message_bytes="5000000")
     values = [os.urandom(1) * (n * 7919 % 200_000) for n in range(60)] + [b"z" * 3_000_000] + [b"end"] * 3
     for value in values:
@@ -133,7 +133,7 @@ def test_large_reads_go_through_windows(rig, monkeypatch):
 
 
 def test_what_was_read_stays_when_the_log_is_cut(rig, monkeypatch):
-    monkeypatch.setattr(windows, "GROWTH_BYTES_MIN", 1 << 18)
+    monkeypatch.setattr(files, "MAP_GROWTH_BYTES_MIN", 1 << 18)
     log = rig.log()
     for n in range(20):
         rig.append(log, b"%d" % (n % 10) * 50_000)
@@ -207,7 +207,7 @@ def test_the_first_record_of_a_time(rig):
     assert find(log, START_MS + 2911) is None
 
 
-def find(log: Log, timestamp: int, end: int | None = None) -> FoundOffset | None:
+def find(log: Log, timestamp: int, end: int | None = None) -> OffsetAndTimestamp | None:
     found = find_by_time(log, timestamp)
     return found if found is not None and found.offset < (log.high_watermark if end is None else end) else None
 
@@ -236,7 +236,7 @@ def test_time_look_ups_are_what_a_scan_gives(tmp_path_factory, times):
         found = find(log, time)
         assert (found and found[:2]) == expected
     highest = max(time for _, time in rows)
-    assert log.max_timestamp == highest
+    assert log.segments.max_timestamp == highest
     newest = find(log, highest, end=log.end_offset)
     assert newest is not None
     assert newest[:2] == next(row for row in rows if row[1] == highest)
@@ -244,12 +244,12 @@ def test_time_look_ups_are_what_a_scan_gives(tmp_path_factory, times):
 
 def test_the_highest_timestamp(rig):
     log = rig.log()
-    assert log.max_timestamp == -1
+    assert log.segments.max_timestamp == -1
     rig.append(log, b"a", b"b", b"c", time_ms=START_MS, step_ms=5)
     rig.append(log, b"d", time_ms=START_MS)
     log.append(batch(b"e"), leader_epoch=0)
-    assert find(log, log.max_timestamp, end=5) == (2, START_MS + 10, 0)
-    assert find(log, log.max_timestamp, end=2) is None
+    assert find(log, log.segments.max_timestamp, end=5) == (2, START_MS + 10, 0)
+    assert find(log, log.segments.max_timestamp, end=2) is None
 
 
 def test_append_time_counts_for_all_records_of_a_batch(rig):
@@ -258,7 +258,7 @@ def test_append_time_counts_for_all_records_of_a_batch(rig):
     rig.clock.now_ms += 50
     rig.append(log, b"c", b"d", time_ms=7)
     assert find(log, START_MS + 1) == (2, START_MS + 50, 0)
-    assert find(log, log.max_timestamp, end=9) == (2, START_MS + 50, 0)
+    assert find(log, log.segments.max_timestamp, end=9) == (2, START_MS + 50, 0)
 
 
 # --- epochs ---

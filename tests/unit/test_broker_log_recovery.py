@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.log import Origin
 from headrace.broker.log import manager as manager_module
-from headrace.broker.log.snapshots import snapshot_offsets
+from headrace.broker.log.producer_snapshots import snapshot_offsets
 from headrace.wire.records import Marker, Producer
 from tests.support.log_rig import LogRig, batch, read_all, replicate, rows_of, state_of, values_of
 
@@ -105,7 +105,7 @@ def test_a_clean_stop_that_was_none_is_found_out(rig, caplog):
             file.write(b"\0\0\0garbage" * 20)
         found = LogRig(rig.root, rig.clock).log()
         assert found.end_offset == end
-        assert "not closed as cleanly" in caplog.text
+        assert "recovering it although the last stop was clean" in caplog.text
 
     asyncio.run(run())
 
@@ -287,7 +287,7 @@ def test_what_can_be_made_anew_may_be_lost(rig, suffix, damage, clean):
             assert after["producers"] == before["producers"]
         assert after == before
         assert read_all(found, bytes_max=100) == before["bytes"]
-        assert found.batch_for_time(rows_of(log)[-1].timestamp, 0)
+        assert found.segments.batch_for_time(rows_of(log)[-1].timestamp, 0)
 
     asyncio.run(run())
 

@@ -8,7 +8,7 @@ import errno
 import pytest
 
 from headrace.broker.log import Log, Origin
-from headrace.broker.log.snapshots import snapshot_offsets
+from headrace.broker.log.producer_snapshots import snapshot_offsets
 from headrace.errors import BrokerError, Code
 from headrace.wire.records import Producer
 from tests.support.fake_internal import START_MS
@@ -251,7 +251,7 @@ def full_disk(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def fill_up():
-        for module in ("checkpoints", "segment", "snapshots"):
+        for module in ("checkpoints", "files", "producer_snapshots"):
             monkeypatch.setattr(f"headrace.broker.log.{module}.replace_file", refuse)
 
     return fill_up

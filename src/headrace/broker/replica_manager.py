@@ -25,6 +25,7 @@ from headrace.broker.log.files import METADATA
 from headrace.broker.partition import UNKNOWN_OFFSET, Partition, Rules
 from headrace.broker.purgatory import Purgatory
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import ZERO_UUID
 
@@ -108,7 +109,7 @@ class ReplicaManager:
         if found is None:
             known = self._catalog.topics.by_name.get(topic)
             if known is not None and 0 <= index < len(known.partitions):
-                stray = self._logs.strays.get((topic, index))
+                stray = self._logs.strays.get(TopicPartition(topic, index))
                 if stray is not None and self._node_id in known.partitions[index].replicas:
                     raise BrokerError(
                         f"{topic}-{index} is offline on broker {self._node_id}: {stray.folder}: {stray.reason}",
@@ -149,7 +150,7 @@ class ReplicaManager:
 
     def _log_of(self, topic: Topic, index: int, config: LogConfig) -> Log | None:
         """The log of a partition; None if its folder has records that may be of another topic."""
-        key = (topic.name, index)
+        key = TopicPartition(topic.name, index)
         existing = self._logs.get(*key)
         if existing is not None and existing.topic_id not in (topic.id, ZERO_UUID):
             if existing.topic_id in self._catalog.topics.deleted:
