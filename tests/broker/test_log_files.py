@@ -68,7 +68,7 @@ def stored(request, tmp_path_factory):
         asyncio.run(rig.manager.compact())
         rig.append(log, (b"last", b"one"))
     rows = rows_of(log)
-    aborted = log.aborted.rows(0, 2**62)
+    aborted = log.aborted.entries(0, 2**62)
     asyncio.run(rig.manager.stop())
     return rows, aborted, log
 

@@ -18,7 +18,7 @@ from headrace.broker.replica_manager import ReplicaManager
 from headrace.errors import BrokerError, Code
 from headrace.wire.records import Producer
 from tests.support.fake_internal import HandClock
-from tests.support.log_rig import LogRig, batch, let_go
+from tests.support.log_rig import LogRig, batch, let_go, producers_of
 
 TOPIC = "t"
 
@@ -107,7 +107,8 @@ def test_a_follower_has_the_same_bytes_and_knows_the_same_of_producers(nodes):
     assert two.catch_up(one) == 0
     assert bytes_of(two) == bytes_of(one)
     assert (two.log.high_watermark, two.log.end_offset) == (20, 20)
-    assert two.log.producers.facts() == one.log.producers.facts()
+    assert producers_of(two.log) == producers_of(one.log)
+    assert two.log.producers.unreplicated == one.log.producers.unreplicated
     assert two.log.epochs.rows == one.log.epochs.rows
 
 
@@ -175,7 +176,8 @@ def test_check_7_dedupe_state_is_cut_with_the_log_and_follows_the_new_leaders(no
     info = two.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=1)
     assert (info.duplicate, info.first_offset) == (True, 9)
     one.catch_up(two)
-    assert one.log.producers.facts() == two.log.producers.facts()
+    assert producers_of(one.log) == producers_of(two.log)
+    assert one.log.producers.unreplicated == two.log.producers.unreplicated
     place(nodes, 1, 2)
     info = one.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=2)
     assert (info.duplicate, info.first_offset) == (True, 9)
@@ -192,7 +194,7 @@ def test_open_transactions_and_the_last_stable_offset_follow(nodes):
     two.rig.mark(two.log, 9, 0, committed=False)
     one.catch_up(two)
     assert one.log.last_stable_offset == two.log.last_stable_offset == two.log.end_offset
-    assert [one.producer_id for one in one.log.aborted_transactions(0, 9)] == [9]
+    assert [one.producer_id for one in one.log.aborted.between(0, 9)] == [9]
 
 
 def test_a_follower_begins_where_the_leader_does(nodes):

@@ -10,7 +10,7 @@ retention.py            deletes old segments; compaction.py and compaction_filte
 """
 
 from headrace.broker.log.config import LogConfig
-from headrace.broker.log.index import AbortedTransaction
+from headrace.broker.log.index import AbortedRange
 from headrace.broker.log.log import AppendInfo, Log
 from headrace.broker.log.log_segments import OffsetAndTimestamp
 from headrace.broker.log.manager import LogManager
@@ -19,7 +19,7 @@ from headrace.broker.log.segment import Slice
 from headrace.broker.log.validation import Origin, Prepared
 
 __all__ = [
-    "AbortedTransaction",
+    "AbortedRange",
     "AppendInfo",
     "Log",
     "LogConfig",

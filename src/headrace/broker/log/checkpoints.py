@@ -145,7 +145,9 @@ def read_segment_checkpoints(folder: Path) -> dict[int, SegmentCheckpoint]:
             if words[0] != folder.name:
                 raise ValueError(f"it is of {words[0]}")
             return None
-        return _parse_segment(words)
+        if len(words) != _SEGMENT_WORDS:
+            raise ValueError(f"{len(words)} words in a row, expected {_SEGMENT_WORDS}")
+        return SegmentCheckpoint(*(NO_FILE if word == _NO_FILE_WORD else int(word) for word in words))
 
     rows = read_rows(folder / SEGMENT_CHECKPOINTS, "all segments of the partition are read again", parse)
     return {row.base_offset: row for row in rows if row is not None}
@@ -155,12 +157,6 @@ def write_segment_checkpoints(folder: Path, checkpoints: Iterable[SegmentCheckpo
     """Replace the checkpoints of a log. `Log.flush` forces them to disk."""
     rows = (" ".join(_NO_FILE_WORD if value == NO_FILE else str(value) for value in row) for row in checkpoints)
     write_rows(folder / SEGMENT_CHECKPOINTS, [folder.name, *rows], sync=False)
-
-
-def _parse_segment(words: Sequence[str]) -> SegmentCheckpoint:
-    if len(words) != _SEGMENT_WORDS:
-        raise ValueError(f"{len(words)} words in a row, expected {_SEGMENT_WORDS}")
-    return SegmentCheckpoint(*(NO_FILE if word == _NO_FILE_WORD else int(word) for word in words))
 
 
 def data_crc(data: bytes) -> int:

@@ -4,7 +4,7 @@
     run      a thread: map the new keys to their last offsets, then copy segments without the outdated records
     swap_in  event loop: replace the originals by the copies
 
-Rules besides "keep the last record", all of them Kafka's:
+Further rules, all of them Kafka's:
 
 - A record without a value (a tombstone) stays for delete.retention.ms after it was first compacted: the batch has the
   time from which it may be removed, its delete horizon, instead of the base timestamp.
@@ -24,8 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.broker.disk import numbered, sync_path, unused
-from headrace.broker.log.checkpoints import SegmentCheckpoint
+from headrace.broker.disk import numbered, unused
 from headrace.broker.log.compaction_filter import CleanedTransactions, RetainedBatch, filter_batch, read_segment
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.decompression import release
@@ -33,21 +32,19 @@ from headrace.broker.log.files import (
     CLEANED,
     DAMAGED,
     DELETED,
-    INDEX,
     LOG,
     SEGMENT_SUFFIXES,
     SWAP,
-    TIME_INDEX,
-    TRANSACTION_INDEX,
     UNFINISHED,
     FileCache,
     offset_name,
     replace_file,
+    sync_if_exists,
 )
 from headrace.broker.log.index import AbortedEntry, write_aborted
 from headrace.broker.log.log import Log
 from headrace.broker.log.producer_snapshots import delete_snapshots
-from headrace.broker.log.segment import OFFSETS_MAX, SCAN_BATCHES_MAX, Segment, with_ends
+from headrace.broker.log.segment import OFFSET_MAX, OFFSETS_MAX, SCAN_BATCHES_MAX, Segment, with_ends
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import CONTROL, BatchHeader
 from headrace.wire.records import RecordBatch
@@ -56,7 +53,6 @@ log = logging.getLogger("headrace.broker.log")
 
 KEYS_MAX = 1_000_000
 """Keys of a round, some 150 MB. Further records are left to the next round."""
-OFFSET_MAX = 2**63 - 1
 
 
 class Plan(NamedTuple):
@@ -206,11 +202,11 @@ class _Round:
             yield group
 
     def _copy(self, group: list[Segment]) -> CompactedSegment:
-        folder, interval_bytes = self._plan.folder, self._plan.config.index_interval_bytes
-        copy = Segment(folder, group[0].base_offset, self._plan.files, created_ms=group[-1].created_ms)
-        path = folder / f"{offset_name(copy.base_offset, LOG)}{CLEANED}"
+        interval_bytes = self._plan.config.index_interval_bytes
+        copy = Segment(self._plan.folder, group[0].base_offset, self._plan.files, created_ms=group[-1].created_ms)
+        path = copy.path(f"{LOG}{CLEANED}")
         self._transactions.retained = []
-        headers: list[BatchHeader] = []  # of the first batch and the last
+        records_end = copy.base_offset
         with open(path, "wb") as out:
             for batch in (batch for segment in group for batch in read_segment(segment)):
                 retained = self._filter(batch)
@@ -219,12 +215,12 @@ class _Round:
                     header = retained.header
                     copy.add_to_index(copy.size_bytes, header, header.base_offset, interval_bytes)
                     copy.size_bytes += header.size
-                    headers = [*headers[:1], header]
+                    records_end = header.last_offset + 1
             out.flush()
             os.fsync(out.fileno())
         os.utime(path, (copy.created_ms / 1000, copy.created_ms / 1000))
         aborted = self._transactions.retained
-        _write_indexes(folder, copy, aborted, headers)
+        _write_indexes(copy, aborted, records_end)
         return CompactedSegment(group, copy, aborted)
 
     def _filter(self, batch: RecordBatch) -> RetainedBatch | None:
@@ -247,30 +243,17 @@ class _Round:
         return bool(header.attributes & CONTROL) and header.producer_epoch == epoch
 
 
-def _write_indexes(folder: Path, copy: Segment, aborted: list[AbortedEntry], headers: list[BatchHeader]) -> None:
-    """Write the indexes of a copy, force them to disk and set its checkpoint.
-
-    `headers` are those of its first batch and its last.
-    """
+def _write_indexes(copy: Segment, aborted: list[AbortedEntry], records_end: int) -> None:
+    """Write the indexes of a copy, force them to disk and set its checkpoint."""
     copy.complete_time_index()
-    name = offset_name(copy.base_offset, "")
     index, times = copy.index.to_bytes(), copy.times.to_bytes()
-    replace_file(folder / f"{name}{INDEX}{CLEANED}", index, sync=False)
-    replace_file(folder / f"{name}{TIME_INDEX}{CLEANED}", times, sync=False)
-    aborted_crc = write_aborted(folder / f"{name}{TRANSACTION_INDEX}{CLEANED}", aborted)
-    copy.checkpoint = SegmentCheckpoint(
-        copy.base_offset,
-        headers[-1].last_offset + 1 if headers else copy.base_offset,
-        copy.size_bytes,
-        headers[0].crc if headers else 0,
-        headers[-1].crc if headers else 0,
-        kernel.crc32c(index),
-        kernel.crc32c(times),
-        aborted_crc,
-    )
-    for suffix in (INDEX, TIME_INDEX, TRANSACTION_INDEX):
-        if (path := folder / f"{name}{suffix}{CLEANED}").exists():
-            sync_path(path)
+    index_path, times_path, aborted_path = (copy.path(f"{suffix}{CLEANED}") for suffix in SEGMENT_SUFFIXES[1:])
+    replace_file(index_path, index, sync=False)
+    replace_file(times_path, times, sync=False)
+    aborted_crc = write_aborted(aborted_path, aborted)
+    copy.set_checkpoint(records_end, (kernel.crc32c(index), kernel.crc32c(times), aborted_crc))
+    for path in (index_path, times_path, aborted_path):
+        sync_if_exists(path)
 
 
 # --- replacement, on the event loop ---
@@ -364,7 +347,7 @@ def _restore_originals(directory: Path, base_offset: int) -> bool:
 
 
 def _finish_swap(directory: Path, base_offset: int) -> None:
-    """Replace the segments within the offsets of a compacted one by it."""
+    """Replace the segments within the offsets of a compacted segment by that segment."""
     end_offset = max(base_offset + 1, _end_of_file(directory / f"{offset_name(base_offset, LOG)}{SWAP}")[0])
     for original in directory.glob(f"*{LOG}"):
         if original.stem.isdecimal() and base_offset <= int(original.stem) < end_offset:

@@ -183,9 +183,7 @@ def _shifted(record: memoryview, by_ms: int) -> bytes:
 def _emptied(header: BatchHeader) -> RetainedBatch:
     """Return a batch without records, which still has the producer, the offsets and the sequence numbers."""
     header = header._replace(
-        base_timestamp=NO_TIMESTAMP,
-        record_count=0,
-        attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON),
+        base_timestamp=NO_TIMESTAMP, record_count=0, attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON)
     )
     data, header = rebuild(b"", header, codec=0)
     return RetainedBatch(header, data)

@@ -53,10 +53,8 @@ class OffsetIndex:
     def around(self, offset: int) -> tuple[int, int]:
         """Return a position not after the batch with this offset, and one where it may begin (-1 if there is none)."""
         index = bisect_left(self.lasts, offset - self.base_offset)
-        return (
-            self.positions[index - 1] if index else 0,
-            self.positions[index] if index < len(self.positions) else -1,
-        )
+        low = self.positions[index - 1] if index else 0
+        return low, self.positions[index] if index < len(self.positions) else -1
 
     def truncate(self, position: int) -> None:
         """Remove the entries of batches that begin at `position` or after it."""
@@ -145,7 +143,7 @@ def _read_entries(path: Path, entry_bytes: int) -> bytes | None:
     return None if len(data) % entry_bytes else data
 
 
-class AbortedTransaction(NamedTuple):
+class AbortedRange(NamedTuple):
     """A transaction whose records read_committed readers skip, from its first offset to its marker."""
 
     producer_id: int
@@ -170,15 +168,9 @@ class AbortedIndex:
         self._markers = array("q")
         self._stable = array("q")
 
-    def __len__(self) -> int:
-        return len(self._markers)
-
     def append(self, entry: AbortedEntry) -> None:
-        producer_id, first_offset, marker_offset, last_stable_offset = entry
-        self._producers.append(producer_id)
-        self._firsts.append(first_offset)
-        self._markers.append(marker_offset)
-        self._stable.append(last_stable_offset)
+        for column, value in zip(self._columns, entry, strict=True):
+            column.append(value)
 
     def entries(self, first_offset: int, end_offset: int) -> list[AbortedEntry]:
         """Return the entries of transactions that overlap the offsets from `first_offset` up to `end_offset`."""
@@ -191,12 +183,12 @@ class AbortedIndex:
                 break
         return entries
 
-    def between(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
+    def between(self, first_offset: int, end_offset: int) -> list[AbortedRange]:
         """Return what a read_committed reader of these offsets has to skip."""
         if not self._markers or self._markers[-1] < first_offset:
             return []
         entries = self.entries(first_offset, end_offset)
-        return [AbortedTransaction(entry.producer_id, entry.first_offset) for entry in entries]
+        return [AbortedRange(entry.producer_id, entry.first_offset) for entry in entries]
 
     def truncate_end(self, end_offset: int) -> None:
         """Remove markers from `end_offset` on."""

@@ -19,10 +19,9 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.broker.log.checkpoints import SegmentCheckpoint, file_crc, read_segment_checkpoints
+from headrace.broker.log.checkpoints import SegmentCheckpoint, file_crc
 from headrace.broker.log.compaction import finish_interrupted
 from headrace.broker.log.config import LogConfig
-from headrace.broker.log.epochs import EpochCache
 from headrace.broker.log.files import (
     LEADER_EPOCHS,
     LOG,
@@ -35,16 +34,14 @@ from headrace.broker.log.files import (
 from headrace.broker.log.log import LoadedLog, Log, LogEnv
 from headrace.broker.log.log_segments import LogSegments
 from headrace.broker.log.producer_snapshots import restore_newest, snapshot_offsets
-from headrace.broker.log.producer_state import ProducerState
 from headrace.broker.log.recovery import NO_FACTS, LogRecovery, LogState, PartitionFacts
 from headrace.broker.log.replay import find_undecided, replay_aborted, replay_producers
-from headrace.broker.log.segment import Segment, with_ends
+from headrace.broker.log.segment import OFFSET_MAX, Segment, with_ends
 from headrace.broker.log.verification import Damage, SegmentVerifier, single_mismatch
 from headrace.types import TopicPartition
 
 log = logging.getLogger("headrace.broker.log")
 
-OFFSET_MAX = 2**63 - 1
 BLOCK_BYTES = 512  # the unit of st_blocks
 SLOW_SECONDS = 1.0
 """Loading that takes longer is logged."""
@@ -71,17 +68,7 @@ class LogLoader:
         self._directory = directory
         self._partition = partition
         self._saved = saved
-        self._state = LogState(
-            directory,
-            str(partition),
-            config,
-            env.files,
-            saved.facts,
-            env.clock.time_ms(),
-            ProducerState(str(partition)),
-            EpochCache(directory / LEADER_EPOCHS),
-            read_segment_checkpoints(directory),
-        )
+        self._state = LogState(directory, str(partition), config, env.files, saved.facts, env.clock.time_ms())
         self._lost: list[SegmentCheckpoint] = []
         self._unverified: list[Segment] = []
         self._suspect: Segment | None = None  # damaged for sure, to be verified in any case
@@ -156,13 +143,9 @@ class LogLoader:
         segments, checkpoints = self._state.segments, self._state.checkpoints
         bases = [segment.base_offset for segment in segments]
         closed = {segment.base_offset: segment for segment in segments[:-1]}
-        missing = [checkpoint for base_offset, checkpoint in checkpoints.items() if base_offset not in bases]
-        differing = [
-            checkpoint
-            for checkpoint in checkpoints.values()
-            if checkpoint.base_offset in closed and checkpoint.size_bytes != closed[checkpoint.base_offset].size_bytes
-        ]
-        if not missing and not differing:
+        missing = [each for base_offset, each in checkpoints.items() if base_offset not in bases]
+        sizes = ((each.size_bytes, closed[base].size_bytes) for base, each in checkpoints.items() if base in closed)
+        if not missing and all(saved == current for saved, current in sizes):
             return False
         if any(each.base_offset < bases[0] or each.records_end > bases[-1] for each in missing):
             return False  # no segment has these offsets

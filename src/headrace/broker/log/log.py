@@ -1,6 +1,6 @@
 """The log of a partition: append, read, truncate, flush.
 
-    append   bytes ─ validation.prepare ─► ProducerState.admit ─► roll? ─► Segment.write ─► indexes, producers, epochs
+    append   bytes ─ validation.prepare ─► ProducerStateManager.admit ─► roll? ─► Segment.write ─► indexes, state
     read     offset ─► segment ─► index ─► pread ─► cut at whole batches
 
     start_offset ≤ last_stable_offset ≤ high_watermark ≤ end_offset
@@ -22,12 +22,12 @@ from headrace.broker.log.config import LogConfig
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.epochs import EpochCache
 from headrace.broker.log.files import GAPS, FileCache, replace_file
-from headrace.broker.log.index import AbortedIndex, AbortedTransaction
+from headrace.broker.log.index import AbortedIndex
 from headrace.broker.log.log_segments import LogSegments
 from headrace.broker.log.producer_snapshots import delete_snapshots, restore_newest, write_snapshot
-from headrace.broker.log.producer_state import NO_TRANSACTION, ProducerState, ProducerView
+from headrace.broker.log.producer_state import NO_TRANSACTION, ProducerStateManager
 from headrace.broker.log.replay import find_undecided, marker_of, replay_producers
-from headrace.broker.log.segment import Segment, Slice
+from headrace.broker.log.segment import OFFSET_MAX, Segment, Slice
 from headrace.broker.log.validation import Origin, Prepared, check_batch, invalid, prepare, split_replicated
 from headrace.broker.log.verification import Damage
 from headrace.config import LONG_MAX
@@ -43,7 +43,6 @@ READ_ALL_BYTES = 1024 * 1024
 """Read at once by `Log.batches`."""
 WRITE_ERROR_LOG_MS = 1_000
 """Shortest interval between two log lines about failed writes: producers retry quickly."""
-_OFFSET_MAX = 2**63 - 1
 
 _prefix = struct.Struct(">qii")  # base offset, length, leader epoch
 
@@ -72,7 +71,7 @@ class LoadedLog(NamedTuple):
     """The state of a log when it is opened."""
 
     segments: LogSegments
-    producers: ProducerState
+    producers: ProducerStateManager
     epochs: EpochCache
     aborted: AbortedIndex
     start_offset: int
@@ -401,10 +400,6 @@ class Log:
             yield from read_batches(part.data)
             next_offset = part.next_offset
 
-    def aborted_transactions(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
-        """Return what a read_committed reader of the offsets up to `end_offset` has to skip."""
-        return self.aborted.between(first_offset, end_offset)
-
     # --- offsets and epochs ---
 
     @property
@@ -463,7 +458,7 @@ class Log:
         An offset within a batch removes the whole batch.
         """
         if offset >= self.end_offset:
-            # A former leader that wrote nothing has an epoch no other replica knows: it would diverge for ever.
+            # A former leader that wrote nothing has an epoch that other replicas do not have: it would diverge forever.
             self.epochs.truncate_end(self.end_offset)
             return
         if offset <= self.segments[0].base_offset:
@@ -480,7 +475,7 @@ class Log:
         self.first_dirty_offset = min(self.first_dirty_offset, end_offset)
         self.epochs.truncate_end(end_offset)
         self.aborted.truncate_end(end_offset)
-        delete_snapshots(self.directory, end_offset + 1, _OFFSET_MAX)
+        delete_snapshots(self.directory, end_offset + 1, OFFSET_MAX)
         self._reload_producers()
         self.env.on_truncated(self)
 
@@ -490,7 +485,7 @@ class Log:
         self.unclean = True
         self.damaged = []
         self.segments.clear()
-        delete_snapshots(self.directory, 0, _OFFSET_MAX)
+        delete_snapshots(self.directory, 0, OFFSET_MAX)
         self._begin_segment(offset)
         self.start_offset = self.end_offset = self.high_watermark = offset
         self.recovery_point = self.first_dirty_offset = offset
@@ -508,16 +503,6 @@ class Log:
         segments, now_ms = self.segments[self.segments.index_of(offset) :], self.env.clock.time_ms()
         replay_producers(segments, self.producers, offset, self.end_offset, now_ms=now_ms, damaged=self.damaged)
         self.producers.high_watermark_moved(self.high_watermark)
-
-    # --- producers ---
-
-    def open_producers(self) -> list[ProducerView]:
-        """Return the known producers."""
-        return self.producers.views()
-
-    def in_transaction(self, producer_id: int, epoch: int) -> bool:
-        """Return whether a producer has an open transaction with this epoch."""
-        return self.producers.is_open(producer_id, epoch)
 
     # --- flush and close ---
 

@@ -59,12 +59,6 @@ FLUSH_THREADS_MAX = 8
 """Logs that are forced to disk at the same time."""
 LOAD_REPORT_SECONDS = 5.0
 """Interval of log lines about the progress of loading."""
-_INTERVALS_MS = {
-    "log.retention.check.interval.ms": 300_000,
-    "log.cleaner.backoff.ms": 15_000,
-    "log.flush.offset.checkpoint.interval.ms": 60_000,
-    "producer.id.expiration.check.interval.ms": 600_000,
-}
 _PRODUCER_EXPIRATION_MS = 86_400_000
 _FOLDER = re.compile(r"(.+)-([0-9]+)")
 _DELETED_FOLDER = re.compile(r".+\.[0-9a-f]{32}-delete")
@@ -239,25 +233,27 @@ class LogManager:
         self._facts_of = facts_of or _no_facts
         clean = (self.root / CLEAN_STOP).exists()
         (self.root / CLEAN_STOP).unlink(missing_ok=True)
-        offsets = self._checkpoints.read()
+        checkpoints = self._checkpoints
+        recovery_points, high_watermarks = checkpoints.recovery_points.read(), checkpoints.high_watermarks.read()
+        start_offsets, cleaner_offsets = checkpoints.start_offsets.read(), checkpoints.cleaner_offsets.read()
         for path in self.root.glob(f"*-checkpoint.*{UNFINISHED}"):
             path.unlink()
         config, folders = LogConfig.resolve({}, self._defaults), self._folders()
         verify_bytes_max = VERIFY_AT_START_BYTES
-        self.missing.update((key, offset) for key, offset in offsets.high_watermarks.items() if offset)
+        self.missing.update((key, offset) for key, offset in high_watermarks.items() if offset)
         reported = started = time.monotonic()
         for number, (partition, folder) in enumerate(folders.items(), 1):
             saved = SavedState(
                 clean,
-                offsets.recovery_points.get(partition, 0),
-                offsets.start_offsets.get(partition, 0),
-                offsets.high_watermarks.get(partition, 0),
+                recovery_points.get(partition, 0),
+                start_offsets.get(partition, 0),
+                high_watermarks.get(partition, 0),
                 verify_bytes_max,
                 self._facts_of(*partition),
             )
             loaded = self._load(partition, folder, config, saved)
             verify_bytes_max = max(0, verify_bytes_max - loaded.size_bytes)
-            cleaned_offset = offsets.cleaner_offsets.get(partition, 0)
+            cleaned_offset = cleaner_offsets.get(partition, 0)
             loaded.first_dirty_offset = min(max(cleaned_offset, loaded.start_offset), loaded.end_offset)
             if time.monotonic() - reported > LOAD_REPORT_SECONDS:
                 reported = time.monotonic()
@@ -302,14 +298,13 @@ class LogManager:
     def start(self) -> None:
         """Start the background tasks."""
         self.missing.clear()
-        work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-            "log.retention.check.interval.ms": self.delete_old,
-            "log.cleaner.backoff.ms": self.compact,
-            "log.flush.offset.checkpoint.interval.ms": self.write_checkpoints,
-            "producer.id.expiration.check.interval.ms": self.expire_producers,
-        }
-        for option, job in work.items():
-            self._every(option, self._setting(option, _INTERVALS_MS[option]), job)
+        for option, default_ms, job in (
+            ("log.retention.check.interval.ms", 300_000, self.delete_old),
+            ("log.cleaner.backoff.ms", 15_000, self.compact),
+            ("log.flush.offset.checkpoint.interval.ms", 60_000, self.write_checkpoints),
+            ("producer.id.expiration.check.interval.ms", 600_000, self.expire_producers),
+        ):
+            self._every(option, self._setting(option, default_ms), job)
         self._every("flush", FLUSH_CHECK_MS, self.flush_due)
         self._spawn(self.verify_segments())
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.broker.log.files import SNAPSHOT, offset_name, replace_file
-from headrace.broker.log.producer_state import SEQUENCE_MAX, ProducerEntry, ProducerState, WrittenBatch
+from headrace.broker.log.producer_state import SEQUENCE_MAX, ProducerEntry, ProducerStateManager, WrittenBatch
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import NO_SEQUENCE
 
@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
     unreplicated: dict[int, int]  # transactions that ended above the high watermark: first offset → marker's offset
 
 
-def write_snapshot(folder: Path, offset: int, state: ProducerState) -> None:
+def write_snapshot(folder: Path, offset: int, state: ProducerStateManager) -> None:
     """Write the state at `offset`. `Log.flush` forces it to disk."""
     entries = list(state.entries.values())
     body = bytearray(_count.pack(len(entries)))
@@ -144,7 +144,7 @@ def open_transactions_after(folder: Path, offset: int) -> dict[int, int]:
     return {}
 
 
-def restore_newest(state: ProducerState, folder: Path, offset_max: int) -> int | None:
+def restore_newest(state: ProducerStateManager, folder: Path, offset_max: int) -> int | None:
     """Restore the newest intact snapshot up to `offset_max` and return its offset; None if there is none.
 
     Damaged snapshots on the way are deleted.

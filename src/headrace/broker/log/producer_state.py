@@ -76,17 +76,13 @@ class ProducerEntry:
     def last_data_offset(self) -> int:
         return self.batches[-1].last_offset if self.batches else -1
 
-    def facts(self) -> tuple[object, ...]:
-        """Return what must be the same after a restart."""
-        return (self.epoch, self.coordinator_epoch, self.last_timestamp, self.transaction_start, tuple(self.batches))
-
     def move_to(self, epoch: int) -> None:
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches = []
 
 
-class ProducerState:
+class ProducerStateManager:
     """All producers of a partition. Event loop only."""
 
     def __init__(self, name: str) -> None:
@@ -275,14 +271,9 @@ class ProducerState:
     def views(self) -> list[ProducerView]:
         return [
             ProducerView(
-                entry.producer_id,
-                entry.epoch,
-                entry.last_sequence,
-                entry.last_timestamp,
-                entry.coordinator_epoch,
-                entry.transaction_start,
+                e.producer_id, e.epoch, e.last_sequence, e.last_timestamp, e.coordinator_epoch, e.transaction_start
             )
-            for entry in self.entries.values()
+            for e in self.entries.values()
         ]
 
     def expire(self, now_ms: int, expiration_ms: int) -> None:
@@ -302,10 +293,6 @@ class ProducerState:
     def clear(self) -> None:
         """Remove all producers."""
         self.restore((), {})
-
-    def facts(self) -> object:
-        """Return what must be the same after a restart."""
-        return {p: e.facts() for p, e in self.entries.items()}, dict(self._open), dict(self.unreplicated)
 
 
 def last_sequence(header: BatchHeader) -> int:

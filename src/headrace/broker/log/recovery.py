@@ -13,17 +13,22 @@ import os
 import re
 import shutil
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from headrace.broker.disk import numbered, private, unused
-from headrace.broker.log.checkpoints import NO_FILE, SegmentCheckpoint, write_segment_checkpoints
+from headrace.broker.log.checkpoints import (
+    NO_FILE,
+    SegmentCheckpoint,
+    read_segment_checkpoints,
+    write_segment_checkpoints,
+)
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.epochs import EpochCache
-from headrace.broker.log.files import DAMAGED, GAPS, LOG, FileCache, offset_name, replace_file
+from headrace.broker.log.files import DAMAGED, GAPS, LEADER_EPOCHS, LOG, FileCache, offset_name, replace_file
 from headrace.broker.log.index import AbortedIndex
-from headrace.broker.log.producer_state import ProducerState
+from headrace.broker.log.producer_state import ProducerStateManager
 from headrace.broker.log.replay import replay_batch
 from headrace.broker.log.segment import OFFSETS_MAX, SCAN_BATCHES_MAX, Segment
 from headrace.broker.log.verification import NO_EPOCH, Damage
@@ -55,13 +60,15 @@ class LogState:
     files: FileCache
     facts: PartitionFacts
     now_ms: int
-    producers: ProducerState
-    epochs: EpochCache
-    checkpoints: dict[int, SegmentCheckpoint]  # of segments, by base offset
-    aborted: AbortedIndex = field(default_factory=AbortedIndex)
-    segments: list[Segment] = field(default_factory=list)
-    damaged: list[Damage] = field(default_factory=list)
-    end_offset: int = 0
+
+    def __post_init__(self) -> None:
+        self.producers = ProducerStateManager(self.name)
+        self.epochs = EpochCache(self.directory / LEADER_EPOCHS)
+        self.aborted = AbortedIndex()
+        self.checkpoints = read_segment_checkpoints(self.directory)  # by base offset
+        self.segments: list[Segment] = []
+        self.damaged: list[Damage] = []
+        self.end_offset = 0
 
     def new_segment(self, base_offset: int, created_ms: int, size_bytes: int) -> Segment:
         return Segment(self.directory, base_offset, self.files, created_ms=created_ms, size_bytes=size_bytes)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.broker.log.index import AbortedEntry
 from headrace.broker.log.producer_snapshots import open_transactions_after, restore_newest
-from headrace.broker.log.producer_state import ProducerState
+from headrace.broker.log.producer_state import ProducerStateManager
 from headrace.broker.log.segment import Segment, with_ends
 from headrace.broker.log.verification import Damage
 from headrace.wire.layout import CONTROL, NO_PRODUCER_ID, BatchHeader
@@ -23,7 +23,7 @@ def marker_of(batch: RecordBatch) -> Marker | None:
 
 
 def replay_batch(
-    producers: ProducerState, segment: Segment, position: int, header: BatchHeader, now_ms: int
+    producers: ProducerStateManager, segment: Segment, position: int, header: BatchHeader, now_ms: int
 ) -> AbortedEntry | None:
     """Add a batch of a segment to the state of its producer. Return the transaction that it aborted, if any."""
     if header.producer_id == NO_PRODUCER_ID:
@@ -36,7 +36,7 @@ def replay_batch(
 
 def replay_producers(
     segments: Sequence[Segment],
-    producers: ProducerState,
+    producers: ProducerStateManager,
     first_offset: int,
     end_offset: int,
     *,
@@ -69,7 +69,7 @@ def find_undecided(segments: Sequence[Segment], damaged: Iterable[Damage], name:
     folder = segments[0].folder
     complete: list[Damage] = []
     for damage in sorted(damaged):
-        producers = ProducerState(name)
+        producers = ProducerStateManager(name)
         offset = restore_newest(producers, folder, damage.first_offset) or 0
         replay_producers(segments, producers, offset, damage.first_offset, now_ms=now_ms, damaged=complete)
         undecided_offset = producers.drop_undecided(open_transactions_after(folder, damage.end_offset))
@@ -81,7 +81,7 @@ def replay_aborted(
     folder: Path, segments: Iterable[Segment], first_offset: int, name: str, now_ms: int
 ) -> list[AbortedEntry]:
     """Return the aborted transactions whose markers are at `first_offset` or after it."""
-    producers = ProducerState(name)
+    producers = ProducerStateManager(name)
     offset = restore_newest(producers, folder, first_offset) or 0
     entries = []
     for segment in segments:

@@ -6,6 +6,7 @@ once and are removed after file.delete.delay.ms, which gives readers time to fin
 
 from __future__ import annotations
 
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 from headrace.broker.log.log import Log
@@ -34,25 +35,15 @@ def _below_start(of: Log) -> int:
 
 def _beyond_retention_bytes(of: Log) -> int:
     """Return the number of segments without which the log still has retention.bytes."""
-    limit = of.config.retention_bytes
-    count, excess = 0, of.size_bytes - limit
-    if limit >= 0:
-        for segment in _deletable(of):
-            excess -= segment.size_bytes
-            if excess < 0:
-                break
-            count += 1
-    return count
+    if of.config.retention_bytes < 0:
+        return 0
+    excess = of.size_bytes - of.config.retention_bytes
+    return sum(1 for size in accumulate(segment.size_bytes for segment in _deletable(of)) if size <= excess)
 
 
 def _beyond_retention_ms(of: Log, now_ms: int) -> int:
     """Return the number of segments older than retention.ms by their newest record, or by the file's time."""
-    limit_ms = of.config.retention_ms
-    count = 0
-    if limit_ms >= 0:
-        for segment in _deletable(of):
-            newest = segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms
-            if now_ms - newest <= limit_ms:
-                break
-            count += 1
-    return count
+    if of.config.retention_ms < 0:
+        return 0
+    times = (segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms for segment in _deletable(of))
+    return sum(1 for _ in takewhile(lambda newest_ms: now_ms - newest_ms > of.config.retention_ms, times))

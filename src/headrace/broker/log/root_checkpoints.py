@@ -1,10 +1,4 @@
-"""The checkpoints of a root folder: offsets of all logs, which save work after a crash.
-
-recovery-point-offset-checkpoint    below it a log is on disk
-replication-offset-checkpoint       high watermarks
-log-start-offset-checkpoint         start offsets of logs that begin within a segment, after DeleteRecords
-cleaner-offset-checkpoint           below it a log is compacted
-"""
+"""The checkpoints of a root folder: offsets of all logs, which save work after a crash."""
 
 from __future__ import annotations
 
@@ -12,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from headrace.broker.log.checkpoints import OffsetCheckpoint
 from headrace.broker.log.log import Log
@@ -20,21 +13,12 @@ from headrace.types import TopicPartition
 
 log = logging.getLogger("headrace.broker.log")
 
-RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"  # below it a log is on disk
 HIGH_WATERMARKS = "replication-offset-checkpoint"
-START_OFFSETS = "log-start-offset-checkpoint"
-CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+START_OFFSETS = "log-start-offset-checkpoint"  # of logs that begin within a segment, after DeleteRecords
+CLEANER_OFFSETS = "cleaner-offset-checkpoint"  # below it a log is compacted
 
 Offsets = dict[TopicPartition, int]
-
-
-class SavedOffsets(NamedTuple):
-    """The content of all checkpoints."""
-
-    recovery_points: Offsets
-    high_watermarks: Offsets
-    start_offsets: Offsets
-    cleaner_offsets: Offsets
 
 
 class RootCheckpoints:
@@ -44,17 +28,13 @@ class RootCheckpoints:
         """`logs` and `missing`, the high watermarks of logs without a folder, are the manager's and change."""
         self._logs = logs
         self._missing = missing
-        self._points = OffsetCheckpoint(root / RECOVERY_POINTS, "after a crash all logs are read from their start")
-        self._watermarks = OffsetCheckpoint(root / HIGH_WATERMARKS, "high watermarks begin at the start of the logs")
-        self._starts = OffsetCheckpoint(root / START_OFFSETS, "records that DeleteRecords deleted may be there again")
-        self._cleaned = OffsetCheckpoint(root / CLEANER_OFFSETS, "compaction begins at the start of the logs")
+        self.recovery_points = OffsetCheckpoint(root / RECOVERY_POINTS, "after a crash all logs are read completely")
+        self.high_watermarks = OffsetCheckpoint(root / HIGH_WATERMARKS, "high watermarks begin at the log start")
+        self.start_offsets = OffsetCheckpoint(root / START_OFFSETS, "deleted records (DeleteRecords) may be back")
+        self.cleaner_offsets = OffsetCheckpoint(root / CLEANER_OFFSETS, "compaction begins at the start of the logs")
         self._saved_watermarks: Offsets = {}  # as `write_watermarks` has written them
         self._deletions = 0
         self._deleted: Offsets = {}  # deleted logs that the files may still contain → number of the deletion
-
-    def read(self) -> SavedOffsets:
-        """Read all checkpoints."""
-        return SavedOffsets(self._points.read(), self._watermarks.read(), self._starts.read(), self._cleaned.read())
 
     async def write(self) -> None:
         """Write all checkpoints."""
@@ -66,10 +46,10 @@ class RootCheckpoints:
         """Return a function that writes all checkpoints with the offsets of now, from any thread."""
         cleaned = {key: each.first_dirty_offset for key, each in self._logs.items() if each.config.compact}
         writes = [
-            self._points.prepare(self._recovery_points()),
-            self._watermarks.prepare(self._high_watermarks()),
-            self._cleaned.prepare(cleaned),
-            self._starts.prepare(self._start_offsets()),
+            self.recovery_points.prepare(self._recovery_points()),
+            self.high_watermarks.prepare(self._high_watermarks()),
+            self.cleaner_offsets.prepare(cleaned),
+            self.start_offsets.prepare(self._start_offsets()),
         ]
 
         def write() -> None:
@@ -94,17 +74,17 @@ class RootCheckpoints:
         watermarks = self._high_watermarks()
         if watermarks != self._saved_watermarks:
             self._saved_watermarks = watermarks
-            await asyncio.to_thread(self._watermarks.prepare(watermarks))
+            await asyncio.to_thread(self.high_watermarks.prepare(watermarks))
 
     def write_ends(self) -> None:
         """Write recovery points and high watermarks after a truncation: the saved ones may be too high."""
-        self._points.prepare(self._recovery_points())()
-        self._watermarks.prepare(self._high_watermarks())()
+        self.recovery_points.prepare(self._recovery_points())()
+        self.high_watermarks.prepare(self._high_watermarks())()
 
     def write_start_offsets(self) -> None:
         """Write the start offsets. An error is logged: a full disk must not keep records from being deleted."""
         try:
-            self._starts.prepare(self._start_offsets())()
+            self.start_offsets.prepare(self._start_offsets())()
         except OSError as error:
             log.warning("cannot write %s: %s; deleted records may be back after a crash", START_OFFSETS, error)
 

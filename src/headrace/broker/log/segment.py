@@ -47,6 +47,7 @@ REBUILT_INDEX_INTERVAL_BYTES = 4096
 """index.interval.bytes of indexes that are rebuilt because their files are lost."""
 UNINDEXED_BYTES_MAX = 64 * 1024
 """Up to this size a segment without index files is normal."""
+OFFSET_MAX = 2**63 - 1
 OFFSETS_MAX = 2**31 - 1
 """Range of the offsets of a segment: indexes have 32 bits for the offset relative to the base offset."""
 
@@ -120,12 +121,9 @@ class Segment:
         """The highest timestamp, and the last offset of the first batch that has it."""
         if self._max_timestamp is None:
             times = self.times
-            last = len(times) - 1
-            self._max_timestamp = (
-                (times.timestamps[last], self.base_offset + times.offsets[last])
-                if last >= 0
-                else (NO_TIMESTAMP, self.base_offset)
-            )
+            self._max_timestamp = (NO_TIMESTAMP, self.base_offset)
+            if len(times):
+                self._max_timestamp = (times.timestamps[-1], self.base_offset + times.offsets[-1])
         return self._max_timestamp
 
     @property
@@ -252,12 +250,15 @@ class Segment:
 
     def seal(self, records_end: int, aborted_crc: int) -> None:
         """Write the indexes and set the checkpoint. `aborted_crc` is the checksum of the transaction index."""
+        self.set_checkpoint(records_end, (*self._write_indexes(), aborted_crc))
+
+    def set_checkpoint(self, records_end: int, crcs: tuple[int, int, int]) -> None:
+        """Set the checkpoint. `crcs` are the checksums of offset index, time index and transaction index."""
         if self._first_crc is None:
             self._first_crc = next(self.headers(0))[1].crc if self.size_bytes else 0
         last_crc = self._tail[2] if self._tail is not None else 0
-        index_crc, times_crc = self._write_indexes()
         self.checkpoint = SegmentCheckpoint(
-            self.base_offset, records_end, self.size_bytes, self._first_crc, last_crc, index_crc, times_crc, aborted_crc
+            self.base_offset, records_end, self.size_bytes, self._first_crc, last_crc, *crcs
         )
 
     def _write_indexes(self) -> tuple[int, int]:
@@ -358,7 +359,7 @@ class Segment:
         return data
 
     def _damaged(self, position: int, problem: str) -> BrokerError:
-        """Return a CORRUPT_MESSAGE error: clients raise it, while they would retry KAFKA_STORAGE_ERROR for ever."""
+        """Return a CORRUPT_MESSAGE error: clients raise it, while they would retry KAFKA_STORAGE_ERROR endlessly."""
         text = f"{self.file.path} is damaged at byte {position}: {problem}"
         if not self._damage_is_logged:
             self._damage_is_logged = True

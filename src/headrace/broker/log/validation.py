@@ -99,10 +99,10 @@ def check_batch(view: memoryview, bytes_max: int) -> BatchHeader:
     """Return the header of the batch at the beginning of `view`. Raise BrokerError if it is incomplete or damaged."""
     if len(view) < HEADER_BYTES:
         raise invalid(f"expected a batch of {HEADER_BYTES} bytes or more, got {len(view)}", Code.INVALID_RECORD)
-    header = BatchHeader(*header_layout.unpack_from(view))
+    header = BatchHeader._make(header_layout.unpack_from(view))
     size = header.length + 12
     if size < HEADER_BYTES:
-        raise invalid(f"expected a batch of {HEADER_BYTES} bytes or more, its length says {size}", Code.CORRUPT_MESSAGE)
+        raise invalid(f"expected a batch of {HEADER_BYTES} bytes or more, its length is {size}", Code.CORRUPT_MESSAGE)
     if header.magic != 2:
         raise invalid(f"expected magic 2, got {header.magic}", Code.INVALID_RECORD)
     if size > bytes_max:
@@ -141,8 +141,7 @@ def _check_client(header: BatchHeader) -> None:
         raise invalid(f"expected a base offset of 0, got {header.base_offset}", Code.INVALID_RECORD)
     if header.record_count <= 0 or header.record_count != header.last_offset_delta + 1:
         raise invalid(
-            f"{header.record_count} records, but a last offset delta of {header.last_offset_delta}",
-            Code.INVALID_RECORD,
+            f"{header.record_count} records, but a last offset delta of {header.last_offset_delta}", Code.INVALID_RECORD
         )
     if header.attributes & CONTROL:
         raise invalid("clients may not write control records", Code.INVALID_RECORD)

@@ -57,15 +57,11 @@ class SegmentVerifier:
     """Reads a segment that is not written to, in chunks, from any thread: it opens the file itself."""
 
     def __init__(
-        self,
-        segment: Segment,
-        end_offset: int,
-        epochs: list[tuple[int, int]],
-        checkpoint: SegmentCheckpoint | None = None,
+        self, segment: Segment, end_offset: int, epochs: list[tuple[int, int]], saved: SegmentCheckpoint | None = None
     ) -> None:
         """`end_offset` is where the next segment begins; `epochs` are the log's leader epochs and first offsets.
 
-        `checkpoint` is that of the segment, if it has not been written to since.
+        `saved` is the checkpoint of the segment, if it has not been written to since.
         """
         self.segment = segment
         self.damages: list[Damage] = []
@@ -74,7 +70,7 @@ class SegmentVerifier:
         self.good_bytes = 0  # up to the first batch whose end is unknown
         self._path = segment.file.path
         self._size_bytes = segment.size_bytes
-        self._checkpoint = checkpoint
+        self._saved = saved
         self.crcs: list[int] = []  # of the first batch and the last
         self._end_offset = end_offset
         self._epochs = [epoch for epoch, _ in epochs]
@@ -95,8 +91,8 @@ class SegmentVerifier:
             self._check(self._read())
         if not self._is_done and self.good_bytes >= self._size_bytes:
             self._is_done = True
-            if self._checkpoint is not None:
-                self._check_end(self._checkpoint)
+            if self._saved is not None:
+                self._check_end(self._saved)
         return self._is_done
 
     def _check_end(self, saved: SegmentCheckpoint) -> None:
@@ -169,8 +165,8 @@ class SegmentVerifier:
         follows = end_offset
         if after + HEADER_BYTES <= len(data):
             follows = _header(data, after).base_offset
-        elif self.good_bytes + after >= self._size_bytes and self._checkpoint is not None:
-            follows = self._checkpoint.records_end
+        elif self.good_bytes + after >= self._size_bytes and self._saved is not None:
+            follows = self._saved.records_end
         if follows != end_offset:
             end_offset = self._end_offset
             self._is_done = True
