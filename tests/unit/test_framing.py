@@ -13,6 +13,8 @@ from headrace.errors import MalformedError
 from headrace.wire.framing import CHUNK_BYTES, OWN_BYTES_MIN, PROMISED_BYTES_MAX, PROMISED_RATIO_MAX, FrameReader
 from headrace.wire.primitives import Buffer
 
+pytestmark = pytest.mark.both_kernels
+
 FRAME_BYTES_MAX = 100 * 1024 * 1024
 
 

@@ -52,7 +52,7 @@ from headrace.wire.api_keys import ApiKey
 from headrace.wire.frames import encode_request, encode_response
 from headrace.wire.schema import ARRAY, BOOLEAN, STRUCT, UUID, ZERO_UUID
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.both_kernels]
 
 few = settings(max_examples=8, deadline=None, database=None)
 

@@ -15,6 +15,8 @@ from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, Record
 from headrace.wire.records import Marker, OpenBatch, Producer, decode_marker, encode, encode_marker, read_batches, seal
 
+pytestmark = pytest.mark.both_kernels
+
 ALL_CODECS = [NONE, GZIP, SNAPPY, LZ4, ZSTD]
 
 cells = st.none() | st.binary(max_size=300)
