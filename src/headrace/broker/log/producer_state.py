@@ -88,7 +88,7 @@ class ProducerStateManager:
     def __init__(self, name: str) -> None:
         self._name = name  # of the partition, for messages
         self.entries: dict[int, ProducerEntry] = {}
-        self.first_unstable = NO_TRANSACTION  # first offset of an open transaction, or of an unreplicated marker's
+        self.first_unstable = NO_TRANSACTION  # of the first transaction that is open, or whose marker is not replicated
         self._open: dict[int, int] = {}  # first offset → producer id, in the order of offsets
         self.unreplicated: dict[int, int] = {}  # first offset → offset of a marker above the high watermark
 
@@ -104,19 +104,16 @@ class ProducerStateManager:
             return None  # all its records may have been deleted: any sequence is accepted
         epoch = header.producer_epoch
         transactional = header.attributes & TRANSACTIONAL
+        if epoch == entry.epoch and from_client:
+            sequences = header.base_sequence, last_sequence(header)
+            for written in entry.batches:
+                if (written.first_sequence, written.last_sequence) == sequences:
+                    if transactional:
+                        self._check_not_ended(entry, written)
+                    return written
+        self._check_epoch(entry, epoch)
         if from_client:
-            first_sequence = header.base_sequence
-            if epoch == entry.epoch:
-                end_sequence = last_sequence(header)
-                for written in entry.batches:
-                    if written.first_sequence == first_sequence and written.last_sequence == end_sequence:
-                        if transactional:
-                            self._check_not_ended(entry, written)
-                        return written
-            self._check_epoch(entry, epoch)
-            self._check_sequence(entry, epoch, first_sequence)
-        else:
-            self._check_epoch(entry, epoch)
+            self._check_sequence(entry, epoch, header.base_sequence)
         if entry.transaction_start != NO_TRANSACTION and not transactional:
             raise BrokerError(
                 f"{self._name}: producer {header.producer_id} has an open transaction since offset "
