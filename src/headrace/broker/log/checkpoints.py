@@ -35,7 +35,7 @@ from headrace.broker.log.files import SEGMENT_CHECKPOINTS, replace_file
 from headrace.types import TopicPartition
 from headrace.wire.kernel import kernel
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 _VERSION = "0"
 _CHECKSUM = "crc32c"
@@ -63,7 +63,7 @@ def read_rows(path: Path, consequence: str, parse: Callable[[Sequence[str]], R])
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        log.warning("%s is damaged and not used: %s; %s", path, error, consequence)
+        logger.warning("%s is damaged and not used: %s; %s", path, error, consequence)
         return []
 
 
@@ -192,5 +192,5 @@ def read_metadata(path: Path) -> bytes | None:
     except FileNotFoundError:
         return NO_TOPIC_ID
     except (OSError, ValueError, KeyError) as error:
-        log.error("%s is damaged: %s", path, error)
+        logger.error("%s is damaged: %s", path, error)
         return None

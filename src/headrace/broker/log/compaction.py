@@ -49,7 +49,7 @@ from headrace.wire.kernel import kernel
 from headrace.wire.layout import CONTROL, BatchHeader
 from headrace.wire.records import RecordBatch
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 KEYS_MAX = 1_000_000
 """Keys of a round, some 150 MB. Further records are left to the next round."""
@@ -96,26 +96,26 @@ def by_need(logs: list[Log], now_ms: int) -> list[Log]:
     return [each for _, each in sorted(due, key=lambda pair: -pair[0])]
 
 
-def _is_due(of: Log, ratio: float, now_ms: int) -> bool:
-    if ratio >= of.config.min_cleanable_dirty_ratio:
+def _is_due(log: Log, ratio: float, now_ms: int) -> bool:
+    if ratio >= log.config.min_cleanable_dirty_ratio:
         return True
-    first = next((each for each in _cleanable(of, now_ms) if of.segments.end_of(each) > of.first_dirty_offset), None)
-    return first is not None and now_ms - first.first_timestamp > of.config.max_compaction_lag_ms
+    first = next((each for each in _cleanable(log, now_ms) if log.segments.end_of(each) > log.first_dirty_offset), None)
+    return first is not None and now_ms - first.first_timestamp > log.config.max_compaction_lag_ms
 
 
-def dirty_ratio(of: Log, now_ms: int) -> float:
+def dirty_ratio(log: Log, now_ms: int) -> float:
     """Return the part of the cleanable bytes that has not been compacted."""
-    cleanable = _cleanable(of, now_ms)
-    dirty = sum(each.size_bytes for each in cleanable if of.segments.end_of(each) > of.first_dirty_offset)
+    cleanable = _cleanable(log, now_ms)
+    dirty = sum(each.size_bytes for each in cleanable if log.segments.end_of(each) > log.first_dirty_offset)
     return dirty / (sum(segment.size_bytes for segment in cleanable) or 1)
 
 
-def _cleanable(of: Log, now_ms: int) -> list[Segment]:
+def _cleanable(log: Log, now_ms: int) -> list[Segment]:
     """Return the closed segments whose transactions have ended and whose records are old enough."""
-    lag_ms = of.config.min_compaction_lag_ms
+    lag_ms = log.config.min_compaction_lag_ms
     cleanable = []
-    for segment in of.segments[:-1]:
-        if of.segments.end_of(segment) > of.last_stable_offset:
+    for segment in log.segments[:-1]:
+        if log.segments.end_of(segment) > log.last_stable_offset:
             break
         if lag_ms and segment.max_timestamp > now_ms - lag_ms:
             break
@@ -123,23 +123,23 @@ def _cleanable(of: Log, now_ms: int) -> list[Segment]:
     return cleanable
 
 
-def plan(of: Log, now_ms: int) -> Plan | None:
+def plan(log: Log, now_ms: int) -> Plan | None:
     """Plan a round for a log; return None if there is nothing to do."""
-    segments = _cleanable(of, now_ms)
+    segments = _cleanable(log, now_ms)
     if not segments:
         return None
-    end_offset = of.segments.end_of(segments[-1])
+    end_offset = log.segments.end_of(segments[-1])
     return Plan(
-        of.directory,
-        of.env.files,
-        of.config,
+        log.directory,
+        log.env.files,
+        log.config,
         segments,
-        of.first_dirty_offset,
+        log.first_dirty_offset,
         end_offset,
-        of.aborted.entries(segments[0].base_offset, end_offset),
-        {pid: (entry.last_data_offset, entry.epoch) for pid, entry in of.producers.entries.items()},
+        log.aborted.entries(segments[0].base_offset, end_offset),
+        {pid: (entry.last_data_offset, entry.epoch) for pid, entry in log.producers.entries.items()},
         now_ms,
-        of.truncations,
+        log.truncations,
     )
 
 
@@ -259,34 +259,34 @@ def _write_indexes(copy: Segment, aborted: list[AbortedEntry], records_end: int)
 # --- replacement, on the event loop ---
 
 
-def swap_in(of: Log, work: Plan, result: Result) -> list[Path]:
+def swap_in(log: Log, work: Plan, result: Result) -> list[Path]:
     """Replace the originals by their copies, and return the files of the originals, to be removed later.
 
     If the log was truncated or its segments were deleted during the round, the copies are discarded.
     """
-    if of.truncations != work.truncations or not set(of.segments).issuperset(work.segments):
-        for path in of.directory.glob(f"*{CLEANED}"):
+    if log.truncations != work.truncations or not set(log.segments).issuperset(work.segments):
+        for path in log.directory.glob(f"*{CLEANED}"):
             path.unlink(missing_ok=True)
         return []
-    size_before = of.size_bytes
+    size_before = log.size_bytes
     for segment in (segment for compacted in result.compacted for segment in compacted.originals):
         segment.checkpoint = None  # after a crash from here on segments are read again, but none counts as lost
-    of.save_segment_checkpoints()
+    log.save_segment_checkpoints()
     retired = []
     for originals, copy, aborted in result.compacted:
-        _rename(of.directory, copy.base_offset, CLEANED, SWAP)
-        end_offset = of.segments.end_of(originals[-1])
+        _rename(log.directory, copy.base_offset, CLEANED, SWAP)
+        end_offset = log.segments.end_of(originals[-1])
         for original in originals:
             retired += original.retire()
-        _rename(of.directory, copy.base_offset, SWAP, "")
-        of.segments.replace(originals, copy)
-        of.aborted.replace(copy.base_offset, end_offset, aborted)
+        _rename(log.directory, copy.base_offset, SWAP, "")
+        log.segments.replace(originals, copy)
+        log.aborted.replace(copy.base_offset, end_offset, aborted)
         for original in originals[1:]:
-            delete_snapshots(of.directory, original.base_offset, original.base_offset + 1)
-    of.save_segment_checkpoints()
-    of.first_dirty_offset = max(of.first_dirty_offset, result.end_offset)
-    log.info(
-        "%s: compacted up to offset %d, %d of %d bytes left", of.name, result.end_offset, of.size_bytes, size_before
+            delete_snapshots(log.directory, original.base_offset, original.base_offset + 1)
+    log.save_segment_checkpoints()
+    log.first_dirty_offset = max(log.first_dirty_offset, result.end_offset)
+    logger.info(
+        "%s: compacted up to offset %d, %d of %d bytes left", log.name, result.end_offset, log.size_bytes, size_before
     )
     return retired
 
@@ -314,9 +314,11 @@ def finish_interrupted(directory: Path) -> None:
             kept = unused(numbered(directory / offset_name(base_offset, f"{LOG}{DAMAGED}")))
             os.replace(path, kept)
             problem = f"behind offset {end_offset - 1} {problem}" if problem else "it is empty"
-            log.warning("%s is kept as %s, and the segments it was to replace are used: %s", path, kept.name, problem)
+            logger.warning(
+                "%s is kept as %s, and the segments it was to replace are used: %s", path, kept.name, problem
+            )
         else:
-            log.info("%s: finishing a compaction that was interrupted", directory)
+            logger.info("%s: finishing a compaction that was interrupted", directory)
             _finish_swap(directory, base_offset)
     for name in left_over:  # of swap files only indexes are left, whose log was not renamed yet
         (directory / name).unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.broker.log.checkpoints import read_rows, write_rows
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 UNKNOWN = (-1, -1)
 
@@ -25,7 +25,7 @@ class EpochCache:
         self._path = path
         rows = read_rows(path, "leader epochs are read again from the log", _parse)
         if any(epoch >= later or start >= after for (epoch, start), (later, after) in pairwise(rows)):
-            log.warning("%s is damaged and not used: epochs or offsets go back; they are read from the log", path)
+            logger.warning("%s is damaged and not used: epochs or offsets go back; they are read from the log", path)
             rows = []
         self._epochs = [epoch for epoch, _ in rows]
         self._starts = [start for _, start in rows]

@@ -40,7 +40,7 @@ from headrace.broker.log.segment import OFFSET_MAX, Segment, with_ends
 from headrace.broker.log.verification import Damage, SegmentVerifier, single_mismatch
 from headrace.types import TopicPartition
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 BLOCK_BYTES = 512  # the unit of st_blocks
 SLOW_SECONDS = 1.0
@@ -82,7 +82,7 @@ class LogLoader:
         state.segments = self._find_segments()
         if self._is_outdated():
             path = self._directory / SEGMENT_CHECKPOINTS
-            log.warning("%s does not match this log and is not used: all its segments are read again", path)
+            logger.warning("%s does not match this log and is not used: all its segments are read again", path)
             state.checkpoints = {}
         self._find_lost()
         first_offset = min([state.segments[0].base_offset, *(each.base_offset for each in self._lost)])
@@ -100,7 +100,7 @@ class LogLoader:
         state.producers.high_watermark_moved(high_watermark)
         seconds = time.monotonic() - started
         if seconds > SLOW_SECONDS:
-            log.info("%s: loaded in %.1f s, %.0f MB recovered", self._directory, seconds, recovered_bytes / 1e6)
+            logger.info("%s: loaded in %.1f s, %.0f MB recovered", self._directory, seconds, recovered_bytes / 1e6)
         checkpoints = sorted(state.checkpoints.values())
         loaded = LoadedLog(
             LogSegments(self._directory, self._env.files, state.segments, saved=checkpoints, lost=self._lost),
@@ -171,7 +171,7 @@ class LogLoader:
                 self._lost.append(checkpoint)
                 self._state.damaged.append(Damage(base_offset, bases[following], f"{path} is missing"))
             else:
-                log.error("%s is missing: offsets %d to %d are lost", path, base_offset, checkpoint.records_end - 1)
+                logger.error("%s is missing: offsets %d to %d are lost", path, base_offset, checkpoint.records_end - 1)
         for segment in segments:
             segment.checkpoint = checkpoints.get(segment.base_offset)
 
@@ -190,7 +190,7 @@ class LogLoader:
                 if self._is_complete(segments[-1]):
                     self._suspect = segments[-1]
                     return last + 1
-                log.warning("%s: recovering it although the last stop was clean: %s", segments[-1].file.path, error)
+                logger.warning("%s: recovering it although the last stop was clean: %s", segments[-1].file.path, error)
                 state.end_offset = segments[-1].base_offset
                 return last
         segments[-1].checkpoint = None  # it may have been written to since
@@ -259,7 +259,7 @@ class LogLoader:
                 if len(segments) > 1 or path.exists():
                     invalid.append(segment)
             elif not state.aborted.read(self._directory, segment.base_offset, segment.checkpoint.aborted_crc):
-                log.warning("%s is damaged or lost and is rebuilt from the log", path)
+                logger.warning("%s is damaged or lost and is rebuilt from the log", path)
                 invalid.append(segment)
         if not invalid:
             return
@@ -318,7 +318,7 @@ class LogLoader:
             state.damaged += single
         elif mismatches:
             path = self._directory / LEADER_EPOCHS
-            log.warning("%s does not match this log and is not used: it is rebuilt from the log", path)
+            logger.warning("%s does not match this log and is not used: it is rebuilt from the log", path)
             state.epochs.clear()
             self._replay_epochs(state.segments)
             state.epochs.truncate_start(start_offset)

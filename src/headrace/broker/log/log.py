@@ -37,7 +37,7 @@ from headrace.wire.layout import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeader
 from headrace.wire.primitives import Buffer
 from headrace.wire.records import Marker, RecordBatch, encode_marker, read_batches
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 READ_ALL_BYTES = 1024 * 1024
 """Read at once by `Log.batches`."""
@@ -251,7 +251,7 @@ class Log:
         now_ms = self.env.clock.time_ms()
         if now_ms - self._write_error_ms >= WRITE_ERROR_LOG_MS:
             self._write_error_ms = now_ms
-            log.error("%s: cannot write: %s", self.directory, error)
+            logger.error("%s: cannot write: %s", self.directory, error)
         return BrokerError(f"{self.name}: cannot write: {error}", code=Code.KAFKA_STORAGE_ERROR)
 
     # --- segments ---
@@ -383,7 +383,7 @@ class Log:
 
     def report_damage(self, damage: Damage) -> None:
         """Log a damaged range and its consequence."""
-        log.error(
+        logger.error(
             "%s: %s; fetches of them fail with CORRUPT_MESSAGE, the others can be read (docs/operations.md, Damaged "
             "log files)",
             self.name,
@@ -446,7 +446,7 @@ class Log:
         try:
             self.epochs.truncate_start(offset)
         except OSError as error:  # a full disk must not prevent deletion: the file may have more epochs than the log
-            log.warning("%s: cannot remove the epochs of deleted records from disk: %s", self.directory, error)
+            logger.warning("%s: cannot remove the epochs of deleted records from disk: %s", self.directory, error)
         self.aborted.truncate_start(offset)
         self.producers.high_watermark_moved(self.high_watermark)
 
@@ -547,7 +547,7 @@ class Log:
                 return  # the topic was deleted meanwhile
             # The operating system drops pages that it could not write: what is on disk is unknown from here on.
             self.failed = f"cannot force its files to disk ({error}); restart the broker to recover the log"
-            log.error("%s: %s", self.directory, self.failed)
+            logger.error("%s: %s", self.directory, self.failed)
             raise
         if self.truncations == truncations:
             self.recovery_point = max(self.recovery_point, end_offset)

@@ -27,7 +27,7 @@ from headrace.wire.kernel import kernel
 from headrace.wire.layout import LOG_APPEND_TIME
 from headrace.wire.records import RecordBatch
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 _ANY_TIMESTAMP = -(2**63)
 
@@ -141,7 +141,7 @@ class LogSegments(Sequence[Segment]):
                 write_segment_checkpoints(self.directory, checkpoints)
         except OSError as error:  # a full disk must not keep retention from freeing space
             name = SEGMENT_CHECKPOINTS
-            log.warning("%s: cannot write %s: %s; the next start reads all segments", self.directory, name, error)
+            logger.warning("%s: cannot write %s: %s; the next start reads all segments", self.directory, name, error)
             checkpoints = []
         if not checkpoints:
             (self.directory / SEGMENT_CHECKPOINTS).unlink(missing_ok=True)

@@ -48,7 +48,7 @@ from headrace.broker.tasks import start_task
 from headrace.errors import BrokerError, Code, IllegalStateError, WireError
 from headrace.types import TopicPartition
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 LOCK = ".lock"
 CLEAN_STOP = ".kafka_cleanshutdown"
@@ -111,7 +111,7 @@ class LogManager:
 
     def damages(self) -> list[str]:
         """Return a description of each damaged range, for the status."""
-        return [f"{each.name}: {damage}" for each in self._logs.values() for damage in each.damaged]
+        return [f"{log.name}: {damage}" for log in self._logs.values() for damage in log.damaged]
 
     # --- one log ---
 
@@ -140,7 +140,7 @@ class LogManager:
         if lost := self.missing.pop(partition, 0):
             # Without other replicas offsets continue: an offset must not be assigned to two records.
             saved = SavedState(start_offset=lost if self._facts_of(topic, index).is_alone else 0)
-            log.error("%s is missing: its records up to offset %d are lost here", folder, lost)
+            logger.error("%s is missing: its records up to offset %d are lost here", folder, lost)
         try:
             self._checkpoints.before_create(partition)
             folder.mkdir(exist_ok=True)
@@ -186,44 +186,44 @@ class LogManager:
 
     # --- flush ---
 
-    async def flushed(self, of: Log) -> None:
+    async def flushed(self, log: Log) -> None:
         """Return when everything that is in the log now is on disk. Concurrent callers share a flush."""
-        target = of.end_offset
+        target = log.end_offset
         # A few passes at most: a flush that began before this call may have missed some records.
         # Records that a truncation removes meanwhile will never be on disk.
-        while not of.closed and (of.recovery_point < min(target, of.end_offset) or of.segments.files_changed):
-            task = self._flushing.get(of)
+        while not log.closed and (log.recovery_point < min(target, log.end_offset) or log.segments.files_changed):
+            task = self._flushing.get(log)
             if task is None:
-                task = self._flushing[of] = self._start_flush(of, of.flush)
+                task = self._flushing[log] = self._start_flush(log, log.flush)
             await asyncio.shield(task)
 
-    async def _closed_flushed(self, of: Log) -> None:
+    async def _closed_flushed(self, log: Log) -> None:
         """Return when all segments but the last are on disk."""
-        while (other := self._flushing.get(of)) is not None:  # it may have begun before the last one was closed
+        while (other := self._flushing.get(log)) is not None:  # it may have begun before the last one was closed
             await asyncio.shield(other)
-        task = self._flushing[of] = self._start_flush(of, of.flush_closed)
+        task = self._flushing[log] = self._start_flush(log, log.flush_closed)
         await asyncio.shield(task)
 
-    def _start_flush(self, of: Log, work: Callable[[], None]) -> asyncio.Task[None]:
-        return start_task(self._flush(of, work), "flush", outcomes=(BrokerError,))
+    def _start_flush(self, log: Log, work: Callable[[], None]) -> asyncio.Task[None]:
+        return start_task(self._flush(log, work), "flush", outcomes=(BrokerError,))
 
-    async def _flush(self, of: Log, work: Callable[[], None]) -> None:
+    async def _flush(self, log: Log, work: Callable[[], None]) -> None:
         try:
             await asyncio.to_thread(work)
         except OSError as error:
-            raise BrokerError(f"{of.name}: {error}", code=Code.KAFKA_STORAGE_ERROR) from error
+            raise BrokerError(f"{log.name}: {error}", code=Code.KAFKA_STORAGE_ERROR) from error
         finally:
-            del self._flushing[of]
+            del self._flushing[log]
 
     async def _flush_all(self, logs: Iterable[Log], flush: Callable[[Log], Awaitable[None]]) -> bool:
         """Flush several logs at a time. Return whether all succeeded."""
         semaphore = asyncio.Semaphore(FLUSH_THREADS_MAX)
 
-        async def flush_one(each: Log) -> None:
+        async def flush_one(log: Log) -> None:
             async with semaphore:
-                await flush(each)
+                await flush(log)
 
-        results = await asyncio.gather(*(flush_one(each) for each in logs if each.is_dirty), return_exceptions=True)
+        results = await asyncio.gather(*(flush_one(log) for log in logs if log.is_dirty), return_exceptions=True)
         return not any(isinstance(result, BaseException) for result in results)
 
     # --- start and stop ---
@@ -257,10 +257,10 @@ class LogManager:
             loaded.first_dirty_offset = min(max(cleaned_offset, loaded.start_offset), loaded.end_offset)
             if time.monotonic() - reported > LOAD_REPORT_SECONDS:
                 reported = time.monotonic()
-                log.info("%d of %d logs loaded", number, len(folders))
+                logger.info("%d of %d logs loaded", number, len(folders))
         if folders:
             seconds = time.monotonic() - started
-            log.info("%d logs loaded in %.1f s (%s)", len(folders), seconds, "clean" if clean else "recovered")
+            logger.info("%d logs loaded in %.1f s (%s)", len(folders), seconds, "clean" if clean else "recovered")
 
     def _load(self, partition: TopicPartition, folder: Path, config: LogConfig, saved: SavedState) -> Log:
         """Load one log. It becomes a stray if its topic id is unreadable."""
@@ -272,7 +272,7 @@ class LogManager:
         self.last_producer_id = max(self.last_producer_id, *loaded.producers.entries, -1)
         if loaded.end_offset < saved.high_watermark:
             self.lost_tails.append(partition)
-            log.error(
+            logger.error(
                 "%s ends at offset %d, but was committed up to %d: %s is cut, %s is missing, or %s is wrong",
                 folder,
                 loaded.end_offset,
@@ -285,7 +285,7 @@ class LogManager:
         self.missing.pop(partition, None)
         if topic_id is None and loaded.end_offset > 0:
             reason = f"{METADATA} is damaged: the topic id of {loaded.name} is unknown"
-            log.error("%s: %s; it stays offline", folder, self.set_aside(*partition, reason).reason)
+            logger.error("%s: %s; it stays offline", folder, self.set_aside(*partition, reason).reason)
         return loaded
 
     def _folders(self) -> dict[TopicPartition, Path]:
@@ -324,7 +324,7 @@ class LogManager:
             try:
                 await job()
             except Exception:
-                log.exception("%s failed; retrying in %d ms", name, interval_ms)
+                logger.exception("%s failed; retrying in %d ms", name, interval_ms)
             self._timers[name] = self._clock.call_later(interval_ms, begin)
 
         def begin() -> None:
@@ -351,7 +351,7 @@ class LogManager:
         try:
             await self.write_checkpoints()
         except OSError as error:
-            log.error("%s: cannot write checkpoints: %s; the next start recovers all logs", self.root, error)
+            logger.error("%s: cannot write checkpoints: %s; the next start recovers all logs", self.root, error)
             clean = False
         if clean:
             replace_file(self.root / CLEAN_STOP, b'{"version":0,"brokerEpoch":-1}')
@@ -366,22 +366,22 @@ class LogManager:
     async def _close_all(self) -> bool:
         """Close all logs. Return whether all of them are on disk."""
         clean = True
-        for each in self.all:
+        for log in self.all:
             try:
-                each.leave_clean()
+                log.leave_clean()
             except OSError as error:
-                log.error("%s: cannot close the log cleanly: %s; the next start recovers it", each.directory, error)
+                logger.error("%s: cannot close the log cleanly: %s; the next start recovers it", log.directory, error)
                 clean = False
         clean &= await self._flush_all(self.all, self.flushed)
-        for each in self.all:
-            each.close(clean=False)
+        for log in self.all:
+            log.close(clean=False)
         return clean
 
     # --- background tasks ---
 
     async def flush_due(self) -> None:
         """Force closed segments to disk, and logs with flush.messages or flush.ms."""
-        due = {each for each in self._logs.values() if each.needs_flush}
+        due = {log for log in self._logs.values() if log.needs_flush}
         rolled = self._rolled - due
         self._rolled.clear()
         await self._flush_all(due, self.flushed)
@@ -389,73 +389,73 @@ class LogManager:
 
     async def verify_segments(self) -> None:
         """Verify the segments that were not read at the start, slowly."""
-        for each in self.all:
-            while each.unverified and not each.closed and not self._is_stopping:
-                await self._verify_segment(each, each.unverified.pop())
+        for log in self.all:
+            while log.unverified and not log.closed and not self._is_stopping:
+                await self._verify_segment(log, log.unverified.pop())
 
-    async def _verify_segment(self, of: Log, segment: Segment) -> None:
-        if segment not in of.segments:
+    async def _verify_segment(self, log: Log, segment: Segment) -> None:
+        if segment not in log.segments:
             return
-        truncations = of.truncations
-        end_offset = dict(with_ends(of.segments, of.end_offset))[segment]
-        is_active = segment is of.segments.active  # it may have been written to: its checkpoint is not valid
-        verifier = SegmentVerifier(segment, end_offset, of.epochs.rows, None if is_active else segment.checkpoint)
+        truncations = log.truncations
+        end_offset = dict(with_ends(log.segments, log.end_offset))[segment]
+        is_active = segment is log.segments.active  # it may have been written to: its checkpoint is not valid
+        verifier = SegmentVerifier(segment, end_offset, log.epochs.rows, None if is_active else segment.checkpoint)
         try:
             while not await asyncio.to_thread(verifier.step) and not self._is_stopping:
                 await asyncio.sleep(CHUNK_BYTES / VERIFY_BYTES_A_SECOND)
         except OSError as error:
-            if segment in of.segments and not of.closed:
-                log.error("%s cannot be verified: %s", segment.file.path, error)
+            if segment in log.segments and not log.closed:
+                logger.error("%s cannot be verified: %s", segment.file.path, error)
             return
-        mismatches = [each for each in verifier.epoch_mismatches if each.first_offset >= of.start_offset]
+        mismatches = [each for each in verifier.epoch_mismatches if each.first_offset >= log.start_offset]
         damages = verifier.damages + single_mismatch(mismatches, verifier.last_match_offset)
-        if damages and segment in of.segments and of.truncations == truncations:
-            of.add_damage(damages)
-            if segment is of.segments.active:
-                of.roll()  # a recovery would end the log where it is damaged
+        if damages and segment in log.segments and log.truncations == truncations:
+            log.add_damage(damages)
+            if segment is log.segments.active:
+                log.roll()  # a recovery would end the log where it is damaged
 
     async def delete_old(self) -> None:
         """Delete old segments."""
-        for each in self.all:
+        for log in self.all:
             try:
-                deleted = delete_old_segments(each, self._clock.time_ms())
+                deleted = delete_old_segments(log, self._clock.time_ms())
             except (OSError, BrokerError) as error:
-                log.error("%s: cannot delete old segments: %s; retrying later", each.name, error)
+                logger.error("%s: cannot delete old segments: %s; retrying later", log.name, error)
                 continue
             if deleted:
-                log.info(
-                    "%s: %d files deleted, the log begins at offset %d", each.name, len(deleted), each.start_offset
+                logger.info(
+                    "%s: %d files deleted, the log begins at offset %d", log.name, len(deleted), log.start_offset
                 )
-                self._remove_later(deleted, each.config.file_delete_delay_ms)
+                self._remove_later(deleted, log.config.file_delete_delay_ms)
 
     async def compact(self) -> None:
         """Compact the logs that are dirty enough, the dirtiest first."""
         if str(self._defaults.get("log.cleaner.enable", "true")).lower() == "false":
             return
-        for each in compaction.by_need(self.all, self._clock.time_ms()):
+        for log in compaction.by_need(self.all, self._clock.time_ms()):
             try:
-                await self._compact(each)
+                await self._compact(log)
             except (OSError, WireError) as error:
-                if each.closed:
+                if log.closed:
                     continue  # its topic was deleted during the round
-                log.warning("%s: not compacted: %s", each.name, error)
+                logger.warning("%s: not compacted: %s", log.name, error)
                 if isinstance(error, DamagedSegmentError):
-                    each.unverified = each.segments[:-1]
+                    log.unverified = log.segments[:-1]
                     await self.verify_segments()  # a damaged log is not compacted again
 
-    async def _compact(self, of: Log) -> None:
-        plan = None if of.closed else compaction.plan(of, self._clock.time_ms())
+    async def _compact(self, log: Log) -> None:
+        plan = None if log.closed else compaction.plan(log, self._clock.time_ms())
         if plan is None:
             return
         result = await asyncio.to_thread(compaction.run, plan)
-        if not of.closed:
-            self._remove_later(compaction.swap_in(of, plan, result), of.config.file_delete_delay_ms)
+        if not log.closed:
+            self._remove_later(compaction.swap_in(log, plan, result), log.config.file_delete_delay_ms)
 
     async def expire_producers(self) -> None:
         """Remove producers that have not written for producer.id.expiration.ms."""
         expiration_ms = self._setting("producer.id.expiration.ms", _PRODUCER_EXPIRATION_MS)
-        for each in self.all:
-            each.producers.expire(self._clock.time_ms(), expiration_ms)
+        for log in self.all:
+            log.producers.expire(self._clock.time_ms(), expiration_ms)
 
     async def write_checkpoints(self) -> None:
         """Write the checkpoints of all logs."""

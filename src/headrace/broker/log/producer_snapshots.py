@@ -19,7 +19,7 @@ from headrace.broker.log.producer_state import SEQUENCE_MAX, ProducerEntry, Prod
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import NO_SEQUENCE
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 _VERSION = 1
 _head = struct.Struct(">hIi")  # version, checksum, number of producers
@@ -92,7 +92,7 @@ def read_snapshot(path: Path) -> Snapshot | None:
             return Snapshot(entries, _read_extension(data, position + len(_EXTENSION_WITHOUT_OFFSET), entries))
         return Snapshot(entries, {})  # written by Kafka
     except (OSError, ValueError, struct.error) as error:
-        log.warning("%s is damaged and not used: %s", path, error)
+        logger.warning("%s is damaged and not used: %s", path, error)
         return None
 
 

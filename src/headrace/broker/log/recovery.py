@@ -35,7 +35,7 @@ from headrace.broker.log.verification import NO_EPOCH, Damage
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, BatchHeader, header_layout
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 _base_offset = struct.Struct(">q")
 
@@ -154,7 +154,7 @@ class LogRecovery:
             if following is not None and end_offset < following.base_offset <= header.last_offset:
                 return f"{problem}: the next one has {following.base_offset}"
             if is_last and (position == 0 or following is None):
-                log.warning(
+                logger.warning(
                     "%s: at byte %d %s: compaction has removed the offsets between, or this is damaged, or of another "
                     "log",
                     segment.file.path,
@@ -235,7 +235,7 @@ class LogRecovery:
                 shutil.copyfileobj(source, target)
                 target.flush()
                 os.fsync(target.fileno())
-        log.warning(
+        logger.warning(
             "%s: %d of %d bytes cut off at offset %d%s: %s",
             segment.file.path,
             segment.size_bytes - good_bytes,
@@ -255,7 +255,7 @@ class LogRecovery:
         segments = self._state.segments
         for segment in segments[index + 1 :]:
             kept = unused(numbered(Path(f"{segment.file.path}{DAMAGED}")))
-            log.error("%s: the log ends before it; it is kept as %s", segment.file.path, kept.name)
+            logger.error("%s: the log ends before it; it is kept as %s", segment.file.path, kept.name)
             segment.close()
             os.replace(segment.file.path, kept)
             segment.delete()

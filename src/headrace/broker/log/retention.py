@@ -13,37 +13,37 @@ from headrace.broker.log.log import Log
 from headrace.broker.log.segment import Segment, with_ends
 
 
-def delete_old_segments(of: Log, now_ms: int) -> list[Path]:
+def delete_old_segments(log: Log, now_ms: int) -> list[Path]:
     """Remove expired segments from a log, and return their files, to be removed later."""
-    count = _below_start(of)
-    if of.config.delete:
-        count = max(count, _beyond_retention_bytes(of), _beyond_retention_ms(of, now_ms))
+    count = _below_start(log)
+    if log.config.delete:
+        count = max(count, _beyond_retention_bytes(log), _beyond_retention_ms(log, now_ms))
     if not count:
         return []
-    return [path for segment in of.remove_segments(count) for path in segment.retire()]
+    return [path for segment in log.remove_segments(count) for path in segment.retire()]
 
 
-def _deletable(of: Log) -> list[Segment]:
+def _deletable(log: Log) -> list[Segment]:
     """Return the segments that are completely below the high watermark; the last one only if it has records."""
-    count = sum(1 for _, end_offset in with_ends(of.segments, of.end_offset) if end_offset <= of.high_watermark)
-    return of.segments[:count] if of.segments[-1].size_bytes else of.segments[: min(count, len(of.segments) - 1)]
+    count = sum(1 for _, end_offset in with_ends(log.segments, log.end_offset) if end_offset <= log.high_watermark)
+    return log.segments[:count] if log.segments[-1].size_bytes else log.segments[: min(count, len(log.segments) - 1)]
 
 
-def _below_start(of: Log) -> int:
-    return sum(1 for segment in of.segments[1:] if segment.base_offset <= of.start_offset)
+def _below_start(log: Log) -> int:
+    return sum(1 for segment in log.segments[1:] if segment.base_offset <= log.start_offset)
 
 
-def _beyond_retention_bytes(of: Log) -> int:
+def _beyond_retention_bytes(log: Log) -> int:
     """Return the number of segments without which the log still has retention.bytes."""
-    if of.config.retention_bytes < 0:
+    if log.config.retention_bytes < 0:
         return 0
-    excess = of.size_bytes - of.config.retention_bytes
-    return sum(1 for size in accumulate(segment.size_bytes for segment in _deletable(of)) if size <= excess)
+    excess = log.size_bytes - log.config.retention_bytes
+    return sum(1 for size in accumulate(segment.size_bytes for segment in _deletable(log)) if size <= excess)
 
 
-def _beyond_retention_ms(of: Log, now_ms: int) -> int:
+def _beyond_retention_ms(log: Log, now_ms: int) -> int:
     """Return the number of segments older than retention.ms by their newest record, or by the file's time."""
-    if of.config.retention_ms < 0:
+    if log.config.retention_ms < 0:
         return 0
-    times = (segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms for segment in _deletable(of))
-    return sum(1 for _ in takewhile(lambda newest_ms: now_ms - newest_ms > of.config.retention_ms, times))
+    times = (segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms for segment in _deletable(log))
+    return sum(1 for _ in takewhile(lambda newest_ms: now_ms - newest_ms > log.config.retention_ms, times))

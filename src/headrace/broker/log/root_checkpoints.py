@@ -11,7 +11,7 @@ from headrace.broker.log.checkpoints import OffsetCheckpoint
 from headrace.broker.log.log import Log
 from headrace.types import TopicPartition
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"  # below it a log is on disk
 HIGH_WATERMARKS = "replication-offset-checkpoint"
@@ -86,7 +86,7 @@ class RootCheckpoints:
         try:
             self.start_offsets.prepare(self._start_offsets())()
         except OSError as error:
-            log.warning("cannot write %s: %s; deleted records may be back after a crash", START_OFFSETS, error)
+            logger.warning("cannot write %s: %s; deleted records may be back after a crash", START_OFFSETS, error)
 
     def _high_watermarks(self) -> Offsets:
         # Those of missing logs stay until the start is complete: if it fails before, the next start reports them too.

@@ -51,7 +51,7 @@ OFFSET_MAX = 2**63 - 1
 OFFSETS_MAX = 2**31 - 1
 """Range of the offsets of a segment: indexes have 32 bits for the offset relative to the base offset."""
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 _base_offset = struct.Struct(">q")
 
@@ -363,7 +363,7 @@ class Segment:
         text = f"{self.file.path} is damaged at byte {position}: {problem}"
         if not self._damage_is_logged:
             self._damage_is_logged = True
-            log.error("%s; fetches of it fail with CORRUPT_MESSAGE", text)
+            logger.error("%s; fetches of it fail with CORRUPT_MESSAGE", text)
         return BrokerError(text, code=Code.CORRUPT_MESSAGE)
 
     # --- loading ---
@@ -400,7 +400,7 @@ class Segment:
             self._index, self._times = index, times
             return
         if self.size_bytes > UNINDEXED_BYTES_MAX or not is_saved:
-            log.warning("%s: its indexes are missing or damaged and are rebuilt", self.file.path)
+            logger.warning("%s: its indexes are missing or damaged and are rebuilt", self.file.path)
         self.rebuild_indexes(REBUILT_INDEX_INTERVAL_BYTES)
         index_crc, times_crc = self._write_indexes()
         if saved is not None:
