@@ -28,7 +28,16 @@ from headrace.broker.log.producer_snapshots import delete_snapshots, restore_new
 from headrace.broker.log.producer_state import NO_TRANSACTION, ProducerStateManager
 from headrace.broker.log.replay import find_undecided, marker_of, replay_producers
 from headrace.broker.log.segment import OFFSET_MAX, Segment, Slice
-from headrace.broker.log.validation import Origin, Prepared, check_batch, invalid, prepare, split_replicated
+from headrace.broker.log.validation import (
+    Origin,
+    Prepared,
+    check_batch,
+    invalid,
+    is_message_set,
+    prepare,
+    prepare_message_set,
+    split_replicated,
+)
 from headrace.broker.log.verification import Damage
 from headrace.config import LONG_MAX
 from headrace.errors import BrokerError, Code
@@ -155,7 +164,9 @@ class Log:
             decompression = Decompression(DecompressionLimits())
         view = memoryview(records).cast("B")
         now_ms = self.env.clock.time_ms()
-        return prepare(view, self.config, origin, now_ms, decompression, magic_allowed=magic_allowed)
+        if magic_allowed < 2 and is_message_set(view):
+            return prepare_message_set(view, self.config, now_ms, decompression)
+        return prepare(view, self.config, origin, now_ms, decompression)
 
     def append(
         self, records: Buffer | Prepared, *, origin: Origin = Origin.CLIENT, leader_epoch: int = 0

@@ -15,7 +15,7 @@ from headrace.broker.log.segment import Segment, with_ends
 
 def delete_old_segments(log: Log, now_ms: int) -> list[Path]:
     """Remove expired segments from a log, and return their files, to be removed later."""
-    count = _below_start(log)
+    count = sum(1 for segment in log.segments[1:] if segment.base_offset <= log.start_offset)
     if log.config.delete:
         count = max(count, _beyond_retention_bytes(log), _beyond_retention_ms(log, now_ms))
     if not count:
@@ -27,10 +27,6 @@ def _deletable(log: Log) -> list[Segment]:
     """Return the segments that are completely below the high watermark; the last one only if it has records."""
     count = sum(1 for _, end_offset in with_ends(log.segments, log.end_offset) if end_offset <= log.high_watermark)
     return log.segments[:count] if log.segments[-1].size_bytes else log.segments[: min(count, len(log.segments) - 1)]
-
-
-def _below_start(log: Log) -> int:
-    return sum(1 for segment in log.segments[1:] if segment.base_offset <= log.start_offset)
 
 
 def _beyond_retention_bytes(log: Log) -> int:

@@ -58,15 +58,7 @@ class Prepared(NamedTuple):
     append_time_ms: int  # -1 if the timestamps are the producer's
 
 
-def prepare(
-    view: memoryview,
-    config: LogConfig,
-    origin: Origin,
-    now_ms: int,
-    decompression: Decompression,
-    *,
-    magic_allowed: int,
-) -> Prepared:
+def prepare(view: memoryview, config: LogConfig, origin: Origin, now_ms: int, decompression: Decompression) -> Prepared:
     """Check a batch without offsets, and convert it as the topic's options require. From any thread.
 
     Raise BrokerError, or OffLoopError if this is the event loop and the batch is large.
@@ -75,7 +67,9 @@ def prepare(
     if size <= MAGIC_OFFSET:
         raise invalid(f"expected a record batch, got {size} bytes", Code.INVALID_RECORD)
     if view[MAGIC_OFFSET] < 2:
-        return _prepare_old(view, config, now_ms, magic_allowed, decompression)
+        raise invalid(
+            f"expected magic 2, got {view[MAGIC_OFFSET]}: message sets came with Produce 0 to 2", Code.INVALID_RECORD
+        )
     header = check_batch(view, config.max_message_bytes)
     if header.length + 12 != size:
         raise invalid(
@@ -200,14 +194,13 @@ def _checked_payload(view: memoryview, header: BatchHeader, config: LogConfig, d
     return payload
 
 
-def _prepare_old(
-    view: memoryview, config: LogConfig, now_ms: int, magic_allowed: int, decompression: Decompression
-) -> Prepared:
-    """Convert a message set of magic 0 or 1, and check the result."""
-    if magic_allowed >= 2:
-        raise invalid(
-            f"expected magic 2, got {view[MAGIC_OFFSET]}: message sets came with Produce 0 to 2", Code.INVALID_RECORD
-        )
+def is_message_set(view: memoryview) -> bool:
+    """Return whether records have the format of old clients (magic 0 or 1)."""
+    return len(view) > MAGIC_OFFSET and view[MAGIC_OFFSET] < 2
+
+
+def prepare_message_set(view: memoryview, config: LogConfig, now_ms: int, decompression: Decompression) -> Prepared:
+    """Convert a message set to a batch, and check it. Raise as `prepare` does."""
     decompression.leave_loop()
     converted, header = _convert_up(view, config, decompression.old_bytes_max)
     decompression.count_old(len(converted))
