@@ -85,7 +85,7 @@ class ReplicaCluster:
     async def topic(self, name: str, assignment: list[list[int]], **configs: str) -> None:
         """Make a topic on certain brokers, each partition's leader first; return when all of them know."""
         named = {key.replace("_", "."): value for key, value in configs.items()}
-        self.controller.topic_admin.create(name, configs=named, assignment=assignment)
+        self.controller.topic_manager.create(name, configs=named, assignment=assignment)
         for index, nodes in enumerate(assignment):
             for node in nodes:
                 await until(f"{name}-{index} is on {node}", partial(self.brokers[node].replicas.get, name, index))

@@ -26,7 +26,7 @@ ONE, TWO = b"1" * 16, b"2" * 16
 
 
 class FakeController:
-    """Lets every partition have what is asked for, but those of index 9."""
+    """Accepts every change except those of partition 9."""
 
     def __init__(self) -> None:
         self.requests: list[AlterPartitionRequest] = []
@@ -114,23 +114,23 @@ async def test_closing_fails_pending_changes() -> None:
     controller = FakeController()
     controller.held.clear()
     requests = made(controller)
-    asked = [asyncio.create_task(requests.alter(IsrChange(ONE, 0, 0, 0, {1: 5})))]
+    pending = [asyncio.create_task(requests.alter(IsrChange(ONE, 0, 0, 0, {1: 5})))]
     await asyncio.sleep(0.01)
-    asked.append(asyncio.create_task(requests.alter(IsrChange(ONE, 1, 0, 0, {1: 5}))))
+    pending.append(asyncio.create_task(requests.alter(IsrChange(ONE, 1, 0, 0, {1: 5}))))
     await asyncio.sleep(0.01)
     await requests.close()
-    assert [type(error) for error in await asyncio.gather(*asked, return_exceptions=True)] == [ClosedError] * 2
+    assert [type(error) for error in await asyncio.gather(*pending, return_exceptions=True)] == [ClosedError] * 2
 
 
 @on_loop
 async def test_producer_ids_are_prefetched_from_the_controller(tmp_path: Path) -> None:
     blocks = [(0, 1000), (5000, 6000), (9000, 10_000)]
-    asked = 0
+    request_count = 0
     error: HeadraceError | None = ConnectionFailedError("away")
 
     async def source() -> tuple[int, int]:
-        nonlocal asked
-        asked += 1
+        nonlocal request_count
+        request_count += 1
         if error is not None:
             raise error
         return blocks.pop(0)
@@ -142,12 +142,12 @@ async def test_producer_ids_are_prefetched_from_the_controller(tmp_path: Path) -
             ids.take()
         assert refused.value.code == Code.COORDINATOR_LOAD_IN_PROGRESS
         await asyncio.sleep(0.01)
-    assert asked == 2
+    assert request_count == 2
     error = None
     ids.prefetch()
     await asyncio.sleep(0.01)
     assert [ids.take() for _ in range(1001 - REFILL_THRESHOLD)] == list(range(1001 - REFILL_THRESHOLD))
     await asyncio.sleep(0.01)
-    assert asked == 4  # the next block is here before this one is used up
+    assert request_count == 4  # the next block is fetched before this one is exhausted
     assert [ids.take() for _ in range(REFILL_THRESHOLD)] == [*range(1001 - REFILL_THRESHOLD, 1000), 5000]
     await ids.close()
