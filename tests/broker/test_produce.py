@@ -17,10 +17,11 @@ from headrace.wire.layout import Record
 from headrace.wire.records import Producer as Writer
 from headrace.wire.records import encode, read_batches
 from headrace.wire.schema import Records
+from tests.support.asking import ask
 from tests.support.own_broker import OpenBroker
 from tests.support.peers.broker import create_topic
 from tests.support.peers.connection import Connection
-from tests.support.pipelining import RawConnection, ask, frame
+from tests.support.pipelining import RawConnection, frame
 from tests.support.topics import new_topic, unique
 from tests.support.waiting import eventually
 

@@ -1,4 +1,4 @@
-"""What is put together from several answers (client/facts), on real brokers."""
+"""Facts combined from several responses (client/facts), on both brokers."""
 
 from __future__ import annotations
 
@@ -27,50 +27,50 @@ def admin(either):
 
 @pytest.fixture
 def writer(either):
-    """A producer in a transaction of its own."""
+    """Yield a producer in an open transaction."""
     with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("facts")) as producer:
         producer.init_transactions()
         yield producer
 
 
-def found(looked_up):
+def existing(value):
     """What must be there."""
-    assert looked_up is not None
-    return looked_up
+    assert value is not None
+    return value
 
 
 def transactional_id(producer):
     return producer.config["transactional.id"]
 
 
-def test_a_transaction_holds_back_all_that_was_written_behind_its_first_record(either, admin, writer):
+def test_an_open_transaction_hides_all_records_after_its_first(either, admin, writer):
     topic = new_topic(either, "facts-held", partitions=2)
-    place = TopicPartition(topic, 0)
+    tp = TopicPartition(topic, 0)
     with Producer(bootstrap_servers=either.bootstrap) as other:
         other.send(topic, b"before", partition=0).result(SECONDS_MAX)
-        assert held_back(admin, [place]) == {}
+        assert held_back(admin, [tp]) == {}
         writer.begin_transaction()
         writer.send(topic, b"open", partition=0).result(SECONDS_MAX)
         for _ in range(3):
             other.send(topic, b"waits", partition=0).result(SECONDS_MAX)
     name = transactional_id(writer)
-    (part,) = open_parts_of_all(admin, [found(described(admin, name))])[name]
-    assert (part.at, part.start, part.stable, part.end, part.holds_back) == (place, 1, 1, 5, 4)
+    (part,) = open_parts_of_all(admin, [existing(described(admin, name))])[name]
+    assert (part.at, part.start, part.stable, part.end, part.holds_back) == (tp, 1, 1, 5, 4)
 
     with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("second")) as second:
         second.init_transactions()
         second.begin_transaction()
         second.send(topic, b"open as well", partition=0).result(SECONDS_MAX)
-        other = found(described(admin, transactional_id(second)))
+        other = existing(described(admin, transactional_id(second)))
         (later,) = open_parts_of_all(admin, [other])[transactional_id(second)]
-        assert (later.start, later.stable, later.holds_back) == (5, 1, 0)  # it waits for the first one itself
+        assert (later.start, later.stable, later.holds_back) == (5, 1, 0)  # it is behind the first transaction itself
         second.abort_transaction()
     writer.commit_transaction()
-    places = [place, TopicPartition(topic, 1)]
-    eventually("the markers", lambda: held_back(admin, places) == {})  # they are written after the answer
+    partitions = [tp, TopicPartition(topic, 1)]
+    eventually("the markers", lambda: held_back(admin, partitions) == {})  # they are written after the response
 
 
-def test_the_history_of_an_id_has_every_step_that_its_coordinator_wrote_down(either, admin, writer):
+def test_the_history_of_a_transactional_id_has_all_logged_states(either, admin, writer):
     topic = new_topic(either, "facts-history")
     began_ms = time.time() * 1000 - 1
     for end in (writer.commit_transaction, writer.abort_transaction):
@@ -94,24 +94,24 @@ def test_the_history_of_an_id_has_every_step_that_its_coordinator_wrote_down(eit
     writer.abort_transaction()
 
 
-def test_the_time_of_a_record_is_fetched_once_and_again_when_the_group_moves_on(either, admin):
+def test_record_times_are_fetched_again_only_after_a_commit(either, admin):
     topic, group = new_topic(either, "facts-lag"), unique("late")
     now_ms = int(time.time() * 1000)
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         for age_ms in (2 * AGE_MS, AGE_MS):
             producer.send(topic, b"x", timestamp_ms=now_ms - age_ms).result(SECONDS_MAX)
-    place = TopicPartition(topic, 0)
+    tp = TopicPartition(topic, 0)
     times = LagTimes()
 
     def late_ms(committed, remembering=times):
-        admin.alter_group_offsets(group, {place: committed})
-        facts = found(look_up(admin, group))
+        admin.alter_group_offsets(group, {tp: committed})
+        facts = existing(look_up(admin, group))
         remembering.fill(facts.partitions, admin)
         return facts.partitions[0].lag_ms
 
     assert 2 * AGE_MS <= late_ms(0) <= 2 * AGE_MS + SECONDS_MAX * 1000
-    admin.delete_records({place: 1})  # nobody can fetch it any more, and nobody has to
-    before = found(look_up(admin, group)).partitions[0]
+    admin.delete_records({tp: 1})  # it is deleted, and is not needed
+    before = existing(look_up(admin, group)).partitions[0]
     before.start = 0
     times.fill([before], admin)
     assert (before.lag_ms or 0) >= 2 * AGE_MS
@@ -119,7 +119,7 @@ def test_the_time_of_a_record_is_fetched_once_and_again_when_the_group_moves_on(
     assert late_ms(2) == 0
 
 
-def test_groups_at_different_places_of_a_partition_have_lags_of_their_own(either, admin):
+def test_groups_at_different_offsets_have_different_lags(either, admin):
     topic = new_topic(either, "facts-lags")
     now_ms = int(time.time() * 1000)
     with Producer(bootstrap_servers=either.bootstrap) as producer:
@@ -128,6 +128,6 @@ def test_groups_at_different_places_of_a_partition_have_lags_of_their_own(either
     groups = {unique("late"): committed for committed in range(4)}
     for group, committed in groups.items():
         admin.alter_group_offsets(group, {TopicPartition(topic, 0): committed})
-    partitions = [found(look_up(admin, group)).partitions[0] for group in groups]
+    partitions = [existing(look_up(admin, group)).partitions[0] for group in groups]
     LagTimes().fill(partitions, admin)
-    assert [round((one.lag_ms or 0) / AGE_MS, 1) for one in partitions] == [3, 2, 1, 0]
+    assert [round((partition.lag_ms or 0) / AGE_MS, 1) for partition in partitions] == [3, 2, 1, 0]

@@ -1,4 +1,4 @@
-"""Fixtures of the link layer: our client on one end, a scripted server on the other."""
+"""Fixtures for link tests: a client at one end, a scripted server at the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODE = 1
 
 
 class Link:
-    """A network client that talks to nodes one by one, with time-outs short enough for tests."""
+    """A network client with short time-outs."""
 
     def __init__(self, address: str, settings: ConnectionSettings, network: NetworkSettings, clock: Clock) -> None:
         self._clock = clock
@@ -59,7 +59,7 @@ class Link:
         self.until("a connection", lambda: self.client.is_ready(NODE, self.now))
 
     def fail_to_connect(self) -> str:
-        """What is said of the first attempt that fails."""
+        """Return the error of the first failed attempt."""
         self.until(
             "a failure", lambda: not self.client.is_ready(NODE, self.now) and self.client.last_failure is not None
         )
@@ -89,7 +89,7 @@ class Link:
 
 
 class Links:
-    """Makes servers and links, and ends them with the test."""
+    """Creates servers and links, and closes them after the test."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack

@@ -1,4 +1,4 @@
-"""Finding the cluster: every bootstrap address, every DNS answer, and from the start again when all are gone."""
+"""Bootstrap: every address and every DNS result is tried, and tried again when no known broker is reachable."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_every_bootstrap_address_is_tried(links):
     assert updater.node_ids == [1]
 
 
-def test_a_bootstrap_server_that_swallows_everything_does_not_hold_up_the_others(links):
-    """Connected, and never a word: others are asked after a second, long before the set-up time is over."""
+def test_a_silent_bootstrap_server_does_not_delay_the_others(links):
+    """It accepts connections but never responds: other servers are tried after a second, before the set-up time-out."""
     silent = links.server(lambda peer: peer.silence())
     server = links.server()
     link = links.link(server, connect_timeout_ms=10_000)
@@ -67,14 +67,14 @@ def test_a_name_is_looked_up_again_after_all_its_addresses_failed(links, monkeyp
 
 def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypatch):
     server = links.server()
-    found = [Address(socket.AF_INET, ("127.0.0.1", server.port))]
+    addresses = [Address(socket.AF_INET, ("127.0.0.1", server.port))]
     tries = []
 
     def resolve(endpoint):
         tries.append(endpoint)
         if len(tries) == 1:
             raise socket.gaierror(socket.EAI_NONAME, "cannot resolve 'broker'")
-        return found
+        return addresses
 
     monkeypatch.setattr(network, "resolve", resolve)
     link = links.link(server)
@@ -84,7 +84,7 @@ def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypa
 
 @pytest.mark.behaviour("P11")
 def test_without_a_reachable_broker_bootstrap_servers_are_used_again(links):
-    """The cluster has moved: the brokers of the first answer are dead, the bootstrap address leads to new ones."""
+    """The cluster has moved: the brokers of the first metadata are down, and the bootstrap address has new ones."""
     (dead,) = free_ports(1)
 
     def gone(peer, header, message):
@@ -118,13 +118,13 @@ def test_without_recovery_the_known_brokers_are_kept(links):
     assert updater.node_ids == [5]
 
 
-def test_a_broker_that_says_so_sends_us_back_to_the_bootstrap_servers(links):
+def test_a_rebootstrap_error_uses_the_bootstrap_servers_again(links):
     def answer(peer, header, message):
-        said.append(header.api_version)
+        versions.append(header.api_version)
         reply = metadata(peer, header, message)
-        return reply.replace(error_code=129) if len(said) == 2 else reply
+        return reply.replace(error_code=129) if len(versions) == 2 else reply
 
-    said = []
+    versions = []
     server = links.server(lambda peer: peer.serve({METADATA: answer}))
     server.api_ranges[3] = (1, 13)
     link = links.link(server)
@@ -136,7 +136,7 @@ def test_a_broker_that_says_so_sends_us_back_to_the_bootstrap_servers(links):
 
 
 @pytest.mark.behaviour("P10")
-def test_a_topic_that_may_not_be_read_is_an_error_at_once(links):
+def test_a_topic_without_permission_fails_at_once(links):
     def answer(peer, header, message):
         topics = [MetadataResponseTopic(name=topic.name, error_code=29) for topic in message.topics]
         return metadata(peer, header, message).replace(topics=topics)

@@ -1,4 +1,4 @@
-"""Fetch responses that no broker should send: the fetcher ignores what it did not ask for, and says so."""
+"""Invalid fetch responses: the fetcher ignores partitions that it did not request, with a warning."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def one_record(value: bytes) -> bytes:
 
 
 def offsets(peer: Peer, header: RequestHeader, message: Message) -> Message:
-    found = ListOffsetsPartitionResponse(partition_index=0, offset=0)
-    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[found])])
+    partition = ListOffsetsPartitionResponse(partition_index=0, offset=0)
+    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[partition])])
 
 
 def test_partitions_that_were_not_requested_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Servers that lie, mumble or hang up: the client says what is wrong, and goes on with the next connection."""
+"""Hostile servers: the client reports the problem, and uses the next connection."""
 
 from __future__ import annotations
 
@@ -242,8 +242,8 @@ def test_bytes_that_arrive_one_by_one_make_a_response(links):
     assert link.ask(ASK).message.topics[0].name == "t"
 
 
-def test_a_promise_of_much_takes_no_memory(links):
-    """90 MiB are allowed, and promised, and never come."""
+def test_a_huge_length_prefix_allocates_no_memory(links):
+    """A frame of 90 MiB is allowed and announced, but never sent."""
 
     def promising(peer):
         peer.serve(requests_max=1)
@@ -281,17 +281,17 @@ def throttling(peer):
 
 
 @pytest.mark.behaviour("P34")
-def test_the_client_keeps_quiet_for_as_long_as_the_broker_says(links):
+def test_a_throttled_client_sends_nothing_for_the_throttle_time(links):
     link = links.to(throttling)
     link.ask(ASK)
     assert not link.client.is_ready(1, link.now)
-    assert link.client.least_loaded_node([1], link.now) == 1  # the only one there is
+    assert link.client.least_loaded_node([1], link.now) == 1  # the only node
     assert 200 < link.client.delay_ms(1, link.now) <= 300
     assert link.client.is_ready(1, link.now + 301)
 
 
-def test_a_broker_too_old_to_leave_throttling_to_clients_is_not_obeyed_twice(links):
-    """It has waited by itself before it answered."""
+def test_throttling_by_an_old_broker_is_not_repeated_by_the_client(links):
+    """It has delayed the response itself."""
     link = links.to(
         lambda peer: peer.serve({METADATA: lambda p, h, m: metadata(p, h, m).replace(throttle_time_ms=300)})
     )
@@ -300,7 +300,7 @@ def test_a_broker_too_old_to_leave_throttling_to_clients_is_not_obeyed_twice(lin
 
 
 @pytest.mark.behaviour("P35", "P39")
-def test_an_idle_connection_costs_no_time_and_is_closed_when_its_time_is_up(links):
+def test_an_idle_connection_is_closed_after_its_timeout_without_polling(links):
     link = links.to(behave, network=NetworkSettings(connections_max_idle_ms=300))
     link.ask(ASK)
     link.polls, cpu = 0, time.process_time()
@@ -310,7 +310,7 @@ def test_an_idle_connection_costs_no_time_and_is_closed_when_its_time_is_up(link
 
 
 @pytest.mark.behaviour("P35", "P39")
-def test_a_node_that_is_away_is_tried_at_its_backoff_and_not_in_a_loop(links):
+def test_an_unreachable_node_is_retried_after_its_backoff(links):
     server = links.server()
     server.close()
     link = links.link(server, NetworkSettings(reconnect_backoff_ms=50, reconnect_backoff_max_ms=100))
@@ -501,7 +501,7 @@ def test_large_requests_and_responses_over_tls(links, certificate):
     assert isinstance(many.message, MetadataResponse)
 
 
-def test_a_script_that_sees_the_client_leave_ends(links):
+def test_a_server_script_ends_when_the_client_disconnects(links):
     """The scripted server itself: no thread of it outlives a test."""
     left = []
 

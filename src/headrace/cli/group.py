@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
+from headrace.cli import LazyModule
 from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.output import (
     CommandError,
@@ -18,11 +20,19 @@ from headrace.cli.output import (
     render_table,
 )
 from headrace.cli.shared_options import confirm, parse_time_ms, parse_topic_partitions, yes_option
-from headrace.client.admin import AdminClient
-from headrace.client.facts.groups import GroupFacts, look_up
-from headrace.client.facts.resets import Target, plan
 from headrace.client.facts.times import duration_ms
 from headrace.errors import BrokerError, Code
+
+if TYPE_CHECKING:
+    from headrace.client.admin import AdminClient
+    from headrace.client.facts import groups as group_facts
+    from headrace.client.facts import lag_times, resets
+    from headrace.client.facts.groups import GroupFacts
+    from headrace.client.facts.resets import Target
+else:
+    group_facts = LazyModule("headrace.client.facts.groups")
+    lag_times = LazyModule("headrace.client.facts.lag_times")
+    resets = LazyModule("headrace.client.facts.resets")
 
 
 @click.group()
@@ -81,13 +91,11 @@ def describe(
     \b
     Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no such group, or no broker; 130 interrupted.
     """
-    from headrace.client.facts.lag_times import LagTimes  # imports pyarrow
-
     with connection.admin() as admin:
         for name in names:
             facts = _existing_group(admin, name)
             if not no_time:
-                LagTimes().fill(facts.partitions, admin)
+                lag_times.LagTimes().fill(facts.partitions, admin)
             emit(output_format, facts.to_json(), _description(facts))
 
 
@@ -138,10 +146,11 @@ def reset(
     """
     target = _parse_target(to, shift)
     with connection.admin() as admin:
-        current = look_up(admin, name)
+        current = group_facts.look_up(admin, name)
         if current is None and not topics:
             raise _unknown_group(name)
-        changes = plan(admin, name, current, target, parse_topic_partitions(admin, topics) if topics else None)
+        partitions = parse_topic_partitions(admin, topics) if topics else None
+        changes = resets.plan(admin, name, current, target, partitions)
         facts = [change.to_json() for change in changes]
         if output_format == "text":
             rows = [(c.at.topic, c.at.partition, c.before, c.after, c.moved) for c in changes]
@@ -158,14 +167,14 @@ def _parse_target(to: str | None, shift: int | None) -> Target:
     if (to is None) == (shift is None):
         raise InvalidUsageError("pass either --to or --shift")
     if to is None:
-        return Target(shift=shift)
+        return resets.Target(shift=shift)
     if to in ("earliest", "latest"):
-        return Target(end=to)
+        return resets.Target(end=to)
     if to.startswith("@"):
-        return Target(time_ms=parse_time_ms(to[1:], "--to"))
+        return resets.Target(time_ms=parse_time_ms(to[1:], "--to"))
     if not to.isdecimal():
         raise InvalidUsageError(f"invalid --to: expected earliest, latest, an offset or @TIME, got {to!r}")
-    return Target(offset=int(to))
+    return resets.Target(offset=int(to))
 
 
 def _confirm_reset(name: str, yes: bool) -> bool:
@@ -214,7 +223,7 @@ def _delete_error(admin: AdminClient, name: str, error: BrokerError) -> Exceptio
 
 
 def _existing_group(admin: AdminClient, name: str) -> GroupFacts:
-    facts = look_up(admin, name)
+    facts = group_facts.look_up(admin, name)
     if facts is None:
         raise _unknown_group(name)
     return facts

@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.ui import formatting
 from headrace.ui.actions import GRACE_SECONDS, button, in_thread, run_action
 from headrace.ui.elements import Problem, Select, Text, TextField, form, parse_int
-from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
+from headrace.ui.tables import Column, Row, ServerTable, item_rows
 from headrace.ui.view import View
 
 PREVIEW_MS_MAX = 5_000.0
@@ -146,9 +146,6 @@ class OffsetResetForm:
 
 
 def _table(changes: Callable[[], list[Change]]) -> ServerTable:
-    def rows(query: Query) -> Rows:
-        return paged(query, changes(), _row, keys={"moved": lambda change: change.after - (change.before or 0)})
-
     return ServerTable(
         "Preview",
         [
@@ -158,7 +155,7 @@ def _table(changes: Callable[[], list[Change]]) -> ServerTable:
             Column("after", "New offset", "number"),
             Column("moved", "Change", "number", sortable=True),
         ],
-        rows,
+        item_rows(changes, _row, keys={"moved": lambda change: change.after - (change.before or 0)}),
         row_key="at",
         empty="Nothing would change.",
     )
