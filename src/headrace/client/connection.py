@@ -27,7 +27,6 @@ from headrace.client import tls
 from headrace.client.addresses import Address, Endpoint
 from headrace.client.prompt_socket import PromptSocket
 from headrace.errors import (
-    AuthenticationError,
     Code,
     ConnectionFailedError,
     HeadraceError,
@@ -35,15 +34,10 @@ from headrace.errors import (
     UnsupportedVersionError,
     error_name,
 )
-from headrace.wire import frames
+from headrace.wire import frames, sasl
 from headrace.wire.api import api_name
 from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse
-from headrace.wire.api.sasl import (
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
-)
+from headrace.wire.api.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from headrace.wire.framing import CHUNK_BYTES, FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.sasl import Mechanism
@@ -271,32 +265,15 @@ class Connection:
             response.finalized_features_epoch,
         )
         if self.settings.mechanism_factory is not None:
-            yield from self._authenticate(self.settings.mechanism_factory(self.endpoint.host), now)
+            yield from self._authenticate(self.settings.mechanism_factory(str(self.endpoint)), now)
 
     def _authenticate(self, mechanism: Mechanism, now: float) -> Generator[tuple[Message, int], Message, None]:
         try:
-            handshake_version = self.versions.choose(SaslHandshakeRequest.api_key, (1, 1))
-            version = self.versions.choose(SaslAuthenticateRequest.api_key, (0, 2))
+            self.versions.choose(SaslHandshakeRequest.api_key, (sasl.HANDSHAKE_VERSION, sasl.HANDSHAKE_VERSION))
+            version = self.versions.choose(SaslAuthenticateRequest.api_key, sasl.AUTHENTICATE_VERSIONS)
         except UnsupportedVersionError as error:
             raise mechanism.failure(f"the broker does not support the SASL protocol ({error})") from None
-        response = yield SaslHandshakeRequest(mechanism=mechanism.name), handshake_version
-        assert isinstance(response, SaslHandshakeResponse)
-        if response.error_code == Code.UNSUPPORTED_SASL_MECHANISM:
-            raise mechanism.not_offered(response.mechanisms)
-        if response.error_code:
-            raise AuthenticationError(
-                f"{self.endpoint} does not use SASL on this port ({error_name(response.error_code)}): set "
-                f"security.protocol to PLAINTEXT or SSL, or use the port of a SASL listener"
-            )
-        token: bytes | None = mechanism.first()
-        lifetime_ms = 0
-        while token is not None:
-            response = yield SaslAuthenticateRequest(auth_bytes=token), version
-            assert isinstance(response, SaslAuthenticateResponse)
-            if response.error_code:
-                raise mechanism.failure(response.error_message or error_name(response.error_code))
-            lifetime_ms = response.session_lifetime_ms
-            token = mechanism.step(response.auth_bytes)
+        lifetime_ms = yield from sasl.authenticate(mechanism, version)
         # Counted from before the exchange, to be on the safe side.
         share = random.uniform(REAUTHENTICATE_FROM, REAUTHENTICATE_TO)
         self.reauthenticate_at_ms = now + lifetime_ms * share if lifetime_ms > 0 else NEVER_MS
@@ -308,7 +285,7 @@ class Connection:
         self.state = State.REAUTHENTICATING
         self.set_up_since_ms = now
         self.reauthenticate_at_ms = NEVER_MS
-        self._steps = self._authenticate(self.settings.mechanism_factory(self.endpoint.host), now)
+        self._steps = self._authenticate(self.settings.mechanism_factory(str(self.endpoint)), now)
         self._next_step(None)
 
     def _next_step(self, response: Message | None) -> None:

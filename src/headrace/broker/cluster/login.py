@@ -11,22 +11,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from headrace.broker.broker_options import for_listener
-from headrace.broker.security.mechanisms import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, jaas_options
-from headrace.config import Config, Secret
-from headrace.errors import AuthenticationError, ConfigError
-from headrace.wire.api.sasl import (
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
+from headrace.config import Config, Secret, jaas_options
+from headrace.errors import ConfigError
+from headrace.wire.sasl import (
+    PLAIN,
+    SCRAM_SHA_256,
+    SCRAM_SHA_512,
+    Mechanism,
+    PlainMechanism,
+    ScramMechanism,
+    authenticate,
 )
-from headrace.wire.sasl import Mechanism, PlainMechanism, ScramMechanism
 from headrace.wire.schema import Message
-
-HANDSHAKE_VERSION = 1
-AUTHENTICATE_VERSION = 2
-STEPS_MAX = 4
-"""No mechanism of ours takes more messages than that."""
 
 _OPTION = "sasl.mechanism.inter.broker.protocol"
 _SPOKEN = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512)
@@ -61,21 +57,13 @@ def login_of(config: Config, listener: str) -> Login:
 
 
 async def log_in(ask: Ask, mechanism: Mechanism) -> int:
-    """Authenticate on a new connection. How long that counts, in milliseconds; 0: for ever."""
-    chosen = await ask(SaslHandshakeRequest(mechanism=mechanism.name), HANDSHAKE_VERSION)
-    assert isinstance(chosen, SaslHandshakeResponse)
-    if chosen.error_code:
-        raise mechanism.not_offered(chosen.mechanisms)
-    token: bytes | None = mechanism.first()
-    for _ in range(STEPS_MAX):
-        if token is None:
-            break
-        answer = await ask(SaslAuthenticateRequest(auth_bytes=token), AUTHENTICATE_VERSION)
-        assert isinstance(answer, SaslAuthenticateResponse)
-        if answer.error_code:
-            raise mechanism.failure(answer.error_message or "it says no more")
-        token = mechanism.step(answer.auth_bytes)
-        lifetime_ms = answer.session_lifetime_ms
-    if token is not None:
-        raise AuthenticationError(f"{mechanism.host} asks for more and more with SASL {mechanism.name}")
-    return lifetime_ms
+    """Authenticate on a new connection; returns the lifetime of the session in ms, 0 if it is unlimited."""
+    exchange = authenticate(mechanism)
+    request, version = next(exchange)
+    while True:
+        response = await ask(request, version)
+        try:
+            request, version = exchange.send(response)
+        except StopIteration as completed:
+            lifetime_ms: int = completed.value
+            return lifetime_ms
