@@ -16,7 +16,7 @@ from headrace.broker.log import LogConfig, Origin
 from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.errors import BrokerError, Code
-from headrace.wire.records import Producer
+from headrace.wire.records import BatchProducer
 from tests.support.fake_internal import HandClock
 from tests.support.log_rig import LogRig, batch, let_go
 
@@ -54,7 +54,7 @@ class Node:
         topic = self.catalog.topics.by_name[TOPIC]
         self.catalog.record(self.catalog.topics.move(topic, 0, PartitionPlace((1, 2), isr, leader, epoch, epoch)))
 
-    def write(self, *values: bytes, producer: Producer | None = None) -> None:
+    def write(self, *values: bytes, producer: BatchProducer | None = None) -> None:
         data = batch(*values) if producer is None else batch(*values, producer=producer)
         origin = Origin.CLIENT if producer is None or producer.base_sequence >= 0 else Origin.COORDINATOR
         self.replicas.append(self.partition, data, origin=origin, acks=1)
@@ -103,7 +103,7 @@ def place(nodes, leader: int, epoch: int, isr=(1, 2)) -> None:
 def test_a_follower_has_the_same_bytes_and_knows_the_same_of_producers(nodes):
     one, two = nodes
     for number in range(20):
-        one.write(b"%d" % number, producer=Producer(7, 0, number))
+        one.write(b"%d" % number, producer=BatchProducer(7, 0, number))
     assert two.catch_up(one) == 0
     assert bytes_of(two) == bytes_of(one)
     assert (two.log.high_watermark, two.log.end_offset) == (20, 20)
@@ -164,27 +164,27 @@ def test_check_21_what_diverges_is_cut_before_the_high_watermark_is_raised(nodes
 def test_check_7_dedupe_state_is_cut_with_the_log_and_follows_the_new_leaders(nodes):
     one, two = nodes
     for number in range(6):
-        one.write(b"%d" % number, producer=Producer(7, 0, number))
+        one.write(b"%d" % number, producer=BatchProducer(7, 0, number))
     two.catch_up(one)
-    one.write(b"lost", producer=Producer(7, 0, 6))
+    one.write(b"lost", producer=BatchProducer(7, 0, 6))
     place(nodes, 2, 1)
     # The producer sends the one that was lost again, to the new leader, and goes on.
     for number in range(6, 12):
-        two.write(b"again-%d" % number, producer=Producer(7, 0, number))
+        two.write(b"again-%d" % number, producer=BatchProducer(7, 0, number))
     # A retry of one of the last five is known for what it is.
-    info = two.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=1)
+    info = two.log.append(batch(b"again-9", producer=BatchProducer(7, 0, 9)), leader_epoch=1)
     assert (info.duplicate, info.first_offset) == (True, 9)
     one.catch_up(two)
     assert one.log.producers.facts() == two.log.producers.facts()
     place(nodes, 1, 2)
-    info = one.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=2)
+    info = one.log.append(batch(b"again-9", producer=BatchProducer(7, 0, 9)), leader_epoch=2)
     assert (info.duplicate, info.first_offset) == (True, 9)
 
 
 def test_open_transactions_and_the_last_stable_offset_follow(nodes):
     one, two = nodes
     one.write(b"a")
-    one.write(b"open", producer=Producer(9, 0, 0, transactional=True))
+    one.write(b"open", producer=BatchProducer(9, 0, 0, transactional=True))
     one.write(b"b")
     two.catch_up(one)
     assert (one.log.last_stable_offset, two.log.last_stable_offset) == (1, 1)

@@ -15,7 +15,7 @@ from headrace.broker.log import compaction
 from headrace.broker.log.copying import DELETE_HORIZON
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.compression import CODEC_IDS
-from headrace.wire.records import Producer
+from headrace.wire.records import BatchProducer
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import LogRig, batch, batches_of, committed_values, keys_and_values, rows_of, state_of
 
@@ -209,7 +209,7 @@ def test_a_key_that_comes_back_after_a_tombstone_is_there(rig):
 
 def test_the_last_batch_of_a_producer_stays_without_its_records(rig):
     log = rig.log(**COMPACT)
-    mine = [rig.append(log, (b"k", b"%d" % n), (b"l", b"x"), producer=Producer(7, 3, 2 * n)) for n in range(3)]
+    mine = [rig.append(log, (b"k", b"%d" % n), (b"l", b"x"), producer=BatchProducer(7, 3, 2 * n)) for n in range(3)]
     put(rig, log, b"k", b"newer")
     put(rig, log, b"l", b"newer")
     log.roll()
@@ -225,11 +225,11 @@ def test_the_last_batch_of_a_producer_stays_without_its_records(rig):
     entry = found.producers.entries[7]
     assert entry.facts()[:4] == before[:4]
     assert entry.last_sequence == 5
-    again = found.append(batch((b"k", b"2"), (b"l", b"x"), producer=Producer(7, 3, 4)))
+    again = found.append(batch((b"k", b"2"), (b"l", b"x"), producer=BatchProducer(7, 3, 4)))
     assert again.duplicate
     assert again.first_offset == mine[2].first_offset
     with pytest.raises(BrokerError) as caught:
-        found.append(batch((b"k", b"9"), producer=Producer(7, 3, 8)))
+        found.append(batch((b"k", b"9"), producer=BatchProducer(7, 3, 8)))
     assert caught.value.code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
@@ -252,7 +252,7 @@ def test_the_last_batch_of_a_round_stays_so_that_no_offset_is_given_twice(rig):
 
 def test_aborted_records_go_and_their_marker_after_them(rig):
     log = rig.log(**COMPACT, delete_retention_ms="1000")
-    mine = [Producer(5, 0, n, transactional=True) for n in range(3)]
+    mine = [BatchProducer(5, 0, n, transactional=True) for n in range(3)]
     put(rig, log, b"k", b"committed", producer=mine[0])
     rig.mark(log, 5, 0, committed=True)
     put(rig, log, b"k", b"aborted", producer=mine[1])
@@ -268,7 +268,7 @@ def test_aborted_records_go_and_their_marker_after_them(rig):
     assert controls == [1, 4]  # the last batch of the producer stays, empty, and so its marker is needed
     assert log.aborted_transactions(0, 6) == [(5, 2)]
     # The producer goes on: its last batch is another one now, and nothing is left of the aborted transaction.
-    put(rig, log, b"y", b"y", producer=Producer(5, 0, 3, transactional=True))
+    put(rig, log, b"y", b"y", producer=BatchProducer(5, 0, 3, transactional=True))
     rig.mark(log, 5, 0, committed=True)
     log.roll()
     for _ in range(3):
@@ -288,7 +288,7 @@ def test_an_open_transaction_is_not_touched(rig):
     put(rig, log, b"a", b"1")
     put(rig, log, b"a", b"2")
     log.roll()
-    put(rig, log, b"a", b"open", producer=Producer(5, 0, 0, transactional=True))
+    put(rig, log, b"a", b"open", producer=BatchProducer(5, 0, 0, transactional=True))
     put(rig, log, b"a", b"3")
     log.roll()
     put(rig, log, b"a", b"4")
@@ -327,7 +327,7 @@ def test_with_transactions_it_is_the_dict_of_what_was_committed(tmp_path_factory
         if step == "write":
             open_.setdefault(pid, log.end_offset)
             rows.append((open_[pid], b"k%d" % key, value))
-            put(rig, log, b"k%d" % key, value, producer=Producer(pid, 0, sequences[pid], transactional=True))
+            put(rig, log, b"k%d" % key, value, producer=BatchProducer(pid, 0, sequences[pid], transactional=True))
             sequences[pid] += 1
         elif step in ("commit", "abort"):
             if step == "commit" and pid in open_:
@@ -453,7 +453,7 @@ def test_how_far_it_got_survives(rig):
 def prepared(rig):
     log = rig.log(**COMPACT, internal_segment_bytes="250")
     for n in range(30):
-        put(rig, log, b"k%d" % (n % 4), b"v%d" % n, producer=Producer(1, 0, n, transactional=True))
+        put(rig, log, b"k%d" % (n % 4), b"v%d" % n, producer=BatchProducer(1, 0, n, transactional=True))
         if n % 5 == 4:
             rig.mark(log, 1, 0, committed=n % 2 == 0)
     rig.mark(log, 1, 0, committed=True)

@@ -152,13 +152,13 @@ def test_spare_buffers_are_used_again_whatever_their_size():
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"value": pa.array([1])}, TypeError, "column value is int64; expected binary or string"),
+        ({"value": pa.array([1])}, TypeError, "column value has type int64; expected binary or string"),
         ({"key": pa.array([b"a", b"b"])}, ValueError, "column key has 2 rows, value has 1"),
-        ({"partition": pa.array([5])}, ValueError, "row 0: partition 5 is not one of the 2"),
-        ({"partition": pa.array([-1])}, ValueError, "row 0: partition -1 is not one of the 2"),
+        ({"partition": pa.array([5])}, ValueError, "row 0: expected a partition from 0 to 1, got 5"),
+        ({"partition": pa.array([-1])}, ValueError, "row 0: expected a partition from 0 to 1, got -1"),
         ({"partition": pa.array([None], pa.int32())}, ValueError, "column partition has 1 nulls"),
-        ({"timestamp": pa.array([1.5])}, TypeError, "column timestamp is double"),
-        ({"headers": pa.array(["x"])}, TypeError, "column headers is string; expected list<struct"),
+        ({"timestamp": pa.array([1.5])}, TypeError, "column timestamp has type double"),
+        ({"headers": pa.array(["x"])}, TypeError, "column headers has type string; expected list<struct"),
         ({"headers": headers_array([[(None, b"x")]])}, ValueError, "a header without a key"),
     ],
 )
@@ -233,7 +233,7 @@ def test_a_broken_batch_is_refused():
 def test_garbage_never_becomes_columns(payload, count, with_headers):
     decoder = kernel.ColumnDecoder(with_headers)
     try:
-        decoder.add(payload, count, 0, 0, -1, 0, 2**62)
+        decoder.add(payload, count, base_offset=0, base_timestamp=0, append_time=-1, first_offset=0, end_offset=2**62)
     except WireError:
         return
     assert decoder.row_count <= len(payload) // 7

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import MalformedError
-from headrace.wire.framing import CHUNK_BYTES, OWN_BYTES_MIN, PROMISED_BYTES_MAX, PROMISED_RATIO_MAX, FrameReader
+from headrace.wire.framing import (
+    CHUNK_BYTES,
+    OWN_BYTES_MIN,
+    FIRST_BUFFER_BYTES_MAX,
+    FIRST_BUFFER_RATIO_MAX,
+    FrameReader,
+)
 from headrace.wire.primitives import Buffer
 
 FRAME_BYTES_MAX = 100 * 1024 * 1024
@@ -51,7 +57,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(wanted, piece_max,
 
 
 def test_a_large_frame_is_received_in_place_and_its_memory_outlives_the_reader():
-    body = random.Random(1).randbytes(PROMISED_BYTES_MAX * 2)
+    body = random.Random(1).randbytes(FIRST_BUFFER_BYTES_MAX * 2)
     frames: list[Buffer] = []
     reader = FrameReader(FRAME_BYTES_MAX)
     reader.feed(framed([body, b"next"]), frames)
@@ -133,15 +139,15 @@ def test_a_size_that_is_negative_or_too_large_is_refused_as_soon_as_it_is_there(
 def test_the_memory_of_a_frame_follows_what_has_arrived(allocated_bytes, arrived):
     reader = FrameReader(FRAME_BYTES_MAX)
     cost, _ = allocated_bytes(feed, reader, FRAME_BYTES_MAX.to_bytes(4, "big") + bytes(arrived))
-    assert cost < 10_000 + arrived * (PROMISED_RATIO_MAX + 2)
+    assert cost < 10_000 + arrived * (FIRST_BUFFER_RATIO_MAX + 2)
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n", b"HTTP/1.1 400 Bad Request\r\n"])
 def test_a_peer_that_speaks_http_is_recognised(start):
-    with pytest.raises(MalformedError, match="the peer speaks HTTP"):
+    with pytest.raises(MalformedError, match="the peer uses HTTP"):
         feed(FrameReader(FRAME_BYTES_MAX), start)
 
 
 def test_a_peer_that_speaks_tls_is_recognised():
-    with pytest.raises(MalformedError, match="the peer speaks TLS"):
+    with pytest.raises(MalformedError, match="the peer uses TLS"):
         feed(FrameReader(FRAME_BYTES_MAX), b"\x16\x03\x01\x02\x00\x01")

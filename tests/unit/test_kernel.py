@@ -52,7 +52,7 @@ def test_the_environment_forces_a_kernel(name):
 
 def test_a_wrong_name_says_what_is_allowed():
     done = run_python("import headrace.wire.kernel", HEADRACE_KERNEL="fast")
-    assert "HEADRACE_KERNEL is 'fast'; it may be 'python', 'compiled' or unset" in done.stderr
+    assert "invalid HEADRACE_KERNEL 'fast': expected 'python' or 'compiled', or leave it unset" in done.stderr
 
 
 def test_a_missing_kernel_is_said_once_and_the_reference_serves(tmp_path: Path):
@@ -61,7 +61,7 @@ def test_a_missing_kernel_is_said_once_and_the_reference_serves(tmp_path: Path):
     assert done.stdout.strip() == "python"
     assert done.stderr.count("using the Python reference") == 1
     forced = run_python(blocker + "import headrace.wire.kernel", HEADRACE_KERNEL="compiled")
-    assert "there is no compiled kernel" in forced.stderr
+    assert "the compiled kernel is not installed" in forced.stderr
 
 
 def test_the_reference_needs_no_checksum_library():
@@ -112,7 +112,17 @@ def test_open_batches_hold_the_same_bytes(drawn, room):
         assert first == second
     for kernel, batch in zip((compiled, reference), batches, strict=True):
         kernel.write_header(
-            batch.buffer, batch.size, 7, 3, 0x10, batch.base_timestamp, batch.max_timestamp, 9, 2, 5, batch.record_count
+            batch.buffer,
+            batch.size,
+            base_offset=7,
+            leader_epoch=3,
+            attributes=0x10,
+            base_timestamp=batch.base_timestamp,
+            max_timestamp=batch.max_timestamp,
+            producer_id=9,
+            producer_epoch=2,
+            base_sequence=5,
+            record_count=batch.record_count,
         )
     assert batches[0].buffer == batches[1].buffer
     assert batches[0].size == batches[1].size
@@ -131,20 +141,29 @@ def test_encoded_columns_hold_the_same_bytes(drawn, batch_bytes_max, with_header
     times: bytes | int = 1234
     if with_times:
         times = b"".join(row[0].to_bytes(8, sys.byteorder, signed=True) for row in drawn)
-    places = b"".join((index % 3).to_bytes(4, sys.byteorder) for index in range(-(-len(drawn) // partition_rows)))
+    partitions = b"".join((index % 3).to_bytes(4, sys.byteorder) for index in range(-(-len(drawn) // partition_rows)))
     results = [
         sorted(
             kernel.encode_columns(
-                keys, values, headers, times, places, partition_rows, len(drawn), 3, batch_bytes_max, []
+                keys,
+                values,
+                headers,
+                times,
+                partitions,
+                partition_rows=partition_rows,
+                row_count=len(drawn),
+                partition_count=3,
+                batch_bytes_max=batch_bytes_max,
+                spare=[],
             )
         )
         for kernel in (compiled, reference)
     ]
     assert compiled.largest_row(keys, values, len(drawn)) == reference.largest_row(keys, values, len(drawn))
     assert compiled.largest_row(None, values, len(drawn)) == reference.largest_row(None, values, len(drawn))
-    # The first 61 bytes are room for the header: whatever was there before.
-    found = [[(b[0], bytes(b[1][61:]), *b[2:]) for b in result] for result in results]
-    assert sorted(found[0]) == sorted(found[1])
+    # The first 61 bytes are space for the header, with undefined content.
+    encoded = [[(b[0], bytes(b[1][61:]), *b[2:]) for b in result] for result in results]
+    assert sorted(encoded[0]) == sorted(encoded[1])
 
 
 @both
@@ -180,7 +199,7 @@ def records_of(kernel, payload, count):
 
 def columns_of(kernel, payload, count, with_headers):
     decoder = kernel.ColumnDecoder(with_headers)
-    decoder.add(payload, count, 10, 20, -1, 12, 1 << 62)
+    decoder.add(payload, count, base_offset=10, base_timestamp=20, append_time=-1, first_offset=12, end_offset=1 << 62)
     return plain(decoder.finish())
 
 

@@ -13,7 +13,16 @@ from headrace.wire import records
 from headrace.wire.compression import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, Record
-from headrace.wire.records import Marker, OpenBatch, Producer, decode_marker, encode, encode_marker, read_batches, seal
+from headrace.wire.records import (
+    BatchProducer,
+    Marker,
+    OpenBatch,
+    decode_marker,
+    encode,
+    encode_marker,
+    read_batches,
+    seal,
+)
 
 ALL_CODECS = [NONE, GZIP, SNAPPY, LZ4, ZSTD]
 
@@ -48,7 +57,7 @@ def test_every_level_is_readable(codec, level):
 
 
 def test_the_header_says_who_wrote_the_batch():
-    writer = Producer(producer_id=4711, epoch=3, base_sequence=2**31 - 1, transactional=True)
+    writer = BatchProducer(producer_id=4711, epoch=3, base_sequence=2**31 - 1, transactional=True)
     header = only(encode([Record(9, 5, None, b"x", ()), Record(10, 7, None, b"y", ())], producer=writer)).header
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (4711, 3, 2**31 - 1)
     assert header.is_transactional
@@ -165,7 +174,7 @@ def test_every_flipped_byte_under_the_checksum_is_noticed(codec):
 def test_a_bad_checksum_names_both_sums_and_the_batch():
     broken = bytearray(encode([Record(42, 0, None, b"value", ())]))
     broken[-1] ^= 1
-    with pytest.raises(CorruptBatchError, match=r"batch at offset 42: its checksum says 0x.{8}, its bytes give 0x"):
+    with pytest.raises(CorruptBatchError, match=r"batch at offset 42: expected checksum 0x.{8}, got 0x"):
         only(broken).verify()
 
 

@@ -24,7 +24,7 @@ from headrace.wire.api.transactions import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from headrace.wire.hashing import coordinator_partition
+from headrace.wire.internal_topics import coordinator_partition
 from headrace.wire.records import Marker
 
 MARKERS_VERSION = 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from headrace.broker.log.config import LogConfig
 from headrace.errors import BrokerError, Code, CorruptBatchError, WireError
-from headrace.wire import legacy, records
+from headrace.wire import message_sets, records
 from headrace.wire.compression import compress
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import (
@@ -47,7 +47,7 @@ def convert_up(view: memoryview, config: LogConfig, bytes_max: int) -> tuple[mem
     What is compressed in it may come to `bytes_max`.
     """
     try:
-        rows = legacy.decode(view, bytes_max=bytes_max)
+        rows = message_sets.decode(view, bytes_max=bytes_max)
     except CorruptBatchError as error:
         raise BrokerError(str(error), code=Code.CORRUPT_MESSAGE) from None
     except WireError as error:

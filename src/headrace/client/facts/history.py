@@ -17,8 +17,7 @@ from headrace.client.facts.partitions import bounds
 from headrace.client.fetch_data import FetchedRecord
 from headrace.client.fetcher import Fetcher
 from headrace.errors import WireError
-from headrace.wire.hashing import coordinator_partition
-from headrace.wire.transaction_log import TransactionLogKey, TransactionLogValue
+from headrace.wire.internal_topics import TransactionLogKey, TransactionLogValue, coordinator_partition
 
 TOPIC = "__transaction_state"
 SPAN_MS = 15 * 60 * 1000

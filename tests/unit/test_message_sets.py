@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError, WireError
-from headrace.wire import compression, legacy
+from headrace.wire import compression, message_sets
 from headrace.wire.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from headrace.wire.layout import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP, BatchHeader, Record
 
@@ -96,85 +96,85 @@ def numbered(rows, first_offset=0):
 @given(contents, st.integers(0, 2**62), st.sampled_from(MAGICS), st.sampled_from(CODECS))
 def test_what_is_encoded_is_decoded(rows, first_offset, magic, codec):
     records = numbered(rows, first_offset)
-    assert legacy.decode(legacy.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
+    assert message_sets.decode(message_sets.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_gaps_between_offsets_survive(magic, codec):
     records = [RECORDS[0], RECORDS[1]._replace(offset=500), RECORDS[2]._replace(offset=2**40)]
-    assert legacy.decode(legacy.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
+    assert message_sets.decode(message_sets.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_sets_one_after_another_are_one_set(magic, codec):
     later = numbered([(1, b"k", b"v" * 100_000)] * 3, 104)
-    data = legacy.encode(RECORDS, magic=magic, codec=codec) + legacy.encode(later, magic=magic)
-    assert legacy.decode(data) == as_read(RECORDS + later, magic)
+    data = message_sets.encode(RECORDS, magic=magic, codec=codec) + message_sets.encode(later, magic=magic)
+    assert message_sets.decode(data) == as_read(RECORDS + later, magic)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_no_records_are_no_bytes_and_no_bytes_no_records(codec):
-    assert legacy.encode([], magic=1, codec=codec) == b""
-    assert legacy.decode(b"") == []
+    assert message_sets.encode([], magic=1, codec=codec) == b""
+    assert message_sets.decode(b"") == []
 
 
 @pytest.mark.parametrize(("codec", "level"), [(GZIP, 1), (GZIP, 9), (LZ4, 17)])
 def test_a_level_is_passed_on(codec, level):
-    data = legacy.encode(RECORDS, magic=1, codec=codec, level=level)
-    assert legacy.decode(data) == RECORDS
-    packed = compression.compress(codec, legacy.encode(numbered([r[1:4] for r in RECORDS]), magic=1), level)
+    data = message_sets.encode(RECORDS, magic=1, codec=codec, level=level)
+    assert message_sets.decode(data) == RECORDS
+    packed = compression.compress(codec, message_sets.encode(numbered([r[1:4] for r in RECORDS]), magic=1), level)
     assert data.endswith(bytes(packed))
 
 
 @pytest.mark.parametrize("buffer", [bytes, bytearray, memoryview])
 def test_any_buffer_is_read(buffer):
-    assert legacy.decode(buffer(legacy.encode(RECORDS, magic=1, codec=LZ4))) == RECORDS
+    assert message_sets.decode(buffer(message_sets.encode(RECORDS, magic=1, codec=LZ4))) == RECORDS
 
 
 # Timestamps
 
 
 def test_a_wrapper_has_the_highest_timestamp_and_the_last_offset():
-    data = legacy.encode(RECORDS, magic=1, codec=GZIP)
+    data = message_sets.encode(RECORDS, magic=1, codec=GZIP)
     assert struct.unpack_from(">q", data, 0) == (103,)
     assert struct.unpack_from(">q", data, 18) == (9,)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_log_append_time_is_everyones_time(codec):
-    data = legacy.encode(RECORDS, magic=1, codec=codec, append_time=777)
+    data = message_sets.encode(RECORDS, magic=1, codec=codec, append_time=777)
     assert [entry[17] for entry in split(data)] == [LOG_APPEND_TIME | codec] * len(split(data))
-    assert [record.timestamp for record in legacy.decode(data)] == [777] * 4
+    assert [record.timestamp for record in message_sets.decode(data)] == [777] * 4
 
 
 def test_log_append_time_of_the_wrapper_overrides_the_times_inside():
-    data = bytearray(legacy.encode(RECORDS, magic=1, codec=GZIP))
+    data = bytearray(message_sets.encode(RECORDS, magic=1, codec=GZIP))
     data[17] |= LOG_APPEND_TIME
-    assert [record.timestamp for record in legacy.decode(reseal(data))] == [9] * 4
+    assert [record.timestamp for record in message_sets.decode(reseal(data))] == [9] * 4
 
 
 def test_magic_0_knows_no_append_time():
-    assert legacy.encode(RECORDS, magic=0, append_time=777) == legacy.encode(RECORDS, magic=0)
+    assert message_sets.encode(RECORDS, magic=0, append_time=777) == message_sets.encode(RECORDS, magic=0)
 
 
 # Offsets inside a wrapper
 
 
 def test_a_wrapper_without_an_offset_keeps_the_offsets_inside():
-    inner = legacy.encode(numbered([(0, None, b"a"), (0, None, b"b")]), magic=1)
-    assert [r.offset for r in legacy.decode(wrap(inner, magic=1, codec=GZIP, offset=0))] == [0, 1]
+    inner = message_sets.encode(numbered([(0, None, b"a"), (0, None, b"b")]), magic=1)
+    assert [r.offset for r in message_sets.decode(wrap(inner, magic=1, codec=GZIP, offset=0))] == [0, 1]
 
 
 def test_offsets_in_magic_1_count_back_from_the_wrappers():
-    inner = legacy.encode([RECORDS[0]._replace(offset=3), RECORDS[1]._replace(offset=7)], magic=1)
-    assert [r.offset for r in legacy.decode(wrap(inner, magic=1, codec=GZIP, offset=1007))] == [1003, 1007]
+    inner = message_sets.encode([RECORDS[0]._replace(offset=3), RECORDS[1]._replace(offset=7)], magic=1)
+    assert [r.offset for r in message_sets.decode(wrap(inner, magic=1, codec=GZIP, offset=1007))] == [1003, 1007]
 
 
 def test_offsets_in_magic_0_are_taken_as_they_are():
-    inner = legacy.encode(RECORDS, magic=0)
-    assert [r.offset for r in legacy.decode(wrap(inner, magic=0, codec=GZIP, offset=5))] == [
+    inner = message_sets.encode(RECORDS, magic=0)
+    assert [r.offset for r in message_sets.decode(wrap(inner, magic=0, codec=GZIP, offset=5))] == [
         100,
         101,
         102,
@@ -183,16 +183,16 @@ def test_offsets_in_magic_0_are_taken_as_they_are():
 
 
 def test_a_wrapper_that_ends_before_its_messages_is_refused():
-    inner = legacy.encode(RECORDS, magic=1)
+    inner = message_sets.encode(RECORDS, magic=1)
     with pytest.raises(CorruptBatchError, match="at 0: expected an offset of 103 or more, got 50"):
-        legacy.decode(wrap(inner, magic=1, codec=GZIP, offset=50))
+        message_sets.decode(wrap(inner, magic=1, codec=GZIP, offset=50))
 
 
 @pytest.mark.parametrize("offset", [-(2**63), 104])
 def test_offsets_inside_that_no_base_could_explain_are_refused(offset):
-    inner = legacy.encode([RECORDS[0]._replace(offset=offset), *RECORDS], magic=1)
+    inner = message_sets.encode([RECORDS[0]._replace(offset=offset), *RECORDS], magic=1)
     with pytest.raises(CorruptBatchError, match=f"expected an offset from 0 to 103, got {offset}"):
-        legacy.decode(wrap(inner, magic=1, codec=GZIP, offset=2**63 - 1))
+        message_sets.decode(wrap(inner, magic=1, codec=GZIP, offset=2**63 - 1))
 
 
 # Apache Kafka
@@ -208,11 +208,11 @@ def test_offsets_inside_that_no_base_could_explain_are_refused(offset):
     ],
 )
 def test_sets_of_apache_kafka_are_read(data, expected):
-    assert legacy.decode(data) == expected
+    assert message_sets.decode(data) == expected
 
 
 def test_an_uncompressed_set_is_apache_kafkas_byte_for_byte():
-    assert legacy.encode(RECORDS, magic=1) == JAVA_MAGIC_1
+    assert message_sets.encode(RECORDS, magic=1) == JAVA_MAGIC_1
 
 
 # Other clients
@@ -248,7 +248,7 @@ CLIENTS = KAFKA_PYTHON + AIOKAFKA
 @given(contents, st.sampled_from([client for client in CLIENTS if client[-1] == NONE]))
 def test_uncompressed_sets_equal_those_of_other_clients(rows, client):
     module, _, magic, codec = client
-    assert legacy.encode(numbered(rows), magic=magic) == built_by(module, rows, magic, codec)
+    assert message_sets.encode(numbered(rows), magic=magic) == built_by(module, rows, magic, codec)
 
 
 @given(contents, st.sampled_from([client for client in CLIENTS if client[-1] != NONE]))
@@ -256,20 +256,20 @@ def test_compressed_sets_of_other_clients_hold_the_bytes_that_ours_hold(rows, cl
     module, _, magic, codec = client
     theirs = built_by(module, rows, magic, codec)
     inner = compression.decompress(codec, theirs[WRAPPER_BYTES[magic] :])
-    assert bytes(inner) == legacy.encode(numbered(rows), magic=magic)
+    assert bytes(inner) == message_sets.encode(numbered(rows), magic=magic)
 
 
 @given(contents, st.sampled_from(CLIENTS))
 def test_sets_of_other_clients_are_read(rows, client):
     module, _, magic, codec = client
-    assert legacy.decode(built_by(module, rows, magic, codec)) == as_read(numbered(rows), magic)
+    assert message_sets.decode(built_by(module, rows, magic, codec)) == as_read(numbered(rows), magic)
 
 
 @given(contents, st.integers(0, 2**62), st.sampled_from(CLIENTS))
 def test_other_clients_read_our_sets(rows, first_offset, client):
     _, module, magic, codec = client
     records = numbered(rows, first_offset)
-    assert read_by(module, legacy.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
+    assert read_by(module, message_sets.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
 
 
 # The LZ4 frames of magic 0 (KAFKA-3160)
@@ -282,50 +282,50 @@ CHECKSUM_AT = 6  # in a frame without optional fields
     ("data", "digest"), [(b"", 0x02CC5D05), (b"a", 0x550D7456), (b"abc", 0x32D153FF), (b"abcd", 0xA3643705)]
 )
 def test_xxhash_gives_the_published_digests(data, digest):
-    assert legacy._xxh32_short(data) == digest
+    assert message_sets._xxh32_short(data) == digest
 
 
 def test_lz4_in_magic_0_is_written_with_the_checksum_that_old_brokers_expect():
-    frame = legacy.encode(RECORDS, magic=0, codec=LZ4)[WRAPPER_BYTES[0] :]
-    correct = bytes(compression.compress(LZ4, legacy.encode(RECORDS, magic=0)))
-    assert frame[CHECKSUM_AT] == legacy._xxh32_short(frame[:CHECKSUM_AT]) >> 8 & 0xFF
+    frame = message_sets.encode(RECORDS, magic=0, codec=LZ4)[WRAPPER_BYTES[0] :]
+    correct = bytes(compression.compress(LZ4, message_sets.encode(RECORDS, magic=0)))
+    assert frame[CHECKSUM_AT] == message_sets._xxh32_short(frame[:CHECKSUM_AT]) >> 8 & 0xFF
     assert frame[CHECKSUM_AT] != correct[CHECKSUM_AT]
     assert frame[:CHECKSUM_AT] + frame[CHECKSUM_AT + 1 :] == correct[:CHECKSUM_AT] + correct[CHECKSUM_AT + 1 :]
 
 
 def test_apache_kafkas_broken_checksum_is_mended_and_broken_again_to_the_same_bytes():
-    mended = bytes(legacy._mend_lz4_checksum(memoryview(JAVA_FRAME)))
-    assert bytes(compression.decompress(LZ4, mended)) == legacy.encode(RECORDS, magic=0)
-    assert legacy._break_lz4_checksum(mended) == JAVA_FRAME
+    mended = bytes(message_sets._fix_lz4_checksum(memoryview(JAVA_FRAME)))
+    assert bytes(compression.decompress(LZ4, mended)) == message_sets.encode(RECORDS, magic=0)
+    assert message_sets._break_lz4_checksum(mended) == JAVA_FRAME
     with pytest.raises(CorruptBatchError):
         compression.decompress(LZ4, JAVA_FRAME)
 
 
 def test_lz4_in_magic_0_is_read_with_the_correct_checksum_too():
-    inner = legacy.encode(RECORDS, magic=0)
-    assert legacy.decode(wrap(inner, magic=0, codec=LZ4)) == without_timestamps(RECORDS)
+    inner = message_sets.encode(RECORDS, magic=0)
+    assert message_sets.decode(wrap(inner, magic=0, codec=LZ4)) == without_timestamps(RECORDS)
 
 
 def test_lz4_in_magic_1_has_the_correct_checksum_and_no_other_is_read():
-    data = bytearray(legacy.encode(RECORDS, magic=1, codec=LZ4))
+    data = bytearray(message_sets.encode(RECORDS, magic=1, codec=LZ4))
     compression.decompress(LZ4, data[WRAPPER_BYTES[1] :])
     data[WRAPPER_BYTES[1] + CHECKSUM_AT] ^= 0xFF
     with pytest.raises(CorruptBatchError, match="lz4"):
-        legacy.decode(reseal(data))
+        message_sets.decode(reseal(data))
 
 
 def test_the_content_size_is_taken_out_of_a_frame_for_old_brokers():
-    frame = bytes(legacy._mend_lz4_checksum(memoryview(JAVA_FRAME)))
-    sized = legacy._mend_lz4_checksum(
+    frame = bytes(message_sets._fix_lz4_checksum(memoryview(JAVA_FRAME)))
+    sized = message_sets._fix_lz4_checksum(
         frame[:4] + bytes([frame[4] | 0x08, frame[5]]) + struct.pack("<Q", 113) + frame[6:]
     )
     assert len(compression.decompress(LZ4, sized)) == 113
-    assert legacy._break_lz4_checksum(sized) == JAVA_FRAME
+    assert message_sets._break_lz4_checksum(sized) == JAVA_FRAME
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 def test_lz4_blocks_are_independent_for_java_reads_no_others(magic):
-    data = legacy.encode([Record(0, 0, None, bytes(200_000), ())], magic=magic, codec=LZ4)
+    data = message_sets.encode([Record(0, 0, None, bytes(200_000), ())], magic=magic, codec=LZ4)
     assert data[WRAPPER_BYTES[magic] + 4] & 0x20
 
 
@@ -334,7 +334,7 @@ def test_a_piece_of_an_lz4_frame_is_corrupt(size):
     value = b"\x04\x22\x4d\x18\x68\x40\x82\x00\x00"[:size]
     head = struct.pack(">qiIbbii", 0, 0, 0, 0, LZ4, -1, size)
     with pytest.raises(CorruptBatchError, match="lz4"):
-        legacy.decode(reseal(head + value))
+        message_sets.decode(reseal(head + value))
 
 
 # Codecs that do not belong
@@ -342,28 +342,28 @@ def test_a_piece_of_an_lz4_frame_is_corrupt(size):
 
 def test_zstd_is_not_written():
     with pytest.raises(UnsupportedVersionError, match="gzip, snappy and lz4, not zstd"):
-        legacy.encode(RECORDS, magic=1, codec=ZSTD)
+        message_sets.encode(RECORDS, magic=1, codec=ZSTD)
 
 
 @pytest.mark.parametrize(("codec", "name"), [(ZSTD, "zstd"), (5, "codec 5"), (7, "codec 7")])
 def test_codecs_that_message_sets_never_had_are_not_read(codec, name):
-    data = bytearray(legacy.encode(RECORDS, magic=1, codec=GZIP))
+    data = bytearray(message_sets.encode(RECORDS, magic=1, codec=GZIP))
     data[17] = codec
     with pytest.raises(CorruptBatchError, match=f"expected gzip, snappy or lz4, got {name}"):
-        legacy.decode(reseal(data))
+        message_sets.decode(reseal(data))
 
 
 def test_magic_2_is_not_written():
     with pytest.raises(UnsupportedVersionError, match="magic 0 or 1 for a message set, got 2"):
-        legacy.encode(RECORDS, magic=2)
+        message_sets.encode(RECORDS, magic=2)
 
 
 @pytest.mark.parametrize("magic", [2, 3, 255])
 def test_other_magic_is_not_read(magic):
-    data = bytearray(legacy.encode(RECORDS[:1], magic=1))
+    data = bytearray(message_sets.encode(RECORDS[:1], magic=1))
     data[16] = magic
     with pytest.raises(MalformedError, match=f"expected magic 0 or 1 in a message set, got {magic}") as caught:
-        legacy.decode(data)
+        message_sets.decode(data)
     assert caught.value.offset == 16
 
 
@@ -371,19 +371,19 @@ def test_other_magic_is_not_read(magic):
 
 
 def test_a_set_of_mixed_magic_is_read_only_if_asked_for():
-    data = legacy.encode(RECORDS[:2], magic=0, codec=LZ4) + legacy.encode(RECORDS[2:], magic=1, codec=LZ4)
-    second = len(legacy.encode(RECORDS[:2], magic=0, codec=LZ4))
-    assert legacy.decode(data, mixed_magic=True) == without_timestamps(RECORDS[:2]) + RECORDS[2:]
-    with pytest.raises(MalformedError, match="expected magic 0 again, got 1") as caught:
-        legacy.decode(data)
+    data = message_sets.encode(RECORDS[:2], magic=0, codec=LZ4) + message_sets.encode(RECORDS[2:], magic=1, codec=LZ4)
+    second = len(message_sets.encode(RECORDS[:2], magic=0, codec=LZ4))
+    assert message_sets.decode(data, mixed_magic=True) == without_timestamps(RECORDS[:2]) + RECORDS[2:]
+    with pytest.raises(MalformedError, match="expected magic 0 in the whole set, got 1") as caught:
+        message_sets.decode(data)
     assert caught.value.offset == second
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 def test_a_wrapper_holds_its_own_magic_only(magic):
-    inner = legacy.encode(RECORDS[:1], magic=magic) + legacy.encode(RECORDS[1:], magic=1 - magic)
+    inner = message_sets.encode(RECORDS[:1], magic=magic) + message_sets.encode(RECORDS[1:], magic=1 - magic)
     with pytest.raises(CorruptBatchError, match=f"expected magic {magic}, got {1 - magic}"):
-        legacy.decode(wrap(inner, magic=magic, codec=GZIP, offset=103), mixed_magic=True)
+        message_sets.decode(wrap(inner, magic=magic, codec=GZIP, offset=103), mixed_magic=True)
 
 
 # Partial sets
@@ -391,51 +391,51 @@ def test_a_wrapper_holds_its_own_magic_only(magic):
 
 @pytest.mark.parametrize("magic", MAGICS)
 def test_a_message_cut_short_at_the_end_is_dropped_only_if_asked_for(magic):
-    data = legacy.encode(RECORDS, magic=magic)
+    data = message_sets.encode(RECORDS, magic=magic)
     ends = [0]
     for entry in split(data):
         ends.append(ends[-1] + len(entry))
     for size in range(len(data)):
         whole = sum(end <= size for end in ends) - 1
-        assert legacy.decode(data[:size], partial_tail=True) == as_read(RECORDS[:whole], magic)
+        assert message_sets.decode(data[:size], partial_tail=True) == as_read(RECORDS[:whole], magic)
         if size not in ends:
             with pytest.raises(MalformedError) as caught:
-                legacy.decode(data[:size])
+                message_sets.decode(data[:size])
             assert caught.value.offset == ends[whole]
 
 
 def test_a_wrapper_cut_short_gives_nothing():
-    data = legacy.encode(RECORDS, magic=1, codec=GZIP)
-    assert legacy.decode(data[:-1], partial_tail=True) == []
+    data = message_sets.encode(RECORDS, magic=1, codec=GZIP)
+    assert message_sets.decode(data[:-1], partial_tail=True) == []
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_a_compressed_set_is_whole_even_where_the_outer_one_may_not_be(codec):
-    inner = legacy.encode(RECORDS, magic=1)[:-1]
+    inner = message_sets.encode(RECORDS, magic=1)[:-1]
     with pytest.raises(CorruptBatchError, match="in the compressed message at 0: expected an entry of 34 bytes"):
-        legacy.decode(wrap(inner, magic=1, codec=codec, offset=103), partial_tail=True)
+        message_sets.decode(wrap(inner, magic=1, codec=codec, offset=103), partial_tail=True)
 
 
 # Hostile bytes
 
 
 def test_a_wrong_checksum_is_told_with_both_values_and_the_place():
-    entries = split(legacy.encode(RECORDS, magic=1))
+    entries = split(message_sets.encode(RECORDS, magic=1))
     bad = bytearray(entries[1])
     bad[-1] ^= 1
     stored = struct.unpack_from(">I", bad, 12)[0]
     computed = zlib.crc32(bad[16:])
-    match = f"expected checksum {stored:#x} of the message at {len(entries[0])}, its bytes give {computed:#x}"
+    match = f"message at {len(entries[0])}: expected checksum {stored:#010x}, got {computed:#010x}"
     with pytest.raises(CorruptBatchError, match=match):
-        legacy.decode(entries[0] + bytes(bad))
+        message_sets.decode(entries[0] + bytes(bad))
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_checksums_inside_a_wrapper_count_too(codec):
-    inner = bytearray(legacy.encode(RECORDS, magic=1))
+    inner = bytearray(message_sets.encode(RECORDS, magic=1))
     inner[-1] ^= 1
-    with pytest.raises(CorruptBatchError, match="in the compressed message at 0: expected "):
-        legacy.decode(wrap(inner, magic=1, codec=codec, offset=103))
+    with pytest.raises(CorruptBatchError, match=r"in the compressed message at 0: message at \d+: expected checksum "):
+        message_sets.decode(wrap(inner, magic=1, codec=codec, offset=103))
 
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 13])
@@ -443,86 +443,86 @@ def test_checksums_inside_a_wrapper_count_too(codec):
 def test_a_size_that_no_message_has_is_refused(size, partial_tail):
     data = struct.pack(">qi", 0, size) + bytes(100)
     with pytest.raises(MalformedError, match=f"expected a message of at least 14 bytes, got {size} "):
-        legacy.decode(data, partial_tail=partial_tail)
+        message_sets.decode(data, partial_tail=partial_tail)
 
 
 def test_a_size_beyond_the_end_is_refused():
     data = struct.pack(">qi", 0, 2**31 - 1) + bytes(100)
     with pytest.raises(MalformedError, match="expected an entry of 2147483659 bytes or more, 112 left"):
-        legacy.decode(data)
+        message_sets.decode(data)
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 @pytest.mark.parametrize("length", [-(2**31), -2, 5, 2**31 - 1])
 def test_a_length_beyond_the_message_is_refused(magic, length):
     at = HEAD_BYTES[magic]
-    data = bytearray(legacy.encode([Record(0, 0, b"", b"", ())], magic=magic))
+    data = bytearray(message_sets.encode([Record(0, 0, b"", b"", ())], magic=magic))
     struct.pack_into(">i", data, at, length)
     with pytest.raises(MalformedError, match=f"expected a key of {length} bytes, 4 left") as caught:
-        legacy.decode(reseal(data))
+        message_sets.decode(reseal(data))
     assert caught.value.offset == at
     struct.pack_into(">ii", data, at, 0, length)
     with pytest.raises(MalformedError, match=f"expected a value of {length} bytes, 0 left") as caught:
-        legacy.decode(reseal(data))
+        message_sets.decode(reseal(data))
     assert caught.value.offset == at + 4
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
 def test_a_message_too_short_for_its_lengths_is_refused(cut):
-    data = legacy.encode([Record(0, 0, None, None, ())], magic=1)
+    data = message_sets.encode([Record(0, 0, None, None, ())], magic=1)
     with pytest.raises(MalformedError, match="expected the length of a "):
-        legacy.decode(reseal(data[:-cut]))
+        message_sets.decode(reseal(data[:-cut]))
 
 
 def test_bytes_after_the_value_are_refused():
-    data = reseal(legacy.encode(RECORDS[:1], magic=1) + b"more")
+    data = reseal(message_sets.encode(RECORDS[:1], magic=1) + b"more")
     with pytest.raises(MalformedError, match="expected the message to end with its value, 4 bytes left"):
-        legacy.decode(data)
+        message_sets.decode(data)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_compression_inside_compression_is_refused(codec):
-    inner = legacy.encode(RECORDS, magic=1, codec=codec)
-    with pytest.raises(CorruptBatchError, match="expected no compression inside compression"):
-        legacy.decode(wrap(inner, magic=1, codec=codec, offset=103))
+    inner = message_sets.encode(RECORDS, magic=1, codec=codec)
+    with pytest.raises(CorruptBatchError, match="expected an uncompressed message inside a wrapper"):
+        message_sets.decode(wrap(inner, magic=1, codec=codec, offset=103))
 
 
 def test_a_wrapper_around_null_is_refused():
-    data = bytearray(legacy.encode([Record(0, 0, None, None, ())], magic=1))
+    data = bytearray(message_sets.encode([Record(0, 0, None, None, ())], magic=1))
     data[17] = GZIP
-    with pytest.raises(CorruptBatchError, match="expected a message set for a value, got null"):
-        legacy.decode(reseal(data))
+    with pytest.raises(CorruptBatchError, match="expected a message set as the value, got null"):
+        message_sets.decode(reseal(data))
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_a_wrapper_around_nothing_is_refused(codec):
     with pytest.raises(CorruptBatchError, match="expected messages, got none"):
-        legacy.decode(wrap(b"", magic=1, codec=codec))
+        message_sets.decode(wrap(b"", magic=1, codec=codec))
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_a_decompression_bomb_goes_off_at_the_limit(magic, codec):
-    bomb = legacy.encode([Record(0, 0, None, bytes(8 << 20), ())], magic=magic, codec=codec)
+    bomb = message_sets.encode([Record(0, 0, None, bytes(8 << 20), ())], magic=magic, codec=codec)
     assert len(bomb) < 1 << 20
     with pytest.raises(CorruptBatchError, match=r"expected at most \d+ bytes"):
-        legacy.decode(bomb, bytes_max=65536)
+        message_sets.decode(bomb, bytes_max=65536)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_the_limit_is_for_the_whole_set(codec):
-    one = legacy.encode([Record(0, 0, None, bytes(1000), ())], magic=1, codec=codec)
-    assert len(legacy.decode(one * 4, bytes_max=4 * 1034)) == 4
+    one = message_sets.encode([Record(0, 0, None, bytes(1000), ())], magic=1, codec=codec)
+    assert len(message_sets.decode(one * 4, bytes_max=4 * 1034)) == 4
     with pytest.raises(CorruptBatchError, match="expected at most 1033 bytes"):
-        legacy.decode(one * 4, bytes_max=4 * 1034 - 1)
+        message_sets.decode(one * 4, bytes_max=4 * 1034 - 1)
 
 
-SEEDS = [legacy.encode(RECORDS, magic=magic, codec=codec) for magic in MAGICS for codec in CODECS]
+SEEDS = [message_sets.encode(RECORDS, magic=magic, codec=codec) for magic in MAGICS for codec in CODECS]
 
 
 def decode_or_refuse(data, **how):
     with contextlib.suppress(WireError):
-        legacy.decode(data, bytes_max=1 << 20, **how)
+        message_sets.decode(data, bytes_max=1 << 20, **how)
 
 
 @given(st.sampled_from(SEEDS), st.integers(0, 2**16), st.integers(1, 255), st.booleans())
@@ -560,24 +560,24 @@ def test_converting_down_keeps_offsets_and_codecs_and_drops_headers_and_control_
     control = [Record(104, 0, b"\0\0\0\1", b"\0\0\0\0\0\0", ())]
     later = numbered([(11, None, b"later")], 105)
     batches = [(header(SNAPPY), with_headers), (header(CONTROL), control), (header(NONE), later)]
-    data = legacy.convert_down(batches, magic=magic)
+    data = message_sets.convert_down(batches, magic=magic)
     assert [entry[17] for entry in split(data)] == [SNAPPY, NONE]
-    assert legacy.decode(data) == as_read(RECORDS + later, magic)
+    assert message_sets.decode(data) == as_read(RECORDS + later, magic)
 
 
 def test_converting_down_keeps_log_append_time():
-    data = legacy.convert_down([(header(GZIP | LOG_APPEND_TIME, 777), RECORDS)], magic=1)
+    data = message_sets.convert_down([(header(GZIP | LOG_APPEND_TIME, 777), RECORDS)], magic=1)
     assert data[17] == GZIP | LOG_APPEND_TIME
-    assert [record.timestamp for record in legacy.decode(data)] == [777] * 4
+    assert [record.timestamp for record in message_sets.decode(data)] == [777] * 4
 
 
 def test_a_zstd_batch_is_not_converted_down():
     with pytest.raises(UnsupportedVersionError, match="zstd"):
-        legacy.convert_down([(header(ZSTD), RECORDS)], magic=1)
+        message_sets.convert_down([(header(ZSTD), RECORDS)], magic=1)
 
 
 @given(contents, st.sampled_from(CODECS))
 def test_magic_1_goes_down_to_magic_0_without_timestamps(rows, codec):
     records = numbered(rows)
-    newer = legacy.decode(legacy.encode(records, magic=1, codec=codec))
-    assert legacy.decode(legacy.encode(newer, magic=0, codec=codec)) == without_timestamps(records)
+    newer = message_sets.decode(message_sets.encode(records, magic=1, codec=codec))
+    assert message_sets.decode(message_sets.encode(newer, magic=0, codec=codec)) == without_timestamps(records)
