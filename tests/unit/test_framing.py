@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from headrace.errors import MalformedError
 from headrace.wire.framing import (
     CHUNK_BYTES,
-    OWN_BYTES_MIN,
     FIRST_BUFFER_BYTES_MAX,
     FIRST_BUFFER_RATIO_MAX,
+    OWN_BYTES_MIN,
     FrameReader,
 )
 from headrace.wire.primitives import Buffer

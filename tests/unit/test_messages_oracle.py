@@ -47,8 +47,7 @@ from kio.static.constants import EntityType
 
 from headrace.errors import ERROR_CODES
 from headrace.wire import schema
-from headrace.wire.api import APIS, request_class, response_class
-from headrace.wire.api_keys import ApiKey
+from headrace.wire.api import APIS, ApiKey, api_name, request_class, response_class
 from headrace.wire.frames import encode_request, encode_response
 from headrace.wire.schema import ARRAY, BOOLEAN, STRUCT, UUID, ZERO_UUID
 
@@ -79,7 +78,7 @@ def frame_of(message, version, correlation_id, client_id):
 def combinations(speaks):
     """Every (API key, side, version) of ours that an oracle speaks, as a list of test parameters."""
     return [
-        pytest.param(key, side, version, id=f"{APIS[key][0]}{side}-v{version}")
+        pytest.param(key, side, version, id=f"{api_name(key)}{side}-v{version}")
         for key in APIS
         for side in SIDES
         for version in range(ours(key, side).versions.first, ours(key, side).versions.last + 1)
@@ -239,7 +238,7 @@ UNKNOWN_TO_KAFKA_PYTHON = {64, 69}  # UnregisterBroker, ConsumerGroupDescribe
 
 
 def kafka_python_class(key, side):
-    return KAFKA_PYTHON_CLASSES[APIS[key][0] + side]
+    return KAFKA_PYTHON_CLASSES[api_name(key) + side]
 
 
 def kafka_python_speaks(key, side, version):
@@ -316,10 +315,10 @@ KAFKA_PYTHON_DEFAULTS = {"ListOffsetsRequest.replica_id", "CreatePartitionsTopic
 
 def test_kafka_python_declares_the_same_fields():
     compared = 0
-    for key in APIS.keys() - UNKNOWN_TO_KAFKA_PYTHON:
+    for key in set(APIS) - UNKNOWN_TO_KAFKA_PYTHON:
         for side in SIDES:
             cls, their_cls = ours(key, side), kafka_python_class(key, side)
-            assert their_cls.max_version == cls.versions.last or APIS[key][0] == "InitProducerId"
+            assert their_cls.max_version == cls.versions.last or key == ApiKey.INIT_PRODUCER_ID
             for version in range(their_cls.valid_versions[0], cls.versions.last + 1):
                 assert their_cls.flexible_version_q(version) == (version in cls.flexible)
                 compared += compare_with_kafka_python(cls, their_cls.fields.values(), version)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from headrace import __version__
 from headrace.client import tls
@@ -41,7 +41,7 @@ from headrace.wire.api.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from headrace.wire.framing import CHUNK_BYTES, FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.sasl import Mechanism
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 
 RECEIVES_MAX = 16  # Per event, so that other connections are served, too.
 GATHER_MAX = 512  # Buffers in one sendmsg; the system allows 1024.
@@ -52,6 +52,8 @@ REAUTHENTICATE_FROM, REAUTHENTICATE_TO = 0.85, 0.95
 NEVER_MS = float("inf")
 
 _WRONG_LISTENER = "is it the port of a Kafka broker, and does security.protocol match its listener?"
+
+R = TypeVar("R", bound=Message)
 
 
 class State(Enum):
@@ -64,12 +66,12 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Request:
+class Request(Generic[R]):
     """A request to a broker. `build` returns the message in the version that is chosen when it is sent."""
 
     api_key: int
-    build: Callable[[int], Message]
-    on_response: Callable[[Response], None]
+    build: Callable[[int], RequestMessage[R]]
+    on_response: Callable[[Response[R]], None]
     versions: tuple[int, int]  # Lowest and highest that the client supports.
     timeout_ms: float
     expects_response: bool = True
@@ -77,11 +79,11 @@ class Request:
     @classmethod
     def of(
         cls,
-        message: Message,
-        on_response: Callable[[Response], None],
+        message: RequestMessage[R],
+        on_response: Callable[[Response[R]], None],
         timeout_ms: float,
         versions: tuple[int, int] | None = None,
-    ) -> Request:
+    ) -> Request[R]:
         """Return a request whose message does not depend on the version."""
         return cls(
             message.api_key,
@@ -93,13 +95,13 @@ class Request:
 
 
 @dataclass(slots=True)
-class Response:
+class Response(Generic[R]):
     """A response, or the error of a request."""
 
-    request: Request
+    request: Request[R]
     node_id: int
     version: int
-    message: Any = None  # None with acks=0, or with an error.
+    message: R | None = None  # None with acks=0, or with an error.
     error: HeadraceError | None = None
     latency_ms: float = 0.0
 
@@ -112,7 +114,7 @@ class Response:
 class InFlight:
     """A request that was queued on a connection."""
 
-    request: Request
+    request: Request[Any]
     correlation_id: int
     version: int
     sent_ms: float
@@ -315,7 +317,7 @@ class Connection:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def send(self, request: Request, now: float) -> InFlight:
+    def send(self, request: Request[Any], now: float) -> InFlight:
         """Choose a version, encode and queue a request, for `flush`. If it raises, the connection is unchanged."""
         version = self.versions.choose(request.api_key, request.versions)
         correlation_id = self._next_id()

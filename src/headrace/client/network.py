@@ -14,7 +14,7 @@ import selectors
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.client.addresses import Address, Endpoint, resolve
 from headrace.client.clock import Clock
@@ -95,7 +95,7 @@ class NetworkClient:
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._nodes: dict[int, _NodeState] = {}
-        self._local: list[Response] = []  # Failures before anything was sent.
+        self._local: list[Response[Any]] = []  # Failures before anything was sent.
         self._features: tuple[int, dict[str, int]] = (-1, {})  # Epoch and levels of finalized features.
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -213,7 +213,7 @@ class NetworkClient:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def send(self, node_id: int, request: Request, now: float) -> None:
+    def send(self, node_id: int, request: Request[Any], now: float) -> None:
         """Send to a node that `is_ready`. A request that the broker does not support fails in the next `poll`."""
         connection = self._connections[node_id]
         try:
@@ -345,7 +345,7 @@ class NetworkClient:
             self._observer.response_received(connection.node_id, len(frame), response.latency_ms, throttle_ms)
         self._deliver(response)
 
-    def _deliver(self, response: Response) -> None:
+    def _deliver(self, response: Response[Any]) -> None:
         """Call a response handler; an exception affects neither other handlers nor the loop."""
         try:
             response.request.on_response(response)

@@ -15,14 +15,14 @@ import struct
 from typing import NamedTuple
 
 from headrace.errors import MalformedError
-from headrace.wire.api import request_class, response_class
+from headrace.wire.api import ApiKey, request_class, response_class
 from headrace.wire.primitives import Buffer, read_uvarint
 from headrace.wire.schema import Message, codec
 
 FRAME_BYTES_MAX = 100 * 1024 * 1024  # the default of socket.request.max.bytes
 CLIENT_ID_BYTES_MAX = 0x7FFF
-API_VERSIONS = 18
 
+_API_VERSIONS = int(ApiKey.API_VERSIONS)
 _request_head = struct.Struct(">hhih")
 _int32 = struct.Struct(">i")
 
@@ -51,7 +51,7 @@ def encode_request(message: Message, version: int, correlation_id: int, client_i
 def encode_response(message: Message, version: int, correlation_id: int) -> list[Buffer]:
     """Encode a response frame, as a list of buffers."""
     head = _int32.pack(correlation_id)
-    if version in message.flexible and message.api_key != API_VERSIONS:
+    if version in message.flexible and message.api_key != _API_VERSIONS:
         head += b"\0"
     return codec(type(message), version).encode_frame(message, head)
 
@@ -91,7 +91,7 @@ def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Mes
     cls = response_class(api_key)
     correlation_id = decode_correlation_id(frame)
     pos = _int32.size
-    if version in cls.flexible and api_key != API_VERSIONS:
+    if version in cls.flexible and api_key != _API_VERSIONS:
         pos = _skip_tags(frame, pos)
     return correlation_id, codec(cls, version).decode(frame, pos)
 

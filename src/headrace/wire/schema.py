@@ -2,7 +2,7 @@
 
 A declaration reads like the protocol guide; versions are in its notation (``"3+"``, ``"0-12"``)::
 
-    class EndTxnRequest(Message, api_key=26, versions="0-5", flexible="3+"):
+    class EndTxnRequest(RequestMessage["EndTxnResponse"], api_key=26, versions="0-5", flexible="3+"):
         transactional_id: str = string()
         producer_id: int = int64()
         producer_epoch: int = int16()
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, dataclass_transform
 
 from headrace.errors import UnsupportedVersionError
 from headrace.wire.kernel import kernel
@@ -216,6 +216,13 @@ class Message(Struct):
         """Decode the message that fills `data`; records in it are views of `data`."""
         message: Self = codec(cls, version).decode_whole(data)
         return message
+
+
+ResponseT = TypeVar("ResponseT", bound=Message, covariant=True)
+
+
+class RequestMessage(Message, Generic[ResponseT]):
+    """A request. The type parameter is the class of its response."""
 
 
 class FieldPlan(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, int8, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, int64, string
 
 # Key 43: elect preferred (or unclean) leaders.
 
@@ -14,7 +14,7 @@ class TopicPartitions(Struct):
     partitions: Sequence[int] = array(int32)
 
 
-class ElectLeadersRequest(Message, api_key=43, versions="0-2", flexible="2+"):
+class ElectLeadersRequest(RequestMessage["ElectLeadersResponse"], api_key=43, versions="0-2", flexible="2+"):
     election_type: int = int8("1+")
     topic_partitions: Sequence[TopicPartitions] | None = array(TopicPartitions, nullable="0+")
     timeout_ms: int = int32(default=60000)
@@ -50,7 +50,9 @@ class ReassignableTopic(Struct):
     partitions: Sequence[ReassignablePartition] = array(ReassignablePartition)
 
 
-class AlterPartitionReassignmentsRequest(Message, api_key=45, versions="0-1", flexible="0+"):
+class AlterPartitionReassignmentsRequest(
+    RequestMessage["AlterPartitionReassignmentsResponse"], api_key=45, versions="0-1", flexible="0+"
+):
     timeout_ms: int = int32(default=60000)
     allow_replication_factor_change: bool = boolean("1+", default=True)
     topics: Sequence[ReassignableTopic] = array(ReassignableTopic)
@@ -83,7 +85,9 @@ class ListPartitionReassignmentsTopics(Struct):
     partition_indexes: Sequence[int] = array(int32)
 
 
-class ListPartitionReassignmentsRequest(Message, api_key=46, versions="0-0", flexible="0+"):
+class ListPartitionReassignmentsRequest(
+    RequestMessage["ListPartitionReassignmentsResponse"], api_key=46, versions="0-0", flexible="0+"
+):
     timeout_ms: int = int32(default=60000)
     topics: Sequence[ListPartitionReassignmentsTopics] | None = array(
         ListPartitionReassignmentsTopics, nullable="0+", default=None
@@ -117,7 +121,7 @@ class DescribableLogDirTopic(Struct):
     partitions: Sequence[int] = array(int32)
 
 
-class DescribeLogDirsRequest(Message, api_key=35, versions="0-5", flexible="2+"):
+class DescribeLogDirsRequest(RequestMessage["DescribeLogDirsResponse"], api_key=35, versions="0-5", flexible="2+"):
     topics: Sequence[DescribableLogDirTopic] | None = array(DescribableLogDirTopic, nullable="0+")
 
 
@@ -158,7 +162,7 @@ class FeatureUpdateKey(Struct):
     upgrade_type: int = int8("1+", default=1)
 
 
-class UpdateFeaturesRequest(Message, api_key=57, versions="0-2", flexible="0+"):
+class UpdateFeaturesRequest(RequestMessage["UpdateFeaturesResponse"], api_key=57, versions="0-2", flexible="0+"):
     timeout_ms: int = int32(default=60000)
     feature_updates: Sequence[FeatureUpdateKey] = array(FeatureUpdateKey)
     validate_only: bool = boolean("1+")
@@ -180,7 +184,7 @@ class UpdateFeaturesResponse(Message, api_key=57, versions="0-2", flexible="0+")
 # Key 64: forget a broker that will not come back.
 
 
-class UnregisterBrokerRequest(Message, api_key=64, versions="0", flexible="0+"):
+class UnregisterBrokerRequest(RequestMessage["UnregisterBrokerResponse"], api_key=64, versions="0", flexible="0+"):
     broker_id: int = int32()
 
 

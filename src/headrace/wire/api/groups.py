@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, bytes_, int16, int32, string
+from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, bytes_, int16, int32, string
 
 # Key 11: enter a group. v5 static members.
 
@@ -14,7 +14,7 @@ class JoinGroupRequestProtocol(Struct):
     metadata: bytes = bytes_()
 
 
-class JoinGroupRequest(Message, api_key=11, versions="0-9", flexible="6+"):
+class JoinGroupRequest(RequestMessage["JoinGroupResponse"], api_key=11, versions="0-9", flexible="6+"):
     group_id: str = string()
     session_timeout_ms: int = int32()
     rebalance_timeout_ms: int = int32("1+", default=-1, ignorable=True)
@@ -51,7 +51,7 @@ class SyncGroupRequestAssignment(Struct):
     assignment: bytes = bytes_()
 
 
-class SyncGroupRequest(Message, api_key=14, versions="0-5", flexible="4+"):
+class SyncGroupRequest(RequestMessage["SyncGroupResponse"], api_key=14, versions="0-5", flexible="4+"):
     group_id: str = string()
     generation_id: int = int32()
     member_id: str = string()
@@ -72,7 +72,7 @@ class SyncGroupResponse(Message, api_key=14, versions="0-5", flexible="4+"):
 # Key 12: a member says that it lives.
 
 
-class HeartbeatRequest(Message, api_key=12, versions="0-4", flexible="4+"):
+class HeartbeatRequest(RequestMessage["HeartbeatResponse"], api_key=12, versions="0-4", flexible="4+"):
     group_id: str = string()
     generation_id: int = int32()
     member_id: str = string()
@@ -93,7 +93,7 @@ class MemberIdentity(Struct):
     reason: str | None = string("5+", nullable="5+", default=None, ignorable=True)
 
 
-class LeaveGroupRequest(Message, api_key=13, versions="0-5", flexible="4+"):
+class LeaveGroupRequest(RequestMessage["LeaveGroupResponse"], api_key=13, versions="0-5", flexible="4+"):
     group_id: str = string()
     member_id: str = string("0-2")
     members: Sequence[MemberIdentity] = array(MemberIdentity, "3+")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headrace.wire.schema import (
     Message,
+    RequestMessage,
     Struct,
     array,
     boolean,
@@ -40,7 +41,7 @@ class TopicData(Struct):
     partitions: Sequence[PartitionData] = array(PartitionData)
 
 
-class AlterPartitionRequest(Message, api_key=56, versions="3-3", flexible="0+"):
+class AlterPartitionRequest(RequestMessage["AlterPartitionResponse"], api_key=56, versions="3-3", flexible="0+"):
     broker_id: int = int32()
     broker_epoch: int = int64(default=-1)
     topics: Sequence[TopicData] = array(TopicData)
@@ -83,7 +84,9 @@ class Feature(Struct):
     max_supported_version: int = int16()
 
 
-class BrokerRegistrationRequest(Message, api_key=62, versions="4-4", flexible="0+"):
+class BrokerRegistrationRequest(
+    RequestMessage["BrokerRegistrationResponse"], api_key=62, versions="4-4", flexible="0+"
+):
     broker_id: int = int32()
     cluster_id: str = string()
     incarnation_id: bytes = uuid()
@@ -104,7 +107,7 @@ class BrokerRegistrationResponse(Message, api_key=62, versions="4-4", flexible="
 # Key 63: a broker tells the controller that it lives. Between brokers, and so the last version only.
 
 
-class BrokerHeartbeatRequest(Message, api_key=63, versions="1-1", flexible="0+"):
+class BrokerHeartbeatRequest(RequestMessage["BrokerHeartbeatResponse"], api_key=63, versions="1-1", flexible="0+"):
     broker_id: int = int32()
     broker_epoch: int = int64(default=-1)
     current_metadata_offset: int = int64()
@@ -124,7 +127,9 @@ class BrokerHeartbeatResponse(Message, api_key=63, versions="1-1", flexible="0+"
 # Key 67: a block of producer ids, from the controller.
 
 
-class AllocateProducerIdsRequest(Message, api_key=67, versions="0-0", flexible="0+"):
+class AllocateProducerIdsRequest(
+    RequestMessage["AllocateProducerIdsResponse"], api_key=67, versions="0-0", flexible="0+"
+):
     broker_id: int = int32()
     broker_epoch: int = int64(default=-1)
 
@@ -139,7 +144,7 @@ class AllocateProducerIdsResponse(Message, api_key=67, versions="0-0", flexible=
 # Key 30000, our own: the changes of the controller's catalog, for a broker that follows it. Waits for the next one.
 
 
-class CatalogFetchRequest(Message, api_key=30_000, versions="0-0", flexible="0+"):
+class CatalogFetchRequest(RequestMessage["CatalogFetchResponse"], api_key=30_000, versions="0-0", flexible="0+"):
     broker_id: int = int32()
     generation: int = int64(default=-1)
     next_number: int = int64()
@@ -160,7 +165,7 @@ class CatalogFetchResponse(Message, api_key=30_000, versions="0-0", flexible="0+
 # Key 30001, our own: a client's request that only the controller can answer, handed on by the broker that got it.
 
 
-class ForwardRequest(Message, api_key=30_001, versions="0-0", flexible="0+"):
+class ForwardRequest(RequestMessage["ForwardResponse"], api_key=30_001, versions="0-0", flexible="0+"):
     broker_id: int = int32()
     request_key: int = int16()
     request_version: int = int16()
@@ -182,7 +187,7 @@ class ForwardResponse(Message, api_key=30_001, versions="0-0", flexible="0+"):
 # Key 30002, our own: have the controller make a topic that somebody asked for, or one of the internal ones.
 
 
-class EnsureTopicRequest(Message, api_key=30_002, versions="0-0", flexible="0+"):
+class EnsureTopicRequest(RequestMessage["EnsureTopicResponse"], api_key=30_002, versions="0-0", flexible="0+"):
     broker_id: int = int32()
     name: str = string()
 
