@@ -19,9 +19,8 @@ from headrace.cli.output import (
 )
 from headrace.cli.shared_options import confirm, parse_time_ms, parse_topic_partitions, yes_option
 from headrace.client.admin import AdminClient
-from headrace.client.facts.groups import GroupFacts, look_up
-from headrace.client.facts.resets import Target, plan
-from headrace.client.facts.times import duration_ms
+from headrace.client.queries.groups import GroupOverview, LagTimes, ResetTarget, find_group, plan_reset
+from headrace.client.text_formats import format_duration_ms
 from headrace.errors import BrokerError, Code
 
 
@@ -81,8 +80,6 @@ def describe(
     \b
     Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no such group, or no broker; 130 interrupted.
     """
-    from headrace.client.facts.lag_times import LagTimes  # imports pyarrow
-
     with connection.admin() as admin:
         for name in names:
             facts = _existing_group(admin, name)
@@ -138,34 +135,34 @@ def reset(
     """
     target = _parse_target(to, shift)
     with connection.admin() as admin:
-        current = look_up(admin, name)
+        current = find_group(admin, name)
         if current is None and not topics:
             raise _unknown_group(name)
-        changes = plan(admin, name, current, target, parse_topic_partitions(admin, topics) if topics else None)
+        changes = plan_reset(admin, name, current, target, parse_topic_partitions(admin, topics) if topics else None)
         facts = [change.to_json() for change in changes]
         if output_format == "text":
-            rows = [(c.at.topic, c.at.partition, c.before, c.after, c.moved) for c in changes]
+            rows = [(c.tp.topic, c.tp.partition, c.before, c.after, c.moved) for c in changes]
             click.echo(render_table(("topic", "partition", "before", "after", "moved"), rows))
         applied = not dry_run and _confirm_reset(name, yes)
         if applied:
-            admin.alter_group_offsets(name, {change.at: change.after for change in changes})
+            admin.alter_group_offsets(name, {change.tp: change.after for change in changes})
     summary = f"{len(changes)} offsets set" if applied else "nothing was changed"
     hint = "" if applied or dry_run else "; pass --yes to apply"
     emit(output_format, {"group": name, "applied": applied, "offsets": facts}, summary + hint)
 
 
-def _parse_target(to: str | None, shift: int | None) -> Target:
+def _parse_target(to: str | None, shift: int | None) -> ResetTarget:
     if (to is None) == (shift is None):
         raise InvalidUsageError("pass either --to or --shift")
     if to is None:
-        return Target(shift=shift)
+        return ResetTarget(shift=shift)
     if to in ("earliest", "latest"):
-        return Target(end=to)
+        return ResetTarget(end=to)
     if to.startswith("@"):
-        return Target(time_ms=parse_time_ms(to[1:], "--to"))
+        return ResetTarget(time_ms=parse_time_ms(to[1:], "--to"))
     if not to.isdecimal():
         raise InvalidUsageError(f"invalid --to: expected earliest, latest, an offset or @TIME, got {to!r}")
-    return Target(offset=int(to))
+    return ResetTarget(offset=int(to))
 
 
 def _confirm_reset(name: str, yes: bool) -> bool:
@@ -213,8 +210,8 @@ def _delete_error(admin: AdminClient, name: str, error: BrokerError) -> Exceptio
     return error
 
 
-def _existing_group(admin: AdminClient, name: str) -> GroupFacts:
-    facts = look_up(admin, name)
+def _existing_group(admin: AdminClient, name: str) -> GroupOverview:
+    facts = find_group(admin, name)
     if facts is None:
         raise _unknown_group(name)
     return facts
@@ -224,26 +221,26 @@ def _unknown_group(name: str) -> ResourceNotFoundError:
     return ResourceNotFoundError(f"group {name!r} does not exist; `headrace group list` shows the existing ones")
 
 
-def _description(facts: GroupFacts) -> str:
+def _description(facts: GroupOverview) -> str:
     lag = f"{facts.lag:,} records behind"
     if facts.lag_ms is not None:
-        lag += f", {duration_ms(facts.lag_ms)}"
+        lag += f", {format_duration_ms(facts.lag_ms)}"
     head = f"{facts.name}: {facts.state}, {facts.type}{', ' + facts.assignor if facts.assignor else ''}; {lag}"
     return "\n".join([head, *_partition_lines(facts), *_member_lines(facts)])
 
 
-def _partition_lines(facts: GroupFacts) -> Iterable[str]:
+def _partition_lines(facts: GroupOverview) -> Iterable[str]:
     if not facts.partitions:
         yield "no committed offsets and no assigned partitions"
         return
     rows = [
         (
-            partition.at.topic,
-            partition.at.partition,
+            partition.tp.topic,
+            partition.tp.partition,
             partition.committed,
             partition.end if partition.end is not None else "unknown",
             partition.lag,
-            duration_ms(partition.lag_ms),
+            format_duration_ms(partition.lag_ms),
             None if partition.member is None else partition.member.client_id,
         )
         for partition in facts.partitions
@@ -251,7 +248,7 @@ def _partition_lines(facts: GroupFacts) -> Iterable[str]:
     yield render_table(("topic", "partition", "committed", "end", "lag", "behind", "client"), rows)
 
 
-def _member_lines(facts: GroupFacts) -> Iterable[str]:
+def _member_lines(facts: GroupOverview) -> Iterable[str]:
     if facts.members is None:
         yield f"members: not shown for groups of type {facts.type}"
     elif not facts.members:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from headrace.cli.output import InvalidUsageError
+from headrace.client import text_formats
 from headrace.client.addresses import PORT_MAX
-from headrace.client.facts import times
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ def parse_flag(flag: str, parse: Callable[[str], T], text: str) -> T:
 
 
 def parse_time_ms(text: str, flag: str) -> int:
-    return parse_flag(flag, times.parse_time_ms, text)
+    return parse_flag(flag, text_formats.parse_time_ms, text)
 
 
 def parse_duration_ms(text: str, flag: str) -> int:
-    return parse_flag(flag, times.parse_duration_ms, text)
+    return parse_flag(flag, text_formats.parse_duration_ms, text)
 
 
 def parse_key_value(text: str, flag: str) -> tuple[str, str]:
@@ -83,7 +83,7 @@ def is_loopback(host: str) -> bool:
 def parse_topic_partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartition]:
     """Return the partitions that --topic names, as TOPIC or TOPIC:0,2; a topic named twice gets the union."""
     # Imported here: `broker start` and `demo` use this module too, and should not load the admin client.
-    from headrace.client.facts.partitions import chosen_partitions
+    from headrace.client.queries.topics import chosen_partitions
 
     selected: dict[str, set[int] | None] = {}
     for text in topics:

@@ -21,7 +21,7 @@ from headrace.cli.output import (
 from headrace.cli.shared_options import confirm, parse_key_value, yes_option
 from headrace.client.admin import ConfigResource, NewTopic, ResourceKind
 from headrace.client.admin.topics import BROKERS_DEFAULT, TopicAdmin
-from headrace.client.facts.topics import configs_of, described, listed
+from headrace.client.queries.topics import describe_topic, topic_configs, topic_summaries
 from headrace.errors import BrokerError, Code
 
 COUNT_MAX = 2**31 - 1
@@ -54,7 +54,7 @@ def list_(connection: ClusterConnection, internal: bool, output_format: str, deb
     Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no broker; 130 interrupted.
     """
     with connection.admin() as admin:
-        facts = listed(admin, internal=internal)
+        facts = topic_summaries(admin, internal=internal)
     rows = [(f["topic"], f["partitions"], f["replication_factor"], f["size_bytes"]) for f in facts]
     text = render_table(("topic", "partitions", "replication", "bytes"), rows) if rows else "no topics"
     emit(output_format, {"topics": facts}, text)
@@ -133,7 +133,7 @@ def describe(connection: ClusterConnection, names: tuple[str, ...], output_forma
     with connection.admin() as admin:
         for name in names:
             partition_count(admin, name)
-            facts = described(admin, name)
+            facts = describe_topic(admin, name)
             emit(output_format, facts, _description(facts))
 
 
@@ -223,7 +223,7 @@ def config(
         partition_count(admin, name)
         if changes:
             admin.alter_configs({ConfigResource(ResourceKind.TOPIC, name): changes})
-        entries = configs_of(admin, name)
+        entries = topic_configs(admin, name)
     shown = entries if show_all else [entry for entry in entries if not entry["is_default"] or entry["name"] in changes]
     rows = [(entry["name"], entry["value"], entry["source"]) for entry in shown]
     defaults_text = "all options have their defaults; --all shows them"

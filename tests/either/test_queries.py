@@ -1,4 +1,4 @@
-"""What is put together from several answers (client/facts), on real brokers."""
+"""Queries that combine several responses (client/queries), on real brokers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import pytest
 
 from headrace import Producer
 from headrace.client.admin import AdminClient, TopicPartition
-from headrace.client.facts.groups import look_up
-from headrace.client.facts.history import history_of
-from headrace.client.facts.lag_times import LagTimes
-from headrace.client.facts.transactions import described, held_back, open_parts_of_all
+from headrace.client.queries.groups import LagTimes, find_group
+from headrace.client.queries.transactions import (
+    blocked_partitions,
+    describe_transaction,
+    open_partitions,
+    transaction_history,
+)
 from tests.support.topics import new_topic, unique
 from tests.support.waiting import eventually
 
@@ -27,51 +30,51 @@ def admin(either):
 
 @pytest.fixture
 def writer(either):
-    """A producer in a transaction of its own."""
-    with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("facts")) as producer:
+    """A transactional producer."""
+    with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("queries")) as producer:
         producer.init_transactions()
         yield producer
 
 
-def found(looked_up):
-    """What must be there."""
-    assert looked_up is not None
-    return looked_up
+def existing(result):
+    """Return a result that must not be None."""
+    assert result is not None
+    return result
 
 
 def transactional_id(producer):
     return producer.config["transactional.id"]
 
 
-def test_a_transaction_holds_back_all_that_was_written_behind_its_first_record(either, admin, writer):
-    topic = new_topic(either, "facts-held", partitions=2)
-    place = TopicPartition(topic, 0)
+def test_an_open_transaction_blocks_all_records_after_its_first(either, admin, writer):
+    topic = new_topic(either, "blocked", partitions=2)
+    tp = TopicPartition(topic, 0)
     with Producer(bootstrap_servers=either.bootstrap) as other:
         other.send(topic, b"before", partition=0).result(SECONDS_MAX)
-        assert held_back(admin, [place]) == {}
+        assert blocked_partitions(admin, [tp]) == {}
         writer.begin_transaction()
         writer.send(topic, b"open", partition=0).result(SECONDS_MAX)
         for _ in range(3):
             other.send(topic, b"waits", partition=0).result(SECONDS_MAX)
     name = transactional_id(writer)
-    (part,) = open_parts_of_all(admin, [found(described(admin, name))])[name]
-    assert (part.at, part.start, part.stable, part.end, part.holds_back) == (place, 1, 1, 5, 4)
+    (part,) = open_partitions(admin, [existing(describe_transaction(admin, name))])[name]
+    assert (part.tp, part.start, part.stable, part.end, part.blocked_count) == (tp, 1, 1, 5, 4)
 
     with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("second")) as second:
         second.init_transactions()
         second.begin_transaction()
         second.send(topic, b"open as well", partition=0).result(SECONDS_MAX)
-        other = found(described(admin, transactional_id(second)))
-        (later,) = open_parts_of_all(admin, [other])[transactional_id(second)]
-        assert (later.start, later.stable, later.holds_back) == (5, 1, 0)  # it waits for the first one itself
+        other = existing(describe_transaction(admin, transactional_id(second)))
+        (later,) = open_partitions(admin, [other])[transactional_id(second)]
+        assert (later.start, later.stable, later.blocked_count) == (5, 1, 0)  # it waits for the first one, too
         second.abort_transaction()
     writer.commit_transaction()
-    places = [place, TopicPartition(topic, 1)]
-    eventually("the markers", lambda: held_back(admin, places) == {})  # they are written after the answer
+    partitions = [tp, TopicPartition(topic, 1)]
+    eventually("the markers", lambda: blocked_partitions(admin, partitions) == {})  # written after the response
 
 
-def test_the_history_of_an_id_has_every_step_that_its_coordinator_wrote_down(either, admin, writer):
-    topic = new_topic(either, "facts-history")
+def test_the_history_has_every_transition_of_a_transactional_id(either, admin, writer):
+    topic = new_topic(either, "history")
     began_ms = time.time() * 1000 - 1
     for end in (writer.commit_transaction, writer.abort_transaction):
         writer.begin_transaction()
@@ -79,7 +82,7 @@ def test_the_history_of_an_id_has_every_step_that_its_coordinator_wrote_down(eit
         end()
     writer.begin_transaction()
     writer.send(topic, b"open").result(SECONDS_MAX)
-    history = history_of(admin, transactional_id(writer))
+    history = transaction_history(admin, transactional_id(writer))
     states = [step.state for step in history.steps]
     assert states == [
         "Empty",
@@ -90,37 +93,37 @@ def test_the_history_of_an_id_has_every_step_that_its_coordinator_wrote_down(eit
     assert history.is_whole
     assert all(began_ms - SECONDS_MAX * 1000 <= step.at_ms <= time.time() * 1000 + 1 for step in history.steps)
     assert [step.partitions for step in history.steps if step.state == "Ongoing"] == [1, 1, 1]
-    assert history_of(admin, unique("nobody")).steps == ()
+    assert transaction_history(admin, unique("nobody")).steps == ()
     writer.abort_transaction()
 
 
-def test_the_time_of_a_record_is_fetched_once_and_again_when_the_group_moves_on(either, admin):
-    topic, group = new_topic(either, "facts-lag"), unique("late")
+def test_a_timestamp_is_fetched_once_until_the_group_advances(either, admin):
+    topic, group = new_topic(either, "lag"), unique("late")
     now_ms = int(time.time() * 1000)
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         for age_ms in (2 * AGE_MS, AGE_MS):
             producer.send(topic, b"x", timestamp_ms=now_ms - age_ms).result(SECONDS_MAX)
-    place = TopicPartition(topic, 0)
+    tp = TopicPartition(topic, 0)
     times = LagTimes()
 
-    def late_ms(committed, remembering=times):
-        admin.alter_group_offsets(group, {place: committed})
-        facts = found(look_up(admin, group))
-        remembering.fill(facts.partitions, admin)
-        return facts.partitions[0].lag_ms
+    def lag_ms(committed):
+        admin.alter_group_offsets(group, {tp: committed})
+        overview = existing(find_group(admin, group))
+        times.fill(overview.partitions, admin)
+        return overview.partitions[0].lag_ms
 
-    assert 2 * AGE_MS <= late_ms(0) <= 2 * AGE_MS + SECONDS_MAX * 1000
-    admin.delete_records({place: 1})  # nobody can fetch it any more, and nobody has to
-    before = found(look_up(admin, group)).partitions[0]
+    assert 2 * AGE_MS <= lag_ms(0) <= 2 * AGE_MS + SECONDS_MAX * 1000
+    admin.delete_records({tp: 1})  # it cannot be fetched any more, and need not be
+    before = existing(find_group(admin, group)).partitions[0]
     before.start = 0
     times.fill([before], admin)
     assert (before.lag_ms or 0) >= 2 * AGE_MS
-    assert AGE_MS <= late_ms(1) <= AGE_MS + SECONDS_MAX * 1000
-    assert late_ms(2) == 0
+    assert AGE_MS <= lag_ms(1) <= AGE_MS + SECONDS_MAX * 1000
+    assert lag_ms(2) == 0
 
 
-def test_groups_at_different_places_of_a_partition_have_lags_of_their_own(either, admin):
-    topic = new_topic(either, "facts-lags")
+def test_groups_at_different_offsets_of_a_partition_have_different_lags(either, admin):
+    topic = new_topic(either, "lags")
     now_ms = int(time.time() * 1000)
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         for age_ms in (3 * AGE_MS, 2 * AGE_MS, AGE_MS):
@@ -128,6 +131,6 @@ def test_groups_at_different_places_of_a_partition_have_lags_of_their_own(either
     groups = {unique("late"): committed for committed in range(4)}
     for group, committed in groups.items():
         admin.alter_group_offsets(group, {TopicPartition(topic, 0): committed})
-    partitions = [found(look_up(admin, group)).partitions[0] for group in groups]
+    partitions = [existing(find_group(admin, group)).partitions[0] for group in groups]
     LagTimes().fill(partitions, admin)
-    assert [round((one.lag_ms or 0) / AGE_MS, 1) for one in partitions] == [3, 2, 1, 0]
+    assert [round((lag.lag_ms or 0) / AGE_MS, 1) for lag in partitions] == [3, 2, 1, 0]
