@@ -13,12 +13,12 @@ SPARK := tests/spark tests/docs
 LIVE_VIEW := tests/ui
 NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
-.PHONY: help setup demo test test-units test-brokers test-quick test-spark test-many-queries test-ui lint bench \
+.PHONY: help setup demo test test-all test-units test-units-and-spark test-brokers test-quick test-spark test-many-queries test-ui lint bench \
 	bench-wire bench-producer bench-broker bench-legacy bench-cluster bench-spark bench-spark-long bench-ui faults-producer \
 	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos docs dist test-wheel clean
 
 help:
-	@echo "make demo | setup | test | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
+	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
 		"dist | clean"
 	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-spark |" \
 		"bench-spark-long | bench-ui"
@@ -41,15 +41,24 @@ demo: .venv/.ready .venv/.kernel
 .venv/.kernel: setup.py $(KERNEL_SOURCES) | .venv/.ready
 	@$(BIN)/python tools/setup_env.py kernel
 
-# Everything once, of Spark and the live view the main behaviours only. What computes runs beside what waits for brokers.
+# Everything once, except slow tests of Spark and the live view. Two runs at a time: half of the time tests wait.
 test: .venv/.ready .venv/.kernel
-	@$(MAKE) --no-print-directory -j2 test-units test-brokers
+	@$(MAKE) --no-print-directory -j2 test-units-and-spark test-brokers
+
+test-units-and-spark: test-units
 	@$(PYTEST) -m "not slow" $(LIVE_VIEW) $(SPARK)
 
-# On both kernels.
+# Everything, with slow tests and all cells of the crash matrix: about two hours.
+test-all: .venv/.ready .venv/.kernel
+	@$(MAKE) --no-print-directory test-units
+	@$(MAKE) --no-print-directory test-brokers
+	@HEADRACE_CRASH_MATRIX=all $(PYTEST) $(LIVE_VIEW) $(SPARK)
+
+# What depends on a kernel runs on both.
 test-units: .venv/.ready .venv/.kernel
-	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q tests/unit; else $(NO_KERNEL); fi
-	@HEADRACE_KERNEL=python $(PYTEST) -q tests/unit
+	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q tests/unit && \
+		HEADRACE_KERNEL=python $(PYTEST) -q -m both_kernels tests/unit; \
+	else $(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) -q tests/unit; fi
 
 test-brokers: .venv/.ready .venv/.kernel
 	@kernel=python; if $(KERNEL_EXISTS); then kernel=compiled; fi; \
@@ -72,8 +81,9 @@ test-many-queries: .venv/.ready .venv/.kernel
 	@HEADRACE_MANY_QUERIES_SECONDS=180 $(PYTEST) -s tests/spark/test_many_queries.py
 
 test-quick: .venv/.ready .venv/.kernel
-	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q -m "not slow" tests/unit; else $(NO_KERNEL); fi
-	@HEADRACE_KERNEL=python $(PYTEST) -q -m "not slow" tests/unit
+	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q -m "not slow" tests/unit && \
+		HEADRACE_KERNEL=python $(PYTEST) -q -m "both_kernels and not slow" tests/unit; \
+	else $(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) -q -m "not slow" tests/unit; fi
 
 lint: .venv/.ready
 	@$(BIN)/ruff check .

@@ -15,6 +15,8 @@ from headrace.producer.records import PreparedRecord
 from tests.support.rig import PRODUCE, Rig
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.both_kernels
+
 SECONDS_MAX = 20
 
 

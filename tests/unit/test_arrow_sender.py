@@ -17,6 +17,8 @@ from headrace.wire.kernel import KERNEL_NAME
 from headrace.wire.records import read_batches
 from tests.support.rig import Rig
 
+pytestmark = pytest.mark.both_kernels
+
 NAMES = {name: name for name in ("key", "value", "headers", "partition", "timestamp")}
 ROWS = 5000
 

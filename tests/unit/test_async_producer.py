@@ -24,6 +24,8 @@ from headrace.producer.buffer_pool import Claim
 from headrace.producer.pipeline import SendPipeline
 from tests.support.small_broker import SmallBroker
 
+pytestmark = pytest.mark.both_kernels
+
 SECONDS = 10
 PAUSE_SECONDS_MAX = 0.25
 

@@ -15,6 +15,8 @@ from headrace.wire.layout import NO_SEQUENCE
 from headrace.wire.records import read_batches
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.both_kernels
+
 SECONDS_MAX = 20
 
 

@@ -20,6 +20,8 @@ from headrace.wire.records import BatchProducer, Marker, encode_marker
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import LogRig, batch, batches_of, replicate, rows_of, state_of, values_of
 
+pytestmark = pytest.mark.both_kernels
+
 HOUR_MS = 3_600_000
 
 

@@ -18,6 +18,8 @@ from headrace.wire.layout import HEADER_BYTES, Record
 from headrace.wire.records import BatchProducer, encode, read_batches
 from tests.support.log_rig import batch
 
+pytestmark = pytest.mark.both_kernels
+
 FEW = b"".join(
     (
         batch(b"a", b"b" * 40, b"c"),

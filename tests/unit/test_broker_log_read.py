@@ -15,6 +15,8 @@ from headrace.wire.records import read_batches
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import LogRig, batch, find_by_time, read_all, rows_of, values_of
 
+pytestmark = pytest.mark.both_kernels
+
 
 @pytest.fixture
 def rig(tmp_path):

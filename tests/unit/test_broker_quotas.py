@@ -10,7 +10,7 @@ from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.quotas import Quotas, entity
 from headrace.broker.context import Context, Session
-from headrace.broker.quotas import RATES_MAX, QuotaManager, Rate
+from headrace.broker.quotas import RATES_MAX, QuotaManager
 from tests.support.fake_internal import HandClock
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
@@ -138,14 +138,6 @@ def test_tracked_rates_are_bounded(rig) -> None:
         rig.throttle(request=1, client=f"made-up-{number}")
     assert len(rig.manager._rates) == RATES_MAX
     assert len(rig.manager._limits) <= RATES_MAX
-
-
-def test_expired_windows_do_not_count() -> None:
-    rate = Rate(WINDOWS, WINDOW_MS)
-    rate.record(1000, 0.0)
-    assert rate.measure(0.0) == (100.0, 10_000)
-    assert rate.measure(10_500.0) == (1000 * 1000 / 10_500, 10_500)
-    assert rate.measure(11_000.0) == (0.0, 0.0)
 
 
 def test_quotas_survive_a_restart(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, Record
 from headrace.wire.records import encode, read_batches, seal
 
+pytestmark = pytest.mark.both_kernels
+
 NOW = 1_700_000_000_000
 
 cells = st.none() | st.binary(max_size=80)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from headrace.errors import WireError
 from headrace.wire.compression import CODEC_NAMES, GZIP, LEVELS, LZ4, NONE, SNAPPY, ZSTD, compress, decompress
 
+pytestmark = pytest.mark.both_kernels
+
 CODECS = [GZIP, SNAPPY, LZ4, ZSTD]
 NAMES = [CODEC_NAMES[codec] for codec in CODECS]
 

@@ -20,6 +20,7 @@ CLASSES = {
 CODES = {code: type(BrokerError("why", code=code)) for code in Code}
 
 
+@pytest.mark.behaviour("P49")
 @pytest.mark.parametrize(
     ("code", "name", "category"),
     [
@@ -65,6 +66,7 @@ def test_no_error_is_in_two_categories():
         assert sum(issubclass(cls, category) for category in categories) <= 1, name
 
 
+@pytest.mark.behaviour("P49")
 def test_the_tree_in_the_docstring_is_complete():
     drawn = set(re.findall(r"\b\w+Error\b", errors.__doc__ or "")) - {"TimeoutError"}
     assert drawn == set(CLASSES)

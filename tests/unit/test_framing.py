@@ -19,6 +19,8 @@ from headrace.wire.framing import (
 )
 from headrace.wire.primitives import Buffer
 
+pytestmark = pytest.mark.both_kernels
+
 FRAME_BYTES_MAX = 100 * 1024 * 1024
 
 

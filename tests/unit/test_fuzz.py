@@ -6,6 +6,8 @@ import pytest
 
 from bench import fuzz_wire
 
+pytestmark = pytest.mark.both_kernels
+
 
 def test_mutated_inputs_only_ever_raise_our_errors_and_stay_small_and_quick():
     result = fuzz_wire.run(inputs=40_000, seed=20_26)

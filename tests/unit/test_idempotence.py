@@ -15,6 +15,8 @@ from headrace.wire.records import read_batches
 from tests.support.fakes import DISCONNECT, SILENCE, After
 from tests.support.rig import INIT_PRODUCER_ID, PRODUCE, PRODUCER_ID, Rig
 
+pytestmark = pytest.mark.both_kernels
+
 NOT_LEADER, TOO_LARGE, OUT_OF_ORDER, UNKNOWN_PRODUCER, INVALID_RECORD = 6, 10, 45, 59, 87
 LAST = 0x7FFFFFFF
 

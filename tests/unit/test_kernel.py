@@ -17,6 +17,8 @@ from headrace.errors import WireError
 from headrace.wire import _reference as reference
 from headrace.wire import columns
 
+pytestmark = pytest.mark.both_kernels
+
 try:
     from headrace.wire import _kernel as compiled  # type: ignore[attr-defined]
 except ImportError:

@@ -17,6 +17,8 @@ from headrace.wire import compression, message_sets
 from headrace.wire.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from headrace.wire.layout import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP, BatchHeader, Record
 
+pytestmark = pytest.mark.both_kernels
+
 MAGICS = (0, 1)
 CODECS = (NONE, GZIP, SNAPPY, LZ4)
 ENTRY_BYTES = 12  # offset and size

@@ -57,6 +57,8 @@ from headrace.wire.kernel import kernel
 from headrace.wire.primitives import write_uvarint
 from headrace.wire.schema import ARRAY, STRING, STRUCT, Message, Struct, codec, plan
 
+pytestmark = pytest.mark.both_kernels
+
 _kernel: Any
 try:
     _kernel = importlib.import_module("headrace.wire._kernel")

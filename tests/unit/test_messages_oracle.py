@@ -51,7 +51,7 @@ from headrace.wire.api import APIS, ApiKey, api_name, request_class, response_cl
 from headrace.wire.frames import encode_request, encode_response
 from headrace.wire.schema import ARRAY, BOOLEAN, STRUCT, UUID, ZERO_UUID
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.both_kernels]
 
 few = settings(max_examples=8, deadline=None, database=None)
 

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from headrace.config.sampling import Samples
 from headrace.errors import ConfigError
 from headrace.producer.metrics import MetricName, MetricsReporter, ProducerMetrics
 from headrace.producer.reporters import LoggingReporter, PrometheusReporter
-from headrace.producer.sampling import Samples
 
 
 def words(text):
@@ -101,6 +101,7 @@ def names(metrics, group):
 # -- names -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P48")
 def test_every_name_of_kafkas_producer_is_there_before_anything_happens(metrics):
     assert names(metrics, "producer-metrics") == sorted(PRODUCER_NAMES + OWN_NAMES)
     assert names(metrics, "app-info") == ["commit-id", "start-time-ms", "version"]
@@ -335,6 +336,7 @@ def test_however_many_windows_there_are_no_more_are_kept(windows):
 # -- reporters ---------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("P48")
 def test_a_reporter_gets_existing_new_and_removed_metrics(clock):
     told = Told()
     metrics = ProducerMetrics("c1", clock=clock, reporters=[told])

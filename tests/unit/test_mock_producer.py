@@ -21,6 +21,8 @@ from headrace import (
     TimedOutError,
 )
 
+pytestmark = pytest.mark.both_kernels
+
 
 def sent(producer):
     return [record.value for record in producer.history]

@@ -27,6 +27,8 @@ from headrace.producer.plugins import PluginLoader
 from headrace.producer.queues import TopicQueues
 from tests.support.fakes import FakeClock
 
+pytestmark = pytest.mark.both_kernels
+
 KEYED = b"key"
 
 

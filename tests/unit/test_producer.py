@@ -33,6 +33,8 @@ from headrace import (
 from tests.support.small_broker import SmallBroker
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.both_kernels
+
 SECONDS = 10
 NOWHERE = "127.0.0.1:1"
 HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))

@@ -24,6 +24,8 @@ from headrace.producer.records import PreparedRecord
 from tests.support.small_broker import SmallBroker
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.both_kernels
+
 SECONDS = 10
 
 

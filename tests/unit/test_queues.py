@@ -8,6 +8,8 @@ from headrace.producer.queues import ROOM_FACTOR_MAX, CompressionRatio
 from headrace.wire.compression import GZIP
 from tests.support.rig import Rig
 
+pytestmark = pytest.mark.both_kernels
+
 
 def test_worse_is_believed_at_once_and_better_slowly():
     ratio = CompressionRatio()

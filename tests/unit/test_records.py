@@ -24,6 +24,8 @@ from headrace.wire.records import (
     seal,
 )
 
+pytestmark = pytest.mark.both_kernels
+
 ALL_CODECS = [NONE, GZIP, SNAPPY, LZ4, ZSTD]
 
 cells = st.none() | st.binary(max_size=300)

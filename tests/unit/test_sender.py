@@ -22,6 +22,8 @@ from tests.support.fakes import DISCONNECT, SILENCE, After
 from tests.support.rig import METADATA, PRODUCE, Rig
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.both_kernels
+
 NOT_LEADER, MESSAGE_TOO_LARGE, INVALID_RECORD = 6, 10, 87
 SECONDS_MAX = 20
 

@@ -12,6 +12,8 @@ from headrace.wire.records import read_batches
 from tests.support.error_facts import CODES, REFRESHED, RETRIED
 from tests.support.rig import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, METADATA, PRODUCE, Rig
 
+pytestmark = pytest.mark.both_kernels
+
 OUT_OF_ORDER, DUPLICATE, UNKNOWN_PRODUCER = 45, 46, 59
 # Not authorised for the cluster or the transactional id, another's producer id, fenced.
 FATAL = frozenset({31, 49, 53, 90})

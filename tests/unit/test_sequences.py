@@ -9,6 +9,8 @@ from headrace.producer.batch import ProducerBatch
 from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH, PartitionSequences, SequenceTable, next_sequence
 from headrace.types import ProducerIdAndEpoch
 
+pytestmark = pytest.mark.both_kernels
+
 LAST = 0x7FFFFFFF
 PRODUCER = ProducerIdAndEpoch(9, 0)
 BUMPED = ProducerIdAndEpoch(9, 1)

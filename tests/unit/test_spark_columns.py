@@ -35,6 +35,8 @@ from headrace.spark.errors import BadRowError, PlanError
 from headrace.spark.sink_options import SinkOptions
 from headrace.wire.columns import HEADERS_TYPE
 
+pytestmark = pytest.mark.both_kernels
+
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 

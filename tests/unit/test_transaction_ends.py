@@ -39,6 +39,8 @@ from tests.support.rig import (
     rig_with_coordinator_apart,
 )
 
+pytestmark = pytest.mark.both_kernels
+
 NOT_LEADER, INVALID_RECORD = 6, 87
 SECONDS_MAX = 20
 

@@ -26,6 +26,8 @@ from tests.support.rig import (
     partitions_added,
 )
 
+pytestmark = pytest.mark.both_kernels
+
 MOVED = frozenset({15, 16})  # COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
 FENCED = frozenset({47, 90})
 UNKNOWN_PRODUCER, ABORTABLE = 59, 120

@@ -38,6 +38,8 @@ from tests.support.rig import (
     rig_with_coordinator_apart,
 )
 
+pytestmark = pytest.mark.both_kernels
+
 CONCURRENT_TRANSACTIONS = 51
 
 

@@ -26,6 +26,8 @@ from tests.support.rig import (
     Rig,
 )
 
+pytestmark = pytest.mark.both_kernels
+
 TRANSACTION_ABORTABLE, INVALID_RECORD, CONCURRENT_TRANSACTIONS = 120, 87, 51
 
 

@@ -1,6 +1,6 @@
 """Enforcing quotas: the rates of clients and their throttle times.
 
-    request → the most specific quota of its user and client id → Rate over the last windows
+    request → the most specific quota of its user and client id → its rate over the last windows
             → above the quota: throttle until the rate is below it, if nothing more is sent
 
 As in Kafka, the response contains the throttle time, and the connection is muted for that time. Clients of the same
@@ -24,6 +24,7 @@ from headrace.broker.catalog.quotas import (
 from headrace.broker.clock import Clock
 from headrace.broker.context import Context
 from headrace.config import Config
+from headrace.config.sampling import Samples
 from headrace.wire.api import ApiKey
 
 RATES_MAX = 10_000
@@ -38,37 +39,6 @@ class _Limit(NamedTuple):
     shared_by: tuple[str | None, str | None]  # user and client id; None: any
 
 
-class Rate:
-    """The usage of a quota, in windows of equal length."""
-
-    __slots__ = ("_samples", "_window_ms", "_windows_max")
-
-    def __init__(self, windows_max: int, window_ms: int) -> None:
-        self._windows_max = windows_max
-        self._window_ms = window_ms
-        self._samples: list[list[float]] = []  # start time and usage of each window
-
-    def record(self, value: float, now_ms: float) -> None:
-        if not self._samples or now_ms - self._samples[-1][0] >= self._window_ms:
-            self._samples.append([now_ms, 0.0])
-            del self._samples[: -self._windows_max]
-        self._samples[-1][1] += value
-
-    def measure(self, now_ms: float) -> tuple[float, float]:
-        """Return the rate per second and its time span in ms.
-
-        The span is at least all windows but one: otherwise the first request of a client would have an infinite rate.
-        """
-        oldest = now_ms - self._windows_max * self._window_ms
-        self._samples = [sample for sample in self._samples if sample[0] > oldest]
-        if not self._samples:
-            return 0.0, 0.0
-        elapsed = now_ms - self._samples[0][0]
-        missing = max(self._windows_max - 1 - int(elapsed // self._window_ms), 0)
-        span_ms = max(elapsed + missing * self._window_ms, 1.0)
-        return sum(used for _, used in self._samples) * 1000 / span_ms, span_ms
-
-
 class QuotaManager:
     """Tracks the usage of clients. Event loop only."""
 
@@ -77,7 +47,7 @@ class QuotaManager:
         self._clock = clock
         self._windows_max = config.of(int, "quota.window.num")
         self._window_ms = config.of(int, "quota.window.size.seconds") * 1000
-        self._rates: dict[tuple[str, tuple[str | None, str | None]], Rate] = {}
+        self._rates: dict[tuple[str, tuple[str | None, str | None]], Samples] = {}
         self._limits: dict[tuple[str, str, str], _Limit | None] = {}
         self._version = 0
 
@@ -107,16 +77,16 @@ class QuotaManager:
         now_ms = self._clock.monotonic_ms()
         rate = self._rate(name, limit.shared_by)
         rate.record(value, now_ms)
-        measured, span_ms = rate.measure(now_ms)
+        measured, span_ms = rate.rate_and_span_ms(now_ms)
         if measured <= limit.value:
             return 0
         return round((measured - limit.value) / limit.value * span_ms) if limit.value > 0 else self._window_ms
 
-    def _rate(self, name: str, shared_by: tuple[str | None, str | None]) -> Rate:
+    def _rate(self, name: str, shared_by: tuple[str | None, str | None]) -> Samples:
         key = (name, shared_by)
         rate = self._rates.pop(key, None)
         if rate is None:
-            rate = Rate(self._windows_max, self._window_ms)
+            rate = Samples(self._windows_max, self._window_ms)
             if len(self._rates) >= RATES_MAX:
                 del self._rates[next(iter(self._rates))]
         self._rates[key] = rate  # most recently used

@@ -8,5 +8,5 @@ pipeline, interceptors, serializers, partitioners, plugins  what happens to a re
 arrow                                                       the same for Arrow columns
 accumulator, queues, batch, buffer_pool                     queued records
 sender, transactions, transaction_*, sequences              the I/O thread
-metrics, sampling, reporters                                metrics
+metrics, reporters                                          metrics
 """

@@ -20,11 +20,11 @@ from headrace import __version__
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.concurrency import OwnedLock
 from headrace.config import Log
+from headrace.config.sampling import Samples
 from headrace.errors import AuthenticationError, HeadraceError
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.plugins import is_for_application
 from headrace.producer.recent import Recent
-from headrace.producer.sampling import Samples
 from headrace.telemetry.listeners import ProducerListener, SnapshotSource
 
 PRODUCER = "producer-metrics"

@@ -63,8 +63,13 @@ class Samples:
 
     def rate(self, now_ms: float) -> float:
         """Return the sum of values per second."""
+        return self.rate_and_span_ms(now_ms)[0]
+
+    def rate_and_span_ms(self, now_ms: float) -> tuple[float, float]:
+        """Return the sum of values per second, and the time in ms that it is measured over."""
         live = self._live(now_ms)
-        return sum(window.sum for window in live) / self._elapsed_seconds(live, now_ms)
+        seconds = self._elapsed_seconds(live, now_ms)
+        return sum(window.sum for window in live) / seconds, seconds * 1000
 
     def event_rate(self, now_ms: float) -> float:
         """Return the number of values per second."""
