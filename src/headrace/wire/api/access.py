@@ -18,7 +18,7 @@ from headrace.wire.schema import (
     string,
 )
 
-# Key 29: list access rules.
+# Key 29: list ACLs.
 
 
 class DescribeAclsRequest(RequestMessage["DescribeAclsResponse"], api_key=29, versions="0-3", flexible="2+"):
@@ -52,7 +52,7 @@ class DescribeAclsResponse(Message, api_key=29, versions="0-3", flexible="2+"):
     resources: Sequence[DescribeAclsResource] = array(DescribeAclsResource)
 
 
-# Key 30: add access rules.
+# Key 30: create ACLs.
 
 
 class AclCreation(Struct):
@@ -79,7 +79,7 @@ class CreateAclsResponse(Message, api_key=30, versions="0-3", flexible="2+"):
     results: Sequence[AclCreationResult] = array(AclCreationResult)
 
 
-# Key 31: remove access rules.
+# Key 31: delete ACLs.
 
 
 class DeleteAclsFilter(Struct):
@@ -151,7 +151,7 @@ class DescribeUserScramCredentialsResponse(Message, api_key=50, versions="0-0", 
     results: Sequence[DescribeUserScramCredentialsResult] = array(DescribeUserScramCredentialsResult)
 
 
-# Key 51: set SCRAM users.
+# Key 51: create, change and delete SCRAM users.
 
 
 class ScramCredentialDeletion(Struct):
@@ -223,7 +223,7 @@ class DescribeClientQuotasResponse(Message, api_key=48, versions="0-1", flexible
     entries: Sequence[EntryData] | None = array(EntryData, nullable="0+")
 
 
-# Key 49: set quotas.
+# Key 49: change quotas.
 
 
 class EntityDataRequest(Struct):

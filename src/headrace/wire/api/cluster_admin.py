@@ -1,4 +1,4 @@
-"""Administration of the cluster: elections, reassignments, log folders, features."""
+"""Administration of the cluster: elections, reassignments, log directories, features."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ElectLeadersResponse(Message, api_key=43, versions="0-2", flexible="2+"):
     replica_election_results: Sequence[ReplicaElectionResult] = array(ReplicaElectionResult)
 
 
-# Key 45: move replicas.
+# Key 45: reassign replicas.
 
 
 class ReassignablePartition(Struct):
@@ -77,7 +77,7 @@ class AlterPartitionReassignmentsResponse(Message, api_key=45, versions="0-1", f
     responses: Sequence[ReassignableTopicResponse] = array(ReassignableTopicResponse)
 
 
-# Key 46: moves under way.
+# Key 46: ongoing reassignments.
 
 
 class ListPartitionReassignmentsTopics(Struct):
@@ -113,7 +113,7 @@ class ListPartitionReassignmentsResponse(Message, api_key=46, versions="0-0", fl
     topics: Sequence[OngoingTopicReassignment] = array(OngoingTopicReassignment)
 
 
-# Key 35: sizes on disk.
+# Key 35: log directories and the sizes of partitions.
 
 
 class DescribableLogDirTopic(Struct):
@@ -152,7 +152,7 @@ class DescribeLogDirsResponse(Message, api_key=35, versions="0-5", flexible="2+"
     results: Sequence[DescribeLogDirsResult] = array(DescribeLogDirsResult)
 
 
-# Key 57: finalise feature levels.
+# Key 57: finalize feature levels.
 
 
 class FeatureUpdateKey(Struct):
@@ -181,7 +181,7 @@ class UpdateFeaturesResponse(Message, api_key=57, versions="0-2", flexible="0+")
     results: Sequence[UpdatableFeatureResult] = array(UpdatableFeatureResult, "0-1", ignorable=True)
 
 
-# Key 64: forget a broker that will not come back.
+# Key 64: unregister a broker that will not return.
 
 
 class UnregisterBrokerRequest(RequestMessage["UnregisterBrokerResponse"], api_key=64, versions="0", flexible="0+"):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, string
 
-# Key 32: options of topics and brokers, with defaults and where they come from.
+# Key 32: options of topics and brokers, with their defaults and sources.
 
 
 class DescribeConfigsResource(Struct):

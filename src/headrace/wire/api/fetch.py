@@ -1,4 +1,4 @@
-"""Key 1: read record batches, by clients and by followers. v4 isolation level, v7 sessions, v13 topic ids."""
+"""Key 1: fetch record batches, by clients and followers. v4 isolation level, v7 sessions, v13 topic ids."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from headrace.wire.schema import (
     uuid,
 )
 
-# Key 16: the groups of a broker.
+# Key 16: list the groups of a broker.
 
 
 class ListGroupsRequest(RequestMessage["ListGroupsResponse"], api_key=16, versions="0-5", flexible="3+"):
@@ -40,7 +40,7 @@ class ListGroupsResponse(Message, api_key=16, versions="0-5", flexible="3+"):
     groups: Sequence[ListedGroup] = array(ListedGroup)
 
 
-# Key 15: state and members of groups.
+# Key 15: describe groups: state and members.
 
 
 class DescribeGroupsRequest(RequestMessage["DescribeGroupsResponse"], api_key=15, versions="0-6", flexible="5+"):
@@ -90,7 +90,7 @@ class DeleteGroupsResponse(Message, api_key=42, versions="0-2", flexible="2+"):
     results: Sequence[DeletableGroupResult] = array(DeletableGroupResult)
 
 
-# Key 69: state and members of groups of the newer consumer protocol (KIP-848).
+# Key 69: describe groups of the new consumer protocol (KIP-848).
 
 
 class ConsumerGroupDescribeRequest(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int16, int32, int64, string, uuid
 
-# Key 8: a group stores its offsets.
+# Key 8: commit the offsets of a group.
 
 
 class OffsetCommitRequestPartition(Struct):
@@ -48,7 +48,7 @@ class OffsetCommitResponse(Message, api_key=8, versions="0-10", flexible="8+"):
     topics: Sequence[OffsetCommitResponseTopic] = array(OffsetCommitResponseTopic)
 
 
-# Key 9: a group reads its offsets. v8 several groups at once.
+# Key 9: fetch the committed offsets of a group. v8 several groups.
 
 
 class OffsetFetchRequestTopic(Struct):
@@ -116,7 +116,7 @@ class OffsetFetchResponse(Message, api_key=9, versions="0-10", flexible="6+"):
     groups: Sequence[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, "8+")
 
 
-# Key 47: a group forgets offsets.
+# Key 47: delete committed offsets.
 
 
 class OffsetDeleteRequestPartition(Struct):
@@ -149,7 +149,7 @@ class OffsetDeleteResponse(Message, api_key=47, versions="0-0"):
     topics: Sequence[OffsetDeleteResponseTopic] = array(OffsetDeleteResponseTopic)
 
 
-# Key 28: offsets committed with a transaction.
+# Key 28: commit offsets with a transaction.
 
 
 class TxnOffsetCommitRequestPartition(Struct):

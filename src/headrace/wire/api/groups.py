@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, bytes_, int16, int32, string
 
-# Key 11: enter a group. v5 static members.
+# Key 11: join a group. v5 static members.
 
 
 class JoinGroupRequestProtocol(Struct):
@@ -43,7 +43,7 @@ class JoinGroupResponse(Message, api_key=11, versions="0-9", flexible="6+"):
     members: Sequence[JoinGroupResponseMember] = array(JoinGroupResponseMember)
 
 
-# Key 14: the leader hands out assignments, the members get theirs.
+# Key 14: the leader sends the assignments, each member receives its own.
 
 
 class SyncGroupRequestAssignment(Struct):
@@ -69,7 +69,7 @@ class SyncGroupResponse(Message, api_key=14, versions="0-5", flexible="4+"):
     assignment: bytes = bytes_()
 
 
-# Key 12: a member says that it lives.
+# Key 12: heartbeat of a member.
 
 
 class HeartbeatRequest(RequestMessage["HeartbeatResponse"], api_key=12, versions="0-4", flexible="4+"):
@@ -84,7 +84,7 @@ class HeartbeatResponse(Message, api_key=12, versions="0-4", flexible="4+"):
     error_code: int = int16()
 
 
-# Key 13: members leave. v3 several at once.
+# Key 13: leave a group. v3 several members.
 
 
 class MemberIdentity(Struct):

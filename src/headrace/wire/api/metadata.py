@@ -1,4 +1,4 @@
-"""Metadata: which brokers, topics and coordinators there are, and which API versions they support."""
+"""Brokers, topics and coordinators of a cluster, and the API versions of a broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.wire.schema import (
     uuid,
 )
 
-# Key 18: which versions the broker speaks, and its features. The response header is always v0.
+# Key 18: supported API versions and features of the broker. The response header is always v0.
 
 
 class ApiVersionsRequest(RequestMessage["ApiVersionsResponse"], api_key=18, versions="0-4", flexible="3+"):
@@ -55,7 +55,7 @@ class ApiVersionsResponse(Message, api_key=18, versions="0-4", flexible="3+"):
     zk_migration_ready: bool = boolean("3+", tag=3, ignorable=True)
 
 
-# Key 3: brokers, topics, partitions and their leaders. v9 leader epochs to trust, v10 topic ids.
+# Key 3: brokers, topics, partitions and their leaders. v9 reliable leader epochs, v10 topic ids.
 
 
 class MetadataRequestTopic(Struct):
@@ -106,7 +106,7 @@ class MetadataResponse(Message, api_key=3, versions="0-13", flexible="9+"):
     error_code: int = int16("13+", ignorable=True)
 
 
-# Key 10: which broker coordinates a group or a transactional id. v4 several at once.
+# Key 10: the coordinator of a group or a transactional id. v4 several keys.
 
 
 class FindCoordinatorRequest(RequestMessage["FindCoordinatorResponse"], api_key=10, versions="0-6", flexible="3+"):
@@ -162,7 +162,7 @@ class DescribeClusterResponse(Message, api_key=60, versions="0-2", flexible="0+"
     cluster_authorized_operations: int = int32(default=-0x80000000)
 
 
-# Key 75: partitions of topics, page by page.
+# Key 75: partitions of topics, in pages.
 
 
 class TopicRequest(Struct):

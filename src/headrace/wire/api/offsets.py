@@ -47,7 +47,7 @@ class ListOffsetsResponse(Message, api_key=2, versions="0-11", flexible="6+"):
     topics: Sequence[ListOffsetsTopicResponse] = array(ListOffsetsTopicResponse)
 
 
-# Key 23: where a leader epoch ended, for truncation.
+# Key 23: the end offset of a leader epoch, for truncation.
 
 
 class OffsetForLeaderPartition(Struct):

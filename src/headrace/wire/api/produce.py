@@ -1,4 +1,4 @@
-"""Key 0: write record batches. v0-2 carry message sets, v3 the batch format v2, v13 topic ids."""
+"""Key 0: produce record batches. v0-2 message sets, v3 record batches (magic 2), v13 topic ids."""
 
 from __future__ import annotations
 

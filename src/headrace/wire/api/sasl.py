@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.wire.schema import Message, RequestMessage, array, bytes_, int16, int64, string
 
-# Key 17: choose a SASL mechanism.
+# Key 17: select a SASL mechanism.
 
 
 class SaslHandshakeRequest(RequestMessage["SaslHandshakeResponse"], api_key=17, versions="0-1"):
@@ -18,7 +18,7 @@ class SaslHandshakeResponse(Message, api_key=17, versions="0-1"):
     mechanisms: Sequence[str] = array(string)
 
 
-# Key 36: the exchange of a SASL mechanism.
+# Key 36: exchange tokens of the SASL mechanism.
 
 
 class SaslAuthenticateRequest(RequestMessage["SaslAuthenticateResponse"], api_key=36, versions="0-2", flexible="2+"):

@@ -125,7 +125,7 @@ class CreatePartitionsResponse(Message, api_key=37, versions="0-3", flexible="2+
     results: Sequence[CreatePartitionsTopicResult] = array(CreatePartitionsTopicResult)
 
 
-# Key 21: raise the log start offset.
+# Key 21: delete records before an offset.
 
 
 class DeleteRecordsPartition(Struct):

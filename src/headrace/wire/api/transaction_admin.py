@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.wire.schema import Message, RequestMessage, Struct, array, int16, int32, int64, string
 
-# Key 61: producer state of partitions, open transactions among it.
+# Key 61: active producers of partitions, with their open transactions.
 
 
 class TopicRequest(Struct):
@@ -44,7 +44,7 @@ class DescribeProducersResponse(Message, api_key=61, versions="0-0", flexible="0
     topics: Sequence[TopicResponse] = array(TopicResponse)
 
 
-# Key 65: state of transactions.
+# Key 65: describe transactions.
 
 
 class DescribeTransactionsRequest(
@@ -74,7 +74,7 @@ class DescribeTransactionsResponse(Message, api_key=65, versions="0-0", flexible
     transaction_states: Sequence[TransactionState] = array(TransactionState)
 
 
-# Key 66: transactions by state, producer, age or pattern.
+# Key 66: list transactions by state, producer, age or pattern.
 
 
 class ListTransactionsRequest(RequestMessage["ListTransactionsResponse"], api_key=66, versions="0-2", flexible="0+"):

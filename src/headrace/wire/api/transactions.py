@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, int64, string
 
-# Key 22: get a producer id and epoch; with a transactional id, fence the older owner.
+# Key 22: get a producer id and epoch; with a transactional id, fence older producers.
 
 
 class InitProducerIdRequest(RequestMessage["InitProducerIdResponse"], api_key=22, versions="0-5", flexible="2+"):
@@ -23,7 +23,7 @@ class InitProducerIdResponse(Message, api_key=22, versions="0-5", flexible="2+")
     producer_epoch: int = int16()
 
 
-# Key 24: partitions join a transaction. v4+ is for brokers, in batches.
+# Key 24: add partitions to a transaction. v4+ for brokers, several transactions.
 
 
 class AddPartitionsToTxnTopic(Struct):
@@ -71,7 +71,7 @@ class AddPartitionsToTxnResponse(Message, api_key=24, versions="0-5", flexible="
     results_by_topic_v3_and_below: Sequence[AddPartitionsToTxnTopicResult] = array(AddPartitionsToTxnTopicResult, "0-3")
 
 
-# Key 25: a group's offsets join a transaction.
+# Key 25: add the offsets of a group to a transaction.
 
 
 class AddOffsetsToTxnRequest(RequestMessage["AddOffsetsToTxnResponse"], api_key=25, versions="0-4", flexible="3+"):
@@ -86,7 +86,7 @@ class AddOffsetsToTxnResponse(Message, api_key=25, versions="0-4", flexible="3+"
     error_code: int = int16()
 
 
-# Key 26: commit or abort. v5 (transactions v2) returns the next epoch.
+# Key 26: commit or abort a transaction. v5 (transactions v2) returns the next epoch.
 
 
 class EndTxnRequest(RequestMessage["EndTxnResponse"], api_key=26, versions="0-5", flexible="3+"):
@@ -103,7 +103,7 @@ class EndTxnResponse(Message, api_key=26, versions="0-5", flexible="3+"):
     producer_epoch: int = int16("5+", default=-1, ignorable=True)
 
 
-# Key 27: a coordinator has partition leaders write commit or abort markers.
+# Key 27: write commit or abort markers, from coordinators to partition leaders.
 
 
 class WritableTxnMarkerTopic(Struct):
