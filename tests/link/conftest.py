@@ -25,7 +25,7 @@ NODE = 1
 
 
 class Link:
-    """A network client that talks to nodes one by one, with time-outs short enough for tests."""
+    """A network client with a single node and short timeouts."""
 
     def __init__(self, address: str, settings: ConnectionSettings, network: NetworkSettings, clock: Clock) -> None:
         self._clock = clock
@@ -60,7 +60,7 @@ class Link:
         self.until("a connection", lambda: self.client.is_ready(NODE, self.now))
 
     def fail_to_connect(self) -> str:
-        """What is said of the first attempt that fails."""
+        """Return the error of the first failed attempt."""
         self.until(
             "a failure", lambda: not self.client.is_ready(NODE, self.now) and self.client.last_failure is not None
         )
@@ -90,7 +90,7 @@ class Link:
 
 
 class Links:
-    """Makes servers and links, and ends them with the test."""
+    """Creates servers and links, and closes them after the test."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -112,7 +112,7 @@ class Links:
         return link
 
     def to(self, *scripts: Script, **options: object) -> Link:
-        """A link to a server with these scripts."""
+        """Return a link to a server with these scripts."""
         return self.link(self.server(*scripts), **options)  # type: ignore[arg-type]
 
     def updater(self, link: Link, servers: str, topics: tuple[str, ...] = ("t",), **options: object) -> MetadataUpdater:

@@ -1,4 +1,4 @@
-"""Fetch responses that no broker should send: the fetcher ignores what it did not ask for, and says so."""
+"""Invalid fetch responses: the fetcher ignores partitions that it did not request, with a warning."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def one_record(value: bytes) -> bytes:
 
 
 def offsets(peer: Peer, header: RequestHeader, message: Message) -> Message:
-    found = ListOffsetsPartitionResponse(partition_index=0, offset=0)
-    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[found])])
+    offset = ListOffsetsPartitionResponse(partition_index=0, offset=0)
+    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[offset])])
 
 
 def test_partitions_that_were_not_requested_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    answers = [
+    responses = [
         FetchResponse(responses=[FetchableTopicResponse(topic="other", partitions=[partition(0)])]),
         FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[partition(9)])]),
         FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[partition(0, one_record(b"v"))])]),
     ]
 
     def fetch(peer: Peer, header: RequestHeader, message: Message) -> Message:
-        return answers.pop(0) if answers else FetchResponse(responses=[])
+        return responses.pop(0) if responses else FetchResponse(responses=[])
 
     def serve(peer: Peer) -> None:
         peer.serve({METADATA: metadata, FetchRequest.api_key: fetch, ListOffsetsRequest.api_key: offsets})

@@ -1,4 +1,4 @@
-"""SASL over a link: who is refused hears why, and who is let in is asked again before the session ends (KIP-368)."""
+"""SASL over a link: errors, and reauthentication before the session expires (KIP-368)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def clock():
 
 
 class SaslBroker:
-    """A script that lets ann in; notes what it was asked, in order."""
+    """A script that accepts the user ann and records the requests."""
 
     def __init__(self, **options):
-        self.asked = []
+        self.requests = []
         self.lifetime_ms = options.get("lifetime_ms", 0)
         self.handshake_error = options.get("handshake_error", 0)
         self.refuse_after = options.get("refuse_after", 1 << 30)
@@ -40,29 +40,29 @@ class SaslBroker:
         peer.serve({HANDSHAKE: self.handshake, AUTHENTICATE: self.authenticate, METADATA: self.metadata})
 
     def handshake(self, peer, header, message):
-        self.asked.append("handshake")
+        self.requests.append("handshake")
         return SaslHandshakeResponse(error_code=self.handshake_error, mechanisms=["SCRAM-SHA-256", "GSSAPI"])
 
     def authenticate(self, peer, header, message):
-        self.asked.append("authenticate")
-        if message.auth_bytes != b"\0ann\0secret" or self.asked.count("authenticate") > self.refuse_after:
+        self.requests.append("authenticate")
+        if message.auth_bytes != b"\0ann\0secret" or self.requests.count("authenticate") > self.refuse_after:
             return SaslAuthenticateResponse(error_code=58, error_message="Authentication failed")
         return SaslAuthenticateResponse(session_lifetime_ms=self.lifetime_ms)
 
     def metadata(self, peer, header, message):
-        self.asked.append("metadata")
+        self.requests.append("metadata")
         return metadata(peer, header, message)
 
 
-def test_who_is_known_gets_in(links):
+def test_valid_credentials_are_accepted(links):
     broker = SaslBroker()
     link = links.to(broker, mechanism_factory=PLAIN)
     assert link.ask(ASK).error is None
-    assert broker.asked == ["handshake", "authenticate", "metadata"]
+    assert broker.requests == ["handshake", "authenticate", "metadata"]
 
 
 @pytest.mark.parametrize(
-    ("broker", "password", "said"),
+    ("broker", "password", "reason"),
     [
         (SaslBroker(), "wrong", "did not accept user 'ann'.*Authentication failed; check sasl.username"),
         (SaslBroker(handshake_error=33), "secret", "it offers GSSAPI, SCRAM-SHA-256; set sasl.mechanism"),
@@ -70,11 +70,11 @@ def test_who_is_known_gets_in(links):
     ],
     ids=["wrong password", "mechanism not offered", "no SASL listener"],
 )
-def test_who_is_refused_hears_why_as_an_authentication_error(links, broker, password, said):
+def test_rejected_credentials_are_an_authentication_error(links, broker, password, reason):
     mechanism = SaslSettings("PLAIN", username="ann", password=password).mechanism
     link = links.to(broker, mechanism_factory=mechanism)
     failure = link.fail_to_connect()
-    assert re.search(said, failure), failure
+    assert re.search(reason, failure), failure
     assert isinstance(link.auth_errors[0], AuthenticationError)
     assert password not in failure
 
@@ -86,7 +86,7 @@ def test_a_broker_without_sasl_is_an_authentication_error(links):
 
 
 def test_a_client_without_sasl_at_a_sasl_port_gets_a_hint(links):
-    """Such a broker answers ApiVersions, and hangs up at anything else."""
+    """Such a broker responds to ApiVersions and disconnects on any other request."""
 
     def sasl_only(peer):
         peer.serve(requests_max=1)
@@ -104,28 +104,28 @@ def test_a_session_is_renewed_on_the_same_connection_before_it_ends(links, clock
     link.ask(ASK)
     clock.advance(0.84 * LIFETIME_MS)
     assert link.ask(ASK).error is None
-    assert broker.asked == ["handshake", "authenticate", "metadata", "metadata"]
+    assert broker.requests == ["handshake", "authenticate", "metadata", "metadata"]
     clock.advance(0.11 * LIFETIME_MS)  # it is renewed at 85 to 95 %
-    link.until("a second authentication", lambda: broker.asked.count("authenticate") == 2)
+    link.until("a second authentication", lambda: broker.requests.count("authenticate") == 2)
     assert link.ask(ASK).error is None
     assert server.accepted == 1
-    assert broker.asked[4:] == ["handshake", "authenticate", "metadata"]
+    assert broker.requests[4:] == ["handshake", "authenticate", "metadata"]
 
 
-def test_reauthentication_waits_for_requests_in_flight_and_holds_back_new_ones(links, clock):
+def test_reauthentication_waits_for_requests_in_flight_and_delays_new_ones(links, clock):
     broker = SaslBroker(lifetime_ms=LIFETIME_MS)
     link = links.to(broker, mechanism_factory=PLAIN, clock=clock)
     waiting = []
-    # Busy all the time: the renewal has to find a gap of its own making.
+    # The connection is always busy: reauthentication must delay new requests.
     for _ in range(BUSY_STEPS):
         waiting.append(link.begin(ASK))
         link.turn(0)
         clock.advance(3 * LIFETIME_MS / BUSY_STEPS)
     link.until("the rest", lambda: all(waiting))
     assert not [responses for responses in waiting if responses[0].error]
-    renewals = [i for i, what in enumerate(broker.asked) if what == "handshake"]
+    renewals = [i for i, what in enumerate(broker.requests) if what == "handshake"]
     assert len(renewals) >= 3
-    assert all(broker.asked[i + 1] == "authenticate" for i in renewals)
+    assert all(broker.requests[i + 1] == "authenticate" for i in renewals)
 
 
 def test_a_failed_reauthentication_closes_the_connection(links, clock):
@@ -145,6 +145,6 @@ def test_renewing_does_not_keep_an_idle_connection_alive(links, clock):
     link.ask(ASK)
     for count in (2, 3, 4):
         clock.advance(LIFETIME_MS)
-        link.until("a renewal", lambda count=count: broker.asked.count("authenticate") == count)
+        link.until("a renewal", lambda count=count: broker.requests.count("authenticate") == count)
     clock.advance(LIFETIME_MS)
     link.until("its end", lambda: link.client.connection_count() == 0)

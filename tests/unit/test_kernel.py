@@ -1,4 +1,4 @@
-"""Which kernel is used, and that both are the same."""
+"""Selection of the kernel, and equality of both."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_the_environment_forces_a_kernel(name):
     assert (done.stdout.strip(), done.stderr) == (name, "")
 
 
-def test_a_wrong_name_says_what_is_allowed():
+def test_an_invalid_kernel_name_is_an_error_with_the_valid_ones():
     done = run_python("import headrace.wire.kernel", HEADRACE_KERNEL="fast")
     assert "invalid HEADRACE_KERNEL 'fast': expected 'python' or 'compiled', or leave it unset" in done.stderr
 
 
-def test_a_missing_kernel_is_said_once_and_the_reference_serves(tmp_path: Path):
+def test_a_missing_compiled_kernel_is_logged_once_and_the_reference_used(tmp_path: Path):
     blocker = "import sys; sys.modules['headrace.wire._kernel'] = None\n"
     done = run_python(blocker + "from headrace.wire.kernel import KERNEL_NAME; print(KERNEL_NAME)", HEADRACE_KERNEL="")
     assert done.stdout.strip() == "python"
@@ -82,7 +82,7 @@ def test_checksums_have_their_known_values(kernel):
     assert kernel.crc32c(b"123456789") == 0xE3069283
     assert kernel.crc32c(b"") == 0
     assert kernel.crc32c(bytes(32)) == 0x8A9136AA
-    # Values Kafka's own tests pin down.
+    # From Kafka's tests.
     assert kernel.murmur2(b"21") == -973932308
     assert kernel.murmur2(b"foobar") == -790332482
     assert kernel.murmur2(b"a-little-bit-long-string") == -985981536
@@ -94,7 +94,7 @@ def test_checksums_have_their_known_values(kernel):
 @both
 @settings(deadline=None)
 @given(st.binary(max_size=4000), st.integers(0, 2**32 - 1))
-def test_checksums_agree_at_every_length(data, start):
+def test_checksums_are_equal_at_every_length(data, start):
     assert compiled.crc32c(data, start) == reference.crc32c(data, start)
     assert compiled.murmur2(data) == reference.murmur2(data)
 
@@ -171,7 +171,7 @@ def test_encoded_columns_hold_the_same_bytes(drawn, batch_bytes_max, with_header
 @both
 @settings(deadline=None, max_examples=300)
 @given(rows, st.data())
-def test_both_decoders_accept_and_refuse_the_same(drawn, data):
+def test_both_decoders_accept_and_reject_the_same_bytes(drawn, data):
     batch = reference.OpenBatch(bytearray(61 + 400 * (len(drawn) + 1)))
     for row in drawn:
         batch.append(*row)
@@ -190,7 +190,7 @@ def test_both_decoders_accept_and_refuse_the_same(drawn, data):
 @both
 @settings(deadline=None, max_examples=500)
 @given(st.binary(max_size=6) | st.text(max_size=3).map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_the_utf8_check_is_that_of_python(key):
+def test_the_utf8_check_equals_pythons(key):
     payload = reference.records.encode_record(0, 0, None, None, [("#" * len(key), None)]).replace(b"#" * len(key), key)
     assert outcome(columns_of, compiled, payload, 1, True) == outcome(columns_of, reference, payload, 1, True)
 
