@@ -116,9 +116,9 @@ def test_acks_0_has_no_response_and_an_error_closes_the_connection(broker, conne
 def test_acks_0_requests_before_a_disconnect_are_stored(broker, connection, topic):
     """Message sets are checked in a thread: when the peer disconnects, most requests are still queued."""
     sent = [b"%d" % number for number in range(100)]
-    message_sets = [message_sets.encode([Record(0, 1, None, value, ())], magic=1) for value in sent]
+    encoded = [message_sets.encode([Record(0, 1, None, value, ())], magic=1) for value in sent]
     with RawConnection(broker.bootstrap) as raw:
-        raw.send(b"".join(frame(request((topic, 0, data), acks=0), 2, at) for at, data in enumerate(message_sets)))
+        raw.send(b"".join(frame(request((topic, 0, data), acks=0), 2, at) for at, data in enumerate(encoded)))
     eventually("all are stored", lambda: len(values(connection, topic)) == len(sent))
     assert values(connection, topic) == sent
 
