@@ -1,4 +1,4 @@
-"""A cluster's control plane: brokers share a catalog, any of them takes changes, and they stop and start."""
+"""The control plane of a cluster: the shared catalog, forwarded changes, stopping and starting brokers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.catalog.configs import TOPIC
-from headrace.broker.catalog.topics import PartitionPlace
-from headrace.broker.cluster import following, forwarding
+from headrace.broker.catalog.topics import PartitionRegistration
+from headrace.broker.cluster import follower, forwarding
 from headrace.broker.ports import free_port
 from headrace.errors import Code
 from headrace.wire.api.access import AclCreation, CreateAclsRequest, CreateAclsResponse
@@ -44,21 +44,21 @@ from tests.support.group_rig import on_loop
 
 
 @on_loop
-async def test_every_broker_tells_of_all_and_of_the_controller(tmp_path: Path) -> None:
+async def test_every_broker_returns_all_brokers_and_the_controller(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 3, {"broker.rack": "here"}) as brokers:
-        addresses = {(n + 1, one.listeners[0].port, "here") for n, one in enumerate(brokers)}
+        addresses = {(n + 1, broker1.listeners[0].port, "here") for n, broker1 in enumerate(brokers)}
         cluster_id = brokers[0].catalog.identity.cluster_id
         for broker in brokers:
-            told = await metadata(broker)
-            assert {(node.node_id, node.port, node.rack) for node in told.brokers} == addresses
-            assert (told.controller_id, told.cluster_id) == (1, cluster_id)
+            seen = await metadata(broker)
+            assert {(node.node_id, node.port, node.rack) for node in seen.brokers} == addresses
+            assert (seen.controller_id, seen.cluster_id) == (1, cluster_id)
             described = cast("DescribeClusterResponse", await asked(broker, DescribeClusterRequest(), 2))
             assert {(node.broker_id, node.port, node.rack) for node in described.brokers} == addresses
             assert (described.controller_id, described.cluster_id) == (1, cluster_id)
 
 
 @on_loop
-async def test_topics_are_made_grown_and_deleted_at_any_broker_and_known_at_all(tmp_path: Path) -> None:
+async def test_topics_can_be_created_extended_and_deleted_on_any_broker(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
         for broker in brokers:
             name = f"at-{broker.node_id}"
@@ -71,22 +71,22 @@ async def test_topics_are_made_grown_and_deleted_at_any_broker_and_known_at_all(
             grown = CreatePartitionsTopic(name=name, partition_count=7, assignments=None)
             response: Any = await asked(broker, CreatePartitionsRequest(topics=[grown]), 3)
             assert [row.error_code for row in response.results] == [0]
-            assert all(len(one.catalog.topics.by_name[name].partitions) == 7 for one in brokers)
+            assert all(len(broker1.catalog.topics.by_name[name].partitions) == 7 for broker1 in brokers)
             change = IncrementalConfigsResource(
                 resource_type=2, resource_name=name, configs=[IncrementalConfig(name="retention.ms", value="5000")]
             )
             await asked(broker, IncrementalAlterConfigsRequest(resources=[change]), 1)
-            assert all(one.log_config(name).retention_ms == 5000 for one in brokers)
+            assert all(broker1.log_config(name).retention_ms == 5000 for broker1 in brokers)
         for broker in brokers:
             response = await asked(broker, DeleteTopicsRequest(topic_names=[f"at-{broker.node_id}"]), 5)
             assert [row.error_code for row in response.responses] == [0]
-        assert all(not one.catalog.topics.by_name for one in brokers)
-        assert all(not one.catalog.configs.of(TOPIC, "at-2") for one in brokers)
-        assert all(not list((tmp_path / str(one.node_id)).glob("at-?-?")) for one in brokers)
+        assert all(not broker1.catalog.topics.by_name for broker1 in brokers)
+        assert all(not broker1.catalog.configs.of(TOPIC, "at-2") for broker1 in brokers)
+        assert all(not list((tmp_path / str(broker1.node_id)).glob("at-?-?")) for broker1 in brokers)
 
 
 @on_loop
-async def test_a_replica_is_on_the_brokers_that_it_is_assigned_to_and_on_no_other(tmp_path: Path) -> None:
+async def test_only_assigned_brokers_have_replicas(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
         await made(brokers[1], create("placed", 0, 0, [3, 1], [2, 3]))
         for broker in brokers:
@@ -109,7 +109,7 @@ async def test_a_replica_is_on_the_brokers_that_it_is_assigned_to_and_on_no_othe
     ],
     ids=["factor", "unknown", "twice", "uneven", "name"],
 )
-async def test_what_the_controller_refuses_is_told_by_the_broker_that_was_asked(
+async def test_a_rejection_by_the_controller_is_returned_by_the_forwarding_broker(
     tmp_path: Path, request_: CreateTopicsRequest, code: Code
 ) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
@@ -119,7 +119,7 @@ async def test_what_the_controller_refuses_is_told_by_the_broker_that_was_asked(
 
 
 @on_loop
-async def test_a_topic_that_is_asked_for_is_made_with_replicas_also_at_a_broker_that_follows(tmp_path: Path) -> None:
+async def test_auto_created_topics_are_replicated_also_on_a_follower(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 3, {"default.replication.factor": 3}) as brokers:
         for broker in brokers:
             (topic,) = (await metadata(broker, f"auto-{broker.node_id}", auto=True)).topics
@@ -130,22 +130,22 @@ async def test_a_topic_that_is_asked_for_is_made_with_replicas_also_at_a_broker_
 
 
 @on_loop
-async def test_coordinators_are_spread_and_found_by_every_broker(tmp_path: Path) -> None:
+async def test_coordinators_are_distributed_and_every_broker_returns_them(tmp_path: Path) -> None:
     options = {"offsets.topic.replication.factor": 3, "offsets.topic.num.partitions": 6}
     async with cluster_in_loop(tmp_path, 3, options) as brokers:
         request = FindCoordinatorRequest(coordinator_keys=[f"group-{n}" for n in range(30)])
-        found: list[dict[str, tuple[int, int]]] = []
+        coordinators: list[dict[str, tuple[int, int]]] = []
         for broker in reversed(brokers):  # the first one to ask is not the controller
             response = cast("FindCoordinatorResponse", await asked(broker, request, 4))
             assert {row.error_code for row in response.coordinators} == {0}
-            found.append({row.key: (row.node_id, row.port) for row in response.coordinators})
-        assert found[0] == found[1] == found[2]
-        assert {node for node, _ in found[0].values()} == {1, 2, 3}
-        assert all(port == brokers[node - 1].listeners[0].port for node, port in found[0].values())
+            coordinators.append({row.key: (row.node_id, row.port) for row in response.coordinators})
+        assert coordinators[0] == coordinators[1] == coordinators[2]
+        assert {node for node, _ in coordinators[0].values()} == {1, 2, 3}
+        assert all(port == brokers[node - 1].listeners[0].port for node, port in coordinators[0].values())
 
 
 @on_loop
-async def test_rules_made_at_one_broker_hold_at_all(tmp_path: Path) -> None:
+async def test_acls_created_on_one_broker_apply_on_all(tmp_path: Path) -> None:
     options = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
@@ -167,7 +167,7 @@ async def test_rules_made_at_one_broker_hold_at_all(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_producer_ids_are_given_out_once_whoever_is_asked(tmp_path: Path) -> None:
+async def test_producer_ids_are_unique_across_brokers(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
         taken: list[int] = []
         for _ in range(3):
@@ -193,57 +193,57 @@ async def until_asked(broker: Broker, request: Message, version: int) -> Message
 
 
 @on_loop
-async def test_a_broker_that_stops_gives_away_what_it_leads_and_gets_it_back(tmp_path: Path) -> None:
-    async with cluster_in_loop(tmp_path, 2) as (one, two):
-        await made(one, create("t", 4, 2))
-        topic = one.catalog.topics.by_name["t"]
+async def test_a_stopping_broker_hands_over_its_leaderships_and_gets_them_back(tmp_path: Path) -> None:
+    async with cluster_in_loop(tmp_path, 2) as (broker1, broker2):
+        await made(broker1, create("t", 4, 2))
+        topic = broker1.catalog.topics.by_name["t"]
         async with broker_in_loop(
-            tmp_path / "3", **{"node.id": 3, "headrace.controller": one.listeners[0].address}
-        ) as three:
-            await made(three, create("u", 0, 0, [3, 1], [3, 2]))
-            moved = one.catalog.topics.by_name["u"]
-            assert [place.leader for place in moved.partitions] == [3, 3]
-        assert [place.leader for place in moved.partitions] == [1, 2]
-        assert [place.isr for place in moved.partitions] == [(1,), (2,)]
-        assert one.catalog.brokers.by_id[3].fenced
-        assert {node.node_id for node in (await metadata(two)).brokers} == {1, 2}
-        assert all(place.leader_epoch == 0 for place in topic.partitions)
+            tmp_path / "3", **{"node.id": 3, "headrace.controller": broker1.listeners[0].address}
+        ) as broker3:
+            await made(broker3, create("u", 0, 0, [3, 1], [3, 2]))
+            moved = broker1.catalog.topics.by_name["u"]
+            assert [partition.leader for partition in moved.partitions] == [3, 3]
+        assert [partition.leader for partition in moved.partitions] == [1, 2]
+        assert [partition.isr for partition in moved.partitions] == [(1,), (2,)]
+        assert broker1.catalog.brokers.by_id[3].fenced
+        assert {node.node_id for node in (await metadata(broker2)).brokers} == {1, 2}
+        assert all(partition.leader_epoch == 0 for partition in topic.partitions)
 
 
-def test_a_broker_starts_without_its_controller_and_leads_only_when_that_is_back(
+def test_a_broker_without_its_controller_starts_but_leads_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "WITHOUT_CONTROLLER_MS", 200)
+    monkeypatch.setattr(follower, "WITHOUT_CONTROLLER_MS", 200)
     monkeypatch.setattr(forwarding, "CONNECT_MS_MAX", 200)
     first = {"node.id": 1, "listeners": f"PLAINTEXT://127.0.0.1:{free_port()}"}
     second = {"node.id": 2, "headrace.controller": str(first["listeners"]).partition("//")[2]}
 
     async def run() -> None:
         async with AsyncExitStack() as later:
-            async with broker_in_loop(tmp_path / "1", **first) as one:
-                two = await later.enter_async_context(broker_in_loop(tmp_path / "2", **second))
-                await made(one, create("t", 0, 0, [2, 1]))
-            assert two.catalog.topics.by_name["t"].partitions[0].leader == 2  # and so says its copy when it stops
-        async with broker_in_loop(tmp_path / "2", **second) as two:
-            (topic,) = (await metadata(two, "t")).topics
+            async with broker_in_loop(tmp_path / "1", **first) as broker1:
+                broker2 = await later.enter_async_context(broker_in_loop(tmp_path / "2", **second))
+                await made(broker1, create("t", 0, 0, [2, 1]))
+            assert broker2.catalog.topics.by_name["t"].partitions[0].leader == 2  # and so says its copy when it stops
+        async with broker_in_loop(tmp_path / "2", **second) as broker2:
+            (topic,) = (await metadata(broker2, "t")).topics
             assert topic.partitions[0].leader_id == -1
-            refused = cast("CreateTopicsResponse", await asked(two, create("later"), 7))
+            refused = cast("CreateTopicsResponse", await asked(broker2, create("later"), 7))
             assert refused.topics[0].error_code == Code.REQUEST_TIMED_OUT
-            assert "controller of the cluster does not answer" in (refused.topics[0].error_message or "")
+            assert "the controller does not respond" in (refused.topics[0].error_message or "")
             async with broker_in_loop(tmp_path / "1", **first):
-                place = await until("somebody leads", lambda: _led(two, "t"))
-                assert place.leader_epoch > 0
-                await made(two, create("later"))
+                partition = await until("somebody leads", lambda: _led(broker2, "t"))
+                assert partition.leader_epoch > 0
+                await made(broker2, create("later"))
 
     asyncio.run(run())
 
 
-def _led(broker: Broker, topic: str) -> PartitionPlace | None:
-    place = broker.catalog.topics.by_name[topic].partitions[0]
-    return place if place.leader >= 0 else None
+def _led(broker: Broker, topic: str) -> PartitionRegistration | None:
+    partition = broker.catalog.topics.by_name[topic].partitions[0]
+    return partition if partition.leader >= 0 else None
 
 
-def test_a_broker_that_is_alone_imports_nothing_of_clusters(tmp_path: Path) -> None:
+def test_a_standalone_broker_does_not_import_the_cluster_package(tmp_path: Path) -> None:
     program = f"""
 import asyncio, sys
 from pathlib import Path

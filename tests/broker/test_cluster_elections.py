@@ -1,4 +1,4 @@
-"""In-sync sets, leaders and places of replicas: who may change them, and what the controller makes of it."""
+"""In-sync sets, elections and reassignments on the controller."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.broker.cluster.controller import Controller
+from headrace.broker.cluster.role import IsrChange
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
@@ -43,12 +44,12 @@ from tests.support.cluster_in_loop import asked, cluster_in_loop, create, made, 
 from tests.support.group_rig import on_loop
 
 
-def wish(broker: Any, topic: Any, isr: dict[int, int], **changes: Any) -> AlterPartitionRequest:
-    place = topic.partitions[0]
+def alter_isr(broker: Any, topic: Any, isr: dict[int, int], **changes: Any) -> AlterPartitionRequest:
+    partition = topic.partitions[0]
     row = PartitionData(
         partition_index=0,
-        leader_epoch=place.leader_epoch,
-        partition_epoch=place.partition_epoch,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
         new_isr_with_epochs=[BrokerState(broker_id=node, broker_epoch=epoch) for node, epoch in isr.items()],
     )
     broker_epoch = changes.pop("broker_epoch", broker.cluster.broker_epoch)
@@ -62,39 +63,39 @@ def wish(broker: Any, topic: Any, isr: dict[int, int], **changes: Any) -> AlterP
 
 
 @on_loop
-async def test_a_leader_changes_its_in_sync_set_and_nobody_else_does(tmp_path: Path) -> None:
-    async with cluster_in_loop(tmp_path) as (one, two, _):
-        await made(one, create("t", 0, 0, [2, 1, 3]))
-        topic = one.catalog.topics.by_name["t"]
-        epochs = {node: row.epoch for node, row in one.catalog.brokers.by_id.items()}
+async def test_only_the_leader_can_change_the_in_sync_set(tmp_path: Path) -> None:
+    async with cluster_in_loop(tmp_path) as (broker1, broker2, _):
+        await made(broker1, create("t", 0, 0, [2, 1, 3]))
+        topic = broker1.catalog.topics.by_name["t"]
+        epochs = {node: row.epoch for node, row in broker1.catalog.brokers.by_id.items()}
 
         async def refused(request: AlterPartitionRequest) -> int:
-            response = cast("AlterPartitionResponse", await asked(one, request, 3))
+            response = cast("AlterPartitionResponse", await asked(broker1, request, 3))
             return response.error_code or response.topics[0].partitions[0].error_code
 
-        assert await refused(wish(two, topic, epochs, leader_epoch=-1)) == Code.FENCED_LEADER_EPOCH
-        assert await refused(wish(two, topic, epochs, leader_epoch=5)) == Code.NOT_CONTROLLER
-        assert await refused(wish(two, topic, epochs, partition_epoch=-1)) == Code.INVALID_UPDATE_VERSION
-        assert await refused(wish(one, topic, epochs)) == Code.INVALID_REQUEST  # it does not lead
-        assert await refused(wish(two, topic, {1: epochs[1]})) == Code.INVALID_REQUEST  # without the leader
-        assert await refused(wish(two, topic, {**epochs, 7: 1})) == Code.INVALID_REQUEST  # no replica
-        assert await refused(wish(two, topic, {**epochs, 3: 99})) == Code.INELIGIBLE_REPLICA  # restarted since
-        assert await refused(wish(two, topic, epochs, partition_index=3)) == Code.UNKNOWN_TOPIC_OR_PARTITION
-        assert await refused(wish(two, topic, epochs, topic_id=b"x" * 16)) == Code.UNKNOWN_TOPIC_ID
-        assert await refused(wish(two, topic, epochs, broker_epoch=1)) == Code.STALE_BROKER_EPOCH
+        assert await refused(alter_isr(broker2, topic, epochs, leader_epoch=-1)) == Code.FENCED_LEADER_EPOCH
+        assert await refused(alter_isr(broker2, topic, epochs, leader_epoch=5)) == Code.NOT_CONTROLLER
+        assert await refused(alter_isr(broker2, topic, epochs, partition_epoch=-1)) == Code.INVALID_UPDATE_VERSION
+        assert await refused(alter_isr(broker1, topic, epochs)) == Code.INVALID_REQUEST  # it does not lead
+        assert await refused(alter_isr(broker2, topic, {1: epochs[1]})) == Code.INVALID_REQUEST  # without the leader
+        assert await refused(alter_isr(broker2, topic, {**epochs, 7: 1})) == Code.INVALID_REQUEST  # no replica
+        assert await refused(alter_isr(broker2, topic, {**epochs, 3: 99})) == Code.INELIGIBLE_REPLICA  # restarted since
+        assert await refused(alter_isr(broker2, topic, epochs, partition_index=3)) == Code.UNKNOWN_TOPIC_OR_PARTITION
+        assert await refused(alter_isr(broker2, topic, epochs, topic_id=b"x" * 16)) == Code.UNKNOWN_TOPIC_ID
+        assert await refused(alter_isr(broker2, topic, epochs, broker_epoch=1)) == Code.STALE_BROKER_EPOCH
         assert topic.partitions[0].partition_epoch == 0
 
-        leading = two.cluster
+        leading = broker2.cluster
         assert leading is not None
-        place = await leading.alter_partition(topic.id, 0, 0, 0, {2: epochs[2], 1: -1})
-        assert (place.isr, place.leader, place.leader_epoch, place.partition_epoch) == ((2, 1), 2, 0, 1)
+        partition = await leading.alter_partition(IsrChange(topic.id, 0, 0, 0, {2: epochs[2], 1: -1}))
+        assert (partition.isr, partition.leader, partition.leader_epoch, partition.partition_epoch) == ((2, 1), 2, 0, 1)
         with pytest.raises(BrokerError) as stale:
-            await leading.alter_partition(topic.id, 0, 0, 0, {2: epochs[2]})
+            await leading.alter_partition(IsrChange(topic.id, 0, 0, 0, {2: epochs[2]}))
         assert stale.value.code == Code.INVALID_UPDATE_VERSION
 
 
 @on_loop
-async def test_leadership_goes_back_to_the_first_replica_when_it_is_asked_for(tmp_path: Path) -> None:
+async def test_a_preferred_election_moves_leadership_to_the_first_replica(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
         await made(brokers[0], create("t", 0, 0, [2, 1, 3]))
         controller = brokers[0].cluster
@@ -108,7 +109,7 @@ async def test_leadership_goes_back_to_the_first_replica_when_it_is_asked_for(tm
 
         assert await code() == Code.ELECTION_NOT_NEEDED
         assert await code(elect.replace(election_type=1)) == Code.ELECTION_NOT_NEEDED
-        brokers[0].catalog.record(*controller.changes.handed_over(2))
+        brokers[0].catalog.record(*controller.changes.hand_over(2))
         assert topic.partitions[0].leader == 1
         assert await code() == Code.PREFERRED_LEADER_NOT_AVAILABLE or topic.partitions[0].isr == (1, 3, 2)
         await until("2 is in sync again", lambda: 2 in topic.partitions[0].isr)
@@ -117,12 +118,12 @@ async def test_leadership_goes_back_to_the_first_replica_when_it_is_asked_for(tm
 
 
 @on_loop
-async def test_leadership_goes_back_to_the_first_replica_by_itself_after_a_while(tmp_path: Path) -> None:
+async def test_leadership_is_rebalanced_to_the_first_replica_periodically(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 2, {"leader.imbalance.check.interval.seconds": 1}) as brokers:
         await made(brokers[0], create("t", 0, 0, [2, 1]))
         controller = brokers[0].cluster
         assert isinstance(controller, Controller)
-        brokers[0].catalog.record(*controller.changes.handed_over(2))
+        brokers[0].catalog.record(*controller.changes.hand_over(2))
         partitions = brokers[0].catalog.topics.by_name["t"].partitions
         assert partitions[0].leader == 1
         await until("2 leads again", lambda: partitions[0].leader == 2)
@@ -130,7 +131,7 @@ async def test_leadership_goes_back_to_the_first_replica_by_itself_after_a_while
 
 
 @on_loop
-async def test_who_was_eligible_is_not_any_more_when_less_is_enough_to_commit(tmp_path: Path) -> None:
+async def test_a_smaller_min_isr_clears_the_eligible_leader_replicas(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 3, {"min.insync.replicas": 2}) as brokers:
         await made(brokers[0], create("t", 0, 0, [1, 2]))
         await brokers[1].stop()
@@ -143,22 +144,22 @@ async def test_who_was_eligible_is_not_any_more_when_less_is_enough_to_commit(tm
 
 
 @on_loop
-async def test_replicas_are_in_different_racks_and_on_brokers_that_are_away_if_need_be(tmp_path: Path) -> None:
+async def test_replicas_are_on_different_racks_and_on_fenced_brokers_if_needed(tmp_path: Path) -> None:
     racks = {1: "a", 2: "a", 3: "b"}
     async with cluster_in_loop(tmp_path, racks=racks) as brokers:
         await made(brokers[1], create("t", 6, 2))
-        places = brokers[0].catalog.topics.by_name["t"].partitions
-        assert all({racks[node] for node in place.replicas} == {"a", "b"} for place in places)
+        partitions = brokers[0].catalog.topics.by_name["t"].partitions
+        assert all({racks[node] for node in partition.replicas} == {"a", "b"} for partition in partitions)
         await brokers[1].stop()
         await made(brokers[2], create("u", 3, 3))
-        for place in brokers[0].catalog.topics.by_name["u"].partitions:
-            assert set(place.replicas) == {1, 2, 3}
-            assert set(place.isr) == {1, 3}
-            assert place.leader in (1, 3)
+        for partition in brokers[0].catalog.topics.by_name["u"].partitions:
+            assert set(partition.replicas) == {1, 2, 3}
+            assert set(partition.isr) == {1, 3}
+            assert partition.leader in (1, 3)
 
 
 @on_loop
-async def test_a_partition_moves_to_other_brokers_and_its_old_folder_goes(tmp_path: Path) -> None:
+async def test_a_reassignment_moves_a_partition_and_deletes_its_old_folder(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 4, {"log.segment.delete.delay.ms": 0}) as brokers:
         await made(brokers[0], create("t", 0, 0, [1, 2]))
 
@@ -171,42 +172,44 @@ async def test_a_partition_moves_to_other_brokers_and_its_old_folder_goes(tmp_pa
         assert await move(None) == Code.NO_REASSIGNMENT_IN_PROGRESS
         assert await move([9]) == Code.INVALID_REPLICA_ASSIGNMENT
         assert await move([4, 3]) == 0
-        places = [broker.catalog.topics.by_name["t"].partitions for broker in brokers]
-        await until("it has moved", lambda: all(row[0].replicas == (4, 3) for row in places))
-        assert (places[0][0].leader, set(places[0][0].isr)) == (4, {3, 4})
-        assert (places[0][0].adding, places[0][0].removing) == ((), ())
+        partitions = [broker.catalog.topics.by_name["t"].partitions for broker in brokers]
+        await until("it has moved", lambda: all(row[0].replicas == (4, 3) for row in partitions))
+        assert (partitions[0][0].leader, set(partitions[0][0].isr)) == (4, {3, 4})
+        assert (partitions[0][0].adding, partitions[0][0].removing) == ((), ())
         await until("1 has it no more", lambda: not (tmp_path / "1" / "t-0").exists())
         listed: Any = await asked(brokers[1], ListPartitionReassignmentsRequest(), 0)
         assert listed.topics == ()
 
 
 @on_loop
-async def test_eligible_leaders_are_told_to_clients(tmp_path: Path) -> None:
+async def test_clients_get_the_eligible_leader_replicas(tmp_path: Path) -> None:
     options = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 60_000}
     async with cluster_in_loop(tmp_path, 2, options) as brokers:
         await made(brokers[0], create("t", 0, 0, [1, 2]))
         await brokers[1].stop()
         request = DescribeTopicPartitionsRequest(response_partition_limit=10)
-        told = cast("DescribeTopicPartitionsResponse", await asked(brokers[0], request, 0))
-        (row,) = told.topics[0].partitions
+        returned = cast("DescribeTopicPartitionsResponse", await asked(brokers[0], request, 0))
+        (row,) = returned.topics[0].partitions
         assert (row.leader_id, row.isr_nodes, row.eligible_leader_replicas) == (1, (1,), (2,))
         assert row.offline_replicas == (2,)
 
 
 @on_loop
-async def test_a_broker_that_will_not_come_back_is_forgotten_and_is_a_new_one_if_it_does(tmp_path: Path) -> None:
+async def test_an_unregistered_broker_is_a_new_one_if_it_comes_back(tmp_path: Path) -> None:
     options = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 60_000}
-    async with cluster_in_loop(tmp_path, 2, options) as (one, two), AsyncExitStack() as third:
-        own = {"node.id": 3, "headrace.controller": one.listeners[0].address, **options}
+    async with cluster_in_loop(tmp_path, 2, options) as (broker1, broker2), AsyncExitStack() as third:
+        own = {"node.id": 3, "headrace.controller": broker1.listeners[0].address, **options}
         await third.enter_async_context(broker_in_loop(tmp_path / "3", **own))
-        await made(one, create("t", 0, 0, [1, 3]))
-        epoch = one.catalog.brokers.by_id[3].epoch
+        await made(broker1, create("t", 0, 0, [1, 3]))
+        epoch = broker1.catalog.brokers.by_id[3].epoch
         await third.aclose()
-        place = one.catalog.topics.by_name["t"].partitions[0]
-        assert (place.isr, place.elr) == ((1,), (3,))
+        partition = broker1.catalog.topics.by_name["t"].partitions[0]
+        assert (partition.isr, partition.elr) == ((1,), (3,))
 
         async def forget(node_id: int) -> int:
-            answer = cast("UnregisterBrokerResponse", await asked(two, UnregisterBrokerRequest(broker_id=node_id), 0))
+            answer = cast(
+                "UnregisterBrokerResponse", await asked(broker2, UnregisterBrokerRequest(broker_id=node_id), 0)
+            )
             assert bool(answer.error_message) is bool(answer.error_code)
             return answer.error_code
 
@@ -214,16 +217,20 @@ async def test_a_broker_that_will_not_come_back_is_forgotten_and_is_a_new_one_if
         assert await forget(9) == Code.BROKER_ID_NOT_REGISTERED
         assert await forget(3) == Code.NONE
         assert await forget(3) == Code.BROKER_ID_NOT_REGISTERED
-        for broker in (one, two):
+        for broker in (broker1, broker2):
             described = DescribeClusterRequest(include_fenced_brokers=True)
             answer = cast("DescribeClusterResponse", await asked(broker, described, 2))
             assert [row.broker_id for row in answer.brokers] == [1, 2]
-            place = broker.catalog.topics.by_name["t"].partitions[0]
-            assert (place.replicas, place.isr, place.elr) == ((1, 3), (1,), ())  # what it has does not count any more
+            partition = broker.catalog.topics.by_name["t"].partitions[0]
+            assert (partition.replicas, partition.isr, partition.elr) == (
+                (1, 3),
+                (1,),
+                (),
+            )  # what it has does not count any more
 
-        async with broker_in_loop(tmp_path / "3", **own) as three:
-            assert one.catalog.brokers.by_id[3].epoch > epoch
-            await until("it is in sync again", lambda: 3 in one.catalog.topics.by_name["t"].partitions[0].isr)
+        async with broker_in_loop(tmp_path / "3", **own) as broker3:
+            assert broker1.catalog.brokers.by_id[3].epoch > epoch
+            await until("it is in sync again", lambda: 3 in broker1.catalog.topics.by_name["t"].partitions[0].isr)
             assert await forget(3) == Code.NONE  # a broker that lives registers again
-            await until("it is there again", lambda: one.catalog.brokers.is_live(3))
-            await until("and knows it", lambda: three.catalog.brokers.is_live(3))
+            await until("it is there again", lambda: broker1.catalog.brokers.is_live(3))
+            await until("and knows it", lambda: broker3.catalog.brokers.is_live(3))

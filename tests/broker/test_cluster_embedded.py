@@ -1,4 +1,4 @@
-"""EmbeddedCluster: brokers that are killed, paused, restarted, and what the cluster and its clients make of it."""
+"""EmbeddedCluster: brokers are killed, paused and restarted; the cluster and its clients continue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import headrace
-from headrace.broker import EmbeddedCluster
+from headrace.broker import EmbeddedCluster, clean_shutdown
 from headrace.broker.broker import JOURNAL_NAME
 from headrace.broker.catalog.journal import parse
-from headrace.broker.cluster import trust
 from headrace.errors import ConfigError
 from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
@@ -54,7 +53,7 @@ def shared() -> Iterator[EmbeddedCluster]:
 def cluster(shared: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
     yield shared
     for broker in shared.brokers:
-        if broker.is_alive:
+        if broker.is_running:
             broker.resume()
     shared.start()
 
@@ -63,8 +62,8 @@ def in_sync(cluster: EmbeddedCluster, topic: str, count: int = 3) -> list[dict[s
     """The places of a topic when so many replicas of each partition are in sync."""
 
     def enough() -> list[dict[str, Any]] | None:
-        places = cluster.places(topic)
-        return places if all(len(place["isr"]) == count for place in places) else None
+        states = cluster.describe_topic(topic)
+        return states if all(len(state["isr"]) == count for state in states) else None
 
     return eventually(f"{count} replicas of {topic} in sync", enough)
 
@@ -95,26 +94,26 @@ def consumed(cluster: EmbeddedCluster, topic: str, count: int, partition: int = 
         consumer.close()
 
 
-def test_a_leader_that_is_killed_is_replaced_in_time_and_nothing_acknowledged_is_lost(
+def test_a_killed_leader_is_replaced_and_no_acknowledged_record_is_lost(
     cluster: EmbeddedCluster,
 ) -> None:
     topic = cluster.create_topic(unique("killed"), 1, 3)
     produce(cluster, topic, [f"before-{n}" for n in range(10)])
-    leader = cluster.broker(cluster.places(topic)[0]["leader"])
+    leader = cluster.broker(cluster.describe_topic(topic)[0]["leader"])
     if leader is cluster.controller:
         move_away(cluster, topic)
-        leader = cluster.broker(cluster.places(topic)[0]["leader"])
-    epoch = cluster.places(topic)[0]["leader_epoch"]
+        leader = cluster.broker(cluster.describe_topic(topic)[0]["leader"])
+    epoch = cluster.describe_topic(topic)[0]["leader_epoch"]
     with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
         producer.partitions_for(topic)
         began = time.monotonic()
         leader.kill()
         producer.send(topic, b"after", partition=0).result(20)
         assert time.monotonic() - began < FAIL_OVER_SECONDS_MAX
-    (place,) = cluster.places(topic)
-    assert place["leader"] not in (leader.node_id, -1)
-    assert place["leader_epoch"] > epoch
-    assert leader.node_id not in place["isr"]
+    (state,) = cluster.describe_topic(topic)
+    assert state["leader"] not in (leader.node_id, -1)
+    assert state["leader_epoch"] > epoch
+    assert leader.node_id not in state["isr"]
     assert consumed(cluster, topic, 11) == [*(f"before-{n}" for n in range(10)), "after"]
     leader.start()
     in_sync(cluster, topic)
@@ -127,22 +126,22 @@ def move_away(cluster: EmbeddedCluster, topic: str) -> None:
         row = ReassignablePartition(partition_index=0, replicas=[2, 3, 1])
         connection.call(AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=topic, partitions=[row])]), 1)
         connection.call(ElectLeadersRequest(topic_partitions=[TopicPartitions(topic=topic, partitions=[0])]), 2)
-    eventually("2 leads", lambda: cluster.places(topic)[0]["leader"] == 2)
+    eventually("2 leads", lambda: cluster.describe_topic(topic)[0]["leader"] == 2)
 
 
-def test_a_paused_broker_counts_as_gone_and_comes_back_when_it_goes_on(cluster: EmbeddedCluster) -> None:
+def test_a_paused_broker_is_fenced_and_unfenced_after_it_resumes(cluster: EmbeddedCluster) -> None:
     topic = cluster.create_topic(unique("paused"), 3, 3)
     paused = cluster.brokers[1]
     paused.pause()
     eventually("it is fenced", lambda: cluster.controller.known_brokers()[2]["fenced"])
-    assert all(place["leader"] in (1, 3) and 2 not in place["isr"] for place in cluster.places(topic))
+    assert all(state["leader"] in (1, 3) and 2 not in state["isr"] for state in cluster.describe_topic(topic))
     paused.resume()
     in_sync(cluster, topic)
-    eventually("it has heard of it too", lambda: paused.places(topic) == cluster.places(topic))
+    eventually("it has heard of it too", lambda: paused.describe_topic(topic) == cluster.describe_topic(topic))
     assert not paused.known_brokers()[2]["fenced"]
 
 
-def test_data_flow_without_the_controller_and_it_takes_up_where_it_was(cluster: EmbeddedCluster) -> None:
+def test_produce_and_consume_work_while_the_controller_is_down(cluster: EmbeddedCluster) -> None:
     topic = cluster.create_topic(unique("headless"), 1, 3)
     move_away(cluster, topic)
     produce(cluster, topic, ["before"])
@@ -161,24 +160,24 @@ def test_data_flow_without_the_controller_and_it_takes_up_where_it_was(cluster: 
     }
     assert rows[1]["epoch"] > max(row["epoch"] for row in generation.values())
     cluster.brokers[2].kill()
-    eventually("it elects again", lambda: 3 not in cluster.places(topic)[0]["isr"])
+    eventually("it elects again", lambda: 3 not in cluster.describe_topic(topic)[0]["isr"])
 
 
-def test_a_cluster_that_was_killed_as_a_whole_has_everything_when_it_is_back(cluster: EmbeddedCluster) -> None:
+def test_a_cluster_that_was_killed_has_all_data_after_a_restart(cluster: EmbeddedCluster) -> None:
     topic = cluster.create_topic(unique("all-killed"), 2, 3)
     for partition in (0, 1):
         produce(cluster, topic, [f"{partition}-{n}" for n in range(20)], partition)
     for broker in reversed(cluster.brokers):
         broker.kill()
     cluster.start()
-    places = in_sync(cluster, topic)
-    assert all(place["leader_epoch"] > 0 for place in places)
+    states = in_sync(cluster, topic)
+    assert all(state["leader_epoch"] > 0 for state in states)
     for partition in (0, 1):
         assert consumed(cluster, topic, 20, partition) == [f"{partition}-{n}" for n in range(20)]
     produce(cluster, topic, ["more"])
 
 
-def test_a_broker_whose_data_may_be_lost_is_not_elected_for_what_it_had(cluster: EmbeddedCluster) -> None:
+def test_a_broker_that_may_have_lost_data_is_not_elected(cluster: EmbeddedCluster) -> None:
     topic = unique("power")
     with Connection(cluster.controller.bootstrap) as connection:
         connection.call(CreateTopicsRequest(topics=[assigned(topic, 2, 3, min_insync_replicas="2")]), 7)
@@ -186,8 +185,8 @@ def test_a_broker_whose_data_may_be_lost_is_not_elected_for_what_it_had(cluster:
     produce(cluster, topic, ["kept"])
 
     def states() -> tuple[int, list[int], list[int]]:
-        (place,) = cluster.places(topic)
-        return place["leader"], place["isr"], sorted(place["elr"])
+        (state,) = cluster.describe_topic(topic)
+        return state["leader"], state["isr"], sorted(state["elr"])
 
     three.kill()
     eventually("3 is eligible only", lambda: states() == (2, [2], [3]))
@@ -216,26 +215,24 @@ def test_a_broker_whose_data_may_be_lost_is_not_elected_for_what_it_had(cluster:
 
 def as_after_a_power_cut(data_dir: Path) -> None:
     """Let the broker find that the machine was started again since it ran."""
-    kept = json.loads((data_dir / trust.FILE_NAME).read_text())
-    for name in (trust.FILE_NAME, trust.COPY_NAME):
+    kept = json.loads((data_dir / clean_shutdown.FILE_NAME).read_text())
+    for name in (clean_shutdown.FILE_NAME, clean_shutdown.COPY_NAME):
         (data_dir / name).write_text(json.dumps({"epoch": kept["epoch"], "boot_id": "another"}))
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
-def test_a_broker_that_lost_records_is_distrusted_also_if_it_ends_before_it_registers(
-    is_killed: bool, tmp_path: Path
-) -> None:
+def test_a_loss_of_records_counts_even_if_the_broker_ends_before_it_registers(is_killed: bool, tmp_path: Path) -> None:
     options = {**QUICK, "replica.high.watermark.checkpoint.interval.ms": 100}
     with EmbeddedCluster(2, options, data_dir=tmp_path) as cluster:
         cluster.create_topic("t", 1, 2, configs={"min.insync.replicas": "2"})
-        (place,) = in_sync(cluster, "t", 2)
-        leader, other = (cluster.broker(node_id) for node_id in place["replicas"])
+        (state,) = in_sync(cluster, "t", 2)
+        leader, other = (cluster.broker(node_id) for node_id in state["replicas"])
         produce(cluster, "t", ["lost here"])
         path = leader.data_dir / "t-0" / f"{0:020d}.log"
         noted = leader.data_dir / "replication-offset-checkpoint"
         eventually("it is committed", lambda: noted.exists() and "t 0 1" in noted.read_text())
         other.kill()
-        eventually("it is in sync alone", lambda: len(cluster.places("t")[0]["isr"]) == 1)
+        eventually("it is in sync alone", lambda: len(cluster.describe_topic("t")[0]["isr"]) == 1)
         for broker in (cluster.controller, leader):
             broker.kill()
         os.truncate(path, 0)
@@ -247,7 +244,7 @@ def test_a_broker_that_lost_records_is_distrusted_also_if_it_ends_before_it_regi
             leader.stop()
         cluster.controller.start()
         leader.start()
-        assert cluster.places("t")[0]["isr"] == []
+        assert cluster.describe_topic("t")[0]["isr"] == []
         other.start()
         in_sync(cluster, "t", 2)
         assert consumed(cluster, "t", 1) == ["lost here"]
@@ -299,8 +296,8 @@ def kill_at_start(
 
 
 def check_kept(cluster: EmbeddedCluster) -> None:
-    for partition, place in enumerate(in_sync(cluster, "kept")):
-        assert place["leader"] != -1
+    for partition, state in enumerate(in_sync(cluster, "kept")):
+        assert state["leader"] != -1
         assert consumed(cluster, "kept", 10, partition) == [f"{partition}-{n}" for n in range(10)]
 
 
@@ -311,11 +308,11 @@ def recorded_epochs(cluster: EmbeddedCluster) -> dict[int, int]:
     return {event["id"]: event["epoch"] for event in events}
 
 
-def test_brokers_killed_before_they_kept_their_new_epoch_still_have_their_data(
+def test_brokers_killed_before_they_saved_their_epoch_are_trusted(
     killed: EmbeddedCluster, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     for broker in killed.brokers:
-        held = broker.data_dir / f"{trust.FILE_NAME}.partial"
+        held = broker.data_dir / f"{clean_shutdown.FILE_NAME}.partial"
         os.mkfifo(held)  # that opens when somebody reads it: the broker waits with the epoch in its hands
         before = recorded_epochs(killed)[broker.node_id]
         kill_at_start(
@@ -325,34 +322,36 @@ def test_brokers_killed_before_they_kept_their_new_epoch_still_have_their_data(
             lambda: recorded_epochs(killed)[broker.node_id] > before,  # noqa: B023 - called here only
         )
         held.unlink()
-        assert json.loads((broker.data_dir / trust.FILE_NAME).read_text())["epoch"] <= before
+        assert json.loads((broker.data_dir / clean_shutdown.FILE_NAME).read_text())["epoch"] <= before
     killed.start()
     check_kept(killed)
 
 
-def test_a_cluster_killed_at_any_point_of_its_start_has_all_leaders_after_a_quiet_one(
+def test_a_cluster_killed_at_any_point_of_its_start_gets_all_leaders_again(
     killed: EmbeddedCluster, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     for registrations in (1, 2, 3):
-        wanted = max(recorded_epochs(killed).values()) + registrations
+        expected = max(recorded_epochs(killed).values()) + registrations
         kill_at_start(
             killed,
             processes,
             f"{registrations} brokers have registered",
-            lambda: max(recorded_epochs(killed).values()) >= wanted,  # noqa: B023 - called here only
+            lambda: max(recorded_epochs(killed).values()) >= expected,  # noqa: B023 - called here only
         )
     killed.start()
     check_kept(killed)
 
 
-def test_any_broker_can_be_lost_where_the_controller_is_none_of_them() -> None:
+def test_any_broker_can_fail_with_a_separate_controller() -> None:
     with EmbeddedCluster(3, QUICK) as cluster:
         topic = cluster.create_topic("safe", 3)
-        told = AdminClient({"bootstrap.servers": cluster.controller.bootstrap, "log_level": 0}).list_topics(timeout=10)
-        assert set(told.brokers) == {1, 2, 3}
-        assert told.controller_id in told.brokers
-        assert {node for place in cluster.places(topic) for node in place["replicas"]} == {1, 2, 3}
-        lost = cluster.broker(cluster.places(topic)[0]["leader"])
+        returned = AdminClient({"bootstrap.servers": cluster.controller.bootstrap, "log_level": 0}).list_topics(
+            timeout=10
+        )
+        assert set(returned.brokers) == {1, 2, 3}
+        assert returned.controller_id in returned.brokers
+        assert {node for state in cluster.describe_topic(topic) for node in state["replicas"]} == {1, 2, 3}
+        lost = cluster.broker(cluster.describe_topic(topic)[0]["leader"])
         lost.kill()
         produce(cluster, topic, ["one"])
         cluster.controller.kill()
@@ -370,25 +369,26 @@ def degraded() -> Iterator[EmbeddedCluster]:
         yield cluster
 
 
-def test_a_broker_that_is_cut_off_is_replaced_and_takes_over_what_it_has_missed(degraded: EmbeddedCluster) -> None:
+def test_an_isolated_broker_is_replaced_and_catches_up_after_healing(degraded: EmbeddedCluster) -> None:
     topic = degraded.create_topic("cut")
     move_away(degraded, topic)
     produce(degraded, topic, ["before"])
     degraded.brokers[1].isolate()
     produce(degraded, topic, ["meanwhile"])
-    (place,) = degraded.places(topic)
-    assert (place["leader"], sorted(place["isr"])) == (3, [1, 3])
+    (state,) = degraded.describe_topic(topic)
+    assert (state["leader"], sorted(state["isr"])) == (3, [1, 3])
     degraded.brokers[1].heal()
     in_sync(degraded, topic)
-    eventually("it has heard of it too", lambda: degraded.brokers[1].places(topic) == degraded.places(topic))
+    isolated = degraded.brokers[1]
+    eventually("it has heard of it too", lambda: isolated.describe_topic(topic) == degraded.describe_topic(topic))
     assert consumed(degraded, topic, 2) == ["before", "meanwhile"]
 
 
-def test_a_leader_that_hears_of_its_topic_later_than_its_followers_is_followed_all_the_same(
+def test_followers_retry_a_leader_that_does_not_know_the_topic_yet(
     degraded: EmbeddedCluster,
 ) -> None:
     topic = unique("late")
-    way = degraded.brokers[1].way_to_controller
+    way = degraded.brokers[1].controller_degrader
     way.set(latency_ms=300)
     try:
         with Connection(degraded.controller.bootstrap) as connection:
@@ -410,14 +410,14 @@ def assigned(topic: str, *replicas: int, **configs: str) -> CreatableTopic:
     )
 
 
-def test_what_a_cluster_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a cluster has 1 to 50 brokers, not 0"):
+def test_invalid_clusters_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="invalid number of brokers 0: expected 1 to 50"):
         EmbeddedCluster(0)
-    with pytest.raises(ConfigError, match="racks has 1 items for 2 brokers"):
+    with pytest.raises(ConfigError, match="invalid racks: expected 2 items"):
         EmbeddedCluster(2, racks=["a"])
 
 
-def test_java_tools_see_change_and_mend_the_cluster(cluster: EmbeddedCluster, java_client: JavaClient) -> None:
+def test_java_tools_describe_and_change_the_cluster(cluster: EmbeddedCluster, java_client: JavaClient) -> None:
     topic = unique("java")
     server = ("--bootstrap-server", cluster.bootstrap_servers)
     java_client.tool("TopicCommand", *server, "--create", "--topic", topic, "--replica-assignment", "2:3,3:1")
@@ -459,13 +459,13 @@ def test_java_tools_see_change_and_mend_the_cluster(cluster: EmbeddedCluster, ja
     in_sync(cluster, topic, 2)
 
 
-def test_librdkafka_finds_all_brokers_by_any_of_them(cluster: EmbeddedCluster) -> None:
+def test_librdkafka_finds_all_brokers_through_any_of_them(cluster: EmbeddedCluster) -> None:
     seen = [
         AdminClient({"bootstrap.servers": one.bootstrap, "log_level": 0}).list_topics(timeout=10)
         for one in cluster.brokers
     ]
-    for told in seen:
-        assert {node.id: f"{node.host}:{node.port}" for node in told.brokers.values()} == {
+    for returned in seen:
+        assert {node.id: f"{node.host}:{node.port}" for node in returned.brokers.values()} == {
             one.node_id: one.bootstrap for one in cluster.brokers
         }
-        assert told.controller_id == 1
+        assert returned.controller_id == 1

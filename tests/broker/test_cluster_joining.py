@@ -1,4 +1,4 @@
-"""Who may join a cluster, and how."""
+"""Joining a cluster: node ids, errors, authorization and TLS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK = {"initial.broker.registration.timeout.ms": 400}
 
 
 @on_loop
-async def test_a_number_that_another_broker_has_is_refused(tmp_path: Path) -> None:
+async def test_a_duplicate_node_id_is_rejected(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 2) as brokers:
         cluster_id = brokers[0].catalog.identity.cluster_id
         request = BrokerRegistrationRequest(cluster_id=cluster_id, incarnation_id=b"i" * 16, rack=None)
@@ -46,35 +46,37 @@ async def test_a_number_that_another_broker_has_is_refused(tmp_path: Path) -> No
 
 
 @on_loop
-async def test_a_broker_says_why_it_cannot_join(tmp_path: Path) -> None:
-    nobody = {"node.id": 2, "headrace.controller": "127.0.0.1:1", **QUICK}
-    with pytest.raises(ConfigError, match=r"headrace.controller: no broker answers at 127\.0\.0\.1:1: start that"):
-        async with broker_in_loop(tmp_path / "2", **nobody):
+async def test_a_broker_that_cannot_join_reports_the_reason(tmp_path: Path) -> None:
+    options = {"node.id": 2, "headrace.controller": "127.0.0.1:1", **QUICK}
+    with pytest.raises(ConfigError, match=r"headrace.controller: no broker responds at 127\.0\.0\.1:1: start it"):
+        async with broker_in_loop(tmp_path / "2", **options):
             pass
-    with pytest.raises(ConfigError, match=r"headrace\.controller is HOST:PORT"):
-        async with broker_in_loop(tmp_path / "2", **{**nobody, "headrace.controller": "there"}):
+    with pytest.raises(ConfigError, match=r"it may be HOST:PORT"):
+        async with broker_in_loop(tmp_path / "2", **{**options, "headrace.controller": "there"}):
             pass
-    async with broker_in_loop(tmp_path / "1") as one, broker_in_loop(tmp_path / "other", **{"node.id": 2}):
+    async with broker_in_loop(tmp_path / "1") as broker1, broker_in_loop(tmp_path / "other", **{"node.id": 2}):
         pass
-    async with broker_in_loop(tmp_path / "1") as one:
-        with pytest.raises(ConfigError, match="this broker's data are of the cluster"):
+    async with broker_in_loop(tmp_path / "1") as broker1:
+        with pytest.raises(ConfigError, match="the data of this broker belong to cluster"):
             async with broker_in_loop(
-                tmp_path / "other", **{"node.id": 2, "headrace.controller": one.listeners[0].address}
+                tmp_path / "other", **{"node.id": 2, "headrace.controller": broker1.listeners[0].address}
             ):
                 pass
 
 
 @on_loop
-async def test_the_folder_of_a_broker_that_follows_does_not_become_a_cluster_of_its_own(tmp_path: Path) -> None:
+async def test_the_folder_of_a_follower_cannot_start_as_a_controller(tmp_path: Path) -> None:
     async with cluster_in_loop(tmp_path, 2):
         pass
-    with pytest.raises(ConfigError, match=r"follows the controller 1, this is broker 2: set headrace\.controller"):
+    with pytest.raises(
+        ConfigError, match=r"follower of controller 1, but this is broker 2 without headrace\.controller: set it"
+    ):
         async with broker_in_loop(tmp_path / "2", **{"node.id": 2}):
             pass
 
 
 @on_loop
-async def test_a_broker_that_cannot_prove_who_it_is_cannot_be_joined(tmp_path: Path) -> None:
+async def test_a_controller_without_inter_broker_credentials_cannot_be_joined(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     options = {"sasl.plain.users": "ann:secret", "sasl.mechanism.inter.broker.protocol": "PLAIN"}
     alone = {**options, "listeners": f"SASL_PLAINTEXT://{address}"}
@@ -86,21 +88,21 @@ async def test_a_broker_that_cannot_prove_who_it_is_cannot_be_joined(tmp_path: P
         "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
         "sasl.jaas.config": 'module required username="ann" password="secret";',
     }
-    async with broker_in_loop(tmp_path / "1", **alone) as one:
+    async with broker_in_loop(tmp_path / "1", **alone) as broker1:
         with pytest.raises(ConfigError, match="the controller has no user and password for other brokers"):
             async with broker_in_loop(tmp_path / "2", **joining):
                 pass
-        assert one.cluster is None
+        assert broker1.cluster is None
 
 
 @on_loop
-async def test_only_who_has_the_right_of_a_broker_is_answered_as_one(tmp_path: Path) -> None:
+async def test_inter_broker_requests_need_cluster_action(tmp_path: Path) -> None:
     authorizer = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:nobody",
     }
-    async with broker_in_loop(tmp_path / "1", **authorizer) as one:
-        cluster_id = one.catalog.identity.cluster_id
+    async with broker_in_loop(tmp_path / "1", **authorizer) as broker1:
+        cluster_id = broker1.catalog.identity.cluster_id
         for request, version in (
             (CatalogFetchRequest(broker_id=2), 0),
             (BrokerRegistrationRequest(broker_id=2, cluster_id=cluster_id, rack=None), 4),
@@ -110,18 +112,18 @@ async def test_only_who_has_the_right_of_a_broker_is_answered_as_one(tmp_path: P
             (ForwardRequest(broker_id=2, request_key=19, principal="User:nobody"), 0),
             (EnsureTopicRequest(broker_id=2, name="t"), 0),
         ):
-            answer: Any = await asked(one, request, version)
+            answer: Any = await asked(broker1, request, version)
             assert answer.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
-        assert one.cluster is None
-        with pytest.raises(ConfigError, match="does not take this one in"):
+        assert broker1.cluster is None
+        with pytest.raises(ConfigError, match="rejects this broker"):
             async with broker_in_loop(
-                tmp_path / "2", **{"node.id": 2, "headrace.controller": one.listeners[0].address}
+                tmp_path / "2", **{"node.id": 2, "headrace.controller": broker1.listeners[0].address}
             ):
                 pass
 
 
 @pytest.mark.skipif(OPENSSL is None, reason="openssl makes the certificates")
-def test_brokers_talk_by_tls_where_the_listener_has_it(tmp_path: Path) -> None:
+def test_brokers_use_tls_if_their_listener_does(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     options = {
         "ssl.keystore.location": str(tmp_path / "server-both.pem"),
@@ -134,22 +136,25 @@ def test_brokers_talk_by_tls_where_the_listener_has_it(tmp_path: Path) -> None:
         address = f"127.0.0.1:{free_port()}"
         first = {**options, "listeners": f"SSL://{address}"}
         second = {**options, "node.id": 2, "listeners": "SSL://127.0.0.1:0", "headrace.controller": address}
-        async with broker_in_loop(tmp_path / "1", **first) as one, broker_in_loop(tmp_path / "2", **second) as two:
-            one.topic_admin.create("t", 1, 2)
-            await until("2 knows it", lambda: two.catalog.topics.by_name.get("t"))
+        async with (
+            broker_in_loop(tmp_path / "1", **first) as broker1,
+            broker_in_loop(tmp_path / "2", **second) as broker2,
+        ):
+            broker1.topic_admin.create("t", 1, 2)
+            await until("2 knows it", lambda: broker2.catalog.topics.by_name.get("t"))
 
     asyncio.run(run())
 
 
 @on_loop
-async def test_a_broker_that_was_alone_keeps_its_topics_when_others_join(tmp_path: Path) -> None:
-    async with broker_in_loop(tmp_path / "1", **{"node.id": 1}) as one:
-        alone = one.cluster
+async def test_a_standalone_broker_keeps_its_topics_when_others_join(tmp_path: Path) -> None:
+    async with broker_in_loop(tmp_path / "1", **{"node.id": 1}) as broker1:
+        alone = broker1.cluster
         assert alone is None
-        await made(one, create("before", 2, 1))
+        await made(broker1, create("before", 2, 1))
         async with broker_in_loop(
-            tmp_path / "2", **{"node.id": 2, "headrace.controller": one.listeners[0].address}
-        ) as two:
-            assert isinstance(one.cluster, Controller)
-            (topic,) = (await metadata(two, "before")).topics
+            tmp_path / "2", **{"node.id": 2, "headrace.controller": broker1.listeners[0].address}
+        ) as broker2:
+            assert isinstance(broker1.cluster, Controller)
+            (topic,) = (await metadata(broker2, "before")).topics
             assert [row.leader_id for row in topic.partitions] == [1, 1]

@@ -1,4 +1,4 @@
-"""Brokers that prove to each other who they are, by TLS or by SASL, and may do what a broker does and no more."""
+"""Authentication and authorization between brokers, with TLS and SASL."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import pytest
 
 from headrace import Producer
 from headrace.broker import EmbeddedCluster
-from headrace.broker.catalog.acls import Acl, Acls
-from headrace.broker.catalog.users import Users
-from headrace.broker.cluster import link
-from headrace.broker.cluster.link import Peer
-from headrace.broker.cluster.login import login_of
+from headrace.broker.catalog.security import Acl, Acls, Users
+from headrace.broker.cluster import peer as peers
+from headrace.broker.cluster.peer import Peer, create_login
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.broker.security.scram import derive
 from headrace.errors import Code, ConfigError
@@ -138,7 +136,7 @@ async def delete_all(cluster: ReplicaCluster, leader: int, index: int) -> None:
     [("PLAIN", "User:mill"), ("SCRAM by TLS", "User:mill"), ("certificates", "User:CN=server")],
     ids=["plain", "scram", "certificates"],
 )
-def test_brokers_know_each_other_and_need_no_other_right_than_a_broker_s(
+def test_authenticated_brokers_need_only_cluster_action(
     tmp_path: Path, certificates: Path, kind: str, principal: str
 ) -> None:
     options = {"PLAIN": plain(), "SCRAM by TLS": scram(certificates), "certificates": tls(certificates)}[kind]
@@ -146,9 +144,7 @@ def test_brokers_know_each_other_and_need_no_other_right_than_a_broker_s(
     async def main() -> None:
         async with asyncio.timeout(SECONDS_MAX), replica_cluster(tmp_path, 1, **CLIENTS_OPEN, **options) as cluster:
             let(cluster, "User:somebody-else")
-            with pytest.raises(
-                ConfigError, match=f"does not take this one in: {principal} is not authorized to CLUSTER"
-            ):
+            with pytest.raises(ConfigError, match=f"rejects this broker: {principal} is not authorized to CLUSTER"):
                 await cluster.start(2)
             let(cluster, principal)
             for node in (2, 3):
@@ -158,11 +154,11 @@ def test_brokers_know_each_other_and_need_no_other_right_than_a_broker_s(
     asyncio.run(main())
 
 
-def test_a_connection_is_made_anew_before_its_authentication_ends(
+def test_a_connection_is_replaced_before_its_authentication_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a question would be lost each time. It is made anew early, so that a busy machine makes no difference."""
-    monkeypatch.setattr(link, "RENEWED_AFTER", 1 / CONNECTIONS)
+    monkeypatch.setattr(peers, "RENEWED_AFTER", 1 / CONNECTIONS)
 
     async def main() -> None:
         lasting = {"connections.max.reauth.ms": LIFETIME_MS}
@@ -171,13 +167,13 @@ def test_a_connection_is_made_anew_before_its_authentication_ends(
             replica_cluster(tmp_path, 1, **CLIENTS_OPEN, **plain(), **lasting) as one,
         ):
             inner = one.controller.listener("INNER")
-            login = login_of(one.controller.config, "INNER")
+            login = create_login(one.controller.config, "INNER")
             peer = Peer(lambda: (inner.host, inner.port), client_id="test", login=login)
             seen: set[object] = set()
             try:
                 while len(seen) <= CONNECTIONS:  # longer than the first one could have lasted
-                    await peer.ask(ApiVersionsRequest(), 3, 5_000)
-                    seen.add(peer._line)
+                    await peer.request(ApiVersionsRequest(), 3, 5_000)
+                    seen.add(peer._connection)
                     await asyncio.sleep(LIFETIME_MS / 20_000)
             finally:
                 await peer.close()
@@ -185,7 +181,7 @@ def test_a_connection_is_made_anew_before_its_authentication_ends(
     asyncio.run(main())
 
 
-def test_an_embedded_cluster_has_a_listener_for_its_brokers() -> None:
+def test_an_embedded_cluster_can_have_an_inter_broker_listener() -> None:
     listeners = {"listeners": "PLAINTEXT://127.0.0.1:0,INNER://127.0.0.1:0"}
     with EmbeddedCluster(
         3, {**CLIENTS_OPEN, **plain(), **listeners, "super.users": "User:ANONYMOUS;User:mill"}
@@ -193,11 +189,11 @@ def test_an_embedded_cluster_has_a_listener_for_its_brokers() -> None:
         topic = three.create_topic("t")
         with Producer(bootstrap_servers=three.bootstrap_servers, acks="all") as producer:
             assert producer.send(topic, b"one").result(20).offset == 0
-        assert len(three.places(topic)[0]["isr"]) == 3
+        assert len(three.describe_topic(topic)[0]["isr"]) == 3
 
 
 @pytest.mark.parametrize("kind", ["plain", "scram"])
-def test_a_broker_that_is_not_who_it_says_is_refused_at_once(tmp_path: Path, certificates: Path, kind: str) -> None:
+def test_a_broker_with_wrong_credentials_is_rejected_at_once(tmp_path: Path, certificates: Path, kind: str) -> None:
     async def refusal(cluster: ReplicaCluster, options: Mapping[str, object]) -> str:
         with pytest.raises(ConfigError) as refused:
             await cluster.start(2, **options)
@@ -209,13 +205,13 @@ def test_a_broker_that_is_not_who_it_says_is_refused_at_once(tmp_path: Path, cer
         async with asyncio.timeout(SECONDS_MAX), replica_cluster(tmp_path, 1, **CLIENTS_OPEN, **right) as cluster:
             let(cluster, "User:mill")
             said = await refusal(cluster, wrong)
-            assert "does not take this one in: 127.0.0.1:" in said
+            assert "rejects this broker: 127.0.0.1:" in said
             assert "did not accept user 'mill' with SASL" in said
             assert "guess" not in said
             nobody = {name: "m required;" for name in right if name.endswith("jaas.config")}
-            assert 'sasl.jaas.config username="…" and password="…"' in await refusal(cluster, nobody)
+            assert 'sasl.jaas.config has no user: add username="…" password="…"' in await refusal(cluster, nobody)
             other = {"sasl.mechanism.inter.broker.protocol": "OAUTHBEARER"}
-            assert "brokers speak PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in await refusal(cluster, other)
+            assert "it may be PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in await refusal(cluster, other)
             await cluster.start(2)
 
     asyncio.run(main())

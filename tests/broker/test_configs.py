@@ -76,8 +76,8 @@ def test_every_broker_option_is_described_with_its_documentation(connection):
     entries = {entry.name: entry for entry in result.configs}
     assert entries.keys() == BROKER_OPTIONS.keys()
     assert entries["num.partitions"].config_source == STATIC_BROKER
-    assert entries["num.partitions"].documentation.startswith("Partitions of a topic")
-    assert entries["num.io.threads"].documentation.endswith("No effect here: one event loop does it all.")
+    assert entries["num.partitions"].documentation.startswith("The default number of partitions of a topic")
+    assert entries["num.io.threads"].documentation.endswith("No effect here: one event loop handles all requests.")
     assert entries["ssl.key.password"].is_sensitive
     assert entries["listeners"].read_only
     assert not entries["message.max.bytes"].read_only

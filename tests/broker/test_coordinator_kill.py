@@ -15,7 +15,7 @@ from headrace.broker import EmbeddedCluster
 from headrace.broker.embedded_cluster import ClusterBroker
 from headrace.client.admin import AdminClient
 from headrace.wire.api.topics import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
-from tests.support.chaos_clients import ConfluentClient, MakeClient, MustAbortError, OwnClient
+from tests.support.chaos_clients import ClientFactory, ConfluentClient, HeadraceClient, MustAbortError
 from tests.support.crashes import committed as committed_records
 from tests.support.peers.connection import Connection
 from tests.support.topics import unique
@@ -38,12 +38,12 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 
 def coordinator(cluster: EmbeddedCluster) -> ClusterBroker:
-    (partition,) = cluster.places(STATE_TOPIC)
+    (partition,) = cluster.describe_topic(STATE_TOPIC)
     return cluster.broker(partition["leader"])
 
 
 def is_whole(cluster: EmbeddedCluster, topic: str) -> bool:
-    return all(len(partition["isr"]) == len(partition["replicas"]) for partition in cluster.places(topic))
+    return all(len(partition["isr"]) == len(partition["replicas"]) for partition in cluster.describe_topic(topic))
 
 
 def seen(cluster: EmbeddedCluster, topic: str) -> list[list[bytes | None]]:
@@ -159,7 +159,7 @@ def test_check_12_a_coordinator_is_killed_with_transactions_in_every_state(clust
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_commit_has_one_outcome_when_the_coordinator_dies(cluster: EmbeddedCluster, when: str) -> None:
     """Crash before the decision, or after it and before the response."""
-    topics = {make: cluster.create_topic(unique("crash"), PARTITIONS, 3) for make in (OwnClient, ConfluentClient)}
+    topics = {make: cluster.create_topic(unique("crash"), PARTITIONS, 3) for make in (HeadraceClient, ConfluentClient)}
     victim = coordinator(cluster)
     eventually("its log is on all", partial(is_whole, cluster, STATE_TOPIC))
     victim.faults.inject(api="EndTxn", crash=True, when=when)
@@ -177,7 +177,7 @@ def test_a_commit_has_one_outcome_when_the_coordinator_dies(cluster: EmbeddedClu
         assert seen(cluster, topic) == [[*[b"during"][:committed], b"after"]] * PARTITIONS
 
 
-def transact(make: MakeClient, bootstrap: str, topic: str) -> bool:
+def transact(make: ClientFactory, bootstrap: str, topic: str) -> bool:
     """Run two transactions; return whether the first was committed."""
     client = make(bootstrap, topic, unique("id"))
     try:

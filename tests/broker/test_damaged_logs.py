@@ -1,4 +1,4 @@
-"""A broker whose log files were damaged while it was stopped, as its clients and its operator see it."""
+"""Log files that were damaged while the broker was stopped, as clients and operators see them."""
 
 from __future__ import annotations
 
@@ -82,20 +82,20 @@ def test_offsets_of_a_damaged_segment_fail_and_the_others_are_read(how, tmp_path
 
 
 @pytest.mark.behaviour("B14")
-def test_a_topic_with_one_replica_in_a_cluster_keeps_what_is_behind_a_damaged_batch(tmp_path: Path):
+def test_a_single_replica_in_a_cluster_keeps_records_after_a_damaged_batch(tmp_path: Path):
     with EmbeddedCluster(2, data_dir=tmp_path) as cluster:
         cluster.create_topic("t", replication_factor=1)
         with Producer(bootstrap_servers=cluster.bootstrap_servers, linger_ms=0) as producer:
             for number in range(RECORDS):
                 producer.send("t", b"value %d" % number).result(20)
-        broker = cluster.broker(cluster.places("t")[0]["leader"])
+        broker = cluster.broker(cluster.describe_topic("t")[0]["leader"])
         broker.kill()
         (path,) = (broker.data_dir / "t-0").glob("*.log")
         data = bytearray(path.read_bytes())
         data[data.index(b"value 20")] ^= 1
         path.write_bytes(data)
         broker.start()
-        eventually("it leads again", lambda: cluster.places("t")[0]["leader"] == broker.node_id)
+        eventually("it leads again", lambda: cluster.describe_topic("t")[0]["leader"] == broker.node_id)
         assert len(broker.status()["damaged"]) == 1
         with Connection(broker.bootstrap) as connection:
             assert fetch(connection, 20).error_code == Code.CORRUPT_MESSAGE
@@ -105,7 +105,7 @@ def test_a_topic_with_one_replica_in_a_cluster_keeps_what_is_behind_a_damaged_ba
 
 
 @pytest.mark.behaviour("B14")
-def test_readers_of_committed_records_are_refused_a_transaction_whose_marker_is_damaged(tmp_path: Path):
+def test_read_committed_fetches_fail_at_a_transaction_with_a_damaged_marker(tmp_path: Path):
     with EmbeddedBroker(data_dir=tmp_path) as broker:
         broker.create_topic("t")
         with Producer(bootstrap_servers=broker.bootstrap, transactional_id="payments") as producer:

@@ -1,4 +1,4 @@
-"""Damage to what a broker knows of its topics is named, deletes nothing, and can be repaired."""
+"""Damaged metadata is reported, deletes nothing, and can be repaired."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def stopped_broker(folder: Path) -> Iterator[EmbeddedBroker]:
 
 
 @pytest.mark.behaviour("B17")
-def test_a_damaged_line_of_the_journal_stops_the_start_and_its_one_wrong_bit_is_repaired(tmp_path: Path) -> None:
+def test_a_damaged_journal_line_prevents_the_start_and_one_bit_is_repaired(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         records = files_of(tmp_path)
         flip(tmp_path / JOURNAL, position_of(tmp_path / JOURNAL, b'"orders"') + 3)
@@ -111,26 +111,26 @@ def test_a_damaged_line_of_the_journal_stops_the_start_and_its_one_wrong_bit_is_
             assert values_in(broker.bootstrap, topic) == VALUES
 
 
-def test_repair_takes_no_catalog_of_another_cluster(tmp_path: Path) -> None:
+def test_repair_rejects_the_catalog_of_another_cluster(tmp_path: Path) -> None:
     for name in ("own", "other"):
         with EmbeddedBroker(data_dir=tmp_path / name):
             pass
     done = headrace("broker", "repair", "--data-dir", tmp_path / "own", "--from", tmp_path / "other", "--yes")
     assert done.returncode == 1
-    assert "name brokers of this cluster with --from" in done.stderr
+    assert "name brokers of this cluster" in done.stderr
 
 
 @pytest.mark.behaviour("B17")
-def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Path) -> None:
+def test_repair_adds_a_lost_topic_from_its_folders(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
-        place = position_of(tmp_path / JOURNAL, b'"orders"')
-        flip(tmp_path / JOURNAL, place + 1)
-        flip(tmp_path / JOURNAL, place + 3)
+        partition = position_of(tmp_path / JOURNAL, b'"orders"')
+        flip(tmp_path / JOURNAL, partition + 1)
+        flip(tmp_path / JOURNAL, partition + 3)
         facts = repaired(tmp_path)
         assert len(facts["lost"]) == 1
         assert "its checksum does not match" in facts["lost"][0]
         (added,) = (action for action in facts["actions"] if action.startswith("add topic orders"))
-        assert "1 partitions and retention.bytes=-1, retention.ms=-1; what else was set on it is lost" in added
+        assert "1 partitions and retention.bytes=-1, retention.ms=-1; its other options are lost" in added
         broker.start()
         assert broker.status()["strays"] == []
         for topic in ("first", "orders", "last"):
@@ -140,7 +140,7 @@ def test_a_topic_whose_line_is_lost_is_known_again_from_its_folders(tmp_path: Pa
 
 
 @pytest.mark.behaviour("B17")
-def test_a_broker_without_its_journal_does_not_begin_anew_among_the_records_of_the_old_one(tmp_path: Path) -> None:
+def test_a_broker_without_its_journal_does_not_start_on_old_records(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         records = files_of(tmp_path)
         for damage, said in ((Path.touch, "empty"), (Path.unlink, "missing")):
@@ -158,7 +158,7 @@ def test_a_broker_without_its_journal_does_not_begin_anew_among_the_records_of_t
 
 
 @pytest.mark.behaviour("B17")
-def test_repair_names_folders_without_a_topic_id_and_adds_their_topics_if_told(tmp_path: Path) -> None:
+def test_repair_adds_topics_of_accepted_folders_without_a_topic_id(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         (tmp_path / JOURNAL).unlink()
         shutil.copytree(tmp_path / "first-0", tmp_path / "first-1")
@@ -169,9 +169,9 @@ def test_repair_names_folders_without_a_topic_id_and_adds_their_topics_if_told(t
         for text, end in zip(
             unnamed,
             (
-                "the broker takes the records for those of topic first. --accept first-1 writes it",
-                "the folder is kept and not used. To add the topic, with these records: --accept last-0",
-                "the folder is kept and not used. To add the topic, with these records: --accept orders-0",
+                "the broker assigns the records to topic first. To write it: --accept first-1",
+                "the folder is kept and not used. To add the topic with these records: --accept last-0",
+                "the folder is kept and not used. To add the topic with these records: --accept orders-0",
             ),
             strict=True,
         ):
@@ -188,13 +188,13 @@ def test_repair_names_folders_without_a_topic_id_and_adds_their_topics_if_told(t
         known = headrace("broker", "repair", "--data-dir", tmp_path, "--format", "json")
         assert known.returncode == 0
         (problem,) = json.loads(known.stdout)["problems"]
-        assert problem.endswith("takes the records for those of topic orders. --accept orders-0 writes it")
+        assert problem.endswith("assigns the records to topic orders. To write it: --accept orders-0")
         repaired(tmp_path, "--accept", "orders-0")
         assert (tmp_path / "orders-0" / "partition.metadata").exists()
 
 
 @pytest.mark.behaviour("B17")
-def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_takes_over(tmp_path: Path) -> None:
+def test_a_topic_in_a_torn_last_line_leaves_stray_folders(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
         number = next(number for number, line in enumerate(lines) if b'"last"' in line)
@@ -204,9 +204,9 @@ def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_take
 
         broker.start()
         assert f"line {number + 1} " in broker.log_text
-        assert f"{tmp_path / 'last-0'} is a stray folder: the catalog knows no such topic" in broker.log_text
+        assert f"{tmp_path / 'last-0'} is a stray folder: its topic is not in the catalog" in broker.log_text
         assert (tmp_path / f"{JOURNAL}.torn-1").read_bytes() == torn
-        strays = [{"folder": str(tmp_path / "last-0"), "reason": "the catalog knows no such topic"}]
+        strays = [{"folder": str(tmp_path / "last-0"), "reason": "its topic is not in the catalog"}]
         assert broker.status()["strays"] == strays
         shown = headrace("broker", "status", "--data-dir", tmp_path)
         assert f"stray folder, kept: {tmp_path / 'last-0'}" in shown.stdout
@@ -226,7 +226,7 @@ def test_a_topic_in_a_torn_last_line_leaves_stray_folders_that_no_new_topic_take
 
 
 @pytest.mark.behaviour("B17")
-def test_producer_ids_are_not_given_out_again_when_the_last_byte_of_the_journal_is_missing(tmp_path: Path) -> None:
+def test_producer_ids_are_not_reused_when_the_journal_lost_its_last_byte(tmp_path: Path) -> None:
     with EmbeddedBroker(QUICK, data_dir=tmp_path) as broker:
         broker.create_topic("orders")
         broker.restart()
@@ -241,7 +241,7 @@ def test_producer_ids_are_not_given_out_again_when_the_last_byte_of_the_journal_
 
 
 @pytest.mark.behaviour("B17")
-def test_producer_ids_do_not_go_below_those_in_the_logs_when_whole_lines_are_missing(tmp_path: Path) -> None:
+def test_producer_ids_stay_above_those_in_the_logs_when_lines_are_lost(tmp_path: Path) -> None:
     with EmbeddedBroker(QUICK, data_dir=tmp_path) as broker:
         broker.create_topic("orders")
         write(broker.bootstrap, "orders")
@@ -292,7 +292,7 @@ def test_a_partition_with_another_or_no_topic_id_goes_offline_and_is_kept(tmp_pa
 
 
 @pytest.mark.behaviour("B17")
-def test_what_deletes_a_topic_is_finished_after_a_crash(tmp_path: Path) -> None:
+def test_the_deletion_of_a_topic_is_completed_after_a_crash(tmp_path: Path) -> None:
     """The event is in the journal, the folder was not removed yet: there is proof, and nothing is left behind."""
     with stopped_broker(tmp_path) as broker:
         shutil.copytree(tmp_path / "orders-0", tmp_path / "copy")
@@ -312,7 +312,7 @@ def test_what_deletes_a_topic_is_finished_after_a_crash(tmp_path: Path) -> None:
 
 
 def in_sync(cluster: EmbeddedCluster, *topics: str) -> bool:
-    rows = [place for topic in topics for place in cluster.places(topic)]
+    rows = [partition for topic in topics for partition in cluster.describe_topic(topic)]
     return len(rows) >= len(topics) and all(len(row["isr"]) == 3 and row["leader"] > 0 for row in rows)
 
 
@@ -337,20 +337,20 @@ def restored(cluster: EmbeddedCluster, controller_folder: Path) -> None:
     """Give the controller the newest copy of the catalog, and see that all is as before."""
     sources = [argument for broker in cluster.brokers[1:] for argument in ("--from", broker.data_dir)]
     facts = repaired(controller_folder, *sources)
-    assert any("take over the catalog of" in action for action in facts["actions"])
+    assert any("use the catalog of" in action for action in facts["actions"])
     cluster.controller.start()
     cluster.start()
     eventually("all in sync", lambda: in_sync(cluster, "orders", "last"))
     for topic in ("orders", "last"):
         write(cluster.bootstrap_servers, topic, [b"again"])
-        leader = cluster.places(topic)[0]["leader"]
+        leader = cluster.describe_topic(topic)[0]["leader"]
         assert values_in(cluster.broker(leader).bootstrap, topic) == [*VALUES, b"again"]
     assert all(broker.status()["catalog"]["problem"] is None for broker in cluster.brokers)
     assert all(broker.status()["strays"] == [] for broker in cluster.brokers)
 
 
 @pytest.mark.behaviour("B17")
-def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controller_is_repaired(tmp_path: Path) -> None:
+def test_followers_reject_an_older_catalog_and_the_controller_is_repaired(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, older):
         controller, first, second, third = cluster.controller, *cluster.brokers
         records = {broker: files_of(broker.data_dir) for broker in cluster.brokers}
@@ -362,14 +362,14 @@ def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controlle
         third.start()  # also one that starts refuses it
         for broker in cluster.brokers:
             eventually("it says so", functools.partial(catalog_problem, broker))
-            assert "ERROR   the controller's catalog is refused: the controller's catalog is older" in broker.log_text
-            assert broker.places("last"), "it has forgotten the topic"
+            assert "ERROR   the controller's catalog is rejected: the controller's catalog is older" in broker.log_text
+            assert broker.describe_topic("last"), "it has forgotten the topic"
             kept = files_of(broker.data_dir)
             assert {name: kept[name] for name in records[broker]} == records[broker]
             assert (broker.data_dir / JOURNAL).read_bytes().startswith(copies[broker][:200])
         shown = headrace("broker", "status", "--data-dir", second.data_dir)
-        assert "the controller's catalog is refused" in shown.stdout
-        leader = first.places("last")[0]["leader"]
+        assert "the controller's catalog is rejected" in shown.stdout
+        leader = first.describe_topic("last")[0]["leader"]
         if leader != third.node_id:
             assert values_in(cluster.broker(leader).bootstrap, "last") == VALUES  # they serve what they can
         controller.stop()
@@ -377,7 +377,7 @@ def test_followers_refuse_an_older_catalog_keep_their_replicas_and_the_controlle
 
 
 @pytest.mark.behaviour("B17")
-def test_a_controller_with_a_damaged_journal_or_without_its_disk_gets_the_catalog_from_others(tmp_path: Path) -> None:
+def test_repair_restores_the_catalog_of_a_separate_controller(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
         cluster.controller.kill()
         path = cluster.controller.data_dir / JOURNAL
@@ -389,7 +389,7 @@ def test_a_controller_with_a_damaged_journal_or_without_its_disk_gets_the_catalo
 
 
 @pytest.mark.behaviour("B17")
-def test_a_broker_that_is_the_controller_and_lost_its_disk_gets_all_from_others(tmp_path: Path) -> None:
+def test_repair_restores_a_controller_that_lost_its_disk(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=False) as (cluster, _):
         cluster.controller.kill()
         shutil.rmtree(cluster.controller.data_dir)
@@ -397,18 +397,18 @@ def test_a_broker_that_is_the_controller_and_lost_its_disk_gets_all_from_others(
 
 
 @pytest.mark.behaviour("B17")
-def test_a_replica_with_a_damaged_topic_id_stays_offline_and_the_others_serve_the_partition(tmp_path: Path) -> None:
+def test_a_replica_with_a_damaged_topic_id_is_offline_and_others_serve_it(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
-        damaged = cluster.broker(cluster.places("orders")[0]["leader"])
+        damaged = cluster.broker(cluster.describe_topic("orders")[0]["leader"])
         damaged.kill()
         flip(damaged.data_dir / "orders-0" / "partition.metadata", -6)
         records = files_of(damaged.data_dir)["orders-0/00000000000000000000.log"]
         damaged.start()
         assert [stray["folder"] for stray in damaged.status()["strays"]] == [str(damaged.data_dir / "orders-0")]
         write(cluster.bootstrap_servers, "orders", [b"more"])
-        (place,) = cluster.places("orders")
-        assert place["leader"] != damaged.node_id
-        assert values_in(cluster.broker(place["leader"]).bootstrap, "orders") == [*VALUES, b"more"]
+        (partition,) = cluster.describe_topic("orders")
+        assert partition["leader"] != damaged.node_id
+        assert values_in(cluster.broker(partition["leader"]).bootstrap, "orders") == [*VALUES, b"more"]
         assert files_of(damaged.data_dir)["orders-0/00000000000000000000.log"] == records
         damaged.stop()
         repaired(damaged.data_dir, "--accept", "orders-0")
@@ -418,7 +418,7 @@ def test_a_replica_with_a_damaged_topic_id_stays_offline_and_the_others_serve_th
 
 
 @pytest.mark.behaviour("B17")
-def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(tmp_path: Path) -> None:
+def test_a_topic_deleted_while_a_broker_was_down_is_deleted_there_too(tmp_path: Path) -> None:
     with cluster_with_records(tmp_path, separate=True) as (cluster, _):
         away = cluster.brokers[2]
         away.stop()
@@ -430,7 +430,7 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_deleted_there_too(t
         assert (away.data_dir / "orders-0").exists()
 
 
-def test_a_failed_start_forgets_no_log_that_is_missing(tmp_path: Path) -> None:
+def test_a_failed_start_does_not_hide_a_missing_log(tmp_path: Path) -> None:
     with stopped_broker(tmp_path) as broker:
         shutil.rmtree(tmp_path / "orders-0")
         with pytest.raises(HeadraceError, match=r"authorizer\.class\.name"):
@@ -442,7 +442,7 @@ def test_a_failed_start_forgets_no_log_that_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("B17")
-def test_a_transaction_log_that_lost_its_end_gives_out_no_epoch_twice(tmp_path):
+def test_a_truncated_transaction_log_reuses_no_producer_epoch(tmp_path):
     options = {"transaction_state_log_num_partitions": 1}
     state = tmp_path / "data" / "__transaction_state-0" / f"{0:020d}.log"
     given = set()

@@ -1,4 +1,4 @@
-"""The network that gets worse on demand, between a client and a server that echoes."""
+"""The degrader, between a client and an echo server."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def is_refused(network):
         return True  # while it was still dialling
 
 
-def test_a_perfect_network_passes_everything_on(network):
+def test_a_perfect_network_forwards_everything(network):
     with dial(network) as connection:
         exchange(connection, bytes(range(256)) * 4000)
         assert network.connections == 1
     eventually("the end of the connection", lambda: network.connections == 0, SECONDS_MAX)
 
 
-def test_the_end_of_one_side_reaches_the_other(network):
+def test_closing_one_side_closes_the_other(network):
     with dial(network) as connection:
         connection.sendall(b"last words")
         connection.shutdown(socket.SHUT_WR)
@@ -103,7 +103,7 @@ def test_the_end_of_one_side_reaches_the_other(network):
         assert received == b"last words"
 
 
-def test_latency_is_added_in_each_direction_and_to_open_connections_too(network):
+def test_latency_applies_in_each_direction_and_to_open_connections(network):
     with dial(network) as connection:
         exchange(connection, b"warm")
         network.set(latency_ms=60)
@@ -143,7 +143,7 @@ def test_bandwidth_is_bounded(network):
         assert 0.2 <= exchange(connection, bytes(50_000)) < 5
 
 
-def test_a_cut_breaks_connections_and_refuses_new_ones_until_it_is_healed(network):
+def test_a_cut_resets_connections_and_rejects_new_ones_until_healed(network):
     with dial(network) as connection:
         exchange(connection, b"before")
         network.cut()
@@ -154,7 +154,7 @@ def test_a_cut_breaks_connections_and_refuses_new_ones_until_it_is_healed(networ
         exchange(connection, b"after")
 
 
-def test_a_cut_after_some_bytes_lets_just_these_through(network):
+def test_a_cut_after_some_bytes_forwards_exactly_these(network):
     network.set(cut_after_bytes=1500)
     with dial(network) as connection:
         connection.sendall(bytes(1000))  # there, and half of it back
@@ -168,7 +168,7 @@ def test_a_cut_after_some_bytes_lets_just_these_through(network):
         exchange(connection, bytes(10_000))
 
 
-def test_half_open_swallows_everything_and_tells_nobody(network):
+def test_half_open_stops_traffic_without_closing_connections(network):
     with dial(network) as connection:
         exchange(connection, b"before")
         network.half_open()
@@ -181,21 +181,21 @@ def test_half_open_swallows_everything_and_tells_nobody(network):
         assert connection.recv(10) == b"held"
 
 
-def test_a_target_that_is_gone_closes_the_connection(network):
+def test_an_unreachable_target_closes_the_connection(network):
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     network.connect_to(f"127.0.0.1:{port}")
     assert is_refused(network)
 
 
-def test_conditions_that_make_no_sense_are_refused(network):
-    with pytest.raises(ConfigError, match="latency_ms is -1; it may be 0 to"):
+def test_invalid_conditions_are_rejected(network):
+    with pytest.raises(ConfigError, match="invalid latency_ms -1: expected 0 to"):
         network.set(latency_ms=-1)
-    with pytest.raises(ConfigError, match="bandwidth_bytes_per_s is 0"):
+    with pytest.raises(ConfigError, match="invalid bandwidth_bytes_per_s 0"):
         network.set(bandwidth_bytes_per_s=0)
 
 
-def test_a_closed_one_has_left_its_port_and_no_thread(echo):
+def test_a_closed_degrader_releases_its_port_and_thread(echo):
     degrader = Degrader(echo.address).start()
     connection = dial(degrader)
     exchange(connection, b"open")

@@ -1,4 +1,4 @@
-"""A data folder on a disk that is full: what still works, what is said, and that it goes on when there is room."""
+"""A data folder on a full disk: errors, and recovery when there is space again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def delete_records(connection: Connection, topic: str, before: int) -> int:
     return response.topics[0].partitions[0].error_code
 
 
-def test_a_full_disk_refuses_records_and_is_freed_by_deleting_some(disk):
+def test_a_full_disk_rejects_records_until_some_are_deleted(disk):
     options = {"log.retention.check.interval.ms": 100, "log.segment.delete.delay.ms": 0}
     broker = EmbeddedBroker(options, data_dir=disk / "data").start()
     try:
@@ -119,7 +119,7 @@ def test_retention_frees_a_full_disk(disk):
         broker.close()
 
 
-def test_a_start_on_a_full_disk_names_the_folder(disk):
+def test_a_start_on_a_full_disk_reports_the_folder(disk):
     fill(disk)
     with pytest.raises(HeadraceError) as caught:
         EmbeddedBroker(data_dir=disk / "data").start()

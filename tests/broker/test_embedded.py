@@ -1,4 +1,4 @@
-"""EmbeddedBroker: there when the block begins, gone when it ends, whatever happens in between."""
+"""EmbeddedBroker: lifecycle, options, errors and the control socket."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def is_alive(pid):
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-def test_a_block_with_a_broker_in_it(in_process):
+def test_a_with_block_has_a_running_broker(in_process):
     with EmbeddedBroker(in_process=in_process) as broker:
         topic = broker.create_topic("greetings")
         assert send(broker, topic, b"hello") == 0
@@ -76,7 +76,7 @@ def test_a_block_with_a_broker_in_it(in_process):
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "restart"])
-def test_it_comes_back_with_its_port_and_its_data(how):
+def test_a_restart_keeps_port_and_data(how):
     with EmbeddedBroker() as broker:
         topic = broker.create_topic("kept")
         send(broker, topic, b"before")
@@ -94,7 +94,7 @@ def test_it_comes_back_with_its_port_and_its_data(how):
         assert values(broker, topic) == [b"before", b"after"]
 
 
-def test_a_folder_that_was_named_is_kept(tmp_path):
+def test_a_named_data_folder_is_kept(tmp_path):
     with EmbeddedBroker(data_dir=tmp_path / "data") as broker:
         topic = broker.create_topic("kept")
         send(broker, topic, b"here")
@@ -111,7 +111,7 @@ def test_options_by_name_and_by_keyword(in_process):
             assert len(producer.partitions_for("made-by-sending")) == 3
 
 
-def test_listeners_of_ones_own_keep_their_ports_too():
+def test_custom_listeners_keep_their_ports():
     with EmbeddedBroker(
         listeners="PLAINTEXT://127.0.0.1:0, OTHER://127.0.0.1:0",
         listener_security_protocol_map="PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
@@ -122,28 +122,28 @@ def test_listeners_of_ones_own_keep_their_ports_too():
         assert broker.status()["listeners"] == before
 
 
-def test_options_that_make_no_sense_are_refused_at_once():
+def test_invalid_options_are_rejected_at_once():
     with pytest.raises(ConfigError, match=r"num.partitions is 'many'"):
         EmbeddedBroker({"num.partitions": "many"})
     with pytest.raises(ConfigError, match=r"unknown option 'num_partition'; did you mean 'num.partitions'"):
         EmbeddedBroker(num_partition=3)
-    with pytest.raises(ConfigError, match="cannot be given to another process"):
+    with pytest.raises(ConfigError, match="cannot be sent to another process"):
         EmbeddedBroker({"somebodys.object": object()}).start()
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-def test_a_port_that_is_taken_is_said_with_who_has_it(in_process):
+def test_a_used_port_is_reported_with_its_process(in_process):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         broker = EmbeddedBroker(port=port, in_process=in_process)
-        with pytest.raises(IllegalStateError, match=rf"port {port} is taken by pid {os.getpid()} \(.*pytest"):
+        with pytest.raises(IllegalStateError, match=rf"port {port} is used by pid {os.getpid()} \(.*pytest"):
             broker.start()
         broker.close()
     assert not broker.data_dir.exists()
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-def test_a_folder_in_use_is_said_with_who_uses_it(tmp_path, in_process):
+def test_a_locked_folder_is_reported_with_its_process(tmp_path, in_process):
     with (
         EmbeddedBroker(data_dir=tmp_path) as broker,
         pytest.raises(IllegalStateError, match=rf"(?s){tmp_path}.*{broker.pid}"),
@@ -151,16 +151,16 @@ def test_a_folder_in_use_is_said_with_who_uses_it(tmp_path, in_process):
         EmbeddedBroker(data_dir=tmp_path, in_process=in_process).start()
 
 
-def test_calls_that_do_not_fit_the_state_are_refused():
+def test_calls_in_the_wrong_state_are_rejected():
     broker = EmbeddedBroker()
     with pytest.raises(IllegalStateError, match="not been started"):
         _ = broker.bootstrap
-    with pytest.raises(IllegalStateError, match="does not run"):
+    with pytest.raises(IllegalStateError, match="not running"):
         broker.faults.list()
     with broker:
-        with pytest.raises(IllegalStateError, match="runs already"):
+        with pytest.raises(IllegalStateError, match="already running"):
             broker.start()
-        with pytest.raises(IllegalStateError, match="only with EmbeddedBroker\\(degraded=True\\)"):
+        with pytest.raises(IllegalStateError, match="use EmbeddedBroker\\(degraded=True\\)"):
             _ = broker.degrader
     with pytest.raises(ClosedError):
         broker.start()
@@ -185,7 +185,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_it_ends_with_the_process_that_made_it_and_leaves_nothing(ending):
+def test_a_broker_ends_with_its_parent_process_and_removes_its_data(ending):
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
         assert owner.stdout is not None
         pid, data_dir = owner.stdout.readline().split()
@@ -196,7 +196,7 @@ def test_it_ends_with_the_process_that_made_it_and_leaves_nothing(ending):
     assert not Path(data_dir.decode()).exists()
 
 
-def test_it_does_not_end_with_the_thread_that_made_it():
+def test_a_broker_does_not_end_with_the_thread_that_started_it():
     broker = EmbeddedBroker()
     starter = threading.Thread(target=broker.start)
     starter.start()
@@ -206,7 +206,7 @@ def test_it_does_not_end_with_the_thread_that_made_it():
         broker.create_topic("still-here")
 
 
-def test_a_second_signal_ends_it_at_once():
+def test_a_second_signal_exits_at_once():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("large")
         connection.produce(topic, encode([Record(0, 1_700_000_000_000, None, bytes(900_000), ())]))
@@ -222,7 +222,7 @@ def test_a_second_signal_ends_it_at_once():
         assert broker.wait(START_SECONDS_MAX) == 128 + signal.SIGTERM
 
 
-def test_the_network_to_it_can_be_degraded():
+def test_the_network_to_a_broker_can_be_degraded():
     with EmbeddedBroker(degraded=True) as broker:
         topic = broker.create_topic("far-away")
         assert broker.bootstrap == broker.degrader.address
@@ -240,7 +240,7 @@ def test_the_network_to_it_can_be_degraded():
         assert values(broker, topic) == [b"near", b"first", b"through a cut", b"after a restart"]
 
 
-def test_topics_without_a_client():
+def test_topics_can_be_created_and_deleted_without_a_client():
     with EmbeddedBroker() as broker:
         broker.create_topic("t", 3, {"cleanup.policy": "compact"})
         with pytest.raises(BrokerError, match="TOPIC_ALREADY_EXISTS"):
@@ -249,7 +249,7 @@ def test_topics_without_a_client():
         assert not broker.delete_topic("t")
 
 
-def test_it_fits_the_interface_of_the_tests():
+def test_an_embedded_broker_fits_the_interface_of_the_tests():
     with EmbeddedBroker() as embedded:
         broker: Broker = OwnBroker(embedded)
         topic = broker.create_topic("by-an-admin-client", 2)
@@ -263,7 +263,7 @@ def test_it_fits_the_interface_of_the_tests():
 # -- the control socket --------------------------------------------------------------------------
 
 
-def test_the_side_door_is_for_its_user_only():
+def test_the_control_socket_is_accessible_to_its_user_only():
     with EmbeddedBroker() as broker:
         facts = run_file(broker)
         assert facts["pid"] == broker.pid
@@ -271,11 +271,11 @@ def test_the_side_door_is_for_its_user_only():
         assert stat.S_IMODE(os.stat(facts["control"]).st_mode) == 0o600
         assert control.call(facts["control"], "ping") == "pong"
     assert control.read_run_file(broker.data_dir) is None
-    with pytest.raises(ConnectionFailedError, match="no broker answers at"):
+    with pytest.raises(ConnectionFailedError, match="no broker responds at"):
         control.call(facts["control"], "ping")
 
 
-def test_a_long_path_gets_its_socket_elsewhere(tmp_path):
+def test_the_control_socket_of_a_long_path_is_elsewhere(tmp_path):
     with EmbeddedBroker(data_dir=tmp_path / ("long" * 30)) as broker:
         path = Path(run_file(broker)["control"])
         assert path.parent != broker.data_dir
@@ -287,7 +287,7 @@ def test_a_long_path_gets_its_socket_elsewhere(tmp_path):
 @pytest.mark.parametrize(
     "line", [b"", b"nonsense", b"[]", b'"op"', b'{"op": 7}', b'{"op": "none"}', b'{"op": "ping", "args": 7}', b"\xff"]
 )
-def test_what_is_no_request_is_answered_with_an_error(line):
+def test_an_invalid_control_request_gets_an_error(line):
     with EmbeddedBroker() as broker, socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(START_SECONDS_MAX)
         connection.connect(run_file(broker)["control"])
@@ -297,7 +297,7 @@ def test_what_is_no_request_is_answered_with_an_error(line):
         assert json.loads(stream.readline())["error"]["kind"] == "ConfigError"
 
 
-def test_a_line_without_end_is_cut_off():
+def test_an_endless_control_line_closes_the_connection():
     with EmbeddedBroker() as broker, socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(START_SECONDS_MAX)
         connection.connect(run_file(broker)["control"])
@@ -309,7 +309,7 @@ def test_a_line_without_end_is_cut_off():
 # -- what it costs -------------------------------------------------------------------------------
 
 
-def test_at_rest_it_needs_little_memory_and_no_columns():
+def test_an_idle_broker_needs_little_memory_and_no_pyarrow():
     with EmbeddedBroker() as broker:
         status = Path(f"/proc/{broker.pid}/status").read_text()
         resident_kib = int(status.partition("VmRSS:")[2].split()[0])

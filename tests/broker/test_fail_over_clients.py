@@ -1,4 +1,4 @@
-"""Other people's clients while leaders are killed: they go on by themselves, and lose, double and reorder nothing."""
+"""Other clients while leaders are killed: they continue without loss, duplicates or reordering."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_client_rides_through_the_loss_of_leaders_and_of_the_controller(
     cluster: EmbeddedCluster, rider: Rider, tmp_path: Path
 ) -> None:
     topic, stop = cluster.create_topic(unique("ride"), PARTITIONS, 3), tmp_path / "stop"
-    leaders = [place["leader"] for place in cluster.places(topic)]
+    leaders = [partition["leader"] for partition in cluster.describe_topic(topic)]
     assert sorted(leaders) == [1, 2, 3]
     victim = cluster.broker(next(leader for leader in leaders if leader != cluster.controller.node_id))
     with ThreadPoolExecutor(1) as pool:
@@ -87,19 +87,21 @@ def ends(cluster: EmbeddedCluster, topic: str) -> dict[TopicPartition, int]:
 
 
 def wait_until_whole(cluster: EmbeddedCluster, topic: str) -> None:
-    eventually("all replicas in sync", lambda: all(len(place["isr"]) == 3 for place in cluster.places(topic)))
+    eventually(
+        "all replicas in sync", lambda: all(len(partition["isr"]) == 3 for partition in cluster.describe_topic(topic))
+    )
 
 
 def everything(cluster: EmbeddedCluster, topic: str) -> dict[tuple[int, int], int]:
     """The numbers by partition and offset, in the order of offsets."""
     partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
-    found: dict[tuple[int, int], int] = {}
+    records: dict[tuple[int, int], int] = {}
     with Fetcher(cluster.bootstrap_servers) as fetcher:
         fetcher.assign(partitions, until=fetcher.end_offsets(partitions))
         while not fetcher.is_finished():
             for record in fetcher.poll(1000, records_max=100_000):
-                found[record.partition, record.offset] = int(record.value or b"")
-    return found
+                records[record.partition, record.offset] = int(record.value or b"")
+    return records
 
 
 def judge(cluster: EmbeddedCluster, topic: str, ride: Ride) -> None:

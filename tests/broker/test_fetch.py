@@ -15,9 +15,10 @@ from headrace.wire.api.metadata import MetadataRequest
 from headrace.wire.compression import ZSTD
 from headrace.wire.layout import Record
 from headrace.wire.records import encode, read_batches
+from tests.support.asking import ask
 from tests.support.peers import librdkafka
 from tests.support.peers.connection import Connection
-from tests.support.pipelining import RawConnection, ask, frame
+from tests.support.pipelining import RawConnection, frame
 from tests.support.topics import new_topic, unique
 
 

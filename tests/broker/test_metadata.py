@@ -13,8 +13,8 @@ from headrace.wire.api.metadata import (
     MetadataRequestTopic,
     TopicRequest,
 )
+from tests.support.asking import ask
 from tests.support.peers.connection import Connection
-from tests.support.pipelining import ask
 from tests.support.topics import new_topic, unique
 
 NO_OPERATIONS = -(2**31)

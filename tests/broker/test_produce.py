@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from headrace import Producer
-from headrace.broker.catalog.topics import PartitionPlace
+from headrace.broker.catalog.topics import PartitionRegistration
 from headrace.errors import Code
 from headrace.wire import message_sets
 from headrace.wire.api.metadata import MetadataRequest
@@ -17,10 +17,11 @@ from headrace.wire.layout import Record
 from headrace.wire.records import BatchProducer as Writer
 from headrace.wire.records import encode, read_batches
 from headrace.wire.schema import Records
+from tests.support.asking import ask
 from tests.support.own_broker import OpenBroker
 from tests.support.peers.broker import create_topic
 from tests.support.peers.connection import Connection
-from tests.support.pipelining import RawConnection, ask, frame
+from tests.support.pipelining import RawConnection, frame
 from tests.support.topics import new_topic, unique
 from tests.support.waiting import eventually
 
@@ -241,7 +242,7 @@ def test_acks_all_waits_for_in_sync_replicas_or_times_out(tmp_path):
             topic = inner.catalog.topics.by_name["replicated"]
             index = topic.partitions[0]
             index.isr, index.replicas = isr, replicas
-            inner.catalog.record(inner.catalog.topics.move(topic, 0, index))
+            inner.catalog.record(inner.catalog.topics.partition_change(topic, 0, index))
 
         own.do(lambda inner: pretend(inner, (1, 2), (1, 2)))
         with Connection(own.bootstrap) as connection:
@@ -287,7 +288,9 @@ def test_a_partition_led_by_another_broker_is_rejected(tmp_path):
 
         def move(broker):
             known = broker.catalog.topics.by_name[topic]
-            broker.catalog.record(broker.catalog.topics.move(known, 0, PartitionPlace((1, 2), (2,), 2, 1)))
+            broker.catalog.record(
+                broker.catalog.topics.partition_change(known, 0, PartitionRegistration((1, 2), (2,), 2, 1))
+            )
 
         own.do(move)
         assert connection.produce(topic, batch(b"theirs")).error_code == Code.NOT_LEADER_OR_FOLLOWER

@@ -1,4 +1,4 @@
-"""The pytest plug-in, in test runs of its own."""
+"""The pytest plug-in, in separate test runs."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def test_a_broker_for_the_run_and_a_topic_for_each_test(tmp_path):
         os.kill(int(pid), 0)
 
 
-def test_who_does_not_use_it_does_not_pay_for_it(tmp_path):
+def test_unused_fixtures_import_nothing(tmp_path):
     done = run_pytest(tmp_path, COSTS_NOTHING)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_options_that_are_none_are_said(tmp_path):
+def test_invalid_ini_options_are_reported(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nheadrace_broker_options = nonsense\n")
     done = run_pytest(tmp_path, "def test_it(kafka_broker): pass")
     assert done.returncode != 0
-    assert "takes lines of key=value, not 'nonsense'" in done.stdout
+    assert "line 'nonsense': expected key=value" in done.stdout
 
 
-def test_the_fixtures_are_listed_with_what_they_are_for(tmp_path):
+def test_the_fixtures_are_listed_with_their_docs(tmp_path):
     done = run_pytest(tmp_path, "def test_it(): pass", "--fixtures")
-    assert "A Kafka broker in a process of its own, one for the whole run" in done.stdout
-    assert "a new, empty topic of the test's own" in done.stdout
+    assert "A Kafka broker in a separate process for the whole run" in done.stdout
+    assert "a new, empty topic" in done.stdout

@@ -1,4 +1,4 @@
-"""Several brokers: what acks=all means, who is in sync, and what a new leader knows. All on one event loop."""
+"""Replication between brokers on one event loop: acks=all, in-sync sets and new leaders."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def read(cluster, node, topic, *, committed=False):
 
 
 @pytest.mark.behaviour("B09", "B10")
-def test_check_20_below_min_isr_a_write_is_refused_before_it_is_appended(tmp_path):
+def test_check_20_below_min_isr_a_write_is_rejected_before_the_append(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[1, 2]], min_insync_replicas="2")
         assert (await produce(cluster, 1, "t", batch(b"a"))).error_code == Code.NONE
@@ -85,7 +85,7 @@ def test_check_20_below_min_isr_a_write_is_refused_before_it_is_appended(tmp_pat
 
 
 @pytest.mark.behaviour("B09", "B10")
-def test_acks_all_and_readers_wait_until_the_in_sync_replicas_have_it(tmp_path):
+def test_acks_all_and_consumers_wait_for_the_in_sync_replicas(tmp_path):
     """Meanwhile the broker answers others, and the high watermark stays."""
 
     async def test(cluster):
@@ -109,7 +109,7 @@ def test_acks_all_and_readers_wait_until_the_in_sync_replicas_have_it(tmp_path):
 
 
 @pytest.mark.behaviour("B09")
-def test_check_20_who_waits_when_the_in_sync_set_shrinks_is_told_that_it_was_written(tmp_path):
+def test_check_20_a_shrinking_in_sync_set_fails_waiting_produces_after_append(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[1, 2]], min_insync_replicas="2")
         await produce(cluster, 1, "t", batch(b"a"))
@@ -125,7 +125,7 @@ def test_check_20_who_waits_when_the_in_sync_set_shrinks_is_told_that_it_was_wri
 
 
 @pytest.mark.behaviour("B09")
-def test_acks_all_is_answered_when_every_in_sync_replica_has_it_and_acks_1_at_once(tmp_path):
+def test_acks_all_waits_for_every_in_sync_replica_and_acks_1_does_not(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[1, 2, 3]])
         replicas = cluster.brokers[1].replicas
@@ -232,7 +232,7 @@ def test_a_produce_that_waits_for_replicas_keeps_no_record_bytes(tmp_path, trans
     run(tmp_path, test, 2)
 
 
-def test_who_waits_when_leadership_goes_is_told_to_look_for_the_new_leader(tmp_path):
+def test_waiting_requests_fail_with_not_leader_when_leadership_moves(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[2, 3, 1]])
         cluster.hold_followers(2)
@@ -246,7 +246,7 @@ def test_who_waits_when_leadership_goes_is_told_to_look_for_the_new_leader(tmp_p
 
 
 @pytest.mark.behaviour("B10")
-def test_a_replica_that_does_not_keep_up_leaves_the_in_sync_set_and_comes_back(tmp_path):
+def test_a_lagging_replica_leaves_the_in_sync_set_and_rejoins(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[1, 2, 3]])
         await produce(cluster, 1, "t", batch(b"a"))
@@ -261,7 +261,7 @@ def test_a_replica_that_does_not_keep_up_leaves_the_in_sync_set_and_comes_back(t
 
 
 @pytest.mark.behaviour("B11")
-def test_check_7_a_retry_is_known_for_what_it_is_by_the_next_leader(tmp_path):
+def test_check_7_the_next_leader_detects_a_duplicate(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[2, 3, 1]])
         for number in range(5):
@@ -290,7 +290,7 @@ def list_latest(topic, version=7):
     return ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=topic, partitions=[row])]), version
 
 
-def test_check_21_a_new_leader_does_not_say_where_the_end_is_before_it_knows(tmp_path):
+def test_check_21_a_new_leader_returns_no_end_offset_before_it_is_confirmed(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[2, 3, 1]])
         await produce(cluster, 2, "t", batch(b"a", b"b"))
@@ -327,7 +327,7 @@ def test_check_21_clients_never_see_the_high_watermark_go_back(tmp_path):
 
 
 @pytest.mark.behaviour("B10")
-def test_check_22_an_old_leader_cuts_what_nobody_else_has(tmp_path):
+def test_check_22_an_old_leader_truncates_unreplicated_records(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[2, 3, 1]])
         await produce(cluster, 2, "t", batch(b"a"))
@@ -372,7 +372,7 @@ def test_check_23_the_last_replica_is_not_elected_when_its_tail_is_lost(tmp_path
         if unclean == "true":
             await until("it leads", lambda: cluster.place("t").leader == 2)
             assert await read(cluster, 2, "t") == [b"a"]
-            assert "t-0: broker 2 leads it by an unclean election: acknowledged records that it lacks" in caplog.text
+            assert "t-0: broker 2 is leader by unclean election: acknowledged records that it lacks" in caplog.text
         else:
             await asyncio.sleep(0.5)  # nothing is to happen
             assert cluster.place("t").leader == -1
@@ -382,7 +382,7 @@ def test_check_23_the_last_replica_is_not_elected_when_its_tail_is_lost(tmp_path
     run(tmp_path, test)
 
 
-def test_consumers_may_read_from_followers_and_are_sent_to_one_that_is_near(tmp_path):
+def test_consumers_are_redirected_to_a_follower_on_their_rack(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[1, 2]])
         await produce(cluster, 1, "t", batch(b"a"))
@@ -422,7 +422,7 @@ def test_consumers_may_read_from_followers_and_are_sent_to_one_that_is_near(tmp_
 
 
 @pytest.mark.behaviour("B10")
-def test_a_follower_that_missed_what_is_deleted_begins_again_where_the_leader_does(tmp_path):
+def test_a_follower_behind_the_leaders_start_restarts_there(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[1, 2]], min_insync_replicas="1")
         for number in range(3):
@@ -439,7 +439,7 @@ def test_a_follower_that_missed_what_is_deleted_begins_again_where_the_leader_do
     run(tmp_path, test, 2)
 
 
-def test_records_are_deleted_when_all_replicas_that_live_have_deleted_them(tmp_path):
+def test_delete_records_waits_for_all_live_replicas(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[2, 1, 3]])
         for number in range(9):

@@ -1,4 +1,4 @@
-"""Brokers of a cluster are killed, and partitions moved: what was acknowledged is there once, on all replicas."""
+"""Killed brokers and reassigned partitions: acknowledged records exist exactly once on all replicas."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Numbers:
         number = 0
         try:
             while not self._stopping.is_set():
-                told = functools.partial(self._told, number)
-                self._producer.send(TOPIC, b"%d" % number, partition=number % PARTITIONS, on_delivery=told)
+                acknowledged = functools.partial(self._told, number)
+                self._producer.send(TOPIC, b"%d" % number, partition=number % PARTITIONS, on_delivery=acknowledged)
                 number += 1
                 if number % 100 == 0:
                     time.sleep(0.001)
@@ -67,11 +67,11 @@ class Numbers:
 
 
 def all_in_sync(cluster: EmbeddedCluster, topic: str = TOPIC) -> bool:
-    return all(len(place["isr"]) == 3 and place["leader"] > 0 for place in cluster.places(topic))
+    return all(len(partition["isr"]) == 3 and partition["leader"] > 0 for partition in cluster.describe_topic(topic))
 
 
 def is_led_by_others(cluster: EmbeddedCluster, victim: int) -> bool:
-    return all(place["leader"] not in (-1, victim) for place in cluster.places(TOPIC))
+    return all(partition["leader"] not in (-1, victim) for partition in cluster.describe_topic(TOPIC))
 
 
 def log_bytes(folder: Path, index: int) -> bytes:
@@ -80,7 +80,7 @@ def log_bytes(folder: Path, index: int) -> bytes:
 
 @pytest.mark.behaviour("B09", "B10", "B11")
 @pytest.mark.timeout(180)
-def test_checks_1_and_2_whoever_is_killed_what_was_acknowledged_is_there_once_on_all_replicas(tmp_path):
+def test_checks_1_and_2_kills_neither_lose_nor_duplicate_acknowledged_records(tmp_path):
     with EmbeddedCluster(3, OPTIONS, data_dir=tmp_path, separate_controller=False) as cluster:
         cluster.create_topic(TOPIC, PARTITIONS)
         numbers = Numbers(cluster.bootstrap_servers)
@@ -107,14 +107,14 @@ def judge(cluster: EmbeddedCluster, numbers: Numbers, folder: Path) -> None:
     assert numbers.errors == []
     for index in range(PARTITIONS):
         expected = {o: n for n, (p, o) in numbers.acknowledged.items() if p == index}
-        found = {
+        records = {
             record.offset: int(record.value or b"")
             for record in librdkafka.consume_to_end(cluster.bootstrap_servers, TOPIC, partition=index)
         }
-        assert {offset: found.get(offset) for offset in expected} == expected
-        assert len(set(found.values())) == len(found)  # nothing twice
-        assert list(found.values()) == sorted(found.values())  # nor out of order
-    replicas = [place["replicas"] for place in cluster.places(TOPIC)]
+        assert {offset: records.get(offset) for offset in expected} == expected
+        assert len(set(records.values())) == len(records)  # nothing twice
+        assert list(records.values()) == sorted(records.values())  # nor out of order
+    replicas = [partition["replicas"] for partition in cluster.describe_topic(TOPIC)]
     cluster.stop()
     for index, nodes in enumerate(replicas):
         assert len({log_bytes(folder / f"broker-{node}", index) for node in nodes}) == 1
@@ -122,7 +122,7 @@ def judge(cluster: EmbeddedCluster, numbers: Numbers, folder: Path) -> None:
 
 @pytest.mark.behaviour("B10", "B11")
 @pytest.mark.timeout(180)
-def test_partitions_move_while_they_are_written_to_and_a_new_replica_is_killed_on_the_way(tmp_path):
+def test_partitions_are_reassigned_under_load_while_a_new_replica_is_killed(tmp_path):
     """Each partition from its three brokers to others, its leader too; one that comes dies in the middle of it."""
     with EmbeddedCluster(4, OPTIONS, data_dir=tmp_path) as cluster:
         cluster.create_topic(TOPIC, PARTITIONS)
@@ -130,7 +130,7 @@ def test_partitions_move_while_they_are_written_to_and_a_new_replica_is_killed_o
         try:
             time.sleep(TRAFFIC_SECONDS)
             for index in range(PARTITIONS):
-                before = cluster.places(TOPIC)[index]["replicas"]
+                before = cluster.describe_topic(TOPIC)[index]["replicas"]
                 (new,) = {1, 2, 3, 4} - {*before}
                 after = [new, *before[:0:-1]]  # who led goes
                 if index == 1:
@@ -138,7 +138,7 @@ def test_partitions_move_while_they_are_written_to_and_a_new_replica_is_killed_o
                 move(cluster, index, after)
                 if index == 1:
                     cluster.broker(new).kill()
-                    assert cluster.places(TOPIC)[index]["adding"] == [new]
+                    assert cluster.describe_topic(TOPIC)[index]["adding"] == [new]
                     cluster.broker(new).start()
                 eventually("it has moved", functools.partial(has_moved, cluster, index, after))
                 known = len(numbers.acknowledged)
@@ -160,8 +160,8 @@ def move(cluster: EmbeddedCluster, index: int, replicas: list[int]) -> None:
 
 
 def has_moved(cluster: EmbeddedCluster, index: int, replicas: list[int]) -> bool:
-    place = cluster.places(TOPIC)[index]
-    return place["replicas"] == replicas and len(place["isr"]) == len(replicas) and not place["adding"]
+    partition = cluster.describe_topic(TOPIC)[index]
+    return partition["replicas"] == replicas and len(partition["isr"]) == len(replicas) and not partition["adding"]
 
 
 def is_gone(folder: Path) -> bool:

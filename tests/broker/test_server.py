@@ -15,9 +15,10 @@ from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse, 
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
+from tests.support.asking import ask
 from tests.support.own_broker import OpenBroker
 from tests.support.peers.connection import Connection
-from tests.support.pipelining import RawConnection, ask, frame, header
+from tests.support.pipelining import RawConnection, frame, header
 from tests.support.waiting import eventually
 
 METADATA = MetadataRequest(topics=())

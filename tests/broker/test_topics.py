@@ -18,8 +18,8 @@ from headrace.wire.api.topics import (
 )
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
+from tests.support.asking import ask
 from tests.support.peers.connection import Connection
-from tests.support.pipelining import ask
 from tests.support.topics import unique
 
 

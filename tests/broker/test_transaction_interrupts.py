@@ -97,13 +97,15 @@ def swept(request: pytest.FixtureRequest) -> Swept:
 
 
 @pytest.mark.behaviour("P51")
-def test_an_interrupted_commit_can_be_repeated(rig: Rig, swept: Swept) -> None:
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_an_interrupted_commit_or_abort_can_be_repeated(rig: Rig, end: str, swept: Swept) -> None:
+    end_transaction = rig.producer.commit_transaction if end == "commit" else rig.producer.abort_transaction
     is_over = False
 
     def prepare(number: int) -> Callable[[], object]:
         def call() -> None:
             nonlocal is_over
-            rig.producer.commit_transaction()
+            end_transaction()
             is_over = True
 
         nonlocal is_over
@@ -113,8 +115,9 @@ def test_an_interrupted_commit_can_be_repeated(rig: Rig, swept: Swept) -> None:
 
     def check(number: int) -> None:
         if not is_over:
-            rig.producer.commit_transaction()
-        rig.committed.append(rig.value)
+            end_transaction()
+        if end == "commit":
+            rig.committed.append(rig.value)
         rig.check_works()
 
     swept(prepare, check)
@@ -142,29 +145,6 @@ def test_after_an_interrupted_commit_an_abort_works_or_says_to_commit_again(rig:
 
     once(prepare, check)
     assert outcomes == {"aborted", "committed"}
-
-
-@pytest.mark.behaviour("P51")
-def test_an_interrupted_abort_can_be_repeated(rig: Rig, swept: Swept) -> None:
-    is_over = False
-
-    def prepare(number: int) -> Callable[[], object]:
-        def call() -> None:
-            nonlocal is_over
-            rig.producer.abort_transaction()
-            is_over = True
-
-        nonlocal is_over
-        is_over = False
-        rig.begin_and_send(number)
-        return call
-
-    def check(number: int) -> None:
-        if not is_over:
-            rig.producer.abort_transaction()
-        rig.check_works()
-
-    swept(prepare, check)
 
 
 @pytest.mark.behaviour("P51")

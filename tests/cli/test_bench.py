@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.client.admin import AdminClient
+from tests.support.cli_runner import facts, refused, run_cli
 from tests.support.topics import new_topic
-from tests.support.typed import facts, refused, typed
 
 SMALL = ("--records", 2000, "--rounds", 2, "--rate", 2000)
 
@@ -26,7 +26,7 @@ def test_the_producer_is_measured_on_a_temporary_topic(headrace_broker, monkeypa
 def test_an_existing_topic_is_kept(headrace_broker, monkeypatch):
     monkeypatch.setattr("headrace.cli.bench.LATENCY_SECONDS", 0.1)
     topic = new_topic(headrace_broker, "bench")
-    done = typed("bench", "producer", *SMALL, "--topic", topic, "-b", headrace_broker.bootstrap)
+    done = run_cli("bench", "producer", *SMALL, "--topic", topic, "-b", headrace_broker.bootstrap)
     assert done.exit_code == 0, done.output
     assert "round 2 of 2" in done.stderr
     assert "records/s" in done.stdout

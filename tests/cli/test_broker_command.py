@@ -112,7 +112,7 @@ def test_a_port_in_use_is_reported_with_its_process(tmp_path):
         command = ("broker", "start", "--data-dir", tmp_path, "--listen", f"127.0.0.1:{port}")
         done = headrace(*command)
         assert done.returncode == 1
-        assert f"port {port} is taken by pid {os.getpid()}" in done.stderr
+        assert f"port {port} is used by pid {os.getpid()}" in done.stderr
         assert "Traceback" not in done.stderr
         assert "Traceback" in headrace(*command, "--debug").stderr
 

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.broker.ports import free_port
 from headrace.cli.commands import headrace
-from tests.support.typed import refused, typed
+from tests.support.cli_runner import refused, run_cli
 
 COMMAND_SECONDS_MAX = 30
 # Prints a shell script.
@@ -58,7 +58,7 @@ def test_the_documented_commands_exist():
 @pytest.mark.parametrize("path", COMMANDS, ids=IDS.get)
 def test_help_has_a_summary_and_exit_codes(path):
     for flag in ("-h", "--help"):
-        done = typed(*path, flag)
+        done = run_cli(*path, flag)
         assert done.exit_code == 0
     assert done.stdout.startswith("Usage: headrace")
     assert "\\b" not in done.stdout, "a formatting mark of click is printed: the docstring is a raw string"
@@ -141,6 +141,16 @@ def test_help_imports_no_heavy_modules():
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("command", ["produce", "consume", "topic", "group", "txn", "bench"])
+def test_help_of_a_command_does_not_import_the_client(command):
+    code = f"import sys, headrace.cli.{command}; print([m for m in sys.modules if m in {{heavy}}])"
+    heavy = {"headrace.client.blocking", "headrace.client.admin", "headrace.producer.sender", "pyarrow", "rich"}
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("{heavy}", repr(heavy))], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
 def test_headrace_runs_as_a_module():
     done = python_m("--version")
     assert (done.returncode, done.stdout.split(",")[0]) == (0, "headrace")
@@ -164,7 +174,7 @@ def test_an_error_has_a_traceback_only_with_debug(headrace_broker):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_the_script_of_each_shell(shell):
-    done = typed("completion", shell)
+    done = run_cli("completion", shell)
     assert done.exit_code == 0
     assert f"_HEADRACE_COMPLETE={shell}_complete" in done.stdout
     assert "headrace" in done.stdout
@@ -195,4 +205,4 @@ def test_commands_options_and_choices_are_completed(words, expected):
 
 
 def test_json_is_json():
-    assert json.loads(typed("config", "show", "topic", "--format", "json").stdout)["kind"] == "topic"
+    assert json.loads(run_cli("config", "show", "topic", "--format", "json").stdout)["kind"] == "topic"

@@ -13,7 +13,7 @@ from headrace.producer.options import PRODUCER_OPTIONS
 from headrace.spark.consumer_options import CONSUMER_OPTIONS
 from headrace.spark.sink_options import SINK_OPTIONS
 from headrace.spark.source_options import SOURCE_OPTIONS
-from tests.support.typed import facts, refused, typed
+from tests.support.cli_runner import facts, refused, run_cli
 
 TABLES = {
     "producer": PRODUCER_OPTIONS,
@@ -43,7 +43,7 @@ def test_every_option_of_every_kind_is_shown(kind):
         assert option["doc"] or option["no_effect"], option
         assert option["allowed"]
         assert option["value"] == option["default"]
-    text = typed("config", "show", kind).stdout
+    text = run_cli("config", "show", kind).stdout
     assert all(name in text for name in TABLES[kind])
 
 
@@ -68,17 +68,17 @@ def test_derived_options_are_shown_as_such():
         "acks": ("1", "-X"),
         "enable.idempotence": ("false", "other options"),
     }
-    assert typed("config", "show", "--set").stdout == "no options set: all have their defaults\n"
+    assert run_cli("config", "show", "--set").stdout == "no options set: all have their defaults\n"
 
 
 def test_secrets_are_never_shown(monkeypatch):
     monkeypatch.setenv("HEADRACE_SASL_PASSWORD", "hunter2")
     for arguments in ((), ("--docs",), ("--format", "json"), ("consumer",)):
-        done = typed("config", "show", *arguments, "-X", "ssl.key.password=hunter2")
+        done = run_cli("config", "show", *arguments, "-X", "ssl.key.password=hunter2")
         assert done.exit_code == 0
         assert "hunter2" not in done.output
         assert "[hidden]" in done.output
-    done = typed("config", "show", "broker", "--set", "-X", "listener.name.a.ssl.key.password=hunter2")
+    done = run_cli("config", "show", "broker", "--set", "-X", "listener.name.a.ssl.key.password=hunter2")
     assert "hunter2" not in done.output
     assert "listener.name.a.ssl.key.password" in done.output
 
@@ -101,7 +101,7 @@ def test_broker_options_from_a_server_properties_file(tmp_path):
 
 
 def test_docs_fit_a_terminal():
-    done = typed("config", "show", "spark-sink", "--docs").stdout
+    done = run_cli("config", "show", "spark-sink", "--docs").stdout
     assert "delivery=exactly-once  (default; default exactly-once)" in done
     assert max(map(len, done.splitlines())) <= 120
 
@@ -123,6 +123,6 @@ def test_invalid_usage(arguments, message):
 
 
 def test_json_is_one_line():
-    done = typed("config", "show", "--format", "json").stdout
+    done = run_cli("config", "show", "--format", "json").stdout
     assert done.count("\n") == 1
     assert json.loads(done)["kind"] == "producer"

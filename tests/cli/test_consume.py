@@ -14,9 +14,9 @@ from headrace.broker import EmbeddedBroker
 from headrace.cli.offset_ranges import Bound, BoundKind, BoundRange, parse_range
 from headrace.client.admin import AdminClient
 from headrace.types import TopicPartition
+from tests.support.cli_runner import refused, run_cli
 from tests.support.shell import SECONDS_MAX, begin, pipe
 from tests.support.topics import new_topic, unique
-from tests.support.typed import refused, typed
 from tests.support.waiting import eventually
 
 DAY_MS = 86_400_000
@@ -43,7 +43,7 @@ def consume(headrace_broker, topic):
     """Run it on partition 0."""
 
     def consumed(*arguments):
-        done = typed("consume", topic, "-p", 0, "-b", headrace_broker.bootstrap, *arguments)
+        done = run_cli("consume", topic, "-p", 0, "-b", headrace_broker.bootstrap, *arguments)
         assert done.exit_code == 0, done.output
         return done
 
@@ -117,7 +117,7 @@ def test_formats(headrace_broker, topic, consume):
     )
     template = r"%t %p %o %T %k %K %s %S %h %%\t|"
     assert consume("-n", 1, "--template", template).stdout == f"{topic} 0 0 {FIRST_MS} k0 2 v0 2 parity=even %\t|"
-    null = typed("consume", topic, "-p", 1, "-b", headrace_broker.bootstrap, "--template", "%K %S\n")
+    null = run_cli("consume", topic, "-p", 1, "-b", headrace_broker.bootstrap, "--template", "%K %S\n")
     assert null.stdout == "-1 -1\n"
 
 
@@ -125,7 +125,7 @@ def test_log_append_time_is_shown_as_such(headrace_broker):
     topic = new_topic(headrace_broker, "cli-append", message_timestamp_type="LogAppendTime")
     with Producer(bootstrap_servers=headrace_broker.bootstrap) as producer:
         producer.send(topic, b"x", timestamp_ms=FIRST_MS).result(SECONDS_MAX)
-    (line,) = typed("consume", topic, "--format", "json", "-b", headrace_broker.bootstrap).stdout.splitlines()
+    (line,) = run_cli("consume", topic, "--format", "json", "-b", headrace_broker.bootstrap).stdout.splitlines()
     record = json.loads(line)
     assert record["timestamp_type"] == "append"
     assert record["timestamp"] > FIRST_MS
@@ -141,9 +141,9 @@ def test_isolation(headrace_broker):
                 producer.send(topic, value)
             producer.flush(SECONDS_MAX)
             producer.commit_transaction() if ends else producer.abort_transaction()
-    assert typed("consume", topic, *at).stdout == "c\n"
-    assert typed("consume", topic, "--isolation", "read_uncommitted", *at).stdout == "a\nb\nc\n"
-    assert typed("consume", topic, "-X", "isolation.level=read_uncommitted", *at).stdout == "a\nb\nc\n"
+    assert run_cli("consume", topic, *at).stdout == "c\n"
+    assert run_cli("consume", topic, "--isolation", "read_uncommitted", *at).stdout == "a\nb\nc\n"
+    assert run_cli("consume", topic, "-X", "isolation.level=read_uncommitted", *at).stdout == "a\nb\nc\n"
 
 
 def test_a_group_resumes_at_its_committed_offsets(headrace_broker, topic, consume):

@@ -14,9 +14,9 @@ from headrace.broker import EmbeddedBroker
 from headrace.broker.ports import free_port
 from headrace.cli import doctor_machine
 from headrace.wire import kernel
+from tests.support.cli_runner import facts, run_cli
 from tests.support.scram_users import salted
 from tests.support.secure_broker import OPENSSL, SecureBroker, make_certificates
-from tests.support.typed import facts, typed
 
 PASSWORD = "mill-race"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256")
@@ -25,7 +25,7 @@ SECONDS_MAX = 20
 
 def findings(*arguments, code=0):
     """Return the findings by check."""
-    done = typed("doctor", *arguments, "--format", "json")
+    done = run_cli("doctor", *arguments, "--format", "json")
     assert done.exit_code == code, done.output
     report = json.loads(done.stdout)
     assert report["ok"] is (code == 0)
@@ -45,7 +45,7 @@ def failure(bootstrap, step, *arguments):
 
 
 def test_this_machine_is_checked_without_starting_a_broker(tmp_path):
-    done = typed("doctor", XDG_STATE_HOME=str(tmp_path))
+    done = run_cli("doctor", XDG_STATE_HOME=str(tmp_path))
     assert done.exit_code == 0, done.output
     for check in ("python", "kernel", "pyarrow", "spark", "java"):
         assert f"  {check}: " in done.stdout
@@ -83,10 +83,10 @@ def test_the_python_kernel_is_a_warning(monkeypatch):
 
 
 def test_a_healthy_broker(either):
-    found = findings("-b", either.bootstrap)
-    assert {finding["status"] for check, finding in found.items() if either.bootstrap in check} == {"ok"}
-    assert "Produce" in found[f"{either.bootstrap} protocol"]["found"]
-    assert found[f"broker 1 advertised as {either.bootstrap}"]["found"] == "same as the bootstrap address"
+    results = findings("-b", either.bootstrap)
+    assert {finding["status"] for check, finding in results.items() if either.bootstrap in check} == {"ok"}
+    assert "Produce" in results[f"{either.bootstrap} protocol"]["found"]
+    assert results[f"broker 1 advertised as {either.bootstrap}"]["found"] == "same as the bootstrap address"
 
 
 # -- other servers --------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ def test_a_server_that_does_not_respond(monkeypatch):
 
 def test_every_address_is_checked():
     ports = [free_port() for _ in range(2)]
-    found = findings("-b", ",".join(f"127.0.0.1:{port}" for port in ports), code=1)
-    assert [found[f"127.0.0.1:{port} tcp"]["status"] for port in ports] == ["fail", "fail"]
+    results = findings("-b", ",".join(f"127.0.0.1:{port}" for port in ports), code=1)
+    assert [results[f"127.0.0.1:{port} tcp"]["status"] for port in ports] == ["fail", "fail"]
 
 
 def test_an_unreachable_advertised_address():
@@ -176,8 +176,8 @@ def test_an_unreachable_advertised_address():
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{nowhere}",
     }
     with EmbeddedBroker(options):
-        found = findings("-b", f"127.0.0.1:{port}", code=1)
-    finding = found[f"broker 1 advertised as 127.0.0.1:{nowhere}"]
+        results = findings("-b", f"127.0.0.1:{port}", code=1)
+    finding = results[f"broker 1 advertised as 127.0.0.1:{nowhere}"]
     assert finding["status"] == "fail"
     assert "set advertised.listeners of broker 1" in finding["remedy"]
 
@@ -231,11 +231,11 @@ def test_missing_and_superfluous_tls_settings(secure):
 
 def test_a_valid_and_an_untrusted_certificate(secure):
     at = secure.at["SSL"]
-    found = findings("-b", at, *options("SSL", secure))
-    tls = found[f"{at} tls"]
+    results = findings("-b", at, *options("SSL", secure))
+    tls = results[f"{at} tls"]
     assert tls["status"] == "warn"  # it is valid for two days
     assert "certificate valid until" in tls["found"]
-    assert found[f"{at} cluster"]["status"] == "ok"
+    assert results[f"{at} cluster"]["status"] == "ok"
     stranger = ("-X", "security.protocol=SSL", "-X", f"ssl.truststore.location={secure.certificates}/stranger.pem")
     fact, remedy = failure(at, "tls", *stranger)
     assert "is not trusted" in fact
@@ -256,8 +256,8 @@ def test_missing_sasl_settings_are_reported_with_the_mechanisms(secure):
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_a_login_with_right_and_wrong_password(secure, mechanism):
     at = secure.at["SASL_SSL"]
-    found = findings("-b", at, *options("SASL_SSL", secure, mechanism))
-    assert found[f"{at} login"]["found"] == f"{mechanism} succeeded"
+    results = findings("-b", at, *options("SASL_SSL", secure, mechanism))
+    assert results[f"{at} login"]["found"] == f"{mechanism} succeeded"
     fact, remedy = failure(at, "login", *options("SASL_SSL", secure, mechanism, "tail-race"))
     assert "did not accept" in fact
     assert "sasl.password" in remedy

@@ -7,9 +7,9 @@ import time
 import pytest
 from confluent_kafka import Producer
 
+from tests.support.cli_runner import facts, refused, run_cli
 from tests.support.group_members import member
 from tests.support.topics import new_topic, unique
-from tests.support.typed import facts, refused, typed
 
 SECONDS_MAX = 30
 AGE_MS = 90_000
@@ -45,7 +45,7 @@ def test_a_group_is_described_with_members_and_lag_in_records_and_time(either, t
     with member(either.bootstrap, group, topic) as consumer:
         read(consumer, 4)
         result = facts("group", "describe", group, "-b", either.bootstrap)
-        text = typed("group", "describe", group, "-b", either.bootstrap).stdout
+        text = run_cli("group", "describe", group, "-b", either.bootstrap).stdout
         listed = facts("group", "list", "-b", either.bootstrap)["groups"]
     assert (result["group"], result["state"], result["type"]) == (group, "Stable", "classic")
     (described,) = result["members"]
@@ -73,7 +73,7 @@ def test_offsets_are_reset_only_without_members(either, topic):
     def offsets():
         return [partition["committed"] for partition in facts("group", "describe", group, *at)["partitions"]]
 
-    preview = typed("group", "reset", group, "--to", "earliest", *at)
+    preview = run_cli("group", "reset", group, "--to", "earliest", *at)
     assert preview.exit_code == 0
     assert "nothing was changed; pass --yes to apply" in preview.stdout
     assert [line.split() for line in preview.stdout.splitlines()[1:3]] == [
@@ -112,7 +112,7 @@ def test_a_group_of_the_consumer_protocol_is_described(either, topic):
         assert (described["client_id"], described["host"]) == ("billing-1", "127.0.0.1")
         assert [(tp["topic"], tp["partition"]) for tp in described["partitions"]] == [(topic, 0), (topic, 1)]
         assert [partition["member_id"] for partition in result["partitions"]] == [described["member_id"]] * 2
-        assert "billing-1" in typed("group", "describe", group, *at).stdout
+        assert "billing-1" in run_cli("group", "describe", group, *at).stdout
         message = refused(1, "group", "reset", group, "--to", "earliest", "--yes", *at)
         assert f"group '{group}' has 1 member (billing-1 at " in message
         assert "1 member (billing-1" in refused(1, "group", "delete", group, "--yes", *at)

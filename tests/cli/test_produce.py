@@ -12,9 +12,9 @@ import pytest
 from headrace.broker import EmbeddedBroker
 from headrace.client.fetcher import Fetcher
 from headrace.types import TopicPartition
+from tests.support.cli_runner import refused
 from tests.support.shell import HEADRACE, SECONDS_MAX, begin, run
 from tests.support.topics import new_topic, unique
-from tests.support.typed import refused
 from tests.support.waiting import eventually
 
 LINES = 1000

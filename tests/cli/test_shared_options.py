@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli.output import InvalidUsageError, render_table
 from headrace.cli.shared_options import is_loopback, parse_key_value, parse_listen, unescape
-from tests.support.typed import refused
+from tests.support.cli_runner import refused
 
 
 @pytest.mark.parametrize(

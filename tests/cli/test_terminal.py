@@ -9,9 +9,9 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.cli.broker_control import is_alive
+from tests.support.cli_runner import facts, run_cli
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 from tests.support.topics import new_topic, unique
-from tests.support.typed import facts, typed
 from tests.support.waiting import eventually
 
 INTERRUPTED = 130
@@ -78,7 +78,7 @@ def test_deleting_asks_for_confirmation(headrace_broker):
             terminal.be_asked(r"Delete group .*\? \[y/N\]")
             terminal.press(answer)
             terminal.end()
-        assert (typed("group", "describe", group, *at).exit_code == 0) is left
+        assert (run_cli("group", "describe", group, *at).exit_code == 0) is left
 
 
 def test_a_reset_shows_the_changes_and_asks(headrace_broker):
@@ -89,21 +89,21 @@ def test_a_reset_shows_the_changes_and_asks(headrace_broker):
         assert "PARTITION" in terminal.shown
         terminal.press(CTRL_C)
         assert terminal.end() == INTERRUPTED
-    assert typed("group", "describe", group, *at).exit_code == 3
+    assert run_cli("group", "describe", group, *at).exit_code == 3
 
 
 def test_doctor_uses_colors_only_at_a_terminal(state):
     with Terminal("doctor", environment=state) as terminal:
         assert terminal.end() == 0
     assert "\x1b[32mok" in terminal.raw
-    assert "\x1b[" not in typed("doctor", **state).output
+    assert "\x1b[" not in run_cli("doctor", **state).output
 
 
 def test_tables_are_styled_at_a_terminal_and_plain_elsewhere(headrace_broker):
     topic, at = new_topic(headrace_broker, "table", partitions=2), ("-b", headrace_broker.bootstrap)
     with Terminal("topic", "describe", topic, *at) as terminal:
         assert terminal.end() == 0
-    plain = typed("topic", "describe", topic, *at).stdout
+    plain = run_cli("topic", "describe", topic, *at).stdout
     assert "\x1b[1mPARTITION" in terminal.raw
     assert "\x1b[" not in plain
     assert [line.split() for line in terminal.shown.splitlines()] == [line.split() for line in plain.splitlines()]

@@ -6,8 +6,8 @@ import pytest
 
 from headrace import Producer
 from headrace.broker import EmbeddedBroker
+from tests.support.cli_runner import facts, refused, run_cli
 from tests.support.topics import new_topic, unique
-from tests.support.typed import facts, refused, typed
 from tests.support.waiting import eventually
 
 
@@ -45,7 +45,7 @@ def test_an_offline_partition_is_shown_with_the_others(tmp_path):
         broker.stop()
         (tmp_path / "orders-0" / "partition.metadata").write_bytes(b"damaged")
         broker.start()
-        _, _, first, second, *_ = typed("topic", "describe", "orders", "-b", broker.bootstrap).stdout.splitlines()
+        _, _, first, second, *_ = run_cli("topic", "describe", "orders", "-b", broker.bootstrap).stdout.splitlines()
         assert first.split()[:3] == ["0", "1", "(offline)"]
         assert second.split()[:6] == ["1", "1", "1", "1", "0", "1"]
 
@@ -57,7 +57,7 @@ def _size(name, at):
 def test_topic_options_are_shown_set_and_reset(either, at):
     name = new_topic(either, "cli-config")
     assert facts("topic", "config", name, *at)["configs"] == []
-    assert "all options have their defaults" in typed("topic", "config", name, *at).stdout
+    assert "all options have their defaults" in run_cli("topic", "config", name, *at).stdout
     changed = facts("topic", "config", name, "--set", "retention.ms=5000", "--set", "cleanup.policy=compact", *at)
     assert {(option["name"], option["value"], option["source"]) for option in changed["configs"]} == {
         ("retention.ms", "5000", "topic"),
@@ -84,9 +84,9 @@ def test_invalid_changes_are_refused_in_one_paragraph(either, at):
 
 def test_text_output_is_a_table(either, at):
     name = new_topic(either, "cli-text", partitions=2)
-    lines = typed("topic", "describe", name, *at).stdout.splitlines()
+    lines = run_cli("topic", "describe", name, *at).stdout.splitlines()
     assert lines[0].startswith(f"{name} (id ")
     assert lines[1].split() == ["PARTITION", "LEADER", "REPLICAS", "ISR", "START", "END", "BYTES"]
     assert len(lines) == 4
-    assert name in typed("topic", "list", *at).stdout
-    assert "__consumer_offsets" not in typed("topic", "list", *at).stdout
+    assert name in run_cli("topic", "list", *at).stdout
+    assert "__consumer_offsets" not in run_cli("topic", "list", *at).stdout

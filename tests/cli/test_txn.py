@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pytest
 
 from headrace import FatalError, Producer
+from tests.support.cli_runner import facts, refused, run_cli
 from tests.support.hanging import plant_hanging
 from tests.support.topics import new_topic, unique
-from tests.support.typed import facts, refused, typed
 
 SECONDS_MAX = 30
 
@@ -42,7 +42,7 @@ def test_an_open_transaction_is_listed_described_and_aborted_by_id(either):
         assert described["producer_id"] == listing["producer_id"]
         assert described["partitions"] == [{"topic": topic, "partition": 0}]
         assert described["timeout_ms"] == 60_000
-        assert f"partitions: {topic}-0" in typed("txn", "describe", name, *at).stdout
+        assert f"partitions: {topic}-0" in run_cli("txn", "describe", name, *at).stdout
 
         message = refused(1, "txn", "abort", "--topic", topic, "--partition", 0, "--start-offset", 0, "--yes", *at)
         assert f"its coordinator manages it for '{name}'" in message
@@ -65,7 +65,7 @@ def test_a_hanging_transaction_is_found_and_aborted_in_its_partition(either):
     assert (hanging["producer_id"], hanging["producer_epoch"]) == (producer_id, epoch)
     led = facts("txn", "find-hanging", *where, "--broker", 1, *at)["hanging"]
     assert [(hanging["topic"], hanging["start_offset"]) for hanging in led] == [(topic, 0)]
-    text = typed("txn", "find-hanging", *where, *at).stdout
+    text = run_cli("txn", "find-hanging", *where, *at).stdout
     assert f"to abort the first one: headrace txn abort --topic {topic} --partition 0 --start-offset 0" in text
 
     wrong = refused(3, "txn", "abort", *where, "--partition", 0, "--start-offset", 7, "--yes", *at)
@@ -73,7 +73,7 @@ def test_a_hanging_transaction_is_found_and_aborted_in_its_partition(either):
     done = facts("txn", "abort", *where, "--partition", 0, "--start-offset", 0, "--yes", *at)
     assert done["aborted"]["producer_id"] == producer_id
     assert facts("txn", "find-hanging", *where, *at)["hanging"] == []
-    assert "no hanging transactions in 1 partitions" in typed("txn", "find-hanging", *where, *at).stdout
+    assert "no hanging transactions in 1 partitions" in run_cli("txn", "find-hanging", *where, *at).stdout
 
 
 def test_a_transaction_with_a_coordinator_is_not_hanging(either):

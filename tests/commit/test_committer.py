@@ -64,7 +64,7 @@ def test_a_decided_transaction_that_was_aborted_is_written_again_once(rig):
     assert decision.redone == {report.transaction.id}
 
 
-def test_a_driver_that_writes_again_reads_first_what_another_has_written(rig):
+def test_a_redo_reads_the_decisions_of_other_drivers_first(rig):
     """Between finding a transaction aborted and writing it again, another driver has done all of it."""
     report = rig.task(["a1", "a2"])
     successor = rig.driver("run-2")
@@ -78,7 +78,7 @@ def test_a_driver_that_writes_again_reads_first_what_another_has_written(rig):
     assert sorted(rig.rows()) == ["a1", "a2", "b1"]
 
 
-def test_a_driver_does_not_write_again_what_another_is_done_with(rig):
+def test_a_finished_redo_of_another_driver_is_not_repeated(rig):
     """The same, with the batch itself finished by the other driver and nothing after it."""
     report = rig.task(["a1", "a2"])
 
@@ -93,7 +93,7 @@ def test_a_driver_does_not_write_again_what_another_is_done_with(rig):
     assert rig.rows() == ["a1", "a2"]
 
 
-def test_a_transaction_whose_id_another_one_uses_now_is_not_decided(rig):
+def test_a_transaction_whose_id_is_used_again_is_not_decided(rig):
     """The id is open, but in another epoch: the task's own transaction was aborted."""
     report = rig.task(["a1"], batch=0)
     newer = rig.task(["a2"], batch=1)
@@ -132,7 +132,7 @@ def test_a_fenced_producer_of_the_run_that_holds_the_sink_continues(rig, broker,
     assert rig.rows() == ["a0", "a1"]
 
 
-def test_a_producer_that_is_fenced_again_and_again_does_not_blame_another_driver(rig, broker):
+def test_the_error_of_a_repeatedly_fenced_producer_names_no_driver(rig, broker):
     driver = rig.driver()
     driver.commit(inline(rig, 0))
     fault = broker.faults.inject(api="EndTxn", error="INVALID_PRODUCER_ID_MAPPING")
@@ -199,7 +199,7 @@ def test_a_driver_leaves_the_open_transactions_of_a_newer_run_alone(rig, has_com
     assert sorted(rig.rows()) == ["a", "b", *(["c"] if has_committed else []), "d"]
 
 
-def test_a_run_that_takes_the_sink_over_aborts_what_all_others_have_left(rig):
+def test_a_run_that_takes_over_aborts_leftovers_of_all_runs(rig):
     rig.transaction(["x"], run="never-committed")
     older = rig.driver("older")
     older.commit(inline(rig, 0))
@@ -212,7 +212,7 @@ def test_a_run_that_takes_the_sink_over_aborts_what_all_others_have_left(rig):
     assert rig.rows() == ["a0", "a1", "a2"]
 
 
-def test_a_late_duplicate_attempt_is_aborted_by_the_next_batch_also_an_inline_one(rig):
+def test_the_next_batch_aborts_a_late_duplicate_attempt(rig):
     driver = rig.driver()
     driver.commit(rig.batch(0, rig.task(["a0"], batch=0)))
     rig.transaction(["x"])
@@ -235,13 +235,13 @@ def test_inline_batches_look_for_leftovers_after_another_process_has_served_the_
 
 @pytest.mark.parametrize("hours", [-1, 0, 1])
 def test_a_wrong_clock_of_the_driver_decides_nothing(rig, hours):
-    """How long a transaction has been open is for the broker to say."""
+    """The age of a transaction comes from the broker's clock."""
     driver = rig.driver(now_ms=hours_from_now(hours))
     driver.commit(rig.batch(0, rig.task(["a1"])))
     assert rig.rows() == ["a1"]
 
 
-def test_a_decision_whose_own_transaction_times_out_is_taken_again(rig, monkeypatch):
+def test_a_decision_whose_transaction_times_out_is_repeated(rig, monkeypatch):
     open_ledger = Ledger.open
     monkeypatch.setattr(Ledger, "open", lambda ledger: open_ledger(ledger, int(EXPIRY_MS)))
 

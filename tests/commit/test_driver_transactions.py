@@ -211,7 +211,7 @@ def raw_transaction(rig: SinkRig, sequence: int, count: int) -> TaskTransaction:
     return TaskTransaction(name, raw.producer_id, raw.epoch, True, (Span(rig.topic, 0, 0, 1, count),))
 
 
-def test_rows_are_written_again_if_their_sequences_are_whole(rig):
+def test_rows_are_redone_if_their_sequences_are_complete(rig):
     transaction = raw_transaction(rig, 0, 2)
     assert len([*rig.redo.rows(rig.decision(0, transaction), transaction)]) == 1
 

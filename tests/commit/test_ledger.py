@@ -47,12 +47,12 @@ def test_rows_and_decision_are_written_together(rig):
     assert rig.ledger().read() == {QUERY: rig.decision(3)}
 
 
-@pytest.mark.parametrize("place", ["on_rows", "on_written"])
-def test_a_write_that_fails_before_its_commit_leaves_neither_rows_nor_decision(rig, place):
+@pytest.mark.parametrize("hook", ["on_rows", "on_written"])
+def test_a_write_that_fails_before_its_commit_leaves_neither_rows_nor_decision(rig, hook):
     own = rig.ledger()
     own.open()
     with pytest.raises(FailpointError):
-        own.write(rig.decision(), rows_of(rig, "a1"), **{place: fail})
+        own.write(rig.decision(), rows_of(rig, "a1"), **{hook: fail})
     assert (own.read(), rig.rows()) == ({}, [])
     own.write(rig.decision(), rows_of(rig, "a2"))
     assert (own.read(), rig.rows()) == ({QUERY: rig.decision()}, ["a2"])
@@ -92,7 +92,7 @@ def test_a_rejected_row_means_that_nothing_is_decided(rig, broker, delay_ms):
     assert (own.read(), rig.rows()) == ({}, [])
 
 
-def test_a_commit_without_a_response_is_in_doubt_and_the_log_tells(rig, broker, monkeypatch):
+def test_a_commit_without_a_response_is_in_doubt_until_the_log_is_read(rig, broker, monkeypatch):
     """The coordinator has committed and its response is lost for good: "not decided" would be a lie."""
     monkeypatch.setattr(ledger, "DECISION_SECONDS_MAX", 0.0)
     monkeypatch.setattr(ledger, "CLOSE_SECONDS_MAX", 0.0)
@@ -267,7 +267,7 @@ def test_the_decision_topic_is_created_with_one_compacted_partition(rig, broker)
     assert configs["cleanup.policy"].value == "compact"
 
 
-def test_a_decision_topic_that_forgets_with_time_is_refused(rig, broker):
+def test_a_decision_topic_with_time_retention_is_refused(rig, broker):
     broker.create_topic(rig.decision_topic, 1)
     with pytest.raises(SinkError, match=r"has cleanup.policy=delete: .* Set cleanup.policy=compact on it"):
         rig.ledger().open()
@@ -280,7 +280,7 @@ def test_a_decision_topic_with_two_partitions_is_refused(rig, broker):
 
 
 def test_a_decision_topic_that_was_deleted_is_not_created_by_a_write(rig, broker):
-    """The brokers create unknown topics by themselves: such a one would forget decisions with time."""
+    """An auto-created decision topic would delete decisions after some time."""
     own = rig.ledger(
         kafka__max__block__ms=SHORT_MS,
         kafka__delivery__timeout__ms=SHORT_MS,

@@ -1,4 +1,4 @@
-"""Replayed batches on a broker: which rows count as the decided ones, and which are refused."""
+"""Replayed batches on a broker: which rows are accepted as the decided rows, and which are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 
 class Numbering(Serializer):
-    """Never gives the same bytes twice, like one that encrypts with a nonce."""
+    """A serializer that never returns the same bytes twice, like encryption with a nonce."""
 
     def serialize(self, topic, value, headers):
         return f"{value} {next(_numbers)}".encode()
@@ -34,7 +34,7 @@ class Stamping(ProducerInterceptor):
 
 
 class Strict(Serializer):
-    """Refuses rows that the fixed serializer of the next release takes."""
+    """A serializer that refuses rows which a later version accepts."""
 
     def serialize(self, topic, value, headers):
         if value.startswith("b"):
@@ -52,7 +52,7 @@ def decide_and_replay(rig, first, second, mode):
 @pytest.mark.behaviour("S12")
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
 @pytest.mark.parametrize("option", ["kafka__value__serializer", "kafka__interceptor__classes"])
-def test_a_replay_is_recognised_though_plug_ins_give_other_bytes(rig, option, mode):
+def test_a_replay_is_recognised_if_plug_ins_return_other_bytes(rig, option, mode):
     plug_in = Numbering if "serializer" in option else Stamping
     given = {option: f"{__name__}.{plug_in.__name__}"}
     decide_and_replay(rig, given, given, mode)
@@ -63,7 +63,7 @@ def test_a_replay_is_recognised_though_plug_ins_give_other_bytes(rig, option, mo
 
 @pytest.mark.behaviour("S12")
 @pytest.mark.parametrize("is_fixed_after", [True, False])
-def test_a_replay_is_recognised_though_dead_letters_have_become_good_rows(rig, is_fixed_after):
+def test_a_replay_is_recognised_if_dead_letters_become_good_rows(rig, is_fixed_after):
     letters = {"on__bad__row": "dead-letter", "dead__letter__topic": rig.broker.create_topic(unique("letters"))}
     strict = {"kafka__value__serializer": f"{__name__}.{Strict.__name__}", **letters}
     first, second = (strict, letters) if is_fixed_after else (letters, strict)
@@ -75,7 +75,7 @@ def test_a_replay_is_recognised_though_dead_letters_have_become_good_rows(rig, i
 
 
 def copy(rig, offsets, topic_id="a", run="run", number=0, query="query"):
-    """The batch of a query that delivers these records of one source partition; its task has run."""
+    """Run a task for these records of one source partition, and return its batch."""
     rows = pa.RecordBatch.from_pydict(
         {
             "value": [f"{offset:03d}" for offset in offsets],
@@ -106,7 +106,7 @@ def test_a_replay_is_skipped_with_a_warning_if_source_records_are_gone(rig, capl
 
 @pytest.mark.behaviour("S13")
 @pytest.mark.parametrize("topic_ids", [("a", None), (None, "a")])
-def test_a_new_checkpoint_repeats_nothing_if_topic_ids_have_come_or_gone(rig, topic_ids):
+def test_a_new_checkpoint_repeats_nothing_if_topic_ids_change(rig, topic_ids):
     rig.driver().commit(copy(rig, range(10), topic_ids[0]))
     with pytest.raises(SinkError, match=r"8 rows come from partition 0 of topic 'source'.*or set a new sink\.id"):
         copy(rig, range(2, 12), topic_ids[1], run="run-2", query="newer")
@@ -116,7 +116,7 @@ def test_a_new_checkpoint_repeats_nothing_if_topic_ids_have_come_or_gone(rig, to
 
 @pytest.mark.behaviour("S13")
 def test_a_newer_query_takes_over_from_an_older_one_that_stays_active(rig):
-    """Its first batch is planned before the older one has decided; that must not happen again and again."""
+    """Its first batch is planned before the older query decides; this must not repeat endlessly."""
     older = rig.driver("old")
     older.commit(copy(rig, range(5), run="old"))
     stale = copy(rig, range(12), run="new", query="newer")

@@ -1,4 +1,4 @@
-"""Two readers of pages: one for those without Spark, and one with a Spark that all other pages share."""
+"""Two page readers: one for pages without Spark, and one whose Spark session all other pages share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/: each program is run as it stands, on a broker of its own, and what it has written is looked at."""
+"""examples/: each program is run unchanged on a new broker, and its records are checked."""
 
 from __future__ import annotations
 
@@ -45,13 +45,16 @@ def run(name, broker, folder, *before):
 
 def records_of(broker, topic):
     with AdminClient(broker.bootstrap) as admin:
-        partitions = [TopicPartition(topic, one.partition) for one in admin.describe_topics([topic])[topic].partitions]
-    found = []
+        partitions = [
+            TopicPartition(topic, description.partition)
+            for description in admin.describe_topics([topic])[topic].partitions
+        ]
+    records = []
     with Fetcher(broker.bootstrap) as fetcher:
         fetcher.assign(partitions, until=fetcher.end_offsets(partitions))
         while not fetcher.is_finished():
-            found += fetcher.poll(timeout_ms=1000)
-    return found
+            records += fetcher.poll(timeout_ms=1000)
+    return records
 
 
 def test_example_programs_produce_orders_and_bill_them_once(broker, tmp_path):
@@ -61,15 +64,15 @@ def test_example_programs_produce_orders_and_bill_them_once(broker, tmp_path):
     invoices = records_of(broker, "invoices")
     assert len({record.value for record in invoices}) == len(invoices) == 10_000
     homes = {(record.key, record.partition) for record in invoices}
-    assert len(homes) == 100  # a customer has one partition
+    assert len(homes) == 100  # records of a customer are in one partition
 
 
 def test_example_program_sends_from_asyncio(broker, tmp_path):
     assert "1000 events in 3 partitions" in run("async_events.py", broker, tmp_path)
     events = records_of(broker, "events")
     assert len(events) == 1000
-    one = [int(record.value) for record in events if record.key == b"sensor-7"]
-    assert one == list(range(20))
+    sensor_values = [int(record.value) for record in events if record.key == b"sensor-7"]
+    assert sensor_values == list(range(20))
 
 
 @pytest.mark.slow

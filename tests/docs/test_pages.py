@@ -1,4 +1,4 @@
-"""README.md and docs/: everything that they tell people to do is done."""
+"""README.md and docs/: all commands and code blocks are run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named(page):
 
 
 def with_marks(page):
-    """`make test` reads the README; the other pages with Spark take minutes, and are for `make test-spark`."""
+    """`make test` runs the README; other pages with Spark take minutes and are part of `make test-spark`."""
     marks = [pytest.mark.timeout(PAGE_SECONDS_MAX)]
     if uses_spark(page) and page.stem != "README":
         marks.append(pytest.mark.slow)
@@ -36,26 +36,26 @@ def with_marks(page):
 
 
 @pytest.mark.parametrize("page", [with_marks(page) for page in PAGES])
-def test_what_a_page_says_can_be_done(page, request):
+def test_the_blocks_of_a_page_run(page, request):
     reader = request.getfixturevalue("spark_reader" if uses_spark(page) else "plain_reader")
     reader.read(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_says_what_it_is(page):
+def test_every_block_has_a_language(page):
     for block in blocks_of(page):
-        assert block.language in LANGUAGES, f"{block.place}: the language is {block.language!r}"
+        assert block.language in LANGUAGES, f"{block.location}: the language is {block.language!r}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_command_hides_from_the_tests_in_an_indented_block(page):
     for number, line in prose_of(page):
-        found = re.match(rf"    ({'|'.join(COMMANDS)}) ", line)
-        assert found is None, f"{page.name}:{number}: put it into a block of its own: {line.strip()}"
+        match = re.match(rf"    ({'|'.join(COMMANDS)}) ", line)
+        assert match is None, f"{page.name}:{number}: put it into a block of its own: {line.strip()}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page):
+def test_links_have_existing_targets(page):
     for number, line in prose_of(page):
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", line):
             if not re.match(r"https?:", target):
@@ -63,14 +63,14 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_files_of_properties_have_options_that_exist(page):
+def test_properties_files_have_known_options(page):
     for block in blocks_of(page):
         if block.language == "properties":
             for name in parse_properties(block.text):
-                assert name in PRODUCER_OPTIONS or name in BROKER_OPTIONS, f"{block.place}: there is no {name}"
+                assert name in PRODUCER_OPTIONS or name in BROKER_OPTIONS, f"{block.location}: there is no {name}"
 
 
-def test_the_readme_tells_what_ci_runs():
+def test_the_readme_lists_the_ci_commands():
     readme = (PROJECT / "README.md").read_text()
     commands = [line for line in (PROJECT / ".ci" / "run").read_text().splitlines() if line.startswith("make test")]
     assert commands

@@ -1,4 +1,4 @@
-"""The pages as they are built: without a warning, with every option, and with nothing that comes from elsewhere."""
+"""The built site: without warnings, with every option, and without external resources."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_options_of_spark_are_in_its_page(site):
 
 def test_pages_load_nothing_from_elsewhere(site):
     for page in site.rglob("*.html"):
-        found = [one.group() for pattern in LOADED for one in pattern.finditer(page.read_text())]
-        assert not found, page.name
+        loaded = [match.group() for pattern in LOADED for match in pattern.finditer(page.read_text())]
+        assert not loaded, page.name
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//|@import[^;]*//", sheet.read_text()), sheet.name

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that run on real Kafka and on ours: other people's clients."""
+"""Fixtures for tests on Apache Kafka and on the headrace broker: foreign clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.peers.of_kafka_python import KafkaPython
 from tests.support.peers.program import Program
 from tests.support.peers.spark_connector import make_spark_connector
 
-# Made when a test first asks for one: a machine that lacks Go, say, skips what needs Go and nothing else.
+# Created on first use: a machine without Go, for example, skips only the tests that need Go.
 _MAKERS: dict[str, Callable[[], Client]] = {
     "confluent-kafka": Confluent,
     "aiokafka": Aiokafka,

@@ -1,4 +1,4 @@
-"""What brokers have got wrong before, asked in raw requests of Apache Kafka and of ours alike."""
+"""Raw requests for known broker bugs, on Apache Kafka and on the headrace broker."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def idempotent(link: Connection, topic: str) -> RawProducer:
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def producer(request: pytest.FixtureRequest, link: Connection, topic: str) -> RawProducer:
-    """A transactional one, for both versions of transactions."""
+    """Return a transactional producer, for both transaction versions."""
     producer = RawProducer(link, topic, unique("checks"), transactions=request.param)
     assert producer.init().error_code == 0
     return producer
@@ -65,7 +65,7 @@ def begin(producer: RawProducer, *partitions: int) -> None:
 
 
 def written(producer: RawProducer, sequence: int, *values: bytes) -> int:
-    """The base offset of a batch that must be taken."""
+    """Return the base offset of a batch that must be accepted."""
     answer = producer.write(sequence, *values)
     assert answer.error_code == 0, answer
     return answer.base_offset
@@ -83,9 +83,9 @@ def stable_end(link: Connection, topic: str) -> int:
     )
     response = link.call(request, 7)
     assert isinstance(response, ListOffsetsResponse)
-    ((found,),) = (found.partitions for found in response.topics)
-    assert found.error_code == 0
-    return found.offset
+    ((row,),) = (row.partitions for row in response.topics)
+    assert row.error_code == 0
+    return row.offset
 
 
 def until_stable(link: Connection, topic: str, offset: int) -> None:
@@ -93,9 +93,12 @@ def until_stable(link: Connection, topic: str, offset: int) -> None:
 
 
 def raw_fetch(link: Connection, topic: str, offset: int, bytes_max: int) -> PartitionData:
-    wanted = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=bytes_max)
+    fetch_row = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=bytes_max)
     request = FetchRequest(
-        max_wait_ms=100, min_bytes=1, max_bytes=bytes_max, topics=[FetchTopic(topic=topic, partitions=[wanted])]
+        max_wait_ms=100,
+        min_bytes=1,
+        max_bytes=bytes_max,
+        topics=[FetchTopic(topic=topic, partitions=[fetch_row])],
     )
     response = link.call(request, 12)
     assert isinstance(response, FetchResponse)
@@ -152,7 +155,7 @@ def test_the_last_stable_offset_is_the_first_of_an_open_transaction(
     assert not answer.aborted_transactions
 
 
-def test_aborted_data_is_listed_for_some_and_shown_to_others(
+def test_aborted_transactions_are_listed_for_read_committed_fetches_only(
     link: Connection, topic: str, producer: RawProducer
 ) -> None:
     begin(producer)
@@ -164,7 +167,7 @@ def test_aborted_data_is_listed_for_some_and_shown_to_others(
     until_stable(link, topic, 5)
 
     assert values(link.fetch(topic)) == [b"a", b"b", b"between", b"c"]
-    for offset in range(4):  # the whole of the transaction, wherever a reader comes in
+    for offset in range(4):  # the whole transaction, for any fetch offset in it
         answer = link.fetch(topic, offset=offset, committed=True)
         assert [(a.producer_id, a.first_offset) for a in answer.aborted_transactions or ()] == [(producer_id, 0)]
     answer = link.fetch(topic, offset=4, committed=True)
@@ -185,17 +188,17 @@ def test_the_aborted_list_holds_across_segments(either: Broker, link: Connection
     assert producer.end(True).error_code == 0
     until_stable(link, topic, 11)
 
-    found = []
+    base_offsets = []
     offset = 0
     seen: set[tuple[int, int]] = set()
     while offset < 11:
         answer = link.fetch(topic, offset=offset, committed=True)
         seen |= {(a.producer_id, a.first_offset) for a in answer.aborted_transactions or ()}
         part = batches_of(answer)
-        found += [b.header.base_offset for b in part if not b.header.is_control]
+        base_offsets += [b.header.base_offset for b in part if not b.header.is_control]
         offset = part[-1].header.last_offset + 1
     assert seen == set(identities)
-    assert found == [0, 1, 3, 4, 6, 7, 9]
+    assert base_offsets == [0, 1, 3, 4, 6, 7, 9]
 
 
 def test_a_plain_write_inside_an_open_transaction_is_refused(producer: RawProducer) -> None:
@@ -223,7 +226,7 @@ def test_a_late_end_of_one_transaction_does_not_touch_the_next(link: Connection,
     assert values(link.fetch(topic, committed=True)) == [b"first", b"second"]
 
 
-def test_a_retried_end_gets_the_same_answer(link: Connection, topic: str) -> None:
+def test_a_retried_end_gets_the_same_response(link: Connection, topic: str) -> None:
     producer = RawProducer(link, topic, unique("retried"))
     producer.init()
     written(producer, 0, b"a")
@@ -248,9 +251,7 @@ def test_a_late_write_of_an_ended_transaction_is_refused_and_leaves_nothing_open
     assert stable_end(link, topic) == 2
 
 
-def test_a_second_client_of_the_same_name_fences_the_first_and_ends_its_transaction(
-    link: Connection, topic: str, producer: RawProducer
-) -> None:
+def test_a_second_client_with_the_same_id_fences_the_first(link: Connection, topic: str, producer: RawProducer) -> None:
     begin(producer)
     written(producer, 0, b"a")
     second = RawProducer(link, topic, producer.transactional_id, transactions=producer.transactions)
@@ -292,8 +293,8 @@ def fetched_offset(link: Connection, group: str, topic: str, stable: bool) -> Of
     )
     response = link.call(request, 7)
     assert isinstance(response, OffsetFetchResponse)
-    ((found,),) = (found.partitions for found in response.topics)
-    return found
+    ((row,),) = (row.partitions for row in response.topics)
+    return row
 
 
 def test_offsets_of_a_transaction_are_seen_when_it_is_committed(
@@ -317,7 +318,7 @@ def test_offsets_of_a_transaction_are_seen_when_it_is_committed(
     assert fetched_offset(link, group, topic, stable=True).committed_offset == 41
 
 
-def test_offsets_of_a_member_that_is_none_are_refused(producer: RawProducer) -> None:
+def test_offset_commits_of_an_unknown_member_are_refused(producer: RawProducer) -> None:
     begin(producer)
     assert producer.commit_offsets(unique("group"), 1, generation=5, member="nobody") in (
         Code.ILLEGAL_GENERATION,
@@ -325,9 +326,7 @@ def test_offsets_of_a_member_that_is_none_are_refused(producer: RawProducer) -> 
     )
 
 
-def test_the_first_batch_comes_whole_and_so_does_one_that_is_asked_for_in_its_middle(
-    link: Connection, topic: str
-) -> None:
+def test_a_fetch_returns_whole_batches_also_from_an_offset_inside_a_batch(link: Connection, topic: str) -> None:
     for _ in range(3):
         link.produce(topic, plain_batch(*[b"x" * 1000] * 10))
 
@@ -339,18 +338,18 @@ def test_the_first_batch_comes_whole_and_so_does_one_that_is_asked_for_in_its_mi
     assert raw_fetch(link, topic, -5, bytes_max=100).error_code == Code.OFFSET_OUT_OF_RANGE
 
 
-def test_a_compacted_topic_takes_no_record_without_a_key(either: Broker, link: Connection) -> None:
+def test_a_compacted_topic_refuses_records_without_a_key(either: Broker, link: Connection) -> None:
     topic = new_topic(either, "compacted", cleanup_policy="compact")
 
     assert link.produce(topic, plain_batch(b"no key")).error_code == Code.INVALID_RECORD
 
 
-def test_nothing_is_said_to_acks_0_and_answers_keep_the_order_of_requests(link: Connection, topic: str) -> None:
+def test_acks_0_gets_no_response_and_responses_keep_the_request_order(link: Connection, topic: str) -> None:
     records = [PartitionProduceData(partition_index=0, records=plain_batch(b"silent"))]
     silent = ProduceRequest(acks=0, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=records)])
     first = link.send(silent, 9)
     wait = FetchPartition(partition=0, fetch_offset=1, partition_max_bytes=1000)
-    asked = [
+    requests = [
         (link.send(ApiVersionsRequest(), 0), 18, 0),
         (
             link.send(
@@ -363,14 +362,14 @@ def test_nothing_is_said_to_acks_0_and_answers_keep_the_order_of_requests(link: 
         (link.send(ApiVersionsRequest(), 0), 18, 0),
     ]
 
-    answered = [link.receive(key, version)[0] for _, key, version in asked]
+    responses = [link.receive(key, version)[0] for _, key, version in requests]
 
-    assert first not in answered
-    assert answered == [correlation_id for correlation_id, _, _ in asked]
+    assert first not in responses
+    assert responses == [correlation_id for correlation_id, _, _ in requests]
     assert values(link.fetch(topic)) == [b"silent"]
 
 
-def test_acks_that_do_not_exist_are_refused(link: Connection, topic: str) -> None:
+def test_invalid_acks_are_refused(link: Connection, topic: str) -> None:
     records = [PartitionProduceData(partition_index=0, records=plain_batch(b"x"))]
     request = ProduceRequest(acks=2, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=records)])
     response = link.call(request, 9)

@@ -26,7 +26,7 @@ def texts(count, start=0):
     return [Record(n, TIME + n, None, b"text %d" % n, ()) for n in range(start, start + count)]
 
 
-def test_what_a_client_sends_in_each_codec_is_what_it_and_another_read(either, client):
+def test_records_of_each_codec_are_read_by_the_same_and_another_client(either, client):
     for codec in client.codecs:
         topic = new_topic(either, f"sent-{codec}")
         sent = sample()
@@ -35,7 +35,7 @@ def test_what_a_client_sends_in_each_codec_is_what_it_and_another_read(either, c
         assert list(client.consume(either.bootstrap, topic, len(sent))) == sent
 
 
-def test_a_reader_of_what_is_committed_skips_what_was_aborted(either, client):
+def test_a_read_committed_consumer_skips_aborted_records(either, client):
     topic = new_topic(either, "isolated")
     producer = librdkafka.transactional(either.bootstrap, unique("mixed"))
     for ending, start in (("commit", 0), ("abort", 3), ("commit", 6)):
@@ -45,30 +45,30 @@ def test_a_reader_of_what_is_committed_skips_what_was_aborted(either, client):
 
     committed = client.consume(either.bootstrap, topic, 6, isolation="read_committed")
     assert [record.value for record in committed] == [record.value for record in texts(3) + texts(3, 6)]
-    assert [record.offset for record in committed] == [0, 1, 2, 8, 9, 10]  # a marker takes an offset
+    assert [record.offset for record in committed] == [0, 1, 2, 8, 9, 10]  # a marker has an offset
     everything = client.consume(either.bootstrap, topic, 9)
     assert [record.value for record in everything] == [record.value for record in texts(9)]
 
 
-def test_a_member_that_joins_takes_partitions_and_gives_them_back_when_it_leaves(either, client):
+def test_partitions_are_rebalanced_when_a_member_joins_and_leaves(either, client):
     topic, group = new_topic(either, "shared", PARTITIONS), unique("group")
     for partition in range(PARTITIONS):
         librdkafka.produce(either.bootstrap, topic, texts(10, partition * 10), partition=partition)
 
-    found = client.rebalance(either.bootstrap, topic, group, PARTITIONS, 10 * PARTITIONS)
+    rebalanced = client.rebalance(either.bootstrap, topic, group, PARTITIONS, 10 * PARTITIONS)
 
     everyone = list(range(PARTITIONS))
-    assert found.alone == found.again == everyone
-    assert sorted(found.shared[0] + found.shared[1]) == everyone
-    assert all(len(partitions) == PARTITIONS // 2 for partitions in found.shared)
-    assert sorted(set(found.values)) == sorted(f"text {n}" for n in range(10 * PARTITIONS))
+    assert rebalanced.alone == rebalanced.again == everyone
+    assert sorted(rebalanced.shared[0] + rebalanced.shared[1]) == everyone
+    assert all(len(partitions) == PARTITIONS // 2 for partitions in rebalanced.shared)
+    assert sorted(set(rebalanced.values)) == sorted(f"text {n}" for n in range(10 * PARTITIONS))
     with AdminClient(either.bootstrap) as admin:
         offsets = {tp.partition: committed.offset for tp, committed in admin.list_group_offsets(group).items()}
         assert offsets == dict.fromkeys(everyone, 10)
         assert admin.describe_groups([group])[group].state == "Empty"
 
 
-def test_a_transaction_writes_what_was_read_and_moves_the_group_or_does_neither(either, client):
+def test_a_transaction_writes_records_and_offsets_or_neither(either, client):
     source, target, group = new_topic(either, "source"), new_topic(either, "target"), unique("transform")
     librdkafka.produce(either.bootstrap, source, texts(12))
 
@@ -83,7 +83,7 @@ def test_a_transaction_writes_what_was_read_and_moves_the_group_or_does_neither(
         assert admin.list_group_offsets(group)[TopicPartition(source, 0)].offset == 12
 
 
-def test_topics_records_and_groups_are_administered(either, client):
+def test_admin_clients_manage_topics_records_and_groups(either, client):
     topic, filled, group = unique("made"), new_topic(either, "filled"), unique("old-group")
     librdkafka.produce(either.bootstrap, filled, texts(5))
     with AdminClient(either.bootstrap) as admin:

@@ -1,4 +1,4 @@
-"""What only Kafka's own client asks of a broker: positions, and the whole of its admin client."""
+"""Requests of Kafka's Java client only: positions, and its admin client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_consumer_finds_positions_by_offset_time_and_ends(either, java_client)
     }
 
 
-def test_topics_have_an_id_and_refusals_have_their_names(either, java_client):
+def test_topics_have_ids_and_errors_have_names(either, java_client):
     assert java_client.admin("topics", either.bootstrap, topic=unique("topics")) == {
         "tried": 2,
         "tried_exists": False,
@@ -52,7 +52,7 @@ def test_topics_have_an_id_and_refusals_have_their_names(either, java_client):
     }
 
 
-def test_options_are_described_whole_and_changed_one_by_one(either, java_client):
+def test_all_options_are_described_and_single_ones_changed(either, java_client):
     assert java_client.admin("configs", either.bootstrap, topic=new_topic(either, "configs")) == {
         "missing": [],
         "default": ["DEFAULT_CONFIG", True],
@@ -90,8 +90,8 @@ def test_offsets_are_listed_by_every_spec_and_records_deleted(either, java_clien
 def test_a_group_is_described_with_its_members_and_its_offsets_changed(either, java_client):
     topic = new_topic(either, "grouped", 2)
     librdkafka.produce(either.bootstrap, topic, records(5))
-    found = java_client.admin("groups", either.bootstrap, topic=topic, group=unique("java-group"))
-    assert found == {
+    facts = java_client.admin("groups", either.bootstrap, topic=topic, group=unique("java-group"))
+    assert facts == {
         "live": ["Stable", "range", 1, 1],
         "member": ["member", "one", 2, "/127.0.0.1"],
         "stable": True,
@@ -124,7 +124,7 @@ def test_open_transactions_are_listed_described_fenced_and_terminated(either, ja
     }
 
 
-def test_quotas_are_set_described_and_taken_back(either, java_client):
+def test_quotas_are_set_described_and_removed(either, java_client):
     assert java_client.admin("quotas", either.bootstrap, name=unique("quota")) == {
         "strict": {"producer_byte_rate": 1_000_000.0, "consumer_byte_rate": 2_000_000.0},
         "of_user": {"request_percentage": 50.0},
@@ -145,7 +145,7 @@ def test_users_get_and_lose_credentials(either, java_client):
     }
 
 
-def test_the_cluster_tells_its_nodes_features_and_folders(either, java_client):
+def test_nodes_features_and_log_dirs_of_the_cluster_are_described(either, java_client):
     topic = new_topic(either, "cluster")
     librdkafka.produce(either.bootstrap, topic, records(1))
     assert java_client.admin("cluster", either.bootstrap, topic=topic) == {

@@ -1,4 +1,4 @@
-"""Kafka's command line tools, with what they print: all of it comes from what the broker answers."""
+"""Kafka's command line tools: their output depends on the responses of the broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cells(lines):
     return [line.split() for line in lines if line.strip()]
 
 
-def test_topic_command_makes_shows_grows_and_deletes(either, java_client):
+def test_topic_command_creates_describes_alters_and_deletes(either, java_client):
     topic = unique("by-command")
 
     def command(*args):
@@ -79,7 +79,7 @@ def test_the_verifiable_producer_and_consumer_agree(either, java_client):
     assert committed == {"topic": topic, "partition": 0, "offset": 30}
 
 
-def test_the_performance_tools_come_to_their_end(either, java_client):
+def test_the_performance_tools_finish(either, java_client):
     topic = new_topic(either, "performance", 2)
     sent = java_client.tool(
         *("ProducerPerformance", "--topic", topic, "--num-records", 2000, "--record-size", 100, "--throughput", -1),
@@ -121,8 +121,8 @@ def test_transactions_command_finds_a_hanging_transaction_and_aborts_it(either, 
 
     producer_id, epoch = plant_hanging(either.bootstrap, topic, transactional_id)
     hanging = ("find-hanging", "--broker-id", 1, "--max-transaction-timeout", 0)
-    _, *found = cells(command(*hanging).lines)
-    assert [row[:4] for row in found if row[0] in (topic, other)] == [[topic, "0", str(producer_id), str(epoch)]]
+    _, *rows = cells(command(*hanging).lines)
+    assert [row[:4] for row in rows if row[0] in (topic, other)] == [[topic, "0", str(producer_id), str(epoch)]]
     command("abort", "--topic", topic, "--partition", 0, "--start-offset", 0)
     assert topic not in command(*hanging).out
     assert librdkafka.consume_to_end(either.bootstrap, topic, isolation="read_committed") == []
@@ -203,9 +203,9 @@ def test_the_smaller_tools_work(either, java_client, tmp_path):
     assert "Cluster ID: " in java_client.tool("ClusterTool", "cluster-id", *server).out
     features = java_client.tool("FeatureCommand", *server, "describe").out
     assert "Feature: transaction.version" in features
-    wanted = tmp_path / "offsets.json"
-    wanted.write_text(json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 3}]}))
-    deleted = java_client.tool("DeleteRecordsCommand", *server, "--offset-json-file", wanted)
+    offsets_file = tmp_path / "offsets.json"
+    offsets_file.write_text(json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 3}]}))
+    deleted = java_client.tool("DeleteRecordsCommand", *server, "--offset-json-file", offsets_file)
     assert "low_watermark: 3" in deleted.out
     elected = java_client.tool(
         *("LeaderElectionCommand", *server, "--election-type", "preferred", "--topic", topic, "--partition", 0)
@@ -213,7 +213,7 @@ def test_the_smaller_tools_work(either, java_client, tmp_path):
     assert f"{topic}-0" in elected.out + elected.err
 
 
-def test_the_message_copier_moves_what_it_reads_in_transactions(either, java_client):
+def test_the_message_copier_copies_in_transactions(either, java_client):
     source, target, group = new_topic(either, "from"), new_topic(either, "to"), unique("copier")
     fill(either, source, 20)
     copied = java_client.tool_alone(
@@ -226,7 +226,7 @@ def test_the_message_copier_moves_what_it_reads_in_transactions(either, java_cli
     assert values == [b"%d" % n for n in range(20)]
 
 
-def test_what_coordinators_write_down_is_read_by_kafkas_own_formatters(either, java_client):
+def test_kafkas_formatters_read_the_records_of_coordinators(either, java_client):
     """The state of groups and transactions lies in internal topics, in the formats that Kafka has for it."""
     topic, target = new_topic(either, "state"), new_topic(either, "state-target")
     group, transactional_id = unique("state-group"), unique("state-txn")
@@ -238,12 +238,12 @@ def test_what_coordinators_write_down_is_read_by_kafkas_own_formatters(either, j
         run = java_client.tool(
             *("consumer.ConsoleConsumer", *server, "--timeout-ms", 1000),
             *("--formatter", f"org.apache.kafka.tools.consumer.{formatter}"),
-            may_fail=True,  # it waits for more in vain, and calls that an error
+            may_fail=True,  # it times out waiting for more, which it reports as an error
         )
         return [entry["value"]["data"] for entry in entries(run.out) if key.items() <= entry["key"]["data"].items()]
 
     offsets = values("__consumer_offsets", "OffsetsMessageFormatter", group=group, topic=topic, partition=0)
-    # Of both attempts: a marker says what counts.
+    # Records of both attempts: the markers decide.
     assert [entry["offset"] for entry in offsets] == [5, 5]
     groups = values("__consumer_offsets", "GroupMetadataMessageFormatter", group=group)
     assert [len(entry["members"]) for entry in groups if entry["generation"] == 1] == [1]
@@ -259,17 +259,17 @@ def test_what_coordinators_write_down_is_read_by_kafkas_own_formatters(either, j
 
 
 def entries(printed):
-    """The JSON objects that stand one after the other in a text."""
-    decoder, found = json.JSONDecoder(), []
+    """Return the consecutive JSON objects in a text."""
+    decoder, entries = json.JSONDecoder(), []
     while printed := printed.lstrip():
         entry, end = decoder.raw_decode(printed)
-        found.append(entry)
+        entries.append(entry)
         printed = printed[end:]
-    return found
+    return entries
 
 
-def test_kafkas_dump_of_a_log_finds_its_files_whole(either, java_client):
-    """Ours writes its segments, indexes and snapshots in Kafka's formats, so that Kafka's own tool can judge them."""
+def test_kafkas_dump_log_tool_finds_the_files_valid(either, java_client):
+    """headrace writes segments, indexes and snapshots in Kafka's formats, which Kafka's tool can check."""
     topic = new_topic(either, "dumped", internal_segment_bytes=2000, index_interval_bytes=200)
     producer = librdkafka.transactional(either.bootstrap, unique("dumped"))
     for n in range(20):
@@ -285,8 +285,8 @@ def test_kafkas_dump_of_a_log_finds_its_files_whole(either, java_client):
         return [line for line in run.lines if not line.startswith("Dumping")]
 
     def all_batches():
-        found = [line for line in dump("log") if line.startswith("baseOffset:")]
-        return found if len(found) == 40 else None  # each with its marker, the last of which may come later
+        lines = [line for line in dump("log") if line.startswith("baseOffset:")]
+        return lines if len(lines) == 40 else None  # each with its marker; the last marker may be written later
 
     batches = eventually("the last marker", all_batches)
     assert all(line.endswith("isvalid: true") for line in batches)

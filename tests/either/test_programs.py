@@ -1,4 +1,4 @@
-"""The programs that speak for clients in other languages: how they are had, and what becomes of one that fails."""
+"""The programs that run clients in other languages: how they are installed, and how failures are handled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.peers.kafkajs import make_kafkajs
 from tests.support.peers.program import Program, ProgramError
 from tests.support.peers.spark_connector import make_spark_connector
 
-# Answers with what it was sent, unless it is told to be silent or to end.
+# Echoes each command, except the commands to be silent or to exit.
 ECHO = """
 import sys, json, time
 for line in sys.stdin:
@@ -34,7 +34,7 @@ def echo():
     program.close()
 
 
-def test_a_program_answers_command_by_command(echo):
+def test_a_program_responds_to_each_command(echo):
     assert [echo("say", n=n)["n"] for n in range(3)] == [0, 1, 2]
     with pytest.raises(ProgramError, match="echo: fail: no luck"):
         echo("fail")
@@ -42,7 +42,7 @@ def test_a_program_answers_command_by_command(echo):
 
 
 @pytest.mark.parametrize(("how", "reason"), [("hang", "no answer after 0.5 s"), ("end", "(?s)it ended.*that was all")])
-def test_one_that_gives_no_answer_is_ended_and_started_anew(echo, how, reason):
+def test_a_program_without_a_response_is_killed_and_restarted(echo, how, reason):
     with pytest.raises(ProgramError, match=reason):
         echo(how, seconds_max=0.5 if how == "hang" else 30)
     assert echo("say", n=1)["n"] == 1

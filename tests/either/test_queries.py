@@ -1,4 +1,4 @@
-"""Queries that combine several responses (client/queries), on real brokers."""
+"""Queries that combine several responses (client/queries), on both brokers."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def admin(either):
 
 @pytest.fixture
 def writer(either):
-    """A transactional producer."""
-    with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("queries")) as producer:
+    """Yield a producer in an open transaction."""
+    with Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("facts")) as producer:
         producer.init_transactions()
         yield producer
 
 
-def existing(result):
-    """Return a result that must not be None."""
-    assert result is not None
-    return result
+def existing(value):
+    """What must be there."""
+    assert value is not None
+    return value
 
 
 def transactional_id(producer):
     return producer.config["transactional.id"]
 
 
-def test_an_open_transaction_blocks_all_records_after_its_first(either, admin, writer):
-    topic = new_topic(either, "blocked", partitions=2)
+def test_an_open_transaction_hides_all_records_after_its_first(either, admin, writer):
+    topic = new_topic(either, "facts-held", partitions=2)
     tp = TopicPartition(topic, 0)
     with Producer(bootstrap_servers=either.bootstrap) as other:
         other.send(topic, b"before", partition=0).result(SECONDS_MAX)
@@ -66,15 +66,19 @@ def test_an_open_transaction_blocks_all_records_after_its_first(either, admin, w
         second.send(topic, b"open as well", partition=0).result(SECONDS_MAX)
         other = existing(describe_transaction(admin, transactional_id(second)))
         (later,) = open_partitions(admin, [other])[transactional_id(second)]
-        assert (later.start, later.stable, later.blocked_count) == (5, 1, 0)  # it waits for the first one, too
+        assert (later.start, later.stable, later.blocked_count) == (
+            5,
+            1,
+            0,
+        )  # behind the first transaction
         second.abort_transaction()
     writer.commit_transaction()
     partitions = [tp, TopicPartition(topic, 1)]
     eventually("the markers", lambda: blocked_partitions(admin, partitions) == {})  # written after the response
 
 
-def test_the_history_has_every_transition_of_a_transactional_id(either, admin, writer):
-    topic = new_topic(either, "history")
+def test_the_history_of_a_transactional_id_has_all_logged_states(either, admin, writer):
+    topic = new_topic(either, "facts-history")
     began_ms = time.time() * 1000 - 1
     for end in (writer.commit_transaction, writer.abort_transaction):
         writer.begin_transaction()
@@ -97,8 +101,8 @@ def test_the_history_has_every_transition_of_a_transactional_id(either, admin, w
     writer.abort_transaction()
 
 
-def test_a_timestamp_is_fetched_once_until_the_group_advances(either, admin):
-    topic, group = new_topic(either, "lag"), unique("late")
+def test_record_times_are_fetched_again_only_after_a_commit(either, admin):
+    topic, group = new_topic(either, "facts-lag"), unique("late")
     now_ms = int(time.time() * 1000)
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         for age_ms in (2 * AGE_MS, AGE_MS):
@@ -106,24 +110,24 @@ def test_a_timestamp_is_fetched_once_until_the_group_advances(either, admin):
     tp = TopicPartition(topic, 0)
     times = LagTimes()
 
-    def lag_ms(committed):
+    def late_ms(committed, remembering=times):
         admin.alter_group_offsets(group, {tp: committed})
-        overview = existing(find_group(admin, group))
-        times.fill(overview.partitions, admin)
-        return overview.partitions[0].lag_ms
+        facts = existing(find_group(admin, group))
+        remembering.fill(facts.partitions, admin)
+        return facts.partitions[0].lag_ms
 
-    assert 2 * AGE_MS <= lag_ms(0) <= 2 * AGE_MS + SECONDS_MAX * 1000
-    admin.delete_records({tp: 1})  # it cannot be fetched any more, and need not be
+    assert 2 * AGE_MS <= late_ms(0) <= 2 * AGE_MS + SECONDS_MAX * 1000
+    admin.delete_records({tp: 1})  # it is deleted, and is not needed
     before = existing(find_group(admin, group)).partitions[0]
     before.start = 0
     times.fill([before], admin)
     assert (before.lag_ms or 0) >= 2 * AGE_MS
-    assert AGE_MS <= lag_ms(1) <= AGE_MS + SECONDS_MAX * 1000
-    assert lag_ms(2) == 0
+    assert AGE_MS <= late_ms(1) <= AGE_MS + SECONDS_MAX * 1000
+    assert late_ms(2) == 0
 
 
-def test_groups_at_different_offsets_of_a_partition_have_different_lags(either, admin):
-    topic = new_topic(either, "lags")
+def test_groups_at_different_offsets_have_different_lags(either, admin):
+    topic = new_topic(either, "facts-lags")
     now_ms = int(time.time() * 1000)
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         for age_ms in (3 * AGE_MS, 2 * AGE_MS, AGE_MS):
@@ -133,4 +137,4 @@ def test_groups_at_different_offsets_of_a_partition_have_different_lags(either, 
         admin.alter_group_offsets(group, {TopicPartition(topic, 0): committed})
     partitions = [existing(find_group(admin, group)).partitions[0] for group in groups]
     LagTimes().fill(partitions, admin)
-    assert [round((lag.lag_ms or 0) / AGE_MS, 1) for lag in partitions] == [3, 2, 1, 0]
+    assert [round((partition.lag_ms or 0) / AGE_MS, 1) for partition in partitions] == [3, 2, 1, 0]

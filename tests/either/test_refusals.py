@@ -1,4 +1,4 @@
-"""Batches that a broker must not take: what it says to each, and that the log is none the longer."""
+"""Batches that a broker must refuse: the error of each, and that nothing is appended."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_batch_over_max_message_bytes_is_too_large(either: Broker, link: Conne
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "x" * 250])
-def test_a_topic_of_no_valid_name_cannot_be_written_to(link: Connection, name: str) -> None:
+def test_a_topic_with_an_invalid_name_cannot_be_written_to(link: Connection, name: str) -> None:
     assert link.produce(name, BATCH).error_code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION)
 
 
@@ -101,7 +101,7 @@ def test_metadata_of_an_invalid_name_is_an_invalid_topic(link: Connection, creat
 
 
 @pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
-def test_internal_topics_are_closed_to_clients(link: Connection, topic: str) -> None:
+def test_clients_cannot_write_to_internal_topics(link: Connection, topic: str) -> None:
     answer = link.produce(topic, bytes(encode(RECORDS)))
 
     assert answer.error_code in (Code.INVALID_TOPIC_EXCEPTION, Code.UNKNOWN_TOPIC_OR_PARTITION)

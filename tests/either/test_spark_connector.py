@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector reads and writes: the neighbour whose place headrace wants to take."""
+"""Spark's own Kafka connector reads and writes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_spark_reads_committed_rows_in_a_batch_and_in_a_stream_and_writes_some(e
     committed += [row(1, n - 100, n) for n in range(100, 150)]
     assert ask("rows", isolation="read_committed")["rows"] == committed
     assert len(ask("rows", isolation="read_uncommitted")["rows"]) == 200
-    assert ask("streamed")["values"] == sorted(found[3] for found in committed)
+    assert ask("streamed")["values"] == sorted(row[3] for row in committed)
 
     target = new_topic(either, "spark-wrote")
     texts = [f"text {n}" for n in range(100)]

@@ -1,6 +1,6 @@
-"""kill -9 of the broker under load: with idempotence nothing is lost, nothing comes twice, and order holds.
+"""kill -9 of the broker under load: an idempotent producer loses, duplicates and reorders nothing.
 
-HEADRACE_FAULT_RECORDS says how many records; 200,000 unless told.
+HEADRACE_FAULT_RECORDS is the number of records, 200,000 by default.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def own_kafka(kafka_jars, tmp_path):
 
 
 class Load:
-    """Sends numbered records as fast as they go, in a thread of its own, and counts what is acknowledged."""
+    """Sends numbered records at full speed in a thread, and counts the acknowledged ones."""
 
     def __init__(self, producer, topic):
         self._producer = producer
@@ -63,9 +63,9 @@ class Load:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX)
 @pytest.mark.behaviour("P31", "P33")
-def test_records_survive_the_death_of_the_broker_once_and_in_order(own_kafka):
+def test_records_survive_a_broker_kill_once_and_in_order(own_kafka):
     topic = new_topic(own_kafka, "survivors", PARTITIONS)
-    # Little memory, so that sending goes on while the broker dies; and at times only one request a batch.
+    # Little memory, so that sends continue during the kill; in some runs one request in flight.
     with Producer(bootstrap_servers=own_kafka.bootstrap, buffer_memory=1_000_000, batch_size=4_000) as producer:
         load = Load(producer, topic)
         for kill in range(KILLS):
@@ -84,7 +84,7 @@ def test_records_survive_the_death_of_the_broker_once_and_in_order(own_kafka):
 
 @pytest.mark.slow
 @pytest.mark.behaviour("P11")
-def test_a_broker_that_comes_back_in_good_order_is_found_again(own_kafka):
+def test_a_broker_that_is_restarted_cleanly_is_found_again(own_kafka):
     topic = new_topic(own_kafka, "again")
     with Producer(bootstrap_servers=own_kafka.bootstrap) as producer:
         producer.send(topic, b"before").result(20)

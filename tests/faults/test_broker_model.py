@@ -1,6 +1,6 @@
-"""Random clients, lost answers and kills, compared with a model of what may be visible.
+"""Random clients, lost responses and kills, compared with a model of what may be visible.
 
-HEADRACE_MODEL_STEPS says how many steps; HEADRACE_MODEL_SEED repeats a run.
+HEADRACE_MODEL_STEPS is the number of steps; HEADRACE_MODEL_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class Run:
 
 
 @pytest.mark.timeout(60 + STEPS // 50)
-def test_what_readers_see_is_what_the_model_says_through_lost_answers_and_kills(tmp_path: Path) -> None:
+def test_reads_match_the_model_despite_lost_responses_and_kills(tmp_path: Path) -> None:
     broker = EmbeddedBroker(data_dir=tmp_path / "data").start()
 
     def revive() -> None:
-        """Start it again if a fault has made it crash; it may be about to."""
+        """Restart the broker if a fault has crashed it, or is about to."""
         try:
             broker.status()
         except HeadraceError:

@@ -1,6 +1,6 @@
-"""Damaged data folders: `make fuzz-data-dir` in small.
+"""Damaged data folders: a short run of `make fuzz-data-dir`.
 
-HEADRACE_FUZZ_CASES says how many; HEADRACE_FUZZ_SEED repeats a run.
+HEADRACE_FUZZ_CASES is the number of cases; HEADRACE_FUZZ_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", str(random.randrange(1 << 32))))
 
 @pytest.mark.behaviour("B17")
 @pytest.mark.timeout(120 + 5 * CASES)
-def test_damage_to_a_data_folder_is_named_and_deletes_nothing() -> None:
-    # In a process of its own, without threads: each case is a fork of it.
+def test_damage_to_a_data_folder_is_reported_and_deletes_nothing() -> None:
+    # In a separate process without threads, because each case is a fork.
     command = [sys.executable, "-m", "bench.fuzz_data_dir", "--cases", str(CASES), "--seed", str(SEED)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=100 + 5 * CASES, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -1,6 +1,6 @@
-"""kill -9 of a transactional producer, wherever it is: a reader sees whole transactions, each once, or nothing.
+"""kill -9 of a transactional producer at any point: readers see whole transactions, each once.
 
-HEADRACE_FAULT_ROUNDS says how many producers die; 20 unless told.
+HEADRACE_FAULT_ROUNDS is the number of killed producers, 20 by default.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def die_while_writing(broker, transactional_id, topic, number, chance):
 @pytest.mark.timeout(60 + ROUNDS * ROUND_SECONDS_MAX)
 @pytest.mark.parametrize(("version", "rounds"), [("kafka", ROUNDS), ("kafka39", max(1, ROUNDS // 3))])
 @pytest.mark.behaviour("T13")
-def test_no_transaction_is_torn_doubled_or_lost_when_its_producer_is_killed(request, version, rounds):
+def test_transactions_of_a_killed_producer_are_atomic(request, version, rounds):
     broker = request.getfixturevalue(version)
     topic, transactional_id = new_topic(broker, "killed", PARTITIONS), unique("killed")
     seed = random.randrange(1 << 32)
@@ -60,7 +60,7 @@ def test_no_transaction_is_torn_doubled_or_lost_when_its_producer_is_killed(requ
     for number in range(rounds):
         known.update(die_while_writing(broker, transactional_id, topic, number, chance))
     with Producer(bootstrap_servers=broker.bootstrap, transactional_id=transactional_id) as last:
-        last.init_transactions()  # ends what the last one left open
+        last.init_transactions()  # ends the open transaction of the last producer
 
     names = [
         (record.value or b"").decode()
@@ -74,6 +74,6 @@ def test_no_transaction_is_torn_doubled_or_lost_when_its_producer_is_killed(requ
     assert not torn, (seed, torn)
     assert not [name for name in names if name.startswith("aborted")], seed
     assert known <= sizes.keys(), (seed, known - sizes.keys())
-    # Killed between the decision and the news of it: at most one for each that died.
+    # A producer may be killed between the commit and its response: at most one for each kill.
     assert len(sizes.keys() - known) <= rounds, seed
     assert known, "none of them had time to commit anything"

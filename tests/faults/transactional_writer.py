@@ -1,7 +1,7 @@
 """Writes transactions until it is killed. Arguments: bootstrap, transactional id, topic, number of the round.
 
-Each has RECORDS records over PARTITIONS partitions, named `round:transaction:number`. A line is printed for each one
-that is known to be committed. Every third is aborted, with names of its own.
+Each transaction has RECORDS records over PARTITIONS partitions, named `round:transaction:number`. A line is printed for
+each committed transaction. Every third is aborted; its records have other names.
 """
 
 from __future__ import annotations

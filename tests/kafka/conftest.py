@@ -16,19 +16,19 @@ JAVA = Path(__file__).parent / "java"
 
 @pytest.fixture(scope="session")
 def java_sources() -> Path:
-    """The folder of our Java programs."""
+    """The folder of the Java test programs."""
     return JAVA
 
 
 @pytest.fixture(scope="module")
 def java_batches(java: JavaRunner, tmp_path_factory: pytest.TempPathFactory) -> JavaBatches:
-    """Writes and reads batches by Kafka's own classes; once each way in a module, for a JVM takes its time."""
+    """Write and read batches with Kafka's classes, once in a module, because a JVM starts slowly."""
     return JavaBatches(java, JAVA / "Batches.java", tmp_path_factory.mktemp("batches"))
 
 
 @pytest.fixture
 def requests_sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Node and API key of every request that a client of ours sends from here on."""
+    """Record node and API key of every request that headrace clients send."""
     sent: list[tuple[int, int]] = []
     send = NetworkClient.send
 

@@ -1,4 +1,4 @@
-"""The admin client on real brokers; librdkafka's own, and Kafka's, say whether it did what it claims."""
+"""The admin client on real brokers; results are checked with librdkafka and Kafka's tools."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def theirs(broker):
 # -- topics -------------------------------------------------------------------------------------
 
 
-def test_topics_are_made_listed_grown_and_deleted(admin, theirs):
+def test_topics_are_created_listed_extended_and_deleted(admin, theirs):
     topic = name("made")
     admin.create_topics([NewTopic(topic, 2, 1, {"retention.ms": "123456"}), NewTopic(topic + "-b")])
-    # A broker hears of a new topic a moment after the controller has made it.
+    # A broker gets a new topic a moment after the controller has created it.
     eventually("both topics", lambda: {topic, topic + "-b"} <= set(admin.list_topics()))
     assert "__consumer_offsets" not in admin.list_topics()
     described = eventually("both leaders", lambda: leaders(admin, topic, 2))
@@ -83,7 +83,7 @@ def leaders(admin, topic, count):
     return described if [p.leader for p in described.partitions] == [1] * count else None
 
 
-def test_a_topic_can_be_placed_by_hand_and_tried_out(admin):
+def test_a_topic_can_have_explicit_assignments_and_be_validated_only(admin):
     topic = name("placed")
     admin.create_topics([NewTopic(topic, assignments={0: [1], 1: [1]})], validate_only=True)
     assert topic not in admin.list_topics()
@@ -93,7 +93,7 @@ def test_a_topic_can_be_placed_by_hand_and_tried_out(admin):
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "said"),
+    ("call", "code", "text"),
     [
         (lambda a, t: a.create_topics([NewTopic(t)]), "TOPIC_ALREADY_EXISTS", "topic '{t}'"),
         (lambda a, t: a.create_topics([NewTopic("no/name"), NewTopic("a b")]), "INVALID_TOPIC_EXCEPTION", "also"),
@@ -112,11 +112,11 @@ def test_a_topic_can_be_placed_by_hand_and_tried_out(admin):
         ),
     ],
 )
-def test_an_error_has_its_code_and_names_what_it_is_about(admin, shared_topic, call, code, said):
+def test_an_error_has_a_code_and_names_the_resource(admin, shared_topic, call, code, text):
     with pytest.raises(BrokerError) as caught:
         call(admin, shared_topic)
     assert caught.value.name == code
-    assert said.format(t=shared_topic) in str(caught.value)
+    assert text.format(t=shared_topic) in str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +149,15 @@ def test_the_cluster_is_described(admin, broker):
 # -- configurations -----------------------------------------------------------------------------
 
 
-def test_options_are_set_appended_to_and_put_back(admin, theirs, shared_topic):
+def test_options_are_set_appended_to_and_reset(admin, theirs, shared_topic):
     resource = ConfigResource(ResourceKind.TOPIC, shared_topic)
 
     def value(option):
         return admin.describe_configs([resource])[resource][option].value
 
     def theirs_say(option):
-        wanted = TheirResource(TheirResource.Type.TOPIC, shared_topic)
-        (future,) = theirs.describe_configs([wanted]).values()
+        resource = TheirResource(TheirResource.Type.TOPIC, shared_topic)
+        (future,) = theirs.describe_configs([resource]).values()
         return future.result(timeout=10)[option].value
 
     admin.alter_configs({resource: {"retention.ms": "1000", "cleanup.policy": "compact"}})
@@ -170,7 +170,7 @@ def test_options_are_set_appended_to_and_put_back(admin, theirs, shared_topic):
     assert value("retention.ms") != "5"
 
 
-def test_a_broker_answers_for_itself(admin):
+def test_broker_options_are_read_from_that_broker(admin):
     resource = ConfigResource(ResourceKind.BROKER, "1")
     entry = admin.describe_configs([resource])[resource]["node.id"]
     assert (entry.value, entry.read_only) == ("1", True)
@@ -180,7 +180,7 @@ def test_a_broker_answers_for_itself(admin):
 # -- groups -------------------------------------------------------------------------------------
 
 
-def test_the_offsets_of_a_group_are_set_read_and_forgotten(admin, theirs, broker):
+def test_the_offsets_of_a_group_are_set_read_and_deleted(admin, theirs, broker):
     topic, group = broker.create_topic(name("g"), partitions=2), name("group")
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
     admin.alter_group_offsets(group, {first: 5, second: CommittedOffset(7, "note")})
@@ -235,14 +235,14 @@ def test_an_open_transaction_is_described_and_its_producer_fenced(admin, broker)
         producer.commit_transaction(30)
 
 
-def test_a_transaction_that_hangs_is_found_and_aborted(admin, broker):
+def test_a_hanging_transaction_is_found_and_aborted_by_the_admin(admin, broker):
     topic, transactional_id = broker.create_topic(name("hanging")), name("hanging")
     tp = TopicPartition(topic, 0)
     producer_id, _ = plant_hanging(broker.bootstrap, topic, transactional_id)
-    (found,) = admin.find_hanging_transactions([tp], older_than_ms=0)
-    assert isinstance(found, HangingTransaction)
-    assert (found.partition, found.producer.producer_id) == (tp, producer_id)
-    producer = found.producer
+    (hanging,) = admin.find_hanging_transactions([tp], older_than_ms=0)
+    assert isinstance(hanging, HangingTransaction)
+    assert (hanging.partition, hanging.producer.producer_id) == (tp, producer_id)
+    producer = hanging.producer
     admin.abort_transaction(tp, producer.producer_id, producer.producer_epoch, producer.coordinator_epoch)
     assert admin.find_hanging_transactions([tp], older_than_ms=0) == []
     eventually("the last stable offset", lambda: admin.list_offsets({tp: LATEST}, "read_committed")[tp].offset == 2)
@@ -251,7 +251,7 @@ def test_a_transaction_that_hangs_is_found_and_aborted(admin, broker):
 # -- the client itself --------------------------------------------------------------------------
 
 
-def test_without_a_broker_the_time_is_bounded_and_the_reason_told():
+def test_without_a_broker_a_call_times_out_with_the_cause():
     (port,) = free_ports(1)
     complaint = r"cannot connect to 127.0.0.1:.*is a broker running there"
     with AdminClient(f"127.0.0.1:{port}", timeout_ms=300) as admin, pytest.raises(TimedOutError, match=complaint):

@@ -1,4 +1,4 @@
-"""TLS and SASL as Apache Kafka does them: one broker with a listener for each, and our client at all of them."""
+"""TLS and SASL with Apache Kafka: one broker with a listener for each, and headrace clients."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def eventually_in(admin):
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
-def test_every_mechanism_lets_us_in_over_tls(secure, certificates, mechanism):
+def test_every_sasl_mechanism_works_over_tls(secure, certificates, mechanism):
     if mechanism == "OAUTHBEARER":
         sasl = SaslSettings(mechanism, token_provider=TokenCache(unsecured_token, SYSTEM_CLOCK.time_ms))
     else:
@@ -136,7 +136,7 @@ def test_every_mechanism_lets_us_in_over_tls(secure, certificates, mechanism):
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
-def test_who_is_not_known_is_told_what_to_check(secure, certificates, mechanism):
+def test_an_unknown_user_gets_an_error_with_a_remedy(secure, certificates, mechanism):
     if mechanism == "OAUTHBEARER":
         sasl = SaslSettings(mechanism, token_provider=lambda: unsecured_token(seconds=-100))
     else:
@@ -148,13 +148,13 @@ def test_who_is_not_known_is_told_what_to_check(secure, certificates, mechanism)
         admin.describe_cluster()
 
 
-def test_a_session_is_renewed_on_the_same_connection_as_often_as_the_broker_wants(secure, certificates):
+def test_a_session_is_renewed_on_the_same_connection_repeatedly(secure, certificates):
     sasl = SaslSettings("PLAIN", username="ann", password="secret")
     with admin_at(secure.sasl, certificates, sasl=sasl, clock=FastClock()) as admin:
         assert_renewed_on_the_same_connection(admin)
 
 
-def test_a_client_certificate_lets_us_in_and_its_absence_is_explained(secure, certificates):
+def test_a_client_certificate_is_accepted_and_its_absence_explained(secure, certificates):
     folder = certificates
     mine = TlsSettings(
         ca_file=str(folder / "cert.pem"), cert_file=str(folder / "cert.pem"), key_file=str(folder / "key.pem")
@@ -165,13 +165,13 @@ def test_a_client_certificate_lets_us_in_and_its_absence_is_explained(secure, ce
         admin.describe_cluster()
 
 
-def test_a_broker_nobody_vouches_for_is_not_talked_to(secure, certificates):
+def test_a_broker_with_an_untrusted_certificate_is_refused(secure, certificates):
     with admin_at(secure.mtls, certificates, tls=TlsSettings()) as admin, pytest.raises(TlsError, match="not trusted"):
         admin.describe_cluster()
 
 
 @pytest.mark.parametrize("secured", [True, False], ids=["TLS at a plain port", "plain at a TLS port"])
-def test_the_wrong_protocol_for_a_port_is_said_in_time(secure, certificates, secured):
+def test_a_wrong_security_protocol_fails_quickly_with_a_hint(secure, certificates, secured):
     tls = TlsSettings(ca_file=str(certificates / "cert.pem")) if secured else None
     address = secure.broker.bootstrap if secured else secure.mtls
     with (

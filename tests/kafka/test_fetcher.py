@@ -1,4 +1,4 @@
-"""The fetcher on real brokers, beside librdkafka's consumer."""
+"""The fetcher on real brokers, compared with librdkafka's consumer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def broker(request):
 
 
 def read(fetcher, count, **options):
-    """Records until `count` are there."""
+    """Poll until there are `count` records."""
     out: list[FetchedRecord] = []
     while len(out) < count:
         got = fetcher.poll(MS_MAX, **options)
@@ -92,7 +92,7 @@ def interleave(broker, topic):
     return last
 
 
-def test_records_come_as_librdkafka_reads_them_from_several_partitions(broker):
+def test_records_of_several_partitions_are_those_that_librdkafka_reads(broker):
     topic = broker.create_topic(name("plain"), partitions=3)
     for partition, codec in enumerate(["none", "zstd", "lz4"]):
         librdkafka.produce(broker.bootstrap, topic, make_records(200), codec=codec, partition=partition)
@@ -135,7 +135,7 @@ def test_aborted_and_open_transactions_are_hidden_from_read_committed_only(broke
     producer.abort_transaction(30)
 
 
-def test_a_reader_at_the_end_gets_what_comes_next(either):
+def test_a_fetcher_at_the_end_gets_new_records(either):
     topic = either.create_topic(name("tail"))
     librdkafka.produce(either.bootstrap, topic, make_records(5))
     with Fetcher(either.bootstrap) as fetcher:
@@ -167,7 +167,7 @@ def test_positions_by_offset_time_and_ends(broker):
         assert fetcher.offsets_for_times({tp: TIME + 5000})[tp].offset == -1
 
 
-def test_a_range_is_read_to_its_end_and_no_further(either):
+def test_a_range_is_read_up_to_its_end(either):
     topic = either.create_topic(name("range"))
     librdkafka.produce(either.bootstrap, topic, make_records(300))
     tp = TopicPartition(topic, 0)
@@ -181,10 +181,10 @@ def test_a_range_is_read_to_its_end_and_no_further(either):
         assert fetcher.position(tp) == 130
         fetcher.assign({tp: 20}, until={tp: 130})
         assert [record.offset for record in read(fetcher, 110)] == list(range(20, 130))
-        assert fetcher.poll(MS_MAX) == []  # at once: there is no more to wait for
+        assert fetcher.poll(MS_MAX) == []  # at once, without waiting for more
 
 
-def test_an_offset_out_of_range_is_an_error_or_moves_as_told(broker):
+def test_an_offset_out_of_range_is_an_error_or_reset_as_configured(broker):
     topic = broker.create_topic(name("range"))
     librdkafka.produce(broker.bootstrap, topic, make_records(10))
     tp = TopicPartition(topic, 0)
@@ -201,7 +201,7 @@ def test_an_offset_out_of_range_is_an_error_or_moves_as_told(broker):
             assert fetcher.position(tp) == position + (policy == "earliest")
 
 
-def test_a_batch_larger_than_the_limits_comes_all_the_same(either):
+def test_a_batch_larger_than_the_fetch_limits_is_returned(either):
     topic = either.create_topic(name("large"))
     with Connection(either.bootstrap) as connection:
         for start in (0, 2):
@@ -222,18 +222,18 @@ def test_a_topic_that_does_not_exist_is_an_error_with_its_name(either):
 
 
 def test_message_sets_of_old_clients_are_read_as_records(kafka39, monkeypatch):
-    """Written as magic 1 and stored as batches; asked for in versions that know message sets only."""
+    """Written as magic 1, stored as batches, and fetched with versions that have message sets only."""
     topic = kafka39.create_topic(name("old"))
-    wanted = [Record(i, TIME + i, b"k", b"v" * 10, ()) for i in range(20)]
+    records_in = [Record(i, TIME + i, b"k", b"v" * 10, ()) for i in range(20)]
     with Connection(kafka39.bootstrap) as connection:
-        assert connection.produce(topic, message_sets.encode(wanted, magic=1, codec=1), version=2).error_code == 0
+        assert connection.produce(topic, message_sets.encode(records_in, magic=1, codec=1), version=2).error_code == 0
     with Fetcher(kafka39.bootstrap, isolation="read_uncommitted") as fetcher:
         fetcher.assign({TopicPartition(topic, 0): 3})
         monkeypatch.setattr(Cluster, "topic_id", lambda self, topic: None)
         for versions_max in (1, 3, 12):
             monkeypatch.setattr(fetcher_module, "NEWEST_BY_NAME", versions_max)
-            # Version 1 has no timestamps: it gives magic 0.
-            expected = [r._replace(timestamp=-1) for r in wanted[3:]] if versions_max < 2 else wanted[3:]
+            # Version 1 has no timestamps: it returns magic 0.
+            expected = [r._replace(timestamp=-1) for r in records_in[3:]] if versions_max < 2 else records_in[3:]
             assert plain(read(fetcher, 17)) == expected
             fetcher.seek(TopicPartition(topic, 0), 3)
             (columns,) = fetcher.poll_arrow(MS_MAX, with_headers=True).values()
@@ -241,7 +241,7 @@ def test_message_sets_of_old_clients_are_read_as_records(kafka39, monkeypatch):
             fetcher.seek(TopicPartition(topic, 0), 3)
 
 
-def test_topics_go_by_id_where_that_is_known(broker, monkeypatch):
+def test_fetches_use_topic_ids_if_they_are_known(broker, monkeypatch):
     versions = []
     send = client_connection.Connection.send
 
@@ -260,7 +260,7 @@ def test_topics_go_by_id_where_that_is_known(broker, monkeypatch):
     assert min(versions) >= 13
 
 
-def test_a_topic_that_is_made_anew_is_found_again(kafka):
+def test_a_recreated_topic_is_found(kafka):
     topic = kafka.create_topic(name("anew"))
     librdkafka.produce(kafka.bootstrap, topic, make_records(3))
     with Fetcher(kafka.bootstrap) as fetcher, AdminClient(kafka.bootstrap) as admin:
@@ -273,7 +273,7 @@ def test_a_topic_that_is_made_anew_is_found_again(kafka):
         assert plain(read(fetcher, 2)) == make_records(2, start=3)
 
 
-def test_a_broker_that_dies_and_returns_is_read_on_from_where_it_was(kafka39):
+def test_reading_continues_after_a_broker_restart(kafka39):
     topic = kafka39.create_topic(name("restart"))
     librdkafka.produce(kafka39.bootstrap, topic, make_records(10))
     with Fetcher(kafka39.bootstrap) as fetcher:
@@ -286,7 +286,7 @@ def test_a_broker_that_dies_and_returns_is_read_on_from_where_it_was(kafka39):
         assert [record.offset for record in read(fetcher, 5)] == [10, 11, 12, 13, 14]
 
 
-def test_a_fetcher_without_a_broker_says_so():
+def test_a_fetcher_without_a_broker_raises():
     (port,) = free_ports(1)
     complaint = r"cannot connect to 127.0.0.1.*is a broker running there"
     with Fetcher(f"127.0.0.1:{port}", timeout_ms=300) as fetcher, pytest.raises(TimedOutError, match=complaint):

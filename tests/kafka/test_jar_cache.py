@@ -1,4 +1,4 @@
-"""Kafka's jars are fetched once, whoever else is fetching and whatever became of the last attempt."""
+"""Kafka's jars are downloaded once, also with concurrent and after failed downloads."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.peers import maven
 
-# Leaves a line for each call, and a jar where it is told to; PART of it only, and an error, if so wished.
+# Appends a line for each call, and writes a jar to the given path; with PART, an incomplete one, and fails.
 FAKE_MAVEN = """#!/bin/sh
 echo called >> "$CALLS"
 for arg; do case "$arg" in -DoutputDirectory=*) folder="${arg#*=}";; esac; done
@@ -40,7 +40,7 @@ def test_two_runs_at_once_fetch_the_jars_once(calls):
     assert calls.read_text() == "called\n"
 
 
-def test_a_download_that_broke_off_is_not_taken_for_the_jars(calls, monkeypatch):
+def test_an_interrupted_download_is_not_used(calls, monkeypatch):
     monkeypatch.setenv("PART", "yes")
     with pytest.raises(RuntimeError, match="no route to the jars"):
         maven.kafka_jars("9.9.9")

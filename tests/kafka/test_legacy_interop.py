@@ -1,4 +1,4 @@
-"""Message sets, magic 0 and 1, between us, Kafka 3.9's own classes, and a Kafka 3.9 broker."""
+"""Message sets, magic 0 and 1, between headrace, Kafka 3.9's classes, and a Kafka 3.9 broker."""
 
 import pytest
 
@@ -53,22 +53,22 @@ def ours_as_java_reads_them(kafka_jars, java_batches):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_message_set_of_java_says_what_java_meant(name, by_java):
+def test_message_sets_of_java_are_decoded(name, by_java):
     assert message_sets.decode(by_java[name]) == list(SETS[name].records)
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_java_finds_our_message_set_valid_and_equal(name, ours_as_java_reads_them):
-    found, wanted = ours_as_java_reads_them[name], SETS[name]
-    assert not isinstance(found, str), found
-    assert {(batch.magic, batch.codec, batch.append_time) for batch in found} == {
-        (wanted.magic, wanted.codec, wanted.append_time)
+    decoded, expected = ours_as_java_reads_them[name], SETS[name]
+    assert not isinstance(decoded, str), decoded
+    assert {(batch.magic, batch.codec, batch.append_time) for batch in decoded} == {
+        (expected.magic, expected.codec, expected.append_time)
     }
-    assert len(found) == (1 if wanted.codec else len(wanted.records))
-    assert [record for batch in found for record in batch.records] == list(wanted.records)
+    assert len(decoded) == (1 if expected.codec else len(expected.records))
+    assert [record for batch in decoded for record in batch.records] == list(expected.records)
 
 
-def test_where_nothing_is_compressed_our_message_sets_are_javas_byte_for_byte(by_java):
+def test_uncompressed_message_sets_equal_those_of_java(by_java):
     names = [name for name, batch in SETS.items() if batch.codec == 0]
     assert [ours(SETS[name]) for name in names] == [by_java[name] for name in names]
 
@@ -80,7 +80,7 @@ def connection(kafka39):
 
 
 @pytest.mark.parametrize(("version", "magic"), PRODUCE_MAGICS.items())
-def test_a_broker_takes_our_message_sets_and_a_modern_consumer_reads_them(version, magic, kafka39, connection):
+def test_a_broker_accepts_message_sets_and_a_modern_consumer_reads_them(version, magic, kafka39, connection):
     topic = kafka39.create_topic(f"sets-{version}", len(PARTITIONS))
     count = len(samples.small())
     expected = as_kept(samples.small() + samples.shifted(samples.large(), count), magic)
@@ -89,8 +89,8 @@ def test_a_broker_takes_our_message_sets_and_a_modern_consumer_reads_them(versio
             data = message_sets.encode(records, magic=magic, codec=CODEC_IDS[codec])
             answer = connection.produce(topic, data, version=version, partition=partition)
             assert answer.error_code == 0, (codec, answer)
-        found = librdkafka.consume(kafka39.bootstrap, topic, len(expected), partition=partition)
-        assert found == expected, codec
+        consumed = librdkafka.consume(kafka39.bootstrap, topic, len(expected), partition=partition)
+        assert consumed == expected, codec
 
 
 @pytest.fixture(scope="module")
@@ -105,14 +105,14 @@ def of_librdkafka(kafka39):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(("version", "magic"), FETCH_MAGICS.items())
-def test_what_a_broker_turns_into_message_sets_we_read(version, magic, codec, connection, of_librdkafka):
+def test_message_sets_down_converted_by_a_broker_are_decoded(version, magic, codec, connection, of_librdkafka):
     written = samples.small() + samples.shifted(samples.large(), len(samples.small()))
-    found: list[Record] = []
-    # A set may be larger than the batch it was made of: what has no room then is cut off, and fetched again.
-    while len(found) < len(written):
-        fetched = connection.fetch(of_librdkafka, version=version, partition=PARTITIONS[codec], offset=len(found))
+    decoded: list[Record] = []
+    # A set may be larger than its batch: then it is truncated, and the rest is fetched again.
+    while len(decoded) < len(written):
+        fetched = connection.fetch(of_librdkafka, version=version, partition=PARTITIONS[codec], offset=len(decoded))
         records = message_sets.decode(fetched.records, partial_tail=True, mixed_magic=True)
-        assert records, f"nothing at offset {len(found)}"
-        # A compressed set comes whole, though only its end was asked for.
-        found += [record for record in records if record.offset >= len(found)]
-    assert found == as_kept(written, magic)
+        assert records, f"nothing at offset {len(decoded)}"
+        # A compressed set is returned as a whole, also if only its end was requested.
+        decoded += [record for record in records if record.offset >= len(decoded)]
+    assert decoded == as_kept(written, magic)

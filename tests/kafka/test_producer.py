@@ -81,7 +81,7 @@ def test_the_console_consumer_and_the_log_show_headers_nulls_timestamps_and_code
         expected.append(f"CreateTime:1700000000001\tPartition:0\tOffset:{2 * n + 1}\ta:1,null:NULL\tNULL\tNULL")
     assert printed == expected
 
-    # The same log tells that each producer had an id of its own, and numbered its records from 0.
+    # The log also shows that each producer had its own id, and sequences from 0.
     batches = batches_of(kafka, topic)
     assert [batch["compresscodec"].lower() for batch in batches] == list(CODECS)
     assert all(
@@ -91,7 +91,7 @@ def test_the_console_consumer_and_the_log_show_headers_nulls_timestamps_and_code
 
 
 @pytest.mark.behaviour("P45")
-def test_sequence_numbers_go_on_from_batch_to_batch_under_one_producer_id(either):
+def test_sequence_numbers_continue_from_batch_to_batch(either):
     topic = new_topic(either, "sequences")
     with Producer(bootstrap_servers=either.bootstrap, batch_size=200) as producer:
         for n in range(50):
@@ -116,27 +116,29 @@ def test_columns_arrive_as_rows_with_their_offsets(either):
         offsets = producer.send_arrow(topic, table).result(SECONDS)
     counts = {partition: ranges[-1].last + 1 for partition, ranges in offsets.items()}
     assert sum(counts.values()) == 3000
-    found = {}
+    seen = {}
     for partition, count in counts.items():
         read = librdkafka.consume(either.bootstrap, topic, count, partition=partition)
         numbers = [record.timestamp - samples.TIME_MS for record in read]
         # In order, but for the runs in which rows without key and partition were dealt out.
         assert all(record.value == b"value %d" % n for record, n in zip(read, numbers, strict=True))
         assert all(n % 3 == partition for n in numbers if n % 2)
-        found.update(dict.fromkeys(numbers))
-    assert len(found) == 3000
+        seen.update(dict.fromkeys(numbers))
+    assert len(seen) == 3000
 
 
 @pytest.mark.behaviour("P19")
 def test_a_topic_with_log_append_time_gives_the_brokers_timestamp(either):
     topic = new_topic(either, "append-time", message_timestamp_type="LogAppendTime")
     before = int(time.time() * 1000)
-    told = []
+    delivered = []
     with Producer(bootstrap_servers=either.bootstrap) as producer:
-        future = producer.send(topic, b"v", timestamp_ms=1234, on_delivery=lambda metadata, _: told.append(metadata))
+        future = producer.send(
+            topic, b"v", timestamp_ms=1234, on_delivery=lambda metadata, _: delivered.append(metadata)
+        )
         metadata = future.result(SECONDS)
     assert before - 1000 <= metadata.timestamp_ms <= int(time.time() * 1000) + 1000
-    assert told == [metadata]
+    assert delivered == [metadata]
     (record,) = librdkafka.consume(either.bootstrap, topic, 1)
     assert record.timestamp == metadata.timestamp_ms
 
@@ -156,7 +158,7 @@ def test_a_record_without_a_timestamp_gets_the_time_of_sending(either):
 
 
 @pytest.mark.behaviour("P15")
-def test_keys_go_where_other_clients_put_them_and_an_explicit_partition_wins(either):
+def test_keys_map_to_kafkas_partitions_unless_a_partition_is_given(either):
     topic = new_topic(either, "keys", 7)
     keys = [b"key-%d" % n for n in range(200)]
     theirs: dict[bytes, int] = {}
@@ -181,20 +183,20 @@ def test_keys_go_where_other_clients_put_them_and_an_explicit_partition_wins(eit
 def test_records_without_a_key_fill_batches_and_reach_all_partitions(either, profile):
     topic = new_topic(either, "sticky", 4)
     with Producer(bootstrap_servers=either.bootstrap, profile=profile, batch_size=1000) as producer:
-        found = [producer.send(topic, b"%0100d" % n) for n in range(1500)]
+        futures = [producer.send(topic, b"%0100d" % n) for n in range(1500)]
         producer.flush()
-        places = [future.result().partition for future in found]
-    assert set(places) == {0, 1, 2, 3}
-    moves = sum(a != b for a, b in itertools.pairwise(places))
+        partitions = [future.result().partition for future in futures]
+    assert set(partitions) == {0, 1, 2, 3}
+    moves = sum(a != b for a, b in itertools.pairwise(partitions))
     assert moves < 350, "a batch holds eight of them"
 
 
 @pytest.mark.behaviour("P17", "P18")
-def test_round_robin_and_a_function_of_ones_own_choose_partitions(either):
+def test_round_robin_and_custom_partitioners_choose_partitions(either):
     topic = new_topic(either, "chosen", 3)
     with Producer(bootstrap_servers=either.bootstrap, partitioner_class="round-robin") as producer:
-        places = [producer.send(topic, b"", b"same key").result(SECONDS).partition for _ in range(6)]
-    assert sorted(places) == [0, 0, 1, 1, 2, 2]
+        partitions = [producer.send(topic, b"", b"same key").result(SECONDS).partition for _ in range(6)]
+    assert sorted(partitions) == [0, 0, 1, 1, 2, 2]
 
     seen = []
 
@@ -210,7 +212,7 @@ def test_round_robin_and_a_function_of_ones_own_choose_partitions(either):
 
 
 @pytest.mark.behaviour("P09")
-def test_a_partition_that_is_added_while_a_send_waits_for_it_is_found(either):
+def test_a_send_finds_a_partition_that_is_added_while_it_waits(either):
     topic = new_topic(either, "growing", 1)
     with Producer(bootstrap_servers=either.bootstrap, metadata_max_age_ms=200) as producer:
         producer.send(topic, b"old").result(SECONDS)
@@ -233,7 +235,7 @@ def test_a_partition_that_is_added_while_a_send_waits_for_it_is_found(either):
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 @pytest.mark.behaviour("P30")
-def test_every_level_of_acknowledgement_delivers(either, acks):
+def test_records_are_delivered_with_every_acks_value(either, acks):
     topic = new_topic(either, "acks")
     with Producer(bootstrap_servers=either.bootstrap, acks=acks) as producer:
         results = [producer.send(topic, b"%d" % n) for n in range(100)]
@@ -244,12 +246,12 @@ def test_every_level_of_acknowledgement_delivers(either, acks):
 
 
 @pytest.mark.behaviour("P27")
-def test_a_batch_that_is_too_large_for_the_topic_is_split_and_every_future_keeps_its_meaning(either):
+def test_a_batch_too_large_for_the_topic_is_split_and_futures_stay_correct(either):
     topic = new_topic(either, "split", max_message_bytes=4000)
-    told = []
+    delivered = []
     with Producer(bootstrap_servers=either.bootstrap, batch_size=60_000, linger_ms=200) as producer:
         futures = [
-            producer.send(topic, b"%0200d" % n, on_delivery=lambda metadata, error: told.append((metadata, error)))
+            producer.send(topic, b"%0200d" % n, on_delivery=lambda metadata, error: delivered.append((metadata, error)))
             for n in range(150)
         ]
         tiny = producer.send(topic, b"x" * 5000)
@@ -257,12 +259,12 @@ def test_a_batch_that_is_too_large_for_the_topic_is_split_and_every_future_keeps
         assert [future.result(0).offset for future in futures] == list(range(150))
         error = tiny.exception(0)
     assert "MESSAGE_TOO_LARGE" in str(error)
-    assert [(metadata.offset, error) for metadata, error in told] == [(n, None) for n in range(150)]
+    assert [(metadata.offset, error) for metadata, error in delivered] == [(n, None) for n in range(150)]
     assert values_of(either, topic, 150) == [b"%0200d" % n for n in range(150)]
 
 
 @pytest.mark.behaviour("P01")
-def test_the_four_ways_to_make_a_producer_give_the_same_one(either, tmp_path):
+def test_the_four_ways_to_configure_a_producer_are_equivalent(either, tmp_path):
     topic = new_topic(either, "ways")
     file = tmp_path / "producer.properties"
     file.write_text(
@@ -314,7 +316,7 @@ def test_threads_share_a_producer_and_each_keeps_its_order(either):
 
 
 @pytest.mark.behaviour("P36")
-def test_flush_waits_for_what_was_sent_before_and_close_for_all(either):
+def test_flush_waits_for_earlier_records_and_close_for_all(either):
     topic = new_topic(either, "flush")
     producer = Producer(bootstrap_servers=either.bootstrap, linger_ms=60_000)
     futures = [producer.send(topic, b"%d" % n) for n in range(1000)]
@@ -330,24 +332,24 @@ def test_flush_waits_for_what_was_sent_before_and_close_for_all(either):
 
 
 @pytest.mark.behaviour("P37")
-def test_callbacks_come_once_and_in_order_and_one_that_fails_harms_nobody(either, caplog):
+def test_callbacks_run_once_in_order_and_may_fail(either, caplog):
     topic = new_topic(either, "callbacks")
-    told = []
+    offsets = []
 
     def delivered(metadata, error):
-        told.append(metadata.offset)
+        offsets.append(metadata.offset)
         if metadata.offset == 5:
             raise RuntimeError("mine")
 
     with Producer(bootstrap_servers=either.bootstrap, batch_size=300) as producer:
         for _ in range(100):
             producer.send(topic, b"v" * 50, on_delivery=delivered)
-    assert told == list(range(100))
+    assert offsets == list(range(100))
     assert "delivery callback" in caplog.text
 
 
 @pytest.mark.behaviour("P12", "P13")
-def test_interceptors_change_records_and_hear_of_every_end(either):
+def test_interceptors_change_records_and_get_every_acknowledgement(either):
     topic, heard = new_topic(either, "intercepted"), []
 
     class Stamp(ProducerInterceptor):
@@ -372,7 +374,7 @@ def test_interceptors_change_records_and_hear_of_every_end(either):
 
 
 @pytest.mark.behaviour("P06")
-def test_metrics_count_what_went_out(either):
+def test_metrics_count_sent_records(either):
     topic = new_topic(either, "metrics")
 
     class Reporter:
@@ -438,7 +440,7 @@ def test_an_idle_producer_takes_no_cpu(kafka):
         assert used() - before < 0.005 * 3
 
 
-def test_a_topic_that_is_made_with_the_first_record_works(either):
+def test_the_first_record_creates_its_topic(either):
     topic = unique("auto-made")
     with Producer(bootstrap_servers=either.bootstrap) as producer:
         assert producer.send(topic, b"v").result(SECONDS).offset == 0

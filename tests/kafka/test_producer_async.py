@@ -27,8 +27,8 @@ def test_many_tasks_send_through_one_producer(either):
                 return [(await future).offset for future in futures]
 
             offsets = await asyncio.gather(*(work(task) for task in range(20)))
-            assert all(found == sorted(found) for found in offsets)
-            assert sorted(offset for found in offsets for offset in found) == list(range(2000))
+            assert all(task_offsets == sorted(task_offsets) for task_offsets in offsets)
+            assert sorted(offset for task_offsets in offsets for offset in task_offsets) == list(range(2000))
             delivery = await producer.send_arrow(topic, pa.table({"value": [b"column"]}))
             assert await delivery == {0: [(2000, 2000)]}
 
@@ -36,7 +36,7 @@ def test_many_tasks_send_through_one_producer(either):
     assert len(librdkafka.consume(either.bootstrap, topic, 2001)) == 2001
 
 
-def test_transactions_commit_at_the_end_of_the_block_and_abort_on_exceptions_and_cancelling(either):
+def test_async_transactions_commit_at_block_end_and_abort_on_errors(either):
     topic, group = new_topic(either, "async-txn"), unique("group")
 
     async def main():

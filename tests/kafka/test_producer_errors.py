@@ -1,4 +1,4 @@
-"""What cannot be sent says so: what, why, and in time."""
+"""Records that cannot be sent fail in time, with what failed and why."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 20
 
 @pytest.fixture(scope="module")
 def strict(kafka_jars, tmp_path_factory):
-    """A broker that makes no topics by itself."""
+    """A broker without auto-creation of topics."""
     broker = RealKafka(
         kafka_jars("4.3.0"), tmp_path_factory.mktemp("strict") / "kafka", {"auto.create.topics.enable": "false"}
     )
@@ -41,7 +41,7 @@ def strict(kafka_jars, tmp_path_factory):
 
 
 @pytest.mark.behaviour("P08")
-def test_a_topic_that_is_not_there_is_waited_for_no_longer_than_max_block(strict):
+def test_a_missing_topic_fails_after_max_block_ms(strict):
     with Producer(bootstrap_servers=strict.bootstrap, max_block_ms=700) as producer:
         started = time.monotonic()
         with pytest.raises(
@@ -54,7 +54,7 @@ def test_a_topic_that_is_not_there_is_waited_for_no_longer_than_max_block(strict
 
 
 @pytest.mark.behaviour("P08", "P11")
-def test_a_partition_that_is_not_there_names_how_many_there_are(strict):
+def test_the_error_for_a_missing_partition_has_the_partition_count(strict):
     topic = new_topic(strict, "few", 2)
     with Producer(bootstrap_servers=strict.bootstrap, max_block_ms=500) as producer:
         with pytest.raises(
@@ -67,7 +67,7 @@ def test_a_partition_that_is_not_there_names_how_many_there_are(strict):
         assert producer.send(topic, b"v", partition=1).result(SECONDS).partition == 1
 
 
-def test_a_topic_that_comes_into_being_while_a_send_waits_is_found(strict):
+def test_a_send_finds_a_topic_that_is_created_while_it_waits(strict):
     topic = unique("late")
     with Producer(bootstrap_servers=strict.bootstrap) as producer:
         made = threading.Timer(0.5, strict.create_topic, [topic])
@@ -106,7 +106,7 @@ def test_records_that_are_too_large_are_refused_with_size_and_option(either):
 
 
 @pytest.mark.behaviour("P14")
-def test_what_a_serializer_cannot_take_is_told_with_type_and_serializer(either):
+def test_a_serializer_error_names_type_and_serializer(either):
     topic = new_topic(either, "types")
     with Producer(bootstrap_servers=either.bootstrap, key_serializer="int", value_serializer="str") as producer:
         with pytest.raises(SerializationError, match=r"StrSerializer expected str, got bytes as value .* set another"):
@@ -118,7 +118,7 @@ def test_what_a_serializer_cannot_take_is_told_with_type_and_serializer(either):
         assert producer.send(topic, "v", 5).result(SECONDS).offset == 0
 
 
-def test_a_partitioner_that_chooses_what_is_not_there_is_named(either):
+def test_a_partitioner_with_an_invalid_result_is_named(either):
     topic = new_topic(either, "astray")
 
     def astray(*_):
@@ -132,7 +132,7 @@ def test_a_partitioner_that_chooses_what_is_not_there_is_named(either):
 
 
 @pytest.mark.behaviour("P08", "P22")
-def test_a_full_buffer_blocks_then_says_what_is_full_and_who_is_away(kafka_jars, tmp_path):
+def test_a_full_buffer_blocks_and_then_names_the_unreachable_broker(kafka_jars, tmp_path):
     broker = RealKafka(kafka_jars("4.3.0"), tmp_path / "kafka")
     try:
         broker.start()
@@ -176,7 +176,7 @@ class Http(socketserver.BaseRequestHandler):
         self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
-def test_a_port_that_speaks_http_is_told_from_one_where_nobody_is():
+def test_an_http_port_gets_another_error_than_a_closed_port():
     with socketserver.TCPServer(("127.0.0.1", 0), Http) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with (
@@ -194,7 +194,7 @@ def test_a_port_that_speaks_http_is_told_from_one_where_nobody_is():
 
 
 def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(either):
-    topic, told = new_topic(either, "from-callback"), []
+    topic, errors = new_topic(either, "from-callback"), []
     producer = Producer(bootstrap_servers=either.bootstrap)
 
     def delivered(metadata, error):
@@ -203,18 +203,18 @@ def test_waiting_is_refused_in_a_callback_and_closing_there_ends_the_producer(ei
                 wait()
         producer.send(topic, b"this can be sent")
         producer.close()
-        told.append(error)
+        errors.append(error)
 
     producer.send(topic, b"v", on_delivery=delivered)
-    eventually("the callback", lambda: told)
+    eventually("the callback", lambda: errors)
     eventually("the end of the I/O thread", lambda: producer._engine.thread and not producer._engine.thread.is_alive())
-    assert told == [None]
+    assert errors == [None]
     with pytest.raises(ClosedError):
         producer.send(topic, b"v")
 
 
 @pytest.mark.behaviour("P36")
-def test_close_with_no_time_gives_up_at_once(either):
+def test_close_without_time_fails_pending_records_at_once(either):
     topic = new_topic(either, "no-time")
     producer = Producer(bootstrap_servers=either.bootstrap, linger_ms=60_000)
     futures = [producer.send(topic, b"v") for _ in range(10)]
@@ -224,7 +224,7 @@ def test_close_with_no_time_gives_up_at_once(either):
     assert all(future.done() for future in futures)
 
 
-def test_a_producer_that_is_closed_while_another_thread_waits_for_metadata_releases_it(strict):
+def test_closing_a_producer_releases_a_thread_that_waits_for_metadata(strict):
     producer = Producer(bootstrap_servers=strict.bootstrap)
     errors = []
 

@@ -1,4 +1,4 @@
-"""Brokers from before 0.11, as far as a producer can tell: Kafka 3.9 still takes their formats."""
+"""Brokers that look older than 0.11 to a producer: Kafka 3.9 still accepts the old formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRODUCE = 0
 
 @pytest.fixture(scope="module")
 def old_broker(kafka_jars, tmp_path_factory):
-    """Kafka 3.9, and the proxy through which all its clients come."""
+    """Kafka 3.9, and the proxy that all its clients use."""
     (port,) = free_ports(1)
     advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
     broker = RealKafka(kafka_jars("3.9.1"), tmp_path_factory.mktemp("old") / "kafka", advertised)
@@ -32,7 +32,7 @@ def old_broker(kafka_jars, tmp_path_factory):
 @pytest.mark.behaviour("P43")
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4"])
 @pytest.mark.parametrize(("produce_version", "magic"), [(2, 1), (1, 0), (0, 0)])
-def test_batches_become_message_sets_that_the_broker_can_take(old_broker, produce_version, magic, codec):
+def test_batches_are_down_converted_for_an_old_broker(old_broker, produce_version, magic, codec):
     broker, proxy, bootstrap = old_broker
     topic = new_topic(broker, f"old-{produce_version}-{codec}", 1)
     proxy.caps = {PRODUCE: produce_version}
@@ -41,17 +41,17 @@ def test_batches_become_message_sets_that_the_broker_can_take(old_broker, produc
         futures.append(producer.send(topic, None, b"gone", timestamp_ms=2000))
         assert [future.result(20).offset for future in futures] == list(range(51))
     proxy.caps = {}
-    found = librdkafka.consume(bootstrap, topic, 51)
-    assert [(record.key, record.value) for record in found] == [
+    consumed = librdkafka.consume(bootstrap, topic, 51)
+    assert [(record.key, record.value) for record in consumed] == [
         *((b"k%d" % i, b"v%d" % i) for i in range(50)),
         (b"gone", None),
     ]
     if magic:
-        assert [record.timestamp for record in found][:50] == [1000 + i for i in range(50)]
+        assert [record.timestamp for record in consumed][:50] == [1000 + i for i in range(50)]
 
 
 @pytest.mark.behaviour("P43")
-def test_headers_and_idempotence_are_more_than_an_old_broker_can_take(old_broker):
+def test_headers_and_idempotence_fail_with_an_old_broker(old_broker):
     broker, proxy, bootstrap = old_broker
     topic = new_topic(broker, "old-headers", 1)
     proxy.caps = {PRODUCE: 2}

@@ -1,4 +1,4 @@
-"""Real listeners with TLS and SASL: who may come in does, who may not is told why."""
+"""Real listeners with TLS and SASL: valid credentials are accepted, others get an error with the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def openssl(*args):
 
 
 def make_certificates(folder):
-    """An authority, and a server and a client that it vouches for, as PEM; keys in PKCS 8, as Java wants them."""
+    """Create PEM files: an authority, and certificates of a server and a client. Keys are in PKCS 8, for Java."""
     openssl(
         *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test authority", "-days", "2"),
         *("-keyout", folder / "ca.key", "-out", folder / "ca.pem"),
@@ -131,7 +131,7 @@ def sasl(guarded, mechanism="PLAIN", password="wonder", listener="SASL", **optio
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.behaviour("P44")
-def test_a_password_opens_the_door_and_a_wrong_one_is_told_at_once(guarded, topic, mechanism):
+def test_a_correct_password_is_accepted_and_a_wrong_one_fails_at_once(guarded, topic, mechanism):
     assert sends(topic, **sasl(guarded, mechanism))
     started = time.monotonic()
     with pytest.raises(AuthenticationError, match=r"127.0.0.1.*(?i:authentication|password)"):
@@ -140,7 +140,7 @@ def test_a_password_opens_the_door_and_a_wrong_one_is_told_at_once(guarded, topi
 
 
 @pytest.mark.behaviour("P44")
-def test_scram_over_tls_needs_the_authority_to_be_known(guarded, topic):
+def test_scram_over_tls_needs_a_trusted_authority(guarded, topic):
     known = {"ssl_truststore_location": str(guarded.folder / "ca.pem"), "ssl_truststore_type": "PEM"}
     assert sends(topic, **sasl(guarded, "SCRAM-SHA-512", listener="BOTH", **known))
     with pytest.raises(TlsError, match=r"(?i)certificate"):
@@ -148,7 +148,7 @@ def test_scram_over_tls_needs_the_authority_to_be_known(guarded, topic):
 
 
 @pytest.mark.behaviour("P44")
-def test_a_client_certificate_opens_the_door_of_a_tls_listener(guarded, topic):
+def test_a_client_certificate_is_accepted_by_a_tls_listener(guarded, topic):
     options = {
         "bootstrap_servers": guarded.address("TLS"),
         "security_protocol": "SSL",
@@ -184,6 +184,6 @@ def test_a_bearer_token_is_fetched_once_for_all_connections(guarded, topic):
     assert calls == [1], "the bootstrap connection and the broker's share it"
 
 
-def test_a_plain_client_at_a_tls_door_is_told_what_is_wrong(guarded):
+def test_a_plaintext_producer_at_a_tls_port_gets_a_hint(guarded):
     with pytest.raises(Exception, match=r"no broker has responded yet: .*(?i:tls|ssl)"):
         sends("t", bootstrap_servers=guarded.address("TLS"), max_block_ms=1500)

@@ -1,4 +1,4 @@
-"""Transactions against real brokers: all or nothing for a reader that asks for what is committed."""
+"""Transactions on real brokers: atomic for read_committed consumers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def epochs_of(broker, topic):
 
 
 @pytest.mark.behaviour("T13")
-def test_a_console_consumer_of_what_is_committed_sees_commits_and_no_aborts(kafka):
+def test_a_read_committed_console_consumer_sees_committed_records_only(kafka):
     topic = new_topic(kafka, "seen")
     with transactional(kafka) as producer:
         producer.init_transactions()
@@ -57,7 +57,7 @@ def test_a_console_consumer_of_what_is_committed_sees_commits_and_no_aborts(kafk
 
 
 @pytest.mark.behaviour("T12")
-def test_an_exception_in_the_block_aborts_and_the_producer_goes_on(either):
+def test_an_exception_in_the_block_aborts_and_the_producer_stays_usable(either):
     topic = new_topic(either, "block", 3)
     with transactional(either) as producer:
         producer.init_transactions()
@@ -94,7 +94,7 @@ def test_closing_in_the_middle_of_a_transaction_aborts_it(either):
 
 
 @pytest.mark.behaviour("T03")
-def test_calls_out_of_order_say_state_and_call(either):
+def test_calls_in_a_wrong_state_raise_with_state_and_call(either):
     topic = new_topic(either, "order")
     with transactional(either) as producer:
         with pytest.raises(IllegalStateError, match=r"send\(\) while the producer is uninitialized: call init_trans"):
@@ -121,7 +121,7 @@ def test_calls_out_of_order_say_state_and_call(either):
 
 
 @pytest.mark.behaviour("T08")
-def test_a_record_that_fails_makes_the_commit_fail_and_after_an_abort_all_is_well(either):
+def test_a_failed_record_fails_the_commit_and_an_abort_recovers(either):
     topic = new_topic(either, "too-large", max_message_bytes=1000)
     with transactional(either) as producer:
         producer.init_transactions()
@@ -238,7 +238,7 @@ def test_transactions_v1_on_3_9_add_partitions_first_and_keep_the_epoch(kafka39,
     assert committed(kafka39, topic, 2) == [b"0", b"1"]
 
 
-def test_a_transaction_over_many_partitions_and_batches_is_one(either):
+def test_a_transaction_over_many_partitions_and_batches_is_atomic(either):
     topic = new_topic(either, "wide", 8)
     with transactional(either, batch_size=500) as producer:
         producer.init_transactions()

@@ -1,4 +1,4 @@
-"""The real broker that the other tests lean on does what they take for granted."""
+"""The Apache Kafka fixture behaves as other tests expect."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ def has_ended(pid):
     return False
 
 
-def test_a_broker_keeps_its_address_and_its_data_over_kill_and_stop_and_leaves_nothing_behind(own_kafka):
+def test_a_restarted_broker_keeps_address_and_data_until_it_is_removed(own_kafka):
     bootstrap, pids = own_kafka.bootstrap, [own_kafka.pid]
     topic = own_kafka.create_topic("kept", 2, {"cleanup.policy": "compact"})
     librdkafka.produce(bootstrap, topic, samples.small()[:1], partition=1)
@@ -52,7 +52,7 @@ def test_a_broker_keeps_its_address_and_its_data_over_kill_and_stop_and_leaves_n
         pass  # the port is free again
 
 
-def test_a_broker_that_cannot_start_says_why_and_is_gone(kafka_jars, tmp_path):
+def test_a_broker_that_cannot_start_reports_the_cause_and_exits(kafka_jars, tmp_path):
     broker = RealKafka(kafka_jars("4.3.0"), tmp_path / "kafka", {"num.network.threads": "0"})
     with pytest.raises(RuntimeError, match=r"num\.network\.threads"):
         broker.start()

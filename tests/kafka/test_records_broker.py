@@ -1,4 +1,4 @@
-"""Record batches through a real broker: librdkafka writes and we read, we write and librdkafka reads."""
+"""Record batches through a real broker, written and read by librdkafka and headrace."""
 
 import re
 
@@ -49,7 +49,7 @@ def of_librdkafka(either):
 
 @pytest.fixture(scope="module")
 def ours(either, connection):
-    """Topics that each of our writers has written both samples to, a partition for each codec."""
+    """Topics with both samples of each encoder, one partition for each codec."""
     for way, write in WRITERS.items():
         topic = either.create_topic(f"ours-{way}", len(PARTITIONS))
         for codec, partition in PARTITIONS.items():
@@ -63,7 +63,7 @@ def ours_expected():
 
 
 def fetch_batches(connection, topic, partition=0):
-    """All batches of a partition; one fetch goes to the end of a segment at most."""
+    """Fetch all batches of a partition; a fetch ends at the end of a segment."""
     batches: list[RecordBatch] = []
     offset, end_offset = 0, 1
     while offset < end_offset:
@@ -83,7 +83,7 @@ def columns_of(batches):
 @pytest.mark.parametrize("codec", PARTITIONS)
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.usefixtures("of_librdkafka")
-def test_what_librdkafka_wrote_we_fetch_and_read(sample, codec, connection):
+def test_batches_of_librdkafka_are_fetched_and_decoded(sample, codec, connection):
     batches = fetch_batches(connection, f"of-librdkafka-{sample}", partition=PARTITIONS[codec])
     assert {batch.header.codec for batch in batches} == {CODEC_IDS[codec]}
     assert [record for batch in batches for record in batch.records()] == SAMPLES[sample]
@@ -93,22 +93,22 @@ def test_what_librdkafka_wrote_we_fetch_and_read(sample, codec, connection):
 @pytest.mark.parametrize("codec", PARTITIONS)
 @pytest.mark.parametrize("way", WRITERS)
 @pytest.mark.usefixtures("ours")
-def test_what_we_wrote_the_broker_takes_and_librdkafka_reads(way, codec, either):
+def test_the_broker_accepts_our_batches_and_librdkafka_reads_them(way, codec, either):
     expected = ours_expected()
-    found = librdkafka.consume(either.bootstrap, f"ours-{way}", len(expected), partition=PARTITIONS[codec])
-    assert found == expected
+    consumed = librdkafka.consume(either.bootstrap, f"ours-{way}", len(expected), partition=PARTITIONS[codec])
+    assert consumed == expected
 
 
 @pytest.mark.parametrize("codec", PARTITIONS)
 @pytest.mark.usefixtures("ours")
-def test_what_we_wrote_comes_back_to_us_as_it_was(codec, connection):
+def test_our_batches_are_fetched_unchanged(codec, connection):
     batches = fetch_batches(connection, "ours-columns", partition=PARTITIONS[codec])
     assert [batch.header.codec for batch in batches] == [CODEC_IDS[codec]] * len(SAMPLES)
     assert [record for batch in batches for record in batch.records()] == ours_expected()
 
 
 @pytest.mark.parametrize("way", WRITERS)
-def test_kafkas_dump_of_its_log_shows_our_batches_valid_and_whole(way, kafka, to_apache):
+def test_kafkas_dump_log_tool_finds_our_batches_valid(way, kafka, to_apache):
     topic = kafka.create_topic(f"dumped-{way}")
     small = samples.small()
     for codec in CODEC_IDS.values():
@@ -121,8 +121,8 @@ def test_kafkas_dump_of_its_log_shows_our_batches_valid_and_whole(way, kafka, to
         (str(codec * len(small)), str(codec * len(small) + len(small) - 1), CODEC_NAMES[codec], "true")
         for codec in CODEC_IDS.values()
     ]
-    found = [match.groups() for line in dump.splitlines() if (match := RECORD_LINE.match(line))]
-    assert found == [line_of(record) for codec in CODEC_IDS.values() for record in samples.shifted(small, codec * 6)]
+    dumped = [match.groups() for line in dump.splitlines() if (match := RECORD_LINE.match(line))]
+    assert dumped == [line_of(record) for codec in CODEC_IDS.values() for record in samples.shifted(small, codec * 6)]
 
 
 def line_of(record):
@@ -153,7 +153,7 @@ def test_kafkas_console_consumer_prints_what_we_wrote(kafka, to_apache):
     assert lines == [line for offset in range(0, 10, 2) for line in (first % offset, second % (offset + 1, headers))]
 
 
-def test_where_the_broker_sets_the_time_we_read_its_time(either, connection):
+def test_log_append_time_of_the_broker_is_read(either, connection):
     topic = either.create_topic("append-time", configs={"message.timestamp.type": "LogAppendTime"})
     answer = connection.produce(topic, WRITERS["encode"](Batch.of(samples.small(), codec=CODEC_IDS["zstd"])))
     (batch,) = fetch_batches(connection, topic)
@@ -162,7 +162,7 @@ def test_where_the_broker_sets_the_time_we_read_its_time(either, connection):
     assert columns_of([batch]) == batch.records()
 
 
-def test_a_resent_idempotent_batch_of_ours_is_known_as_a_duplicate(either, connection):
+def test_a_resent_idempotent_batch_is_recognised_as_a_duplicate(either, connection):
     topic = either.create_topic("idempotent")
     given = eventually("a producer id", lambda: new_producer_id(connection))
     who = {"producer_id": given.producer_id, "producer_epoch": given.producer_epoch}
@@ -178,7 +178,7 @@ def test_a_resent_idempotent_batch_of_ours_is_known_as_a_duplicate(either, conne
 
 def new_producer_id(connection):
     given = connection.call(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), 4)
-    # The first one asked of a broker makes it fetch a block of them, and meanwhile it says: loading.
+    # The first request makes the broker load a block of producer ids; until then it returns an error.
     return given if given.error_code == 0 else None
 
 
@@ -193,19 +193,19 @@ def test_the_markers_of_a_real_coordinator_are_read_as_commit_and_abort(either, 
         librdkafka.append(producer, topic, samples.small())
         end(30)
 
-    # A commit or an abort is answered once it is decided: the markers come after.
+    # The response to a commit or abort is sent before the markers are written.
     eventually("the second marker", lambda: connection.fetch(topic).last_stable_offset == 14)
     batches = fetch_batches(connection, topic)
-    said = [read_by_us(batch) for batch in batches]
+    decoded = [read_by_us(batch) for batch in batches]
     (aborted,) = connection.fetch(topic, offset=7, committed=True).aborted_transactions
 
-    assert [batch.base_offset for batch in said] == [0, 6, 7, 13]
-    assert [batch.transactional for batch in said] == [True] * 4
-    assert [batch.marker and batch.marker.committed for batch in said] == [None, True, None, False]
-    assert {batch.producer_id for batch in said} == {aborted.producer_id}
+    assert [batch.base_offset for batch in decoded] == [0, 6, 7, 13]
+    assert [batch.transactional for batch in decoded] == [True] * 4
+    assert [batch.marker and batch.marker.committed for batch in decoded] == [None, True, None, False]
+    assert {batch.producer_id for batch in decoded} == {aborted.producer_id}
     assert aborted.first_offset == 7
-    # What a coordinator wrote, and we write again from our reading, is the same to the byte.
-    for there, marker in ((batches[1], said[1]), (batches[3], said[3])):
+    # A decoded marker of a coordinator is encoded to the same bytes.
+    for there, marker in ((batches[1], decoded[1]), (batches[3], decoded[3])):
         assert marker.marker is not None
         again = records.encode_marker(
             marker.marker, marker.producer_id, marker.producer_epoch, marker.max_timestamp, marker.base_offset

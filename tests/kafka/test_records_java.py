@@ -1,4 +1,4 @@
-"""Record batches between us and Kafka's own classes: what either writes, the other reads as it was meant."""
+"""Record batches between headrace and Kafka's classes, in both directions."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def by_java(kafka_jars, java_batches):
 
 @pytest.fixture(scope="module")
 def ours_as_java_reads_them(kafka_jars, java_batches):
-    """The batches above, written by us in every way we have, as Java reads them."""
+    """Return the batches above, encoded by every encoder of headrace and decoded by Java."""
     files = {f"{way}.{name}": write(BATCHES[name]) for way, write in WRITERS.items() for name in BATCHES}
     files |= {name: ours_of_marker(batch) for name, batch in MARKERS.items()}
     return java_batches.read(kafka_jars("4.3.0"), files)
@@ -64,7 +64,7 @@ def ours_of_marker(batch):
 
 
 @pytest.mark.parametrize("name", [*BATCHES, *BY_THE_BROKER, *MARKERS])
-def test_a_batch_of_java_says_what_java_meant(name, by_java):
+def test_batches_of_java_are_decoded(name, by_java):
     (batch,) = read_batches(by_java[name])
     assert read_by_us(batch) == (BATCHES | BY_THE_BROKER | MARKERS)[name]
 
@@ -77,7 +77,7 @@ def test_a_batch_of_java_gives_the_same_columns(name, by_java):
     assert records_of(decoder.finish()) == list((BATCHES | BY_THE_BROKER)[name].records)
 
 
-def test_many_batches_of_java_in_a_row_give_all_their_records(by_java):
+def test_consecutive_batches_of_java_are_decoded(by_java):
     names = [name for name in BATCHES if name.startswith(("small", "large"))]
     batches = list(read_batches(b"".join(by_java[name] for name in names)))
     decoder = columns.ArrowDecoder(with_headers=True)
@@ -95,12 +95,12 @@ def test_java_finds_our_batch_valid_and_equal(way, name, ours_as_java_reads_them
 
 
 @pytest.mark.parametrize("name", MARKERS)
-def test_java_takes_our_transaction_marker_for_its_own(name, ours_as_java_reads_them):
+def test_java_decodes_our_transaction_marker(name, ours_as_java_reads_them):
     assert ours_as_java_reads_them[name] == [MARKERS[name]]
 
 
 @pytest.mark.parametrize("way", WRITERS)
-def test_where_nothing_is_compressed_our_bytes_are_javas(way, by_java):
+def test_uncompressed_batches_equal_those_of_java(way, by_java):
     names = [name for name, batch in BATCHES.items() if batch.codec == 0 and batch.append_time < 0]
     for name in names:
         assert bytes(WRITERS[way](BATCHES[name])) == by_java[name], name
@@ -108,5 +108,5 @@ def test_where_nothing_is_compressed_our_bytes_are_javas(way, by_java):
 
 
 @pytest.mark.parametrize("name", MARKERS)
-def test_our_transaction_markers_are_javas_byte_for_byte(name, by_java):
+def test_transaction_markers_equal_those_of_java(name, by_java):
     assert bytes(ours_of_marker(MARKERS[name])) == by_java[name]

@@ -1,4 +1,4 @@
-"""Record batches between us and the Python clients: kafka-python, and aiokafka compiled and plain."""
+"""Record batches between headrace and Python clients: kafka-python, and aiokafka compiled and plain."""
 
 from dataclasses import replace
 
@@ -80,22 +80,22 @@ def read_by(client, data):
 
 
 def without_leader_epoch(data):
-    """What a producer writes there is nobody's concern, and clients differ."""
+    """Clear header fields that producers may set freely: clients differ."""
     return bytes(data[:12]) + bytes(data[16:])
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("producer", PRODUCERS)
 @pytest.mark.parametrize(("client", "codec"), PAIRS)
-def test_what_a_python_client_writes_we_read_as_it_was_meant(client, codec, producer, sample):
+def test_batches_of_python_clients_are_decoded(client, codec, producer, sample):
     batch = batch_of(sample, producer, codec)
-    (found,) = read_batches(written_by(client, batch))
+    (encoded,) = read_batches(written_by(client, batch))
     decoder = columns.ArrowDecoder(with_headers=True)
-    decoder.add(found)
+    decoder.add(encoded)
 
-    said = read_by_us(found)
-    assert said.leader_epoch in (0, -1)
-    assert said == replace(batch, leader_epoch=said.leader_epoch)
+    decoded = read_by_us(encoded)
+    assert decoded.leader_epoch in (0, -1)
+    assert decoded == replace(batch, leader_epoch=decoded.leader_epoch)
     assert records_of(decoder.finish()) == list(batch.records)
 
 
@@ -103,7 +103,7 @@ def test_what_a_python_client_writes_we_read_as_it_was_meant(client, codec, prod
 @pytest.mark.parametrize("producer", PRODUCERS)
 @pytest.mark.parametrize("way", WRITERS)
 @pytest.mark.parametrize(("client", "codec"), PAIRS)
-def test_what_we_write_a_python_client_reads_as_it_was_meant(client, codec, way, producer, sample):
+def test_python_clients_decode_our_batches(client, codec, way, producer, sample):
     batch = batch_of(sample, producer, codec)
     assert read_by(client, WRITERS[way](batch)) == batch
 
@@ -117,7 +117,7 @@ def test_a_python_client_sees_the_append_time_we_set(client):
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("producer", PRODUCERS)
 @pytest.mark.parametrize("client", BUILDERS)
-def test_where_nothing_is_compressed_our_bytes_are_the_python_clients(client, producer, sample):
+def test_uncompressed_batches_equal_those_of_python_clients(client, producer, sample):
     batch = batch_of(sample, producer, "none")
     theirs = without_leader_epoch(written_by(client, batch))
     assert [without_leader_epoch(write(batch)) for write in WRITERS.values()] == [theirs] * len(WRITERS)

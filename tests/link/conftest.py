@@ -1,4 +1,4 @@
-"""Fixtures of the link layer: our client on one end, a scripted server on the other."""
+"""Fixtures for link tests: a client at one end, a scripted server at the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODE = 1
 
 
 class Link:
-    """A network client with a single node and short timeouts."""
+    """A network client with short time-outs."""
 
     def __init__(self, address: str, settings: ConnectionSettings, network: NetworkSettings, clock: Clock) -> None:
         self._clock = clock
@@ -112,7 +112,7 @@ class Links:
         return link
 
     def to(self, *scripts: Script, **options: object) -> Link:
-        """Return a link to a server with these scripts."""
+        """A link to a server with these scripts."""
         return self.link(self.server(*scripts), **options)  # type: ignore[arg-type]
 
     def updater(self, link: Link, servers: str, topics: tuple[str, ...] = ("t",), **options: object) -> MetadataUpdater:

@@ -1,4 +1,4 @@
-"""Bootstrap: all addresses and DNS results are tried, and again if no known broker is reachable."""
+"""Bootstrap: every address and every DNS result is tried, and tried again when no known broker is reachable."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_every_bootstrap_address_is_tried(links):
     assert updater.node_ids == [1]
 
 
-def test_an_unresponsive_bootstrap_server_does_not_delay_the_others(links):
-    """It accepts connections and never responds: others are tried after a second, before the connect timeout."""
+def test_a_silent_bootstrap_server_does_not_delay_the_others(links):
+    """It accepts connections but never responds: other servers are tried after a second, before the set-up time-out."""
     silent = links.server(lambda peer: peer.silence())
     server = links.server()
     link = links.link(server, connect_timeout_ms=10_000)
@@ -59,10 +59,10 @@ def test_every_address_of_a_name_is_tried_without_waiting(links, monkeypatch):
 def test_a_name_is_looked_up_again_after_all_its_addresses_failed(links, monkeypatch):
     server = links.server()
     (dead,) = free_ports(1)
-    results = [[Address(socket.AF_INET, ("127.0.0.1", port))] for port in (dead, server.port)]
-    monkeypatch.setattr(network, "resolve", lambda endpoint: results.pop(0))
+    answers = [[Address(socket.AF_INET, ("127.0.0.1", port))] for port in (dead, server.port)]
+    monkeypatch.setattr(network, "resolve", lambda endpoint: answers.pop(0))
     links.link(server).connect()
-    assert not results
+    assert not answers
 
 
 def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypa
 
 @pytest.mark.behaviour("P11")
 def test_without_a_reachable_broker_bootstrap_servers_are_used_again(links):
-    """The cluster has moved: the brokers of the first response are gone, the bootstrap address has new ones."""
+    """The cluster has moved: the brokers of the first metadata are down, and the bootstrap address has new ones."""
     (dead,) = free_ports(1)
 
     def gone(peer, header, message):
@@ -96,8 +96,8 @@ def test_without_a_reachable_broker_bootstrap_servers_are_used_again(links):
     server = links.server(first, behave)
     link = links.link(server)
     updater = links.updater(link, server.address)
-    run(link, updater, "the first response", lambda: 5 in updater.metadata.cluster.brokers)
-    link.client.remove_node(-1)  # otherwise its connection would still be used
+    run(link, updater, "the first answer", lambda: 5 in updater.metadata.cluster.brokers)
+    link.client.remove_node(-1)  # else its connection would still be there
     link.client.set_node(-1, Endpoint("127.0.0.1", server.port))
     updater.metadata.request_update()
     run(link, updater, "the second", lambda: 1 in updater.metadata.cluster.brokers)
@@ -106,11 +106,11 @@ def test_without_a_reachable_broker_bootstrap_servers_are_used_again(links):
 
 def test_without_recovery_the_known_brokers_are_kept(links):
     (dead,) = free_ports(1)
-    respond = MetadataResponse(brokers=[MetadataResponseBroker(node_id=5, host="127.0.0.1", port=dead)])
-    server = links.server(lambda peer: peer.serve({METADATA: lambda *_: respond}))
+    answer = MetadataResponse(brokers=[MetadataResponseBroker(node_id=5, host="127.0.0.1", port=dead)])
+    server = links.server(lambda peer: peer.serve({METADATA: lambda *_: answer}))
     link = links.link(server)
     updater = links.updater(link, server.address, rebootstrap_trigger_ms=None)
-    run(link, updater, "the response", lambda: 5 in updater.metadata.cluster.brokers)
+    run(link, updater, "the answer", lambda: 5 in updater.metadata.cluster.brokers)
     updater.metadata.request_update()
     end = link.now + 1500
     while link.now < end:
@@ -118,14 +118,14 @@ def test_without_recovery_the_known_brokers_are_kept(links):
     assert updater.node_ids == [5]
 
 
-def test_rebootstrap_required_makes_the_client_use_bootstrap_servers(links):
-    def respond(peer, header, message):
+def test_a_rebootstrap_error_uses_the_bootstrap_servers_again(links):
+    def answer(peer, header, message):
         versions.append(header.api_version)
         reply = metadata(peer, header, message)
         return reply.replace(error_code=129) if len(versions) == 2 else reply
 
     versions = []
-    server = links.server(lambda peer: peer.serve({METADATA: respond}))
+    server = links.server(lambda peer: peer.serve({METADATA: answer}))
     server.api_ranges[3] = (1, 13)
     link = links.link(server)
     updater = links.updater(link, server.address)
@@ -136,18 +136,18 @@ def test_rebootstrap_required_makes_the_client_use_bootstrap_servers(links):
 
 
 @pytest.mark.behaviour("P10")
-def test_an_unauthorized_topic_is_an_error_at_once(links):
-    def respond(peer, header, message):
+def test_a_topic_without_permission_fails_at_once(links):
+    def answer(peer, header, message):
         topics = [MetadataResponseTopic(name=topic.name, error_code=29) for topic in message.topics]
         return metadata(peer, header, message).replace(topics=topics)
 
-    server = links.server(lambda peer: peer.serve({METADATA: respond}))
+    server = links.server(lambda peer: peer.serve({METADATA: answer}))
     link = links.link(server)
     updater = links.updater(link, server.address)
     run(link, updater, "metadata", lambda: updater.metadata.cluster.errors)
     with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
         updater.metadata.raise_topic_error("t")
-    assert updater.maybe_update(link.now) > 1000  # a retry would not help
+    assert updater.maybe_update(link.now) > 1000  # asking again would not help
 
 
 def test_an_unsupported_metadata_version_fails_all_waits(links):

@@ -35,19 +35,19 @@ def one_record(value: bytes) -> bytes:
 
 
 def offsets(peer: Peer, header: RequestHeader, message: Message) -> Message:
-    offset = ListOffsetsPartitionResponse(partition_index=0, offset=0)
-    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[offset])])
+    partition = ListOffsetsPartitionResponse(partition_index=0, offset=0)
+    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[partition])])
 
 
 def test_partitions_that_were_not_requested_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    responses = [
+    answers = [
         FetchResponse(responses=[FetchableTopicResponse(topic="other", partitions=[partition(0)])]),
         FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[partition(9)])]),
         FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[partition(0, one_record(b"v"))])]),
     ]
 
     def fetch(peer: Peer, header: RequestHeader, message: Message) -> Message:
-        return responses.pop(0) if responses else FetchResponse(responses=[])
+        return answers.pop(0) if answers else FetchResponse(responses=[])
 
     def serve(peer: Peer) -> None:
         peer.serve({METADATA: metadata, FetchRequest.api_key: fetch, ListOffsetsRequest.api_key: offsets})

@@ -1,4 +1,4 @@
-"""Servers that send invalid data or disconnect: the client explains the error and uses a new connection."""
+"""Hostile servers: the client reports the problem, and uses the next connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def produced(peer, header, message):
     return ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=[partition])])
 
 
-# -- set-up ------------------------------------------------------------------
+# -- before anything is agreed ------------------------------------------------------------------
 
 
 def hang_up(peer):
@@ -79,7 +79,7 @@ def garbage(peer):
 
 
 def promise(peer):
-    """Send the largest frame size, and nothing else."""
+    """As much as an int32 can promise, and then nothing."""
     peer.send(struct.pack(">i", 0x7FFFFFFF))
     peer.silence()
 
@@ -108,7 +108,7 @@ def refuse(peer):
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "said"),
     [
         (hang_up, "does security.protocol match its listener?"),
         (hang_up_after_reading, "closed the connection before it was set up"),
@@ -124,10 +124,10 @@ def refuse(peer):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_bad_start_is_explained_and_the_next_connection_works(links, script, reason):
+def test_a_bad_start_is_explained_and_the_next_connection_works(links, script, said):
     link = links.to(script, behave)
     failure = link.fail_to_connect()
-    assert re.search(reason, failure), failure
+    assert re.search(said, failure), failure
     assert link.ask(ASK).message.topics[0].name == "t"
     assert link.client.last_failure is None
 
@@ -135,8 +135,8 @@ def test_a_bad_start_is_explained_and_the_next_connection_works(links, script, r
 @pytest.mark.behaviour("P39")
 def test_a_server_that_never_responds_times_out(links):
     link = links.to(lambda peer: peer.silence(), behave, connect_timeout_ms=100)
-    assert "timed out after" in (reason := link.fail_to_connect())
-    assert "negotiating" in reason
+    assert "timed out after" in (said := link.fail_to_connect())
+    assert "negotiating" in said
     assert link.ask(ASK).error is None
 
 
@@ -144,12 +144,12 @@ def test_a_refused_connection_names_the_address(links):
     server = links.server()
     server.close()
     link = links.link(server)
-    reason = link.fail_to_connect()
-    assert f"cannot connect to {server.address}" in reason
-    assert "is a broker running there?" in reason
+    said = link.fail_to_connect()
+    assert f"cannot connect to {server.address}" in said
+    assert "is a broker running there?" in said
 
 
-# -- requests in flight --------------------------------------------------------------------
+# -- in the middle of things --------------------------------------------------------------------
 
 
 def test_a_wrong_correlation_id_closes_the_connection(links):
@@ -210,9 +210,9 @@ def test_responses_before_a_disconnect_count(links):
         peer.send(b"".join(encoded(header, metadata(peer, header, m)) for header, m in requests[:2]) + b"\0\0")
 
     link = links.to(two_of_three, behave)
-    pending = [link.begin(ASK) for _ in range(3)]
-    link.until("three responses", lambda: all(pending))
-    outcomes = [responses[0].error is None for responses in pending]
+    answers = [link.begin(ASK) for _ in range(3)]
+    link.until("three responses", lambda: all(answers))
+    outcomes = [responses[0].error is None for responses in answers]
     assert outcomes == [True, True, False]
 
 
@@ -242,8 +242,8 @@ def test_bytes_that_arrive_one_by_one_make_a_response(links):
     assert link.ask(ASK).message.topics[0].name == "t"
 
 
-def test_a_large_frame_size_allocates_no_memory(links):
-    """The frame size is 90 MiB, which is allowed, but no data follows."""
+def test_a_huge_length_prefix_allocates_no_memory(links):
+    """A frame of 90 MiB is allowed and announced, but never sent."""
 
     def promising(peer):
         peer.serve(requests_max=1)
@@ -281,7 +281,7 @@ def throttling(peer):
 
 
 @pytest.mark.behaviour("P34")
-def test_the_client_pauses_for_the_throttle_time(links):
+def test_a_throttled_client_sends_nothing_for_the_throttle_time(links):
     link = links.to(throttling)
     link.ask(ASK)
     assert not link.client.is_ready(1, link.now)
@@ -290,8 +290,8 @@ def test_the_client_pauses_for_the_throttle_time(links):
     assert link.client.is_ready(1, link.now + 301)
 
 
-def test_the_throttle_time_of_an_old_broker_is_ignored(links):
-    """It has delayed its response."""
+def test_throttling_by_an_old_broker_is_not_repeated_by_the_client(links):
+    """It has delayed the response itself."""
     link = links.to(
         lambda peer: peer.serve({METADATA: lambda p, h, m: metadata(p, h, m).replace(throttle_time_ms=300)})
     )
@@ -300,7 +300,7 @@ def test_the_throttle_time_of_an_old_broker_is_ignored(links):
 
 
 @pytest.mark.behaviour("P35", "P39")
-def test_an_idle_connection_costs_no_time_and_is_closed_when_its_time_is_up(links):
+def test_an_idle_connection_is_closed_after_its_timeout_without_polling(links):
     link = links.to(behave, network=NetworkSettings(connections_max_idle_ms=300))
     link.ask(ASK)
     link.polls, cpu = 0, time.process_time()
@@ -310,7 +310,7 @@ def test_an_idle_connection_costs_no_time_and_is_closed_when_its_time_is_up(link
 
 
 @pytest.mark.behaviour("P35", "P39")
-def test_a_node_that_is_away_is_tried_at_its_backoff_and_not_in_a_loop(links):
+def test_an_unreachable_node_is_retried_after_its_backoff(links):
     server = links.server()
     server.close()
     link = links.link(server, NetworkSettings(reconnect_backoff_ms=50, reconnect_backoff_max_ms=100))
@@ -327,11 +327,11 @@ def test_a_node_that_is_away_is_tried_at_its_backoff_and_not_in_a_loop(links):
 
 @pytest.mark.behaviour("P40")
 def test_api_versions_falls_back_to_version_0(links):
-    requested = []
+    asked = []
 
     def old(peer):
         def answer(peer, header, message):
-            requested.append(header.api_version)
+            asked.append(header.api_version)
             if header.api_version == 0:
                 return api_versions(peer, header, message)
             only = [ApiVersion(api_key=18, min_version=0, max_version=0)]
@@ -341,7 +341,7 @@ def test_api_versions_falls_back_to_version_0(links):
 
     link = links.to(old)
     assert link.ask(ASK).error is None
-    assert requested == [3, 0]
+    assert asked == [3, 0]
 
 
 @pytest.mark.behaviour("P40")
@@ -395,7 +395,7 @@ def test_a_request_larger_than_the_socket_takes_resumes_where_it_stopped(links):
     link = links.to(reading_late, send_buffer_bytes=64 * 1024)
     view = memoryview(bytearray(data))
     responses = [link.begin(produce_request(view)) for _ in range(3)]
-    link.until("three responses", lambda: all(responses))
+    link.until("three answers", lambda: all(responses))
     assert [r[0].message.responses[0].partition_responses[0].base_offset for r in responses] == [7, 7, 7]
     assert seen == [data] * 3
 
@@ -409,17 +409,17 @@ def test_requests_without_a_response_complete_in_order_when_written(links):
     link = links.to(taking, send_buffer_bytes=64 * 1024)
     big = produce_request(bytes(1_000_000), acks=0)
     first = link.begin(big, expects_response=False)
-    requested = link.begin(ASK)
+    asked = link.begin(ASK)
     last = link.begin(big, expects_response=False)
 
     def note():
-        for name, responses in (("first", first), ("requested", requested), ("last", last)):
+        for name, responses in (("first", first), ("asked", asked), ("last", last)):
             if responses and name not in order:
                 order.append(name)
         return len(order) == 3
 
     link.until("all three", note)
-    assert [responses[0].error for responses in (first, requested, last)] == [None] * 3
+    assert [responses[0].error for responses in (first, asked, last)] == [None] * 3
     assert link.client.in_flight_count(1) == 0
 
 
@@ -449,13 +449,13 @@ def client_context(certificate):
 
 def test_a_plain_client_at_a_tls_port_gets_a_hint(links, certificate):
     server = links.server(tls=server_context(certificate))
-    reason = links.link(server).fail_to_connect()
-    assert "uses TLS" in reason or "does security.protocol match its listener?" in reason
+    said = links.link(server).fail_to_connect()
+    assert "uses TLS" in said or "does security.protocol match its listener?" in said
 
 
 def test_a_tls_client_at_a_plain_port_gets_a_hint(links, certificate):
     def as_kafka_does(peer):
-        peer.socket.recv(100)  # a ClientHello read as a frame size exceeds all limits
+        peer.socket.recv(100)  # a ClientHello is a size beyond all limits
 
     link = links.to(as_kafka_does, tls_context=client_context(certificate))
     assert "does it use TLS on this port (security.protocol)" in link.fail_to_connect()
@@ -474,8 +474,8 @@ def http_always(peer):
 def test_an_untrusted_certificate_is_an_authentication_error(links, certificate):
     server = links.server(tls=server_context(certificate))
     link = links.link(server, tls_context=tls.context(TlsSettings()))
-    reason = link.fail_to_connect()
-    assert "is not trusted" in reason
+    said = link.fail_to_connect()
+    assert "is not trusted" in said
     assert isinstance(link.auth_errors[0], AuthenticationError)
     assert link.client.authentication_error(1) is link.auth_errors[0]
 
@@ -494,15 +494,15 @@ def test_large_requests_and_responses_over_tls(links, certificate):
     server = links.server(serve, tls=server_context(certificate))
     link = links.link(server, tls_context=client_context(certificate))
     responses = [link.begin(produce_request(memoryview(data))) for _ in range(3)]
-    link.until("three responses", lambda: all(responses))
+    link.until("three answers", lambda: all(responses))
     assert [r[0].error for r in responses] == [None] * 3
     many = link.ask(MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names]))
     assert [topic.name for topic in many.message.topics] == names
     assert isinstance(many.message, MetadataResponse)
 
 
-def test_a_script_that_sees_the_client_leave_ends(links):
-    """A test of the scripted server: none of its threads outlives a test."""
+def test_a_server_script_ends_when_the_client_disconnects(links):
+    """The scripted server itself: no thread of it outlives a test."""
     left = []
 
     def wait(peer):

@@ -1,4 +1,4 @@
-"""SASL over a link: errors, and reauthentication before the session expires (KIP-368)."""
+"""SASL over a link: authentication errors have a reason, and sessions are renewed before they end (KIP-368)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clock():
 
 
 class SaslBroker:
-    """A script that accepts the user ann and records the requests."""
+    """Return a server script that accepts user ann, and records the requests in order."""
 
     def __init__(self, **options):
         self.requests = []
@@ -70,7 +70,7 @@ def test_valid_credentials_are_accepted(links):
     ],
     ids=["wrong password", "mechanism not offered", "no SASL listener"],
 )
-def test_rejected_credentials_are_an_authentication_error(links, broker, password, reason):
+def test_refused_credentials_raise_an_authentication_error_with_the_reason(links, broker, password, reason):
     mechanism = SaslSettings("PLAIN", username="ann", password=password).mechanism
     link = links.to(broker, mechanism_factory=mechanism)
     failure = link.fail_to_connect()
@@ -86,7 +86,7 @@ def test_a_broker_without_sasl_is_an_authentication_error(links):
 
 
 def test_a_client_without_sasl_at_a_sasl_port_gets_a_hint(links):
-    """Such a broker responds to ApiVersions and disconnects on any other request."""
+    """Such a broker responds to ApiVersions, and closes the connection at any other request."""
 
     def sasl_only(peer):
         peer.serve(requests_max=1)
@@ -112,11 +112,11 @@ def test_a_session_is_renewed_on_the_same_connection_before_it_ends(links, clock
     assert broker.requests[4:] == ["handshake", "authenticate", "metadata"]
 
 
-def test_reauthentication_waits_for_requests_in_flight_and_delays_new_ones(links, clock):
+def test_reauthentication_waits_for_requests_in_flight_and_holds_back_new_ones(links, clock):
     broker = SaslBroker(lifetime_ms=LIFETIME_MS)
     link = links.to(broker, mechanism_factory=PLAIN, clock=clock)
     waiting = []
-    # The connection is always busy: reauthentication must delay new requests.
+    # Always busy: the renewal has to hold back requests.
     for _ in range(BUSY_STEPS):
         waiting.append(link.begin(ASK))
         link.turn(0)

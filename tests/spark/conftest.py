@@ -16,9 +16,9 @@ SPARK_SECONDS_MAX = 180
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A JVM has to start, and Spark to warm up, in the middle of some test.
+    """Allow for the start of a JVM during a test, and mark tests as slow.
 
-    Tests with Spark are slow, but for those that say otherwise: `-m "not slow"` is what `make test` runs of them.
+    Tests with Spark are marked slow unless they are marked `every_run`: `make test` runs `-m "not slow"`.
     """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):

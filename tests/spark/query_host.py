@@ -1,14 +1,14 @@
-"""A Spark driver that is controlled from outside: many streaming queries in one JVM.
+"""A Spark driver that a test controls through its standard input: many streaming queries in one JVM.
 
     {"do": "open", "master": …, "settings": {…}}           → {"jvm": pid, "session": pid}
     {"do": "start", "name": …, "source": folder, "checkpoint": folder, "options": {…}, "tasks": 3}   → {"run": …}
     {"do": "stream", "name": …, "source": {…}, "columns": […], "checkpoint": folder, "options": {…}, "tasks": 2}   → {}
     {"do": "stop", "name": …}                              → {}, when the query has ended
-    {"do": "look"}                                         → {name: null while it runs, "" when done, or its error}
-    {"do": "retries", "name": …}                           → {"count": how often a stage of it was run again}
+    {"do": "states"}                                       → {name: null while it runs, "" when done, or its error}
+    {"do": "retries", "name": …}                           → {"count": number of stage retries}
 
-One line of JSON each (tests/support/peers/program.py). It is a session of its own, in the system's sense: whoever kills
-the driver finds its JVM and all of its Python workers by that.
+One line of JSON each (tests/support/peers/program.py). The driver is the leader of a new process session, by which the
+test finds its JVM and Python workers to kill them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ERROR_CHARS_MAX = 20_000
 CAUSES_MAX = 8
 
 
-class Host:
-    """The driver."""
+class QueryHost:
+    """The commands of the driver, one method each."""
 
     def __init__(self) -> None:
         self._spark: Any = None
@@ -44,7 +44,7 @@ class Host:
     def start(
         self, name: str, source: str, checkpoint: str, options: dict[str, str], tasks: int | None = None
     ) -> dict[str, Any]:
-        """Every file of the folder is a batch, every line a row, "key value". Rows of a key are in one task."""
+        """Start a query on a folder of files. A file is a batch, a line a row ("key value"); a key is in one task."""
         rows = self._spark.readStream.option("maxFilesPerTrigger", 1).text(source)
         rows = rows.selectExpr("split_part(value, ' ', 1) AS key", "value")
         rows = rows if tasks is None else rows.repartition(tasks, "key")
@@ -61,9 +61,9 @@ class Host:
         options: dict[str, str],
         tasks: int | None = None,
     ) -> dict[str, Any]:
-        """A query that runs until it is stopped. `source`: its format, and options for it."""
-        given = {option: value for option, value in source.items() if option != "format"}
-        rows = self._spark.readStream.format(source["format"]).options(**given).load().selectExpr(*columns)
+        """Start a query that runs until it is stopped. `source` has the format and its options."""
+        source_options = {option: value for option, value in source.items() if option != "format"}
+        rows = self._spark.readStream.format(source["format"]).options(**source_options).load().selectExpr(*columns)
         rows = rows if tasks is None else rows.repartition(tasks)
         writer = rows.writeStream.format("headrace").options(**options).option("checkpointLocation", checkpoint)
         self._queries[name] = writer.trigger(processingTime="200 milliseconds").start()
@@ -73,7 +73,7 @@ class Host:
         self._queries[name].stop()
         return {}
 
-    def look(self) -> dict[str, Any]:
+    def states(self) -> dict[str, Any]:
         return {name: _state(query) for name, query in self._queries.items()}
 
     def retries(self, name: str) -> dict[str, Any]:
@@ -83,9 +83,9 @@ class Host:
         return {"count": sum(stage.currentAttemptId for stage in stages if stage is not None)}
 
     def __call__(self, do: str, seconds_max: float, **arguments: Any) -> Any:
-        del seconds_max  # whoever asks looks at the clock
-        orders: list[Callable[..., Any]] = [self.open, self.start, self.stream, self.stop, self.look, self.retries]
-        return next(order for order in orders if order.__name__ == do)(**arguments)
+        del seconds_max  # the caller watches the time
+        commands: list[Callable[..., Any]] = [self.open, self.start, self.stream, self.stop, self.states, self.retries]
+        return next(command for command in commands if command.__name__ == do)(**arguments)
 
 
 def _state(query: Any) -> str | None:
@@ -101,14 +101,14 @@ def _state(query: Any) -> str | None:
 
 def main() -> None:
     os.setsid()
-    host = Host()
+    host = QueryHost()
     for line in sys.stdin:
         try:
-            answer = host(**json.loads(line))
+            reply = host(**json.loads(line))
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
-    os._exit(0)  # the JVM ends with our end of its standard input; nothing here is worth waiting for
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), flush=True)
+    os._exit(0)  # without clean-up: the JVM ends when its standard input is closed
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def as_bytes(pairs):
 
 @pytest.mark.every_run
 @pytest.mark.behaviour("S09")
-def test_equal(spark, planted):
+def test_equal_source_and_topic_have_no_differences(spark, planted):
     topic, options = planted(as_bytes(numbered(500)))
     report = audit(rows(spark, *numbered(500)), topic, options=options, order=ORDER)
     assert report
@@ -52,10 +52,10 @@ def test_equal(spark, planted):
 
 @pytest.mark.every_run
 @pytest.mark.behaviour("S09")
-def test_loss_duplicates_strangers_and_disorder_are_found_and_counted(spark, planted):
+def test_lost_duplicated_unexpected_and_unordered_rows_are_counted(spark, planted):
     sent = numbered(500)
     held = [pair for pair in sent if pair[1] not in ("7", "8")]  # two lost
-    held.insert(100, sent[50])  # one doubled, and late: 50 after 90 and 95 of the same key
+    held.insert(100, sent[50])  # a duplicate, and out of order: 50 after 90 and 95 of the same key
     held += [("x", "stranger"), ("x", "stranger")]
     held[200], held[205] = held[205], held[200]
     topic, options = planted(as_bytes(held))
@@ -75,7 +75,7 @@ def test_loss_duplicates_strangers_and_disorder_are_found_and_counted(spark, pla
     assert {record.topic for example in late for record in example.records} == {topic}
 
 
-def test_rows_that_are_there_several_times_count_as_often(spark, planted):
+def test_repeated_rows_are_compared_by_their_counts(spark, planted):
     topic, options = planted([(b"k", b"v")] * 3 + [(None, b"v"), (b"v", None)])
     source = rows(spark, ("k", "v"), ("k", "v"), ("k", "v"), (None, "v"), ("v", None))
     assert audit(source, topic, options=options)
@@ -86,13 +86,13 @@ def test_rows_that_are_there_several_times_count_as_often(spark, planted):
     assert (report.lost, report.duplicated, report.unexpected, report.matched) == (0, 2, 1, 2)
 
 
-def test_null_and_nothing_are_not_the_same(spark, planted):
+def test_null_and_empty_values_are_different(spark, planted):
     topic, options = planted([(b"", b"a"), (None, b"b")])
     report = audit(rows(spark, (None, "a"), ("", "b")), topic, options=options)
     assert (report.lost, report.unexpected) == (2, 2)
 
 
-def test_aborted_records_are_not_there(spark, planted, headrace_broker):
+def test_aborted_records_are_not_compared(spark, planted, headrace_broker):
     topic, options = planted(as_bytes(numbered(10)))
     with Producer(bootstrap_servers=headrace_broker.bootstrap, transactional_id=f"{topic}-t") as producer:
         producer.init_transactions()

@@ -71,8 +71,8 @@ def test_invalid_options_of_a_stream_fail_before_anything_is_written(
     spark, headrace_broker, tmp_path, columns, options, message
 ):
     topic = new_topic(headrace_broker, "wrong")
-    said = failure_of_stream(spark, tmp_path, columns, headrace_broker, topic, options)
-    assert message in said
+    error = failure_of_stream(spark, tmp_path, columns, headrace_broker, topic, options)
+    assert message in error
     assert_nothing_is_seen(headrace_broker, topic)
 
 
@@ -96,35 +96,35 @@ def test_a_bad_row_of_a_stream_is_named_with_its_batch(spark, headrace_broker, t
     topic = new_topic(headrace_broker, "rows")
     columns = [column.format(topic=topic) for column in columns]
     given = {name: value.format(topic=topic) for name, value in options.items()} | {"commit.mode": mode}
-    said = failure_of_stream(spark, tmp_path, columns, headrace_broker, None, given)
-    assert fact.format(topic=topic) in said
-    assert "batch 0 of query " in said
+    error = failure_of_stream(spark, tmp_path, columns, headrace_broker, None, given)
+    assert fact.format(topic=topic) in error
+    assert "batch 0 of query " in error
     assert_nothing_is_seen(headrace_broker, topic)
 
 
 @pytest.mark.behaviour("S06")
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_a_topic_that_rows_name_and_that_cannot_be_is_named_with_its_batch(spark, headrace_broker, tmp_path, mode):
+def test_an_invalid_topic_in_a_row_is_named_with_its_batch(spark, headrace_broker, tmp_path, mode):
     topic = new_topic(headrace_broker, "named")
     columns = [*TEXTS, f"IF(id = 1, 'not a name!', '{topic}') topic"]
-    said = failure_of_stream(spark, tmp_path, columns, headrace_broker, None, {"commit.mode": mode})
-    assert re.search(r"batch 0.*, rows to topic 'not a name!' cannot be sent: .*INVALID_TOPIC_EXCEPTION", said), said
+    error = failure_of_stream(spark, tmp_path, columns, headrace_broker, None, {"commit.mode": mode})
+    assert re.search(r"batch 0.*, rows to topic 'not a name!' cannot be sent: .*INVALID_TOPIC_EXCEPTION", error), error
     assert_nothing_is_seen(headrace_broker, topic)
 
 
 @pytest.mark.parametrize("mode", ["inline", "parallel"])
-def test_a_row_beyond_the_topics_own_limit(spark, either, mode):
+def test_the_error_for_a_row_above_the_limit_of_the_topic(spark, either, mode):
     topic = new_topic(either, "narrow", max_message_bytes=2000)
     frame = spark.range(0, 20, 1, 2).selectExpr("repeat('x', IF(id = 17, 5000, 5)) value")
-    said = failure_of_batch(frame, either, topic, commit__mode=mode)
-    assert "MESSAGE_TOO_LARGE" in said
-    assert topic in said
+    error = failure_of_batch(frame, either, topic, commit__mode=mode)
+    assert "MESSAGE_TOO_LARGE" in error
+    assert topic in error
     assert_nothing_is_seen(either, topic)
 
 
 @pytest.mark.every_run
 @pytest.mark.behaviour("S06", "S11")
-def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
+def test_the_error_for_two_running_queries_with_one_sink_id(spark, either, tmp_path):
     """The second fences the first, which ends with an error that names it. Neither loses or doubles anything."""
     sink, marks = unique("shared"), tmp_path / "marks"
     marks.mkdir()
@@ -140,12 +140,12 @@ def test_two_live_queries_with_one_sink_id(spark, either, tmp_path):
     (marks / "decide.begin.go").touch()
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's kind says nothing
         first.end(query)
-    said = explain(caught.value)
+    error = explain(caught.value)
     driver = f"host {socket.gethostname()}, process {spark._jvm.java.lang.ProcessHandle.current().pid()}, started "
-    assert f"sink.id '{sink}' is held by another query of this driver, or by a later start of this query: run " in said
-    assert driver in said
-    assert "The rows that this run wrote for batch 0 are not visible." in said
-    assert "give each its own sink.id" in said
+    assert f"sink.id '{sink}' is held by another query of this driver, or by a later start of this query: run " in error
+    assert driver in error
+    assert "The rows that this run wrote for batch 0 are not visible." in error
+    assert "give each its own sink.id" in error
     first.process()
     for stream in (first, second):
         assert str(stream.audit()) == "clean"
@@ -183,9 +183,9 @@ def deny(broker, kind, name, operation=AclOperation.WRITE):
 def test_the_error_for_a_topic_without_write_permission(spark, guarded):
     topic = new_topic(guarded, "forbidden")
     deny(guarded, ResourceType.TOPIC, topic)
-    said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic)
-    assert f"not authorized to write to topic '{topic}'" in said
-    assert "allow the operation Write" in said
+    error = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic)
+    assert f"not authorized to write to topic '{topic}'" in error
+    assert "allow the operation Write" in error
     assert_nothing_is_seen(guarded, topic)
 
 
@@ -194,17 +194,17 @@ def test_the_error_for_transactional_ids_without_permission(spark, guarded, mode
     topic, sink = new_topic(guarded, "open"), unique("forbidden-sink")
     deny(guarded, ResourceType.TRANSACTIONAL_ID, sink)
     frame = spark.range(3).selectExpr(*TEXTS)
-    said = failure_of_batch(frame, guarded, topic, commit__mode=mode, sink__id=sink)
-    assert "allow Write and Describe on the prefix of sink.id" in said
+    error = failure_of_batch(frame, guarded, topic, commit__mode=mode, sink__id=sink)
+    assert "allow Write and Describe on the prefix of sink.id" in error
     assert_nothing_is_seen(guarded, topic)
 
 
 def test_the_error_for_a_decision_topic_without_create_permission(spark, guarded):
     topic, decisions = new_topic(guarded, "open"), unique("forbidden-name")
     deny(guarded, ResourceType.TOPIC, decisions, AclOperation.ALL)
-    said = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic, decision__topic=decisions)
-    assert f"not authorized to use decision.topic '{decisions}'" in said
-    assert "allow Create, or create the topic" in said
+    error = failure_of_batch(spark.range(3).selectExpr(*TEXTS), guarded, topic, decision__topic=decisions)
+    assert f"not authorized to use decision.topic '{decisions}'" in error
+    assert "allow Create, or create the topic" in error
     assert_nothing_is_seen(guarded, topic)
 
 
@@ -213,8 +213,8 @@ def test_the_error_for_a_decision_topic_without_write_permission(spark, guarded,
     topic, decisions = new_topic(guarded, "open"), new_topic(guarded, "forbidden-decisions")
     deny(guarded, ResourceType.TOPIC, decisions)
     frame = spark.range(3).selectExpr(*TEXTS)
-    said = failure_of_batch(frame, guarded, topic, commit__mode=mode, decision__topic=decisions)
-    assert decisions in said
-    assert "TOPIC_AUTHORIZATION_FAILED" in said
-    # What tasks wrote stays open until it expires: who may not read the decisions cannot know that there is none.
+    error = failure_of_batch(frame, guarded, topic, commit__mode=mode, decision__topic=decisions)
+    assert decisions in error
+    assert "TOPIC_AUTHORIZATION_FAILED" in error
+    # The transactions of tasks stay open until they expire: without the decisions they must not be aborted.
     assert not any(committed(guarded.bootstrap, topic).values())

@@ -57,7 +57,7 @@ def test_a_worker_is_killed_in_the_middle_of_a_stream_with_speculation(cluster, 
         eventually("a task that has written", (marks / "task.flushed").exists, REACH_SECONDS_MAX)
         eventually("tasks on every worker", lambda: all(map(cluster.python_workers, cluster.hosts)), REACH_SECONDS_MAX)
         cluster.kill_worker(cluster.hosts[0])
-        (marks / "task.flushed.go").touch()  # it may have been the other one's
+        (marks / "task.flushed.go").touch()  # it may be a file of the other worker
         assert driver.ends_of(["query"]) == {"query": ""}
     finally:
         driver.close()

@@ -1,9 +1,9 @@
 """The crash matrix: every failure at every failpoint, on both brokers; every row is visible once.
 
-What can happen only to several brokers happens to a cluster of our own.
+Faults that need several brokers run on a headrace cluster.
 
-`make crash-matrix` runs all cells (HEADRACE_CRASH_MATRIX=all), prints a table and JSON, and shows its progress; without
-that it is a few cells of each kind. docs/exactly-once.md says why each of them holds.
+`make crash-matrix` runs all cells (HEADRACE_CRASH_MATRIX=all), prints a table and JSON, and shows its progress;
+otherwise a few cells of each kind run. docs/exactly-once.md explains every cell.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.support.crash_cells import (
     DRIVER,
     EXECUTOR,
     EXPIRY,
+    FAILPOINT_NAMES,
     FAULTS,
+    IMPOSSIBLE,
     LEADER,
-    NONSENSE,
-    PLACES,
     PROCESS,
     RETRY,
     SHORT_TRANSACTION_MS,
@@ -60,20 +60,20 @@ SHORT = {
     (APACHE, DRIVER): ("task.flushed", "decide.written", "decide.done", "replay.abort"),
     (CLUSTER, LEADER): ("task.flushed", "decide.written", "end.between"),
 }
-"""What `make test-spark` does."""
+"""The cells of `make test-spark`."""
 EVERY_RUN = {(APACHE, DRIVER): SHORT[APACHE, DRIVER], (CLUSTER, LEADER): ("decide.written",)}
-"""What `make test` does."""
+"""The cells of `make test`."""
 
 MET = {broker: [fault for fault in FAULTS if fault != LEADER] for broker in (OURS, APACHE)} | {CLUSTER: [LEADER]}
-"""What happens to whom."""
-WHOLE = {(broker, fault): PLACES for broker, faults in MET.items() for fault in faults}
-WANTED = WHOLE if IS_WHOLE else SHORT
+"""The faults of each broker."""
+WHOLE = {(broker, fault): FAILPOINT_NAMES for broker, faults in MET.items() for fault in faults}
+SELECTED = WHOLE if IS_WHOLE else SHORT
 
 
 def cells() -> Iterator[object]:
-    for (broker, fault), failpoints in WANTED.items():
+    for (broker, fault), failpoints in SELECTED.items():
         for failpoint in failpoints:
-            reason = NONSENSE.get((fault, failpoint))
+            reason = IMPOSSIBLE.get((fault, failpoint))
             marks = [pytest.mark.skip(reason=reason)] if reason else []
             if failpoint not in EVERY_RUN.get((broker, fault), ()):
                 marks.append(pytest.mark.slow)
@@ -88,29 +88,32 @@ class Matrix:
         self._request = request
         self._brokers: dict[tuple[str, bool], Broker] = {}
         self._stack = ExitStack()
-        self.found: dict[tuple[str, str], list[Outcome]] = {}
+        self.columns: dict[tuple[str, str], list[Outcome]] = {}
 
     def outcome(self, broker: str, fault: str, failpoint: str) -> Outcome:
-        column = self.found.get((broker, fault))
+        column = self.columns.get((broker, fault))
         if column is None:
-            self.found[broker, fault] = []  # a column that fails as a whole is not tried again for its next cell
-            column = self.found[broker, fault] = self._run(broker, fault)
-        return next((outcome for outcome in column if outcome.place == failpoint), Outcome(fault, failpoint, broker))
+            self.columns[broker, fault] = []  # a column that fails as a whole is not run again for its next cell
+            column = self.columns[broker, fault] = self._run(broker, fault)
+        return next(
+            (outcome for outcome in column if outcome.failpoint == failpoint), Outcome(fault, failpoint, broker)
+        )
 
     def _run(self, broker: str, fault: str) -> list[Outcome]:
-        failpoints = [failpoint for failpoint in self._selected(broker, fault) if (fault, failpoint) not in NONSENSE]
+        failpoints = [failpoint for failpoint in self._selected(broker, fault) if (fault, failpoint) not in IMPOSSIBLE]
         folder = self._paths.mktemp(f"{broker}-{fault.replace(' ', '-')}")
         jars = self._request.getfixturevalue("kafka_jars")("4.3.0")
-        return Column(fault, self._broker(broker, fault == EXPIRY), broker, folder, jars, _say).run(failpoints)
+        column = Column(fault, self._broker(broker, fault == EXPIRY), broker, folder=folder, jars=jars, log=_log)
+        return column.run(failpoints)
 
     def _selected(self, broker: str, fault: str) -> list[str]:
-        """Those places of a column that this run of the tests is about."""
+        """Return the failpoints of a column that are selected in this run."""
         cells = [item.callspec.params for item in self._request.session.items if hasattr(item, "callspec")]
         chosen = {cell["failpoint"] for cell in cells if (cell.get("broker"), cell.get("fault")) == (broker, fault)}
-        return [failpoint for failpoint in WANTED[broker, fault] if failpoint in chosen]
+        return [failpoint for failpoint in SELECTED[broker, fault] if failpoint in chosen]
 
     def _broker(self, name: str, is_short: bool) -> Broker:
-        """Brokers of our own: they are killed, and look for expired transactions more often than others do."""
+        """Return a broker for this module: it is killed, and checks for expired transactions often."""
         if (name, is_short) not in self._brokers:
             options = dict(CLEANUP)
             if is_short:
@@ -136,20 +139,20 @@ class Matrix:
         self._stack.close()
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.__stderr__ if IS_WHOLE else sys.stdout, flush=True)
 
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory, request):
     pytest.importorskip("pyspark.sql")
-    found = Matrix(tmp_path_factory, request)
+    matrix = Matrix(tmp_path_factory, request)
     try:
-        yield found
+        yield matrix
     finally:
-        found.close()
+        matrix.close()
         if IS_WHOLE:
-            _say(table(found.found))
+            _log(table(matrix.columns))
 
 
 @pytest.mark.timeout(COLUMN_SECONDS_MAX)
@@ -160,20 +163,22 @@ def test_every_row_is_visible_once(matrix, broker, fault, failpoint):
     assert outcome.verdict == "", outcome
 
 
-def test_every_failpoint_meets_every_fault_or_has_a_reason_not_to():
+def test_every_failpoint_is_tested_with_every_possible_fault():
     """docs/exactly-once.md has an explanation for each cell, or a dash for one that does not exist."""
     documented = cells_of((PROJECT / "docs" / "exactly-once.md").read_text())
     assert documented.keys() == {(fault, failpoint) for fault in FAULTS for failpoint in FAILPOINTS}
-    assert {cell for cell, text in documented.items() if text == "–"} == NONSENSE.keys()
-    run = {(fault, failpoint) for (_, fault), failpoints in WHOLE.items() for failpoint in failpoints} - NONSENSE.keys()
+    assert {cell for cell, text in documented.items() if text == "–"} == IMPOSSIBLE.keys()
+    run = {
+        (fault, failpoint) for (_, fault), failpoints in WHOLE.items() for failpoint in failpoints
+    } - IMPOSSIBLE.keys()
     assert run == {cell for cell, text in documented.items() if re.fullmatch(r"\d+(, \d+)*", text)}
 
 
 @pytest.mark.parametrize("cells_of_run", [SHORT, EVERY_RUN], ids=["make test-spark", "make test"])
-def test_a_shorter_run_is_made_of_cells_that_can_be(cells_of_run):
+def test_a_shorter_run_has_possible_cells_only(cells_of_run):
     chosen = {(fault, failpoint) for (_, fault), failpoints in cells_of_run.items() for failpoint in failpoints}
     assert chosen
-    assert not chosen & NONSENSE.keys()
+    assert not chosen & IMPOSSIBLE.keys()
     assert all(set(failpoints) <= set(WHOLE[column]) for column, failpoints in cells_of_run.items())
 
 
@@ -182,42 +187,42 @@ def test_each_fault_is_in_the_shorter_run():
 
 
 def cells_of(page: str) -> dict[tuple[str, str], str]:
-    """The cells of the page's table of faults and failpoints."""
+    """Return the cells of the page's table of faults and failpoints."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
     first = next(number for number, row in enumerate(rows) if row[0] == "at")
     faults = rows[first][1:]
-    found: dict[tuple[str, str], str] = {}
+    cells_by_name: dict[tuple[str, str], str] = {}
     for row in rows[first + 2 :]:
         if len(row) != len(rows[first]):
             break  # another table
         for failpoint in re.findall(r"`([^`]+)`", row[0]):
-            found |= {(fault, failpoint): text for fault, text in zip(faults, row[1:], strict=True)}
-    return found
+            cells_by_name |= {(fault, failpoint): text for fault, text in zip(faults, row[1:], strict=True)}
+    return cells_by_name
 
 
-def table(found: dict[tuple[str, str], list[Outcome]]) -> str:
-    """For people, then for programs."""
+def table(columns: dict[tuple[str, str], list[Outcome]]) -> str:
+    """Return the outcomes as a table, followed by JSON."""
     lines = []
     outcomes = {
-        (outcome.broker, outcome.fault, outcome.place): outcome for column in found.values() for outcome in column
+        (outcome.broker, outcome.fault, outcome.failpoint): outcome for column in columns.values() for outcome in column
     }
     for broker, faults in MET.items():
         lines += ["", f"{broker:14}" + "".join(f"{fault:>21}" for fault in faults)]
-        for failpoint in PLACES:
+        for failpoint in FAILPOINT_NAMES:
             texts = []
             for fault in faults:
                 outcome = outcomes.get((broker, fault, failpoint))
-                if (fault, failpoint) in NONSENSE:
-                    texts.append("cannot be")
+                if (fault, failpoint) in IMPOSSIBLE:
+                    texts.append("impossible")
                 else:
                     texts.append(
                         "–" if outcome is None else "FAILED" if outcome.verdict else f"{outcome.rows} rows once"
                     )
             lines.append(f"{failpoint:14}" + "".join(f"{text:>21}" for text in texts))
     good = sum(not outcome.verdict for outcome in outcomes.values())
-    lines += ["", f"{good} of {len(outcomes)} cells are clean", ""]
-    lines += [f"cannot be: {fault} at {failpoint}: {reason}" for (fault, failpoint), reason in NONSENSE.items()]
+    lines += ["", f"{good} of {len(outcomes)} cells passed", ""]
+    lines += [f"impossible: {fault} at {failpoint}: {reason}" for (fault, failpoint), reason in IMPOSSIBLE.items()]
     lines.append(
-        json.dumps([{**asdict(outcome), "verdict": outcome.verdict or "clean"} for outcome in outcomes.values()])
+        json.dumps([{**asdict(outcome), "verdict": outcome.verdict or "passed"} for outcome in outcomes.values()])
     )
     return "\n".join(lines)

@@ -41,7 +41,7 @@ def assert_clean(query: StreamInSession, bootstrap: str, topic: str) -> None:
 @pytest.mark.parametrize(
     "failpoint", ["task.sent", "task.flushed", "check.done", "decide.written", "decide.done", "end.done"]
 )
-def test_the_broker_dies_and_comes_back(spark, own_broker, tmp_path, failpoint, mode):
+def test_a_batch_survives_a_broker_restart(spark, own_broker, tmp_path, failpoint, mode):
     """With a batch at that failpoint: it succeeds, or fails and succeeds when it is run again."""
     if mode == "inline" and not failpoint.startswith("decide"):
         pytest.skip("an inline batch is only in the transaction of the driver")
@@ -54,7 +54,7 @@ def test_the_broker_dies_and_comes_back(spark, own_broker, tmp_path, failpoint, 
     def restart() -> None:
         eventually("the failpoint", lambda: (marks / failpoint).exists(), REACH_SECONDS_MAX)
         own_broker.kill()
-        (marks / f"{failpoint}.go").touch()  # it goes on while there is no broker
+        (marks / f"{failpoint}.go").touch()  # it continues while there is no broker
         own_broker.restart()
 
     nemesis = threading.Thread(target=restart)
@@ -81,7 +81,7 @@ def run_until_it_ends(query: StreamInSession, failpoints: str = "") -> int:
 @pytest.mark.parametrize(
     "api", ["EndTxn", "InitProducerId", "Produce", "DescribeTransactions", "ListTransactions", "Fetch"]
 )
-def test_an_answer_is_lost(spark, own_broker, tmp_path, api, mode):
+def test_a_batch_survives_a_lost_response(spark, own_broker, tmp_path, api, mode):
     """The broker handled the request, and the connection broke before the response: the request is retried."""
     topic = new_topic(own_broker, "unanswered", 3)
     query = StreamInSession(spark, tmp_path, own_broker, topic, commit__mode=mode)

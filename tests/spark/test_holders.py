@@ -115,7 +115,7 @@ def test_a_run_that_only_took_the_lock_fences_no_other(sink):
 
 
 @pytest.mark.behaviour("S11")
-def test_a_driver_of_another_sink_that_hangs_does_not_hold_up_this_one(sink, monkeypatch):
+def test_a_hanging_driver_of_another_sink_does_not_block_a_sink(sink, monkeypatch):
     """It hangs in its decision, in the decision topic that both use."""
     monkeypatch.setattr(decisions, "SETTLE_MS_MAX", 0)
     sink.ledger().open()
@@ -146,7 +146,7 @@ def test_a_decision_whose_lock_is_taken_before_its_commit_is_refused(sink, when)
     assert sink.values() == []
 
 
-def test_reading_again_costs_what_is_new_and_finds_what_a_new_reader_finds(sink, monkeypatch):
+def test_a_second_read_of_decisions_fetches_new_records_only(sink, monkeypatch):
     ledger, known = sink.ledger(), sink.log()
     ledger.open()
     assert known.read(sink.name) == {}

@@ -62,7 +62,7 @@ class CopiedTopic:
     def audit(self):
         assert not open_transactions(self.broker.bootstrap, self.target)
         result = audit(self.broker.bootstrap, self.target, self.sent)
-        result.out_of_order.clear()  # not what this is about: keys come from two partitions
+        result.out_of_order.clear()  # not checked here: keys come from two partitions
         return str(result)
 
 
@@ -100,7 +100,7 @@ def _records(copy):
         *(("parallel", failpoint) for failpoint in ("decide.begin", "decide.written", "decide.done", "end.between")),
     ],
 )
-def test_a_checkpoint_is_lost_after_a_crash_in_a_batch(spark, headrace_broker, tmp_path, mode, failpoint):
+def test_a_checkpoint_lost_after_a_crash_repeats_nothing(spark, headrace_broker, tmp_path, mode, failpoint):
     """The next query delivers the rows of a batch that was not decided, and skips those of one that was."""
     copy = CopiedTopic(spark, headrace_broker, tmp_path, mode)
     marks = markers(spark)
@@ -120,7 +120,7 @@ def test_a_checkpoint_is_lost_after_a_crash_in_a_batch(spark, headrace_broker, t
 @pytest.mark.slow
 @pytest.mark.timeout(KILLS_SECONDS_MAX)
 @pytest.mark.behaviour("S13")
-def test_a_driver_is_killed_and_its_checkpoint_lost(headrace_broker, tmp_path):
+def test_a_killed_driver_with_a_lost_checkpoint_loses_nothing(headrace_broker, tmp_path):
     copy = CopiedTopic(None, headrace_broker, tmp_path)
     copy.send(200)
     for number in range(3):
@@ -146,7 +146,7 @@ def _wait_for_rows(copy, driver, count):
 
 
 @pytest.mark.behaviour("S13")
-def test_a_recreated_source_topic_is_not_taken_for_the_old_one(spark, headrace_broker, tmp_path):
+def test_a_recreated_source_topic_is_distinguished_from_the_old_one(spark, headrace_broker, tmp_path):
     copy = CopiedTopic(spark, headrace_broker, tmp_path, partitions=1)
     copy.send(30)
     copy.run()
@@ -172,7 +172,7 @@ def test_rows_before_a_query_that_began_at_the_end_are_delivered_by_the_next(spa
 
 
 @pytest.mark.behaviour("S13")
-def test_going_back_to_an_older_checkpoint_skips_what_the_new_one_has_delivered(spark, headrace_broker, tmp_path):
+def test_an_older_checkpoint_skips_rows_that_a_newer_one_delivered(spark, headrace_broker, tmp_path):
     copy = CopiedTopic(spark, headrace_broker, tmp_path)
     copy.send(30)
     copy.run("blue")
@@ -212,7 +212,7 @@ def test_a_join_that_keeps_the_origin_columns_is_stopped_by_its_first_late_row(s
     assert [value for _, value in _records(copy)] == ["row 1"]
 
 
-def test_queries_that_cannot_say_where_rows_come_from_are_refused(spark, headrace_broker, tmp_path):
+def test_queries_without_source_offsets_of_rows_are_refused(spark, headrace_broker, tmp_path):
     copy = CopiedTopic(spark, headrace_broker, tmp_path)
     copy.send(3)
 

@@ -1,7 +1,7 @@
 """Many queries in one driver: Spark runs the commits of each in any of its Python processes.
 
-Five queries, two of which read what two others have written. Python workers of tasks and of commits are killed all the
-while. A killed task is run again by Spark; a killed commit ends its query, which is started again from its checkpoint.
+Five queries run, two of which read the topics of two others, while Python workers of tasks and commits are killed.
+Spark retries a killed task; a killed commit ends its query, which is restarted from its checkpoint.
 
 `make test-many-queries` runs them for three minutes on each broker (HEADRACE_MANY_QUERIES_SECONDS=180).
 """
@@ -95,7 +95,7 @@ def test_five_queries_in_one_driver_write_every_row_once(broker_of_queries, tmp_
         driver.open()
         for query in queries:
             query.start(driver)
-        for query in queries:  # Spark's start takes its time where the machine is busy
+        for query in queries:  # Spark starts slowly on a busy machine
             eventually(f"the first batch of {query.name}", caught_up(driver, query, broker, 1), START_SECONDS_MAX)
         kills = run_with_kills(driver, queries)
         for query in sources:

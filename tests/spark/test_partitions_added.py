@@ -38,7 +38,7 @@ class RunningSink:
         )
 
     def write(self, keys, partition=""):
-        """One more batch; returns its rows with the partitions they are in, once they are committed."""
+        """Add a batch, and return its rows with their partitions when they are committed."""
         number = next(self._numbers)
         lines = [f"{key} batch-{number} {partition}" for key in keys]
         (self._folder / "part").write_text("\n".join(lines) + "\n")

@@ -93,7 +93,7 @@ def values(spark, broker, topic):
 
 @pytest.mark.every_run
 @pytest.mark.behaviour("S08")
-def test_files_through_sql_into_a_topic_once_and_on_from_there(spark, filled, headrace_broker, tmp_path):
+def test_files_are_written_once_through_sql_and_the_stream_resumes(spark, filled, headrace_broker, tmp_path):
     text, topic = filled
     first, second = Notes(), Notes()
     pipeline = Pipeline.from_toml(text)
@@ -112,7 +112,7 @@ def test_files_through_sql_into_a_topic_once_and_on_from_there(spark, filled, he
 
 
 @pytest.mark.every_run
-def test_from_topic_to_topic_with_lag_and_an_end_that_is_known(spark, filled, headrace_broker, tmp_path):
+def test_a_topic_to_topic_pipeline_reports_lag_and_progress(spark, filled, headrace_broker, tmp_path):
     text, topic = filled
     Pipeline.from_toml(text).run(spark)
     target = new_topic(headrace_broker, "target", 1)
@@ -140,7 +140,7 @@ def test_from_topic_to_topic_with_lag_and_an_end_that_is_known(spark, filled, he
     assert values(spark, headrace_broker, target) == values(spark, headrace_broker, topic)
 
 
-def test_a_batch_that_is_run_again_with_its_write_id_delivers_nothing(spark, filled, headrace_broker, tmp_path):
+def test_a_batch_repeated_with_its_write_id_delivers_nothing(spark, filled, headrace_broker, tmp_path):
     text, topic = filled
     overrides = (
         "trigger.mode=batch",
@@ -156,7 +156,7 @@ def test_a_batch_that_is_run_again_with_its_write_id_delivers_nothing(spark, fil
     assert len(values(spark, headrace_broker, topic)) == 150
 
 
-def test_formats_of_sparks_own(spark, tmp_path):
+def test_other_formats_of_spark_can_be_used(spark, tmp_path):
     write_file(tmp_path, 0)
     text = f"""
     source = {{ format = "json", path = "{tmp_path}/in", schema = "id BIGINT, name STRING" }}
@@ -226,7 +226,7 @@ def test_a_check_names_every_view_and_its_columns(spark, filled):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "error"),
     [
         (
             "steps.even.sql=SELECT idd FROM source",
@@ -239,8 +239,8 @@ def test_a_check_names_every_view_and_its_columns(spark, filled):
         ("source.schema=id BIGNT", r"cannot read the source \(json\)"),
     ],
 )
-def test_a_check_reports_problems_with_their_positions(spark, filled, override, said):
-    with pytest.raises((SparkError, ConfigError), match=said) as caught:
+def test_a_check_reports_problems_with_their_positions(spark, filled, override, error):
+    with pytest.raises((SparkError, ConfigError), match=error) as caught:
         Pipeline.from_toml(filled[0], (override,)).check(spark)
     assert "Traceback" not in str(caught.value)
     assert not spark.catalog.listTables()
@@ -252,7 +252,7 @@ def test_the_error_of_a_file_stream_without_a_schema_says_to_set_one(spark, fill
         Pipeline.from_toml(text).check(spark)
 
 
-def test_a_name_that_the_session_has_already_is_not_overwritten(spark, filled):
+def test_an_existing_view_of_the_session_is_not_overwritten(spark, filled):
     spark.range(1).createTempView("even")
     try:
         with pytest.raises(ConfigError, match="a table or view 'even' already"):
@@ -321,7 +321,7 @@ class Running:
 @pytest.mark.slow
 @pytest.mark.timeout(4 * PROCESS_SECONDS_MAX)
 @pytest.mark.behaviour("S08")
-def test_ctrl_c_ends_a_stream_after_its_batch_and_twice_at_once_and_nothing_is_lost(filled, headrace_broker, tmp_path):
+def test_ctrl_c_ends_a_stream_after_its_batch_and_a_second_one_at_once(filled, headrace_broker, tmp_path):
     text, _ = filled
     once = "id % 100 > 0 OR coalesce(reflect('java.lang.Thread', 'sleep', 4000L), '') <> 'x'"
     slow = f"SELECT * FROM source WHERE id % 2 = 0 AND ({once})"

@@ -80,7 +80,7 @@ def test_the_last_batch_with_other_rows_stops_the_query(stream):
         rf"{FINGERPRINT.format(41)}; batch 1 had {FINGERPRINT.format(41)}, {DECIDED_BY}\(1\) the query computes other "
         r"rows .* start the query with replay\.check=rows",
     )
-    # Where only rows are counted these are taken for the same, and the new ones are not delivered: so the docs say.
+    # With replay.check=rows they count as the same rows, and are not delivered: documented in exactly-once.md.
     stream.process(replay__check="rows")
     assert str(stream.audit()) == "clean"
 
@@ -104,7 +104,7 @@ def test_a_copied_checkpoint_continues_and_the_original_is_refused_afterwards(st
 
 @pytest.mark.behaviour("S12")
 def test_a_checkpoint_one_batch_behind_replays_that_batch_and_continues(stream):
-    """The same rows with the same number are a replay, whatever the cause."""
+    """A batch with the same number and the same rows is a replay."""
     stream.add_file(40)
     stream.process()
     keep(stream)
@@ -118,7 +118,7 @@ def test_a_checkpoint_one_batch_behind_replays_that_batch_and_continues(stream):
 
 
 def test_a_replay_with_dead_letters_is_recognised(spark, either, tmp_path):
-    """Their headers name the attempt, which is another one."""
+    """The headers of dead letters have the attempt, which differs in a replay."""
     markers(spark)
     topic, dead = new_topic(either, "some"), new_topic(either, "dead")
     options = {"on__bad__row": "dead-letter", "dead__letter__topic": dead, "kafka__max__request__size": "2000"}

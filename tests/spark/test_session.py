@@ -31,7 +31,7 @@ spark.stop()
 """
 
 
-def test_a_session_that_runs_is_taken_as_it_is(spark, caplog):
+def test_a_running_session_is_used_unchanged(spark, caplog):
     with caplog.at_level(logging.WARNING, "headrace"):
         active = session(master="local[7]", config={"spark.sql.shuffle.partitions": 3})
     assert active.sparkContext is spark.sparkContext
@@ -48,7 +48,7 @@ def test_the_version_of_the_workers_is_checked(spark, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * PROCESS_SECONDS_MAX)
-def test_a_session_from_nothing_is_quiet_and_ready(tmp_path):
+def test_a_new_session_is_quiet_and_has_the_format(tmp_path):
     environment = {**os.environ, "PYSPARK_PYTHON": "/no/such/python", "TMPDIR": str(tmp_path)}
     environment.pop("SPARK_LOCAL_IP", None)
     done = subprocess.run(

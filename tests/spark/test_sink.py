@@ -39,7 +39,7 @@ def expected(count):
 @pytest.mark.every_run
 @pytest.mark.behaviour("S01", "S02")
 @pytest.mark.parametrize("mode", [*MODES, "auto"])
-def test_a_frame_is_written_once_and_whole(spark, either, mode):
+def test_a_dataframe_is_written_once_and_completely(spark, either, mode):
     topic = new_topic(either, "batch", 3)
     write(numbers(spark, LARGE), either, topic, commit__mode=mode)
     result = committed(either.bootstrap, topic)
@@ -122,7 +122,7 @@ def test_a_write_id_that_was_used_for_other_rows_is_refused(spark, headrace_brok
     assert not open_transactions(headrace_broker.bootstrap, topic)
 
 
-def test_the_next_write_of_a_sink_finishes_one_that_died_after_its_decision(spark, either, tmp_path):
+def test_the_next_write_finishes_a_decided_write_that_crashed(spark, either, tmp_path):
     """Without write.id it is not recognised, but sink.id is enough to carry out its decision."""
     topic, sink = new_topic(either, "half", 2), unique("sink")
     died = f"markers={tmp_path}, end.between=kill, abort.begin=kill"

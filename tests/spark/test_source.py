@@ -60,7 +60,7 @@ def _nothing_stays_open():
 
 
 def as_rows(topic, partition, result, time_type=0):
-    """The rows that Spark's own source makes of records."""
+    """Return the rows that Spark's own source returns for these records."""
     return [
         {
             "key": record.key,
@@ -77,7 +77,7 @@ def as_rows(topic, partition, result, time_type=0):
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_rows_are_what_another_client_reads(either, codec):
+def test_rows_equal_what_another_client_reads(either, codec):
     topic = new_topic(either, f"rows-{codec}", 2)
     for partition, sent in enumerate((small(), large())):
         librdkafka.produce(either.bootstrap, topic, sent, codec=codec, partition=partition)
@@ -102,7 +102,7 @@ def test_batches_have_the_types_that_spark_requires(either):
         batch.validate(full=True)
 
 
-def test_a_topic_may_change_who_sets_its_times(either):
+def test_rows_have_the_timestamp_type_of_their_batch(either):
     topic = new_topic(either, "times")
     librdkafka.produce(either.bootstrap, topic, records(3))
     with AdminClient(either.bootstrap) as admin:
@@ -115,7 +115,7 @@ def test_a_topic_may_change_who_sets_its_times(either):
     assert rows == as_rows(topic, 0, expected[:3]) + as_rows(topic, 0, expected[3:], time_type=1)
 
 
-def test_many_rows_come_in_batches_of_a_good_size(either, monkeypatch):
+def test_many_rows_are_returned_in_batches_of_limited_size(either, monkeypatch):
     monkeypatch.setattr(reading, "BATCH_ROWS", 500)
     topic = new_topic(either, "sizes")
     with Connection(either.bootstrap) as connection:
@@ -127,7 +127,7 @@ def test_many_rows_come_in_batches_of_a_good_size(either, monkeypatch):
     batches = list(reader.read(partition))
     assert [batch.num_rows for batch in batches] == [600] * 5
     assert values_of(rows_of(batches)) == numbered(range(3000))
-    # And one record batch with very many rows is cut.
+    # A single record batch with very many rows is split.
     monkeypatch.setattr(reading, "BATCH_ROWS", 40)
     batches = list(reader.read(partition))
     assert [batch.num_rows for batch in batches] == [80, 80, 40] * 15
@@ -137,7 +137,7 @@ def test_many_rows_come_in_batches_of_a_good_size(either, monkeypatch):
 # -- which offsets -----------------------------------------------------------------------------
 
 
-def test_offsets_by_number_say_where_to_begin_and_end(either):
+def test_a_batch_begins_and_ends_at_given_offsets(either):
     topic = new_topic(either, "numbers", 2)
     for partition in range(2):
         librdkafka.produce(either.bootstrap, topic, records(50), partition=partition)
@@ -152,7 +152,7 @@ def test_offsets_by_number_say_where_to_begin_and_end(either):
     assert read({"0": 10, "1": 50}, {"0": 10, "1": 50}) == [[], []]
 
 
-def test_times_say_where_to_begin_and_end(either):
+def test_a_batch_begins_and_ends_at_given_times(either):
     topic = new_topic(either, "by-time", 2)
     librdkafka.produce(either.bootstrap, topic, records(50), partition=0)
     librdkafka.produce(either.bootstrap, topic, records(20), partition=1)
@@ -164,7 +164,7 @@ def test_times_say_where_to_begin_and_end(either):
     at = [TIME_MS + n * 1000 for n in range(60)]
     assert read(startingTimestamp=at[10], endingTimestamp=at[12]) == [[10, 11], [10, 11]]
     assert read(startingTimestamp=at[10] - 1, endingTimestamp=at[12] + 1) == [[10, 11, 12], [10, 11, 12]]
-    # A partition that has nothing so late: read to its end, and begin as the strategy says.
+    # A partition without a record at that time: it ends at its end, and begins according to the strategy.
     assert read(startingTimestamp=at[18], endingTimestamp=at[30]) == [list(range(18, 30)), [18, 19]]
     with pytest.raises(
         ConfigError, match=rf"startingTimestamp: no record at or after this time in {topic}-1; .*Strategy to latest"
@@ -194,7 +194,7 @@ def test_partitions_can_be_named_and_topics_matched(either):
     assert not [offset_range for offset_range in result if offset_range.topic.startswith("__")]
 
 
-def test_long_ranges_are_read_by_several_tasks_and_no_row_twice(either):
+def test_long_ranges_are_split_between_tasks_without_duplicates(either):
     topic = new_topic(either, "split", 2)
     librdkafka.produce(either.bootstrap, topic, records(900), partition=0)
     librdkafka.produce(either.bootstrap, topic, records(100), partition=1)
@@ -222,7 +222,7 @@ def test_rows_of_aborted_and_open_transactions_need_read_uncommitted(either):
     assert values_of(read_all(batch_reader(either, topic))) == committed
     uncommitted = batch_reader(either, topic, kafka_isolation_level="read_uncommitted")
     assert values_of(read_all(uncommitted)) == numbered(range(45))
-    # Offsets: 10 rows and a marker each time. Every range ends, also one that holds nothing to be seen.
+    # Offsets: 10 rows and a marker each time. Every range ends, also one without visible rows.
     assert [part[:4] for part in ranges_of(batch_reader(either, topic))] == [(topic, 0, 0, 44)]
     assert values_of(read_all(batch_reader(either, topic, minPartitions=44))) == committed
     bounds = {"startingOffsets": f'{{"{topic}":{{"0":12}}}}', "endingOffsets": f'{{"{topic}":{{"0":21}}}}'}
@@ -232,7 +232,7 @@ def test_rows_of_aborted_and_open_transactions_need_read_uncommitted(either):
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * COMPACTION_SECONDS_MAX)
-def test_a_compacted_topic_is_read_to_its_end_though_rows_are_missing(either):
+def test_a_compacted_topic_is_read_to_its_end(either):
     topic = new_topic(either, "compacted", cleanup_policy="compact", segment_ms=100, min_cleanable_dirty_ratio=0.01)
     librdkafka.produce(either.bootstrap, topic, records(700))
     # A segment is rolled by a record that is so much later than its first, and only what is rolled is compacted.
@@ -252,10 +252,10 @@ def test_a_compacted_topic_is_read_to_its_end_though_rows_are_missing(either):
     }
 
 
-# -- what goes wrong ---------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_is_named(either):
+def test_missing_topics_and_partitions_are_named(either):
     topic, missing = new_topic(either, "there"), unique("missing")
     with pytest.raises(BrokerError, match=f"UNKNOWN_TOPIC.*{missing}: not on the cluster"):
         batch_reader(either, f"{topic},{missing}").partitions()
@@ -263,7 +263,7 @@ def test_what_is_not_there_is_named(either):
         batch_reader(either, None, assign=f'{{"{topic}":[0,7]}}').partitions()
 
 
-def test_offsets_have_to_be_given_for_the_partitions_that_are_read(either):
+def test_offsets_must_name_exactly_the_partitions_read(either):
     topic = new_topic(either, "complete", 2)
     with pytest.raises(
         ConfigError, match=f"startingOffsets has no offset for {topic}-1; it has to name every partition"
@@ -280,7 +280,7 @@ def test_offsets_have_to_be_given_for_the_partitions_that_are_read(either):
         batch_reader(either, topic, **order).partitions()
 
 
-def test_offsets_that_are_gone_or_not_there_yet_fail_unless_that_may_be(either):
+def test_offsets_out_of_range_fail_unless_data_loss_is_allowed(either):
     topic = new_topic(either, "bounds")
     librdkafka.produce(either.bootstrap, topic, records(20))
     delete_before(either, topic, 8)
@@ -298,7 +298,7 @@ def test_offsets_that_are_gone_or_not_there_yet_fail_unless_that_may_be(either):
     assert values_of(read_all(batch_reader(either, topic))) == numbered(range(8, 20))
 
 
-def test_rows_that_go_between_planning_and_reading_are_a_loss(either, caplog):
+def test_rows_deleted_between_planning_and_reading_are_data_loss(either, caplog):
     topic = new_topic(either, "loss")
     librdkafka.produce(either.bootstrap, topic, records(20))
     strict, lenient = batch_reader(either, topic), batch_reader(either, topic, failOnDataLoss=False)
@@ -308,11 +308,11 @@ def test_rows_that_go_between_planning_and_reading_are_a_loss(either, caplog):
         list(strict.read(partition))
     assert values_of(rows_of(lenient.read(partition))) == numbered(range(15, 20))
     assert "the query will continue with the remaining records" in caplog.text
-    # All of a range may be gone.
+    # A whole range may be deleted.
     assert list(lenient.read(RangePartition(OffsetRange(topic, 0, 2, 9)))) == []
 
 
-def test_a_topic_that_goes_between_planning_and_reading_is_a_loss(either):
+def test_a_topic_deleted_between_planning_and_reading_is_data_loss(either):
     topic = new_topic(either, "gone")
     librdkafka.produce(either.bootstrap, topic, records(20))
     strict = batch_reader(either, topic, kafka_default_api_timeout_ms=1000)
@@ -325,7 +325,7 @@ def test_a_topic_that_goes_between_planning_and_reading_is_a_loss(either):
 
 
 @pytest.mark.behaviour("S13")
-def test_rows_can_say_where_they_come_from(either):
+def test_rows_can_have_origin_columns(either):
     topic = new_topic(either, "origin", 2)
     librdkafka.produce(either.bootstrap, topic, records(3), partition=1)
     names = ("value", "__topic", "__partition", "__offset", "__topic_id")
@@ -340,7 +340,7 @@ def test_rows_can_say_where_they_come_from(either):
 
 
 @pytest.mark.behaviour("S14")
-def test_a_topic_recreated_between_planning_and_reading_is_a_loss(either, caplog):
+def test_a_topic_recreated_between_planning_and_reading_is_data_loss(either, caplog):
     topic = new_topic(either, "swapped")
     librdkafka.produce(either.bootstrap, topic, records(20))
     strict = batch_reader(either, topic)
@@ -356,7 +356,7 @@ def test_a_topic_recreated_between_planning_and_reading_is_a_loss(either, caplog
     assert values_of(read_all(strict)) == numbered(range(100, 130))
 
 
-def test_a_range_that_never_ends_is_given_up(either):
+def test_a_range_without_records_times_out(either):
     topic = new_topic(either, "endless")
     librdkafka.produce(either.bootstrap, topic, records(5))
     options = parse(options_of(either, topic, kafkaConsumer_pollTimeoutMs=300), Mode.BATCH)
@@ -374,7 +374,7 @@ def test_a_missing_broker_fails_at_once():
 # -- what a worker keeps -----------------------------------------------------------------------
 
 
-def test_tasks_of_a_worker_share_a_fetcher_one_after_the_other(either, monkeypatch):
+def test_tasks_of_a_worker_reuse_a_fetcher(either, monkeypatch):
     topic = new_topic(either, "kept", 4)
     for partition in range(4):
         librdkafka.produce(either.bootstrap, topic, records(10), partition=partition)
@@ -392,7 +392,7 @@ def test_tasks_of_a_worker_share_a_fetcher_one_after_the_other(either, monkeypat
     assert len(made) == 2
 
 
-def test_who_stops_reading_in_the_middle_leaves_nothing_behind(either):
+def test_a_reader_that_stops_early_releases_its_fetcher(either):
     topic = new_topic(either, "early")
     for start in range(0, 5000, 500):
         librdkafka.produce(either.bootstrap, topic, records(500, start=start))
@@ -433,7 +433,7 @@ def load(spark, broker, topic, **options):
 
 @pytest.mark.every_run
 @pytest.mark.behaviour("S03")
-def test_spark_finds_the_source_and_gets_every_row_as_it_is(spark, either):
+def test_spark_finds_the_source_and_reads_every_row(spark, either):
     topic = new_topic(either, "in-spark", 3)
     for partition, (sent, codec) in enumerate(((small(), "none"), (large(), "zstd"), ([], "none"))):
         librdkafka.produce(either.bootstrap, topic, sent, codec=codec, partition=partition)
@@ -450,7 +450,7 @@ def test_spark_finds_the_source_and_gets_every_row_as_it_is(spark, either):
         assert rows[row["partition"], row["offset"]] == row
 
 
-def test_spark_takes_as_much_as_it_wants(spark, either):
+def test_spark_may_stop_reading_early(spark, either):
     topic = new_topic(either, "some", 2)
     for partition in range(2):
         for start in range(0, 2000, 500):
@@ -464,7 +464,7 @@ def test_spark_takes_as_much_as_it_wants(spark, either):
     assert some.where("offset = 7").first().value == b"row 7"
 
 
-def test_spark_shows_what_is_wrong_with_an_option(spark, either):
+def test_spark_shows_the_error_of_an_option(spark, either):
     with pytest.raises(Exception, match="startingOffsets is 'first'; it may be earliest, latest, or JSON"):
         load(spark, either, "t", startingOffsets="first")
     wrong = spark.read.format("headrace").schema("value STRING").options(**options_of(either, "t")).load()

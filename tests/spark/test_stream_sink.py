@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.crashes import StreamInSession, markers, marks_of, open_transactions
+from tests.support.crashes import StreamInSession, marker_folder, markers, open_transactions
 from tests.support.topics import new_topic, unique
 from tests.support.waiting import eventually
 
@@ -59,8 +59,8 @@ def test_a_new_checkpoint_with_an_old_sink_id_is_another_query(stream):
 @pytest.mark.behaviour("S05")
 @pytest.mark.parametrize("failpoint", ["task.begin", "task.sent", "task.flushed"])
 @pytest.mark.parametrize("action", ["kill", "raise"])
-def test_a_task_that_dies_is_run_again(spark, stream, failpoint, action):
-    """Spark runs it again in another worker; what the first one left open is aborted with the commit."""
+def test_a_killed_task_is_retried(spark, stream, failpoint, action):
+    """Spark retries it in another worker; the commit aborts the open transaction of the first attempt."""
     marks = markers(spark)
     stream.add_file(200)
     stream.add_file(200)
@@ -74,7 +74,7 @@ def test_a_task_that_dies_is_run_again(spark, stream, failpoint, action):
 @pytest.mark.parametrize("action", ["kill", "raise"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("failpoint", ["decide.begin", "decide.written", "decide.done", "end.between", "end.done"])
-def test_the_driver_loses_its_python_in_a_commit(spark, stream, failpoint, mode, action):
+def test_a_commit_survives_the_loss_of_its_python_process(spark, stream, failpoint, mode, action):
     """commit() fails, abort() follows, the query fails; started again, it continues from the decisions."""
     if mode == "inline" and failpoint.startswith("end."):
         pytest.skip("an inline batch is decided and ended at once")
@@ -119,13 +119,13 @@ def test_a_decided_transaction_that_expired_is_written_again(spark, stream):
     """Between the decision and the end its time runs out: the coordinator aborts what was decided."""
     stream.add_file(300)
     stream.end(begin_and_expire(spark, stream, "redo.done=sleep:0"))
-    assert "redo.done" in {mark.name for mark in marks_of(spark).iterdir()}
+    assert "redo.done" in {mark.name for mark in marker_folder(spark).iterdir()}
     assert str(stream.audit()) == "clean"
     assert not open_transactions(stream.bootstrap, stream.topic)
 
 
 @pytest.mark.behaviour("S06")
-def test_a_decided_batch_whose_records_are_gone_stops_every_start(spark, stream):
+def test_a_decided_batch_with_deleted_records_stops_every_start(spark, stream):
     from headrace.client.admin import AdminClient
     from headrace.types import TopicPartition
 
@@ -141,7 +141,7 @@ def test_a_decided_batch_whose_records_are_gone_stops_every_start(spark, stream)
         assert re.search(rf"{stream.topic}-\d offsets \d+ to \d+", str(caught.value))
 
 
-def test_two_queries_use_one_sink_id_one_after_the_other(spark, either, tmp_path):
+def test_two_queries_use_one_sink_id_in_turn(spark, either, tmp_path):
     """Each has its own decisions: neither skips batches of the other."""
     sink = unique("shared")
     streams = []

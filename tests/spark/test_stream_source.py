@@ -15,7 +15,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from headrace.client.admin import AdminClient
 from headrace.errors import BrokerError
 from headrace.spark.lookup import Lookup
-from headrace.spark.planning import DataLossError, offsets_behind
+from headrace.spark.planning import DataLossError
+from headrace.spark.progress import BatchProgress
 from headrace.spark.reading import FETCHERS
 from headrace.types import TopicPartition
 from tests.support.peers import librdkafka
@@ -47,7 +48,7 @@ def _nothing_stays_open():
 
 @pytest.fixture
 def reader(either, request):
-    """Makes readers, and stops them in the end."""
+    """Creates readers, and stops them after the test."""
     made = []
 
     def make(topic, **options):
@@ -97,7 +98,7 @@ def test_a_stream_begins_at_latest_by_default_also_after_a_crash_in_its_first_ba
     assert journey(stream.initialOffset()) == start
     end = journey(stream.latestOffset(start, ALL))
     assert values_of(read_between(stream, start, end)) == numbered(range(10, 15))
-    # The driver dies; Spark has the end in its log, asks for the beginning again, and more has come meanwhile.
+    # The driver is killed; Spark has the end in its log and calls initialOffset again, after more rows were written.
     send(either, topic, 5, start=15)
     again = reader(topic)
     restart = journey(again.initialOffset())
@@ -116,13 +117,13 @@ def test_spark_40_calls_latest_offset_first_and_without_a_start(either, reader):
     assert read_between(stream, start, first) == []
     second = journey(stream.latestOffset())
     assert values_of(read_between(stream, first, second)) == numbered(range(10, 15))
-    again = reader(topic)  # after a restart: the beginning of that run has no say
+    again = reader(topic)  # after a restart: initialOffset of that run is ignored
     send(either, topic, 5, start=15)
     third = journey(again.latestOffset())
     assert values_of(read_between(again, second, third)) == numbered(range(15, 20))
 
 
-def test_limits_say_how_long_a_micro_batch_may_be(either, reader):
+def test_limits_bound_the_size_of_a_micro_batch(either, reader):
     topic = new_topic(either, "limits", 2)
     send(either, topic, 300)
     send(either, topic, 100, partition=1)
@@ -136,7 +137,7 @@ def test_limits_say_how_long_a_micro_batch_may_be(either, reader):
     assert max(read) <= 101
     assert position[topic] == {"0": 300, "1": 100}
     start = stream.initialOffset()
-    assert stream.latestOffset(start, ALL)[topic] == {"0": 300, "1": 100}  # who asks for all gets all
+    assert stream.latestOffset(start, ALL)[topic] == {"0": 300, "1": 100}  # ReadAllAvailable has no limit
 
 
 def test_a_micro_batch_waits_for_enough_offsets_but_not_for_ever(either, reader):
@@ -156,7 +157,7 @@ def test_a_micro_batch_waits_for_enough_offsets_but_not_for_ever(either, reader)
     assert both.latestOffset(both.initialOffset(), ReadMaxRows(7))[topic] == {"0": 7}
 
 
-def test_what_comes_after_the_start_of_available_now_is_left_for_the_next_time(either, reader):
+def test_available_now_ignores_rows_written_after_its_start(either, reader):
     topic = new_topic(either, "now")
     send(either, topic, 10)
     stream = reader(topic, startingOffsets="earliest", minOffsetsPerTrigger=50, maxOffsetsPerTrigger=60)
@@ -167,7 +168,7 @@ def test_what_comes_after_the_start_of_available_now_is_left_for_the_next_time(e
     end = journey(stream.latestOffset(start, ReadMaxRows(60)))
     assert values_of(read_between(stream, start, end)) == numbered(range(10))
     assert journey(stream.latestOffset(end, ReadMaxRows(60))) == end
-    # Who begins at the end finds nothing, even if the end has moved since.
+    # A query that begins at the end reads nothing, even if the end has moved since.
     stream = reader(topic)
     stream.prepareForTriggerAvailableNow()
     send(either, topic, 10, start=20)
@@ -195,7 +196,7 @@ def test_new_partitions_and_topics_are_read_from_their_beginning(either, reader)
     assert values_of(read_between(stream, start, limited)) == numbered([0, 0])  # none starves
 
 
-def test_rows_that_were_deleted_before_they_were_read_are_a_loss(either, reader, caplog):
+def test_rows_deleted_before_they_were_read_are_data_loss(either, reader, caplog):
     topic = new_topic(either, "deleted")
     send(either, topic, 20)
     strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
@@ -207,12 +208,12 @@ def test_rows_that_were_deleted_before_they_were_read_are_a_loss(either, reader,
     with caplog.at_level(logging.WARNING, "headrace"):
         assert values_of(read_between(lenient, start, end)) == numbered(range(8, 20))
     assert f"{topic}-0 begins at offset 8; 0 up to 20 were to be read; failOnDataLoss is false" in caplog.text
-    # A start that is given by number is looked at when a query begins.
+    # A numeric starting offset is checked when a query starts.
     with pytest.raises(DataLossError, match=f"startingOffsets is 3 for {topic}-0, which has offsets from 8 up to 20"):
         reader(topic, startingOffsets=f'{{"{topic}":{{"0":3}}}}').initialOffset()
 
 
-def test_a_new_partition_that_has_lost_its_beginning_is_a_loss(either, reader):
+def test_a_new_partition_without_its_beginning_is_data_loss(either, reader):
     topic = new_topic(either, "late")
     stream = reader(topic, startingOffsets="earliest")
     start = journey(stream.initialOffset())
@@ -225,7 +226,7 @@ def test_a_new_partition_that_has_lost_its_beginning_is_a_loss(either, reader):
         stream.partitions(start, end)
 
 
-def test_a_topic_that_is_deleted_is_a_loss(either, reader):
+def test_a_deleted_topic_is_data_loss(either, reader):
     topic = new_topic(either, "anew")
     send(either, topic, 20)
     strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
@@ -243,13 +244,13 @@ def test_a_topic_that_is_deleted_is_a_loss(either, reader):
 
 @pytest.mark.behaviour("S14")
 @pytest.mark.parametrize("count", [6, 50])  # fewer records than before, and more
-def test_a_recreated_topic_is_a_loss_whatever_it_holds(either, reader, caplog, count):
+def test_a_recreated_topic_is_data_loss_for_any_content(either, reader, caplog, count):
     topic = new_topic(either, "anew", 2)
     send(either, topic, 20)
     strict, lenient = reader(topic, startingOffsets="earliest"), reader(topic, failOnDataLoss=False)
     start = journey(strict.initialOffset())
     end = journey(strict.latestOffset(start, ALL))
-    old, new = recreate_topic(either, topic)  # with one partition fewer
+    old, new = recreate_topic(either, topic)  # with one partition less
     send(either, topic, count, start=100)
     recreated = f"topic '{topic}' was recreated: its id was {old} and is now {new}"
     with pytest.raises(DataLossError, match=f"{recreated}.*read the new topic from its earliest offset, set failOnD"):
@@ -279,7 +280,7 @@ def test_a_recreated_topic_counts_as_new_for_limits(either, reader):
     assert values_of(read_between(stream, end, later)) == numbered(range(100, 110))
 
 
-def test_a_matching_topic_that_is_recreated_is_a_loss_and_others_come_and_go(either, reader):
+def test_a_recreated_topic_of_a_pattern_is_data_loss(either, reader):
     prefix = unique("pattern")
     kept, swapped = either.create_topic(f"{prefix}-kept"), either.create_topic(f"{prefix}-swapped")
     send(either, kept, 5)
@@ -334,7 +335,7 @@ def test_brokers_without_topic_ids_are_read_as_before(either, reader, monkeypatc
     assert journey(stream.latestOffset(end, ALL)) == end  # a known id is kept
 
 
-def test_a_topic_deleted_in_the_first_micro_batch_is_a_loss_as_in_later_ones(either, reader):
+def test_a_topic_deleted_in_the_first_micro_batch_is_data_loss(either, reader):
     topic, other = new_topic(either, "first"), new_topic(either, "other")
     send(either, topic, 20)
     options = {"subscribe": f"{topic},{other}", "startingOffsets": "earliest"}
@@ -343,8 +344,8 @@ def test_a_topic_deleted_in_the_first_micro_batch_is_a_loss_as_in_later_ones(eit
     end = journey(running.latestOffset(start, ALL))
     delete_topic(either, topic)
     eventually("the topic to go", lambda: topic not in _topics(either))
-    assert journey(running.initialOffset()) == start  # Spark asks twice
-    # After a restart Spark asks for the beginning again, and then runs the micro-batch that is in its log.
+    assert journey(running.initialOffset()) == start  # Spark calls it twice
+    # After a restart Spark calls initialOffset again, and then runs the micro-batch in its log.
     restarted, lenient = reader(None, **options), reader(None, **options, failOnDataLoss=False)
     for stream in (running, restarted):
         with pytest.raises(
@@ -356,7 +357,7 @@ def test_a_topic_deleted_in_the_first_micro_batch_is_a_loss_as_in_later_ones(eit
         running.latestOffset(start, ALL)
 
 
-def test_a_topic_has_to_be_there_when_a_query_begins(either, reader):
+def test_a_query_needs_its_topics_when_it_starts(either, reader):
     missing = unique("missing")
     stream = reader(missing)
     with pytest.raises(BrokerError, match=f"{missing}: not on the cluster"):
@@ -364,7 +365,7 @@ def test_a_topic_has_to_be_there_when_a_query_begins(either, reader):
     assert reader(None, subscribePattern=missing).initialOffset() == {"@initial": True}
 
 
-def test_finished_offsets_are_committed_to_a_group_for_tools_to_see(either, reader, caplog):
+def test_finished_offsets_are_committed_to_the_group_for_lag_tools(either, reader, caplog):
     topic, group = new_topic(either, "lag"), unique("lag-group")
     send(either, topic, 10)
     stream = reader(topic, startingOffsets="earliest", commit_offsets_group_id=group)
@@ -373,12 +374,12 @@ def test_finished_offsets_are_committed_to_a_group_for_tools_to_see(either, read
         result = admin.list_group_offsets(group)
     assert {tp: committed.offset for tp, committed in result.items()} == {TopicPartition(topic, 0): 10}
     reader(topic).commit({topic: {"0": 10}})  # without the option nothing is done
-    # What cannot be committed is no reason to stop.
+    # A failed commit does not stop the query.
     with caplog.at_level(logging.WARNING, "headrace"):
         reader(topic, commit_offsets_group_id=group).commit({"no-such-topic": {"0": 10}})
 
 
-def test_a_reader_that_is_at_work_can_travel(either, reader):
+def test_a_reader_in_use_can_be_pickled(either, reader):
     topic = new_topic(either, "travels")
     send(either, topic, 3)
     stream = reader(topic, startingOffsets="earliest")
@@ -450,8 +451,7 @@ def test_a_restarted_query_continues_exactly_where_it_was(spark, either, tmp_pat
     progress = query.run()
     assert [batch["numInputRows"] for batch in progress] == [40, 40, 20]
     assert progress[0]["sources"][0]["endOffset"][topic] == {"0": 40, "1": 0}
-    source = progress[1]["sources"][0]
-    assert offsets_behind(source["endOffset"], source["latestOffset"]) == (0, 20, 10.0)
+    assert BatchProgress.of_json(progress[1]).behind == 20
     assert query.values() == rows((0, range(100)))
     assert query.run() == []
     send(either, topic, 30, start=100)
@@ -465,7 +465,7 @@ def test_a_restarted_query_continues_exactly_where_it_was(spark, either, tmp_pat
     assert {tp.partition: result.offset for tp, result in committed.items()} == {0: 130, 1: 0, 2: 5}
 
 
-def test_a_running_query_sees_what_comes(spark, either, tmp_path):
+def test_a_running_query_reads_new_rows(spark, either, tmp_path):
     topic = new_topic(either, "running")
     send(either, topic, 10)
     query = Query(spark, either, topic, tmp_path, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
@@ -489,7 +489,7 @@ def test_an_invalid_stream_stops_with_the_reason(spark, either, tmp_path):
     assert "UnboundLocalError" not in str(caught.value)
 
 
-def test_lost_rows_stop_a_query_and_the_message_names_them(spark, either, tmp_path):
+def test_lost_rows_stop_a_query_and_are_named(spark, either, tmp_path):
     topic = new_topic(either, "lost")
     send(either, topic, 10)
     query = Query(spark, either, topic, tmp_path, startingOffsets="earliest")

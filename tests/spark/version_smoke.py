@@ -1,6 +1,6 @@
 """Sink and source on the installed Spark: python version_smoke.py '{"bootstrap": …, "topics": […], "folder": …}'.
 
-Prints what it found as JSON: see test_spark_versions.py.
+Prints the results as JSON: see test_spark_versions.py.
 """
 
 from __future__ import annotations

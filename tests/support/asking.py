@@ -1,4 +1,4 @@
-"""Requests whose answers tests look into, field by field."""
+"""Requests whose responses tests inspect field by field."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.support.peers.connection import Connection
 
 
 def ask(connection: Connection, request: Message, version: int) -> Any:
-    """The answer. Which type it has, the test knows."""
+    """Return the response, untyped: the test knows its type."""
     return connection.call(request, version)

@@ -1,4 +1,4 @@
-"""A whole broker on the event loop of the test, so that the test can get at its parts; clients come in from threads."""
+"""A broker on the event loop of the test, which can access its parts; clients run on threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.broker.ports import free_port
 
 @asynccontextmanager
 async def broker_in_loop(folder: Path, **options: object) -> AsyncIterator[Broker]:
-    """Started, and stopped in the end."""
+    """Yield a running broker."""
     folder.mkdir(exist_ok=True)
     listeners = f"PLAINTEXT://127.0.0.1:{free_port()}"
     broker = Broker(resolve(("argument", {"log.dirs": str(folder), "listeners": listeners, **options})))
@@ -27,7 +27,7 @@ async def broker_in_loop(folder: Path, **options: object) -> AsyncIterator[Broke
 
 
 def hold_markers(broker: Broker, allowed: int = 0) -> asyncio.Event:
-    """Let markers into the first partitions only, so many of them; the others wait for the event."""
+    """Delay markers until the event is set, except in the first `allowed` partitions."""
     released = asyncio.Event()
     write = broker.replicas.write_marker
 

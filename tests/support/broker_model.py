@@ -1,11 +1,11 @@
-"""Random idempotent and transactional clients, and a simple model of what a reader may see of their writes.
+"""Random idempotent and transactional clients, and a simple model of what readers may see of their writes.
 
-    step: a client does something, or does again what it got no answer to   → the model notes what was promised
-    check: read everything, both ways, and compare with the model
+    step: a client sends a request, or repeats one that got no response   → the model records the result
+    check: read all records at both isolation levels, and compare with the model
 
-The model knows no epochs, sequences or logs. It knows that an acknowledged record is at its offset for ever, that a
-refused one never appears, that one without an answer may appear, once; and that a reader of committed records sees
-those of committed transactions, all of them, and nothing past the first open one.
+The model has no epochs, sequences or logs. Its rules: an acknowledged record stays at its offset; a refused record
+never appears; a record without a response appears at most once; a read_committed reader sees all records of committed
+transactions, and nothing beyond the first open one.
 """
 
 from __future__ import annotations
@@ -46,43 +46,43 @@ class Transaction:
 
 
 class Model:
-    """What has been promised."""
+    """The records that clients have sent, and their outcomes."""
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
         self.acknowledged: list[dict[int, bytes]] = [{} for _ in range(partitions)]  # offset → value
-        self.transactions: dict[bytes, Transaction | None] = {}  # value → what it belongs to
-        self.unanswered: set[bytes] = set()
+        self.transactions: dict[bytes, Transaction | None] = {}  # by value
+        self.pending: set[bytes] = set()
         self.refused: set[bytes] = set()
 
     def sent(self, values: list[bytes], transaction: Transaction | None) -> None:
         for value in values:
             self.transactions[value] = transaction
-            self.unanswered.add(value)
+            self.pending.add(value)
 
     def acknowledge(self, partition: int, base_offset: int, values: list[bytes]) -> None:
         for offset, value in enumerate(values, base_offset):
             known = self.acknowledged[partition].setdefault(offset, value)
             assert known == value, f"offset {offset} of partition {partition} was given to {known!r} and to {value!r}"
-            self.unanswered.discard(value)
+            self.pending.discard(value)
 
     def refuse(self, values: list[bytes]) -> None:
         self.refused.update(values)
-        self.unanswered.difference_update(values)
+        self.pending.difference_update(values)
 
     def check_everything(self, partition: int, read: dict[int, bytes]) -> None:
-        """What a reader of everything has found, by offset."""
-        promised = self.acknowledged[partition]
-        lost = {offset: value for offset, value in promised.items() if read.get(offset) != value}
-        assert not lost, f"partition {partition} lost, or has something else for: {lost}"
+        """Check the records of a read_uncommitted reader, by offset."""
+        expected = self.acknowledged[partition]
+        lost = {offset: value for offset, value in expected.items() if read.get(offset) != value}
+        assert not lost, f"partition {partition} lost or changed: {lost}"
         for offset, value in read.items():
             assert value not in self.refused, f"{value!r} was refused, but is at offset {offset}"
-            if offset not in promised:
-                assert value in self.unanswered, f"{value!r} at offset {offset} is there twice, or nobody sent it"
+            if offset not in expected:
+                assert value in self.pending, f"{value!r} at offset {offset} is a duplicate, or was not sent"
                 self.acknowledge(partition, offset, [value])
 
     def check_committed(self, partition: int, read: dict[int, bytes]) -> None:
-        """What a reader of committed records has found. Comes after `check_everything`."""
+        """Check the records of a read_committed reader. Call `check_everything` first."""
         stable = self.stable_end(partition)
         visible = {
             offset: value
@@ -92,7 +92,7 @@ class Model:
         assert read == visible, f"partition {partition}: {_difference(read, visible)}"
 
     def stable_end(self, partition: int) -> int:
-        """The first offset that belongs to an open transaction, or one that is past everything."""
+        """Return the first offset of an open transaction, or one beyond all offsets."""
         open_ = (o for o, value in self.acknowledged[partition].items() if self._outcome(value) is Outcome.OPEN)
         return min(open_, default=1 << 62)
 
@@ -108,11 +108,11 @@ def _difference(read: dict[int, bytes], visible: dict[int, bytes]) -> str:
 
 
 class LostError(Exception):
-    """There was no answer: the request was carried out, or not."""
+    """There was no response: the request may have been executed or not."""
 
 
 class Link:
-    """A connection that is made again when it breaks."""
+    """A connection that reconnects after it breaks."""
 
     def __init__(self, bootstrap: str, revive: Callable[[], None]) -> None:
         self._bootstrap = bootstrap
@@ -154,7 +154,7 @@ class Link:
 
 @dataclass(slots=True)
 class Batch:
-    """A batch on its way, or one that has arrived."""
+    """A batch in flight, or acknowledged."""
 
     partition: int
     values: list[bytes]
@@ -163,9 +163,9 @@ class Batch:
 
 
 class Writer:
-    """A client with a producer id: it numbers its batches, and sends one again until it has an answer."""
+    """A client with a producer id. It numbers its batches, and repeats each until it gets a response."""
 
-    transactions = 0  # their version
+    transactions = 0  # version; 0: none
 
     def __init__(self, name: str, topic: str, link: Link, model: Model, rng: random.Random) -> None:
         self.name = name
@@ -175,10 +175,10 @@ class Writer:
         self.sequences: dict[int, int] = {}
         self.arrived: dict[int, deque[Batch]] = {}
         self._values = itertools.count()
-        self._again: Callable[[], None] | None = None  # what had no answer
+        self._again: Callable[[], None] | None = None  # the call that got no response
 
     def step(self) -> None:
-        """Do something, or finish what was begun."""
+        """Do something random, or repeat a call that got no response."""
         if self._again is not None:
             self.attempt(self._again)
         elif self.raw.producer_id < 0:
@@ -187,7 +187,7 @@ class Writer:
             self.act()
 
     def settle(self) -> None:
-        """Get an answer to whatever has none."""
+        """Repeat a call until it gets a response."""
         while self._again is not None:
             self.attempt(self._again)
 
@@ -205,20 +205,20 @@ class Writer:
     def initialise(self) -> None:
         response = self.raw.init(timeout_ms=TRANSACTION_TIMEOUT_MS)
         assert response.error_code == 0, (self.name, response)
-        self.begin_anew()
+        self.reset_sequences()
 
-    def begin_anew(self) -> None:
-        """There is a new identity."""
+    def reset_sequences(self) -> None:
+        """Reset sequences for a new producer id or epoch."""
         self.sequences.clear()
         self.arrived.clear()
 
     def batch(self, partition: int, skip: int = 0) -> Batch:
-        """The next batch for a partition; with `skip`, one that leaves a gap before it."""
+        """Return the next batch for a partition; with `skip`, after a gap in the sequence."""
         values = [b"%s %d" % (self.name.encode(), next(self._values)) for _ in range(self.rng.randint(1, 3))]
         return Batch(partition, values, self.raw.batch(self.sequences.get(partition, 0) + skip, *values))
 
     def deliver(self, batch: Batch) -> None:
-        """Send a batch that must be taken."""
+        """Send a batch that must be acknowledged."""
         response = self.raw.send(batch.data, batch.partition)
         assert response.error_code == 0, (self.name, batch, response)
         batch.base_offset = response.base_offset
@@ -257,7 +257,7 @@ class IdempotentWriter(Writer):
     def _leave_a_gap(self) -> None:
         partition = self.rng.choice([*self.sequences, None])
         if partition is None or partition not in self.arrived:
-            return  # a producer that a partition does not know may begin anywhere
+            return  # a producer that is new to a partition may begin with any sequence
         batch = self.batch(partition, skip=self.rng.randint(1, 100))
         self.model.refuse(batch.values)
 
@@ -269,21 +269,21 @@ class IdempotentWriter(Writer):
 
 
 class TransactionalWriter(Writer):
-    """Writes in transactions of the second version: a new epoch after each of them."""
+    """Writes in transactions of version 2, which get a new epoch after each."""
 
     transactions = 2
 
     def __init__(self, name: str, topic: str, link: Link, model: Model, rng: random.Random) -> None:
         super().__init__(name, topic, link, model, rng)
         self.transaction: Transaction | None = None
-        self._zombie: RawProducer | None = None  # with an identity that has been replaced
+        self._zombie: RawProducer | None = None  # with a fenced epoch
 
     def act(self) -> None:
         choice = self.rng.random()
         if choice < 0.06:
             self._replace()
         elif choice < 0.12 and self._zombie is not None:
-            self._haunt(self._zombie)
+            self._send_as_zombie(self._zombie)
         elif self.transaction is None:
             self.transaction = Transaction()
             self.write(self.transaction)
@@ -305,10 +305,10 @@ class TransactionalWriter(Writer):
         self.attempt(end)
 
     def ended(self) -> None:
-        self.begin_anew()
+        self.reset_sequences()
 
     def _replace(self) -> None:
-        """Another client of the same name appears: it ends what the first one has begun."""
+        """Start another client with the same id: it fences the first one, and aborts its transaction."""
         zombie = copy(self.raw)
 
         def initialise() -> None:
@@ -320,84 +320,85 @@ class TransactionalWriter(Writer):
 
         self.attempt(initialise)
 
-    def _haunt(self, zombie: RawProducer) -> None:
-        """The first client has not noticed, and goes on: nothing of that may have an effect."""
+    def _send_as_zombie(self, zombie: RawProducer) -> None:
+        """Let the fenced client send: it must be refused."""
         value = b"zombie of %s %d" % (self.name.encode(), next(self._values))
         self.model.refuse([value])
         data = zombie.batch(0, value)
         partition = self.rng.randrange(self.model.partitions)
         ends = self.rng.random() < 0.5
 
-        def haunt() -> None:
+        def send_as_zombie() -> None:
             response = zombie.end(True, patient=False) if ends else zombie.send(data, partition, patient=False)
             assert response.error_code != 0, (self.name, response)
 
-        self.attempt(haunt)
+        self.attempt(send_as_zombie)
 
 
 class OldTransactionalWriter(TransactionalWriter):
-    """Writes in transactions of the first version: it says which partitions it will write to, and keeps its epoch."""
+    """Writes in transactions of version 1: it adds partitions with requests, and keeps its epoch."""
 
     transactions = 1
 
     def __init__(self, name: str, topic: str, link: Link, model: Model, rng: random.Random) -> None:
         super().__init__(name, topic, link, model, rng)
-        self._announced: set[int] = set()
+        self._added: set[int] = set()
 
-    def begin_anew(self) -> None:
-        super().begin_anew()
-        self._announced.clear()
+    def reset_sequences(self) -> None:
+        super().reset_sequences()
+        self._added.clear()
 
     def ended(self) -> None:
-        self._announced.clear()
-        self.arrived.clear()  # what belongs to a transaction that is over is refused, not recognised
+        self._added.clear()
+        self.arrived.clear()  # batches of an ended transaction are refused, not deduplicated
 
     def deliver(self, batch: Batch) -> None:
-        if batch.partition not in self._announced:
+        if batch.partition not in self._added:
             assert self.raw.add(batch.partition) == [0], self.name
-            self._announced.add(batch.partition)
+            self._added.add(batch.partition)
         super().deliver(batch)
 
 
 class Reader:
-    """Reads a topic from its beginning, by the rules that all clients follow."""
+    """Reads a topic from its beginning, filtering aborted transactions as clients do."""
 
     def __init__(self, topic: str, link: Link) -> None:
         self._topic = topic
         self._link = link
 
     def everything(self, partition: int) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
+        values: dict[int, bytes] = {}
         offset, end = 0, 1
         while offset < end:
-            answer = self._fetch(partition, offset, committed=False)
-            end = answer.high_watermark
-            for batch in batches_of(answer):
+            response = self._fetch(partition, offset, committed=False)
+            end = response.high_watermark
+            for batch in batches_of(response):
                 if not batch.header.is_control:
-                    found.update((r.offset, r.value or b"") for r in batch.records() if r.offset >= offset)
+                    values.update((r.offset, r.value or b"") for r in batch.records() if r.offset >= offset)
                 offset = batch.header.last_offset + 1
-        return found
+        return values
 
     def committed(self, partition: int, up_to: int) -> dict[int, bytes]:
-        """What is visible once the last stable offset is at `up_to`, or at the end of the log."""
+        """Return the visible records when the last stable offset is at `up_to`, or at the end of the log."""
 
         def stable() -> bool:
-            answer = self._fetch(partition, 0, committed=True)
-            return answer.last_stable_offset >= min(up_to, answer.high_watermark)
+            response = self._fetch(partition, 0, committed=True)
+            return response.last_stable_offset >= min(up_to, response.high_watermark)
 
         eventually(f"partition {partition} stable up to {up_to}", stable, BUSY_SECONDS_MAX)
-        found: dict[int, bytes] = {}
+        values: dict[int, bytes] = {}
         offset, end = 0, 1
         while offset < end:
-            answer = self._fetch(partition, offset, committed=True)
-            end = answer.last_stable_offset
-            offset = max(offset, self._take(answer, offset, found))
-        return found
+            response = self._fetch(partition, offset, committed=True)
+            end = response.last_stable_offset
+            offset = max(offset, self._add(response, offset, values))
+        return values
 
-    def _take(self, answer: PartitionData, offset: int, found: dict[int, bytes]) -> int:
-        ahead = deque(sorted((a.first_offset, a.producer_id) for a in answer.aborted_transactions or ()))
+    def _add(self, response: PartitionData, offset: int, values: dict[int, bytes]) -> int:
+        """Add the values of a response, and return the next offset."""
+        ahead = deque(sorted((a.first_offset, a.producer_id) for a in response.aborted_transactions or ()))
         aborted: set[int] = set()
-        for batch in batches_of(answer):
+        for batch in batches_of(response):
             header = batch.header
             while ahead and ahead[0][0] <= header.last_offset:
                 aborted.add(ahead.popleft()[1])
@@ -406,15 +407,15 @@ class Reader:
                 if marker is not None and not marker.committed:
                     aborted.discard(header.producer_id)
             elif not (header.is_transactional and header.producer_id in aborted):
-                found.update((r.offset, r.value or b"") for r in batch.records() if r.offset >= offset)
+                values.update((r.offset, r.value or b"") for r in batch.records() if r.offset >= offset)
             offset = header.last_offset + 1
         return offset
 
     def _fetch(self, partition: int, offset: int, committed: bool) -> PartitionData:
-        def answer() -> PartitionData | None:
+        def response() -> PartitionData | None:
             try:
                 return self._link.fetch(self._topic, partition, offset, committed)
             except LostError:
                 return None
 
-        return eventually(f"a fetch of partition {partition}", answer, BUSY_SECONDS_MAX)
+        return eventually(f"a fetch of partition {partition}", response, BUSY_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""A well-behaved producer beside a hostile peer: how long does it wait for each acknowledgement?"""
+"""A well-behaved producer that runs next to a hostile peer, and measures its acknowledgement times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOIN_SECONDS_MAX = 60
 
 
 class Bystander:
-    """Writes a small batch after the other to a topic, on a connection and a thread of its own."""
+    """Writes small batches to a topic, on a separate connection and thread."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._connection = Connection(bootstrap)
@@ -50,7 +50,7 @@ class Bystander:
 
     @property
     def p99_seconds(self) -> float:
-        """What 99 of 100 writes took at most. Raises what went wrong."""
+        """The 99th percentile of the write times; raises if a write failed."""
         if self.failure is not None:
             raise AssertionError("the well-behaved producer failed") from self.failure
         return sorted(self.seconds)[int(len(self.seconds) * 0.99)]

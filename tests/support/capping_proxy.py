@@ -1,4 +1,4 @@
-"""A broker that seems older than it is: a proxy that lowers what ApiVersions offers, and passes on all else."""
+"""A proxy that makes a broker look older: it lowers the versions in ApiVersions, and forwards everything else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from headrace.wire import frames
 from headrace.wire.api.metadata import ApiVersionsResponse
 
-API_VERSIONS, ASKED_VERSION = 18, 3
+API_VERSIONS, REQUEST_VERSION = 18, 3
 
 
 class CappingProxy:
-    """Listens on a port of its own; `caps` has the highest version that new connections admit to, by API key."""
+    """Listens on its own port; `caps` has the highest version for new connections, by API key."""
 
     def __init__(self, port: int, target_port: int) -> None:
         self._target_port = target_port
@@ -31,7 +31,7 @@ class CappingProxy:
                 server = socket.create_connection(("127.0.0.1", self._target_port))
                 self._sockets += [client, server]
                 threading.Thread(target=self._pump, args=(client, server), daemon=True).start()
-                threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+                threading.Thread(target=self._forward_responses, args=(server, client), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -39,20 +39,22 @@ class CappingProxy:
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
-    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+    def _forward_responses(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             (size,) = struct.unpack(">i", self._exactly(server, 4))
-            correlation_id, answer = frames.decode_response(API_VERSIONS, ASKED_VERSION, self._exactly(server, size))
-            assert isinstance(answer, ApiVersionsResponse)
-            client.sendall(b"".join(frames.encode_response(self._capped(answer), ASKED_VERSION, correlation_id)))
+            correlation_id, response = frames.decode_response(
+                API_VERSIONS, REQUEST_VERSION, self._exactly(server, size)
+            )
+            assert isinstance(response, ApiVersionsResponse)
+            client.sendall(b"".join(frames.encode_response(self._capped(response), REQUEST_VERSION, correlation_id)))
             self._pump(server, client)
 
-    def _capped(self, answer: ApiVersionsResponse) -> ApiVersionsResponse:
+    def _capped(self, response: ApiVersionsResponse) -> ApiVersionsResponse:
         keys = [
             api.replace(max_version=min(api.max_version, self.caps.get(api.api_key, api.max_version)))
-            for api in answer.api_keys
+            for api in response.api_keys
         ]
-        return answer.replace(api_keys=[api for api in keys if api.max_version >= api.min_version])
+        return response.replace(api_keys=[api for api in keys if api.max_version >= api.min_version])
 
     @staticmethod
     def _exactly(source: socket.socket, size: int) -> bytes:
@@ -60,12 +62,12 @@ class CappingProxy:
         while len(data) < size:
             more = source.recv(size - len(data))
             if not more:
-                raise OSError("the broker hung up")
+                raise OSError("the broker closed the connection")
             data += more
         return data
 
     def close(self) -> None:
         for sock in [self._listener, *self._sockets]:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # close alone would not wake a thread that waits on it
+                sock.shutdown(socket.SHUT_RDWR)  # close alone does not wake a thread that waits on it
             sock.close()

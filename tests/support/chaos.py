@@ -1,8 +1,9 @@
-"""A chaos run: a cluster, clients of every make, a nemesis; then everything is healed, read, and judged.
+"""A chaos run: a cluster, clients of three libraries, and a nemesis that injects faults.
 
-    write and read under faults → heal → all in sync → end what is open → read all → stop → dump replicas → check
+    write and read under faults → heal → all in sync → end open transactions → read all → stop → dump replicas → check
 
-What the clients saw is kept as `history.jsonl` in the run's folder: history_check.py judges it again.
+The history of the clients is kept as `history.jsonl` in the folder of the run, and can be checked again with
+history_check.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.broker import EmbeddedCluster
-from tests.support.chaos_clients import ConfluentClient, MakeClient, OwnClient
+from tests.support.chaos_clients import ClientFactory, ConfluentClient, HeadraceClient
 from tests.support.chaos_java import JavaWriter
 from tests.support.chaos_nemesis import Injected, Nemesis
 from tests.support.chaos_readers import Reader, dump_replicas, read_finally
 from tests.support.chaos_writers import PlainWriter, Setting, TransactionalWriter, Writer
-from tests.support.history import Answered, Ended, HistoryFile, Outcome, Sent, load
+from tests.support.history import Ended, HistoryFile, Outcome, SendResult, Sent, load
 from tests.support.history_check import Fault, check, report
 from tests.support.waiting import eventually
 
@@ -35,7 +36,7 @@ PLAIN_PER_S, TRANSACTIONS_PER_S, JAVA_PER_S = 150, 15, 150
 OPTIONS = {
     "offsets.topic.num.partitions": 2,
     "transaction.state.log.num.partitions": 3,
-    # Quick enough that a pause of a few seconds has consequences.
+    # Short, so that a pause of a few seconds fences a broker.
     "broker.session.timeout.ms": 2_000,
     "broker.heartbeat.interval.ms": 200,
     "replica.lag.time.max.ms": 2_000,
@@ -44,7 +45,7 @@ OPTIONS = {
 
 @dataclass(slots=True)
 class Run:
-    """What came of it."""
+    """The result of a chaos run."""
 
     controller: str  # separate or combined
     seed: int
@@ -53,7 +54,7 @@ class Run:
     fail_overs_s: list[float]
     acknowledged: dict[str, int]  # by writer
     read: dict[str, int]  # by reader
-    errors: list[str]  # of clients, which should have lived through it all
+    errors: list[str]  # of clients, which should survive all faults
     reasons: Counter[str]  # why writers gave up
     records: Counter[Outcome]
     transactions: Counter[Outcome]
@@ -61,8 +62,8 @@ class Run:
     history: Path
 
     def __str__(self) -> str:
-        kinds = Counter(one.fault for one in self.injected)
-        killed = Counter(f"node {one.broker}" for one in self.injected if one.fault == "kill")
+        kinds = Counter(injected.fault for injected in self.injected)
+        killed = Counter(f"node {injected.broker}" for injected in self.injected if injected.fault == "kill")
         lines = [
             f"chaos: {self.seconds:.0f} s, seed {self.seed}, {BROKERS} brokers, {PARTITIONS} partitions, "
             f"{self.controller} controller",
@@ -76,14 +77,14 @@ class Run:
             *(f"error: {error}" for error in self.errors),
             f"clients gave up, or had to abort: {sum(self.reasons.values())} times",
             *(f"  {count}: {reason[:REASON_CHARS_MAX]}" for reason, count in self.reasons.most_common(REASONS_MAX)),
-            f"verdict: {report(self.faults)}",
+            f"check: {report(self.faults)}",
             f"history: {self.history}",
         ]
         return "\n".join(lines)
 
 
 def run(folder: Path, seed: int, seconds: float, java_jars: Path | None, *, separate_controller: bool) -> Run:
-    """One run, in a folder of its own that stays."""
+    """Do a chaos run; its files stay in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     history_path = folder / "history.jsonl"
     with ExitStack() as stack:
@@ -102,23 +103,24 @@ def run(folder: Path, seed: int, seconds: float, java_jars: Path | None, *, sepa
         for thread in (*writers, *readers, nemesis):
             thread.start()
         _wait(seconds, [nemesis, *writers])
-        errors = _stopped([nemesis, *others, *writers])
+        errors = _stop([nemesis, *others, *writers])
         _heal(cluster, writers)
-        errors += _stopped(readers)
+        errors += _stop(readers)
         read_finally(setting)
         cluster.stop()
         dump_replicas(setting, {broker.node_id: broker.data_dir for broker in cluster.brokers})
     records, transactions = _outcomes(history_path)
+    senders: list[Writer | JavaWriter] = [*writers, *others]
     return Run(
         controller="separate" if separate_controller else "combined",
         seed=seed,
         seconds=seconds,
         injected=nemesis.injected,
         fail_overs_s=fail_overs(nemesis.injected, setting.acks),
-        acknowledged={one.name: one.acknowledged for one in writers} | {one.name: one.acknowledged for one in others},
-        read={one.name: one.count for one in readers},
-        reasons=sum((one.reasons for one in writers), Counter()),
-        errors=errors + [error for one in readers for error in one.errors],
+        acknowledged={client.name: client.acknowledged for client in senders},
+        read={reader.name: reader.count for reader in readers},
+        reasons=sum((writer.reasons for writer in writers), Counter()),
+        errors=errors + [error for reader in readers for error in reader.errors],
         records=records,
         transactions=transactions,
         faults=check(load(history_path)),
@@ -127,80 +129,84 @@ def run(folder: Path, seed: int, seconds: float, java_jars: Path | None, *, sepa
 
 
 def _writers(setting: Setting, seed: int) -> list[Writer]:
-    makes: dict[str, MakeClient] = {"own": OwnClient, "confluent": ConfluentClient}
-    plain = [PlainWriter(f"{name}-plain", setting, make, PLAIN_PER_S, seed) for name, make in makes.items()]
+    factories: dict[str, ClientFactory] = {"own": HeadraceClient, "confluent": ConfluentClient}
+    plain = [PlainWriter(f"{name}-plain", setting, factory, PLAIN_PER_S, seed) for name, factory in factories.items()]
     transactional = [
-        TransactionalWriter(f"{name}-transactional-{number}", setting, make, TRANSACTIONS_PER_S, seed + number)
-        for name, make in makes.items()
+        TransactionalWriter(f"{name}-transactional-{number}", setting, factory, TRANSACTIONS_PER_S, seed + number)
+        for name, factory in factories.items()
         for number in (1, 2)
     ]
     return [*plain, *transactional]
 
 
 def _wait(seconds: float, threads: Sequence[Nemesis | Writer]) -> None:
-    """So long, or until one of them has come to grief."""
+    """Wait, but not longer than until one of the threads has failed."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not any(thread.error for thread in threads):
         time.sleep(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
 
 
-def _stopped(many: Iterable[Nemesis | JavaWriter | Writer | Reader]) -> list[str]:
-    """Stop all of them; what they have to complain of."""
+def _stop(clients: Iterable[Nemesis | JavaWriter | Writer | Reader]) -> list[str]:
+    """Stop all of them, and return their errors."""
     errors = []
-    for one in many:
+    for client in clients:
         try:
-            one.stop()
+            client.stop()
         except Exception as error:
-            errors.append(f"{one.name}: {error!r}")
+            errors.append(f"{client.name}: {error!r}")
     return errors
 
 
 def _heal(cluster: EmbeddedCluster, writers: list[Writer]) -> None:
     for member in [cluster.controller, *cluster.brokers]:
-        if member.is_alive:
+        if member.is_running:
             member.resume()
         member.degrader.heal()
     cluster.start()
 
-    def whole() -> bool:
-        return all(len(place["isr"]) == BROKERS and place["leader"] > 0 for place in cluster.places(TOPIC))
+    def is_in_sync() -> bool:
+        partitions = cluster.describe_topic(TOPIC)
+        return all(len(partition["isr"]) == BROKERS and partition["leader"] > 0 for partition in partitions)
 
-    eventually("all replicas are in sync", whole, HEAL_SECONDS_MAX)
+    eventually("all replicas are in sync", is_in_sync, HEAL_SECONDS_MAX)
     for writer in writers:
         if isinstance(writer, TransactionalWriter):
             writer.settle()
-    eventually("all replicas are in sync", whole, HEAL_SECONDS_MAX)
+    eventually("all replicas are in sync", is_in_sync, HEAL_SECONDS_MAX)
 
 
 def _outcomes(path: Path) -> tuple[Counter[Outcome], Counter[Outcome]]:
-    """Of records and of transactions. What has no answer is unknown; what Java never came to send is, too."""
-    answers: dict[str, Outcome] = {}
+    """Return the outcomes of records and of transactions. Records without a result, sent or not, count as unknown."""
+    results: dict[str, Outcome] = {}
     transactions: Counter[Outcome] = Counter()
     for event in load(path):
         match event:
             case Sent():
-                answers[event.value] = Outcome.UNKNOWN
-            case Answered():
-                answers[event.value] = event.outcome
+                results[event.value] = Outcome.UNKNOWN
+            case SendResult():
+                results[event.value] = event.outcome
             case Ended():
                 transactions[event.outcome] += 1
             case _:
                 pass
-    return Counter(answers.values()), transactions
+    return Counter(results.values()), transactions
 
 
 def fail_overs(injected: list[Injected], acks: list[tuple[int, float, float]]) -> list[float]:
-    """For each leader that was killed alone, not being the controller: until a record sent after that was answered."""
-    found = []
-    for one in injected:
-        if one.fault != "kill" or one.was_controller or not one.alone or not one.led:
+    """Return the time from the kill of a leader to the first acknowledgement of a record that was sent after it.
+
+    Only leaders count that were killed alone, and were not the controller.
+    """
+    times_s = []
+    for kill in injected:
+        if kill.fault != "kill" or kill.was_controller or not kill.alone or not kill.led:
             continue
         first: dict[int, float] = {}
         for partition, sent_at, acknowledged_at in acks:
-            if partition in one.led and sent_at > one.at:
+            if partition in kill.led and sent_at > kill.at:
                 first[partition] = min(first.get(partition, acknowledged_at), acknowledged_at)
-        found += [acknowledged_at - one.at for acknowledged_at in first.values()]
-    return found
+        times_s += [acknowledged_at - kill.at for acknowledged_at in first.values()]
+    return times_s
 
 
 def _counted(counts: dict[str, int] | Counter[Outcome]) -> str:

@@ -1,7 +1,7 @@
-"""Producers of several makes behind one interface, for writers that note what they were told.
+"""Producers of several client libraries behind one interface, for the writers of a chaos run.
 
-What can go wrong is one of two things: `MustAbortError`, the transaction has to be aborted and the producer goes on;
-`GaveUpError`, the producer is of no more use, and what was under way may have happened or not.
+Calls raise one of two errors. `MustAbortError`: the transaction must be aborted, and the producer can be used again.
+`GaveUpError`: the producer must be closed, and the outcome of its last calls is unknown.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from tests.support.history import Outcome
 
 REQUEST_MS = 2_000
 DELIVERY_MS = 8_000
-"""Short, so that some records are given up while a broker is away: their outcome is unknown then."""
+"""Short, so that some records time out while a broker is down: their outcome is then unknown."""
 LIBRDKAFKA_PLAIN = {"message.timeout.ms": 120_000, "max.in.flight.requests.per.connection": 1}
-"""Without a transaction, librdkafka answers two things with a new epoch, under which it sends again what was on its
-way, written or not: a record that it gives up, and a refusal of what came behind a lost request (its issue 4953). No
-broker can know those records again. So it gives nothing up here, and sends one request at a time."""
+"""Without a transaction, librdkafka bumps its epoch and resends records in flight, written or not, in two cases: when a
+record times out, and when the broker refuses a batch after a lost request (its issue 4953). Brokers cannot recognise
+such duplicates. So its records do not time out here, and it has one request in flight."""
 BLOCK_MS = 6_000
 TRANSACTION_MS = 15_000
 CLOSE_SECONDS_MAX = 3.0
 _POLL_SECONDS = 0.01
 log = logging.getLogger("librdkafka")
 
-Told: TypeAlias = Callable[[Outcome, int | None, int | None], None]
+OnResult: TypeAlias = Callable[[Outcome, int | None, int | None], None]
 """Called with the outcome of a record, its partition and offset; from any thread."""
 
 
 class MustAbortError(Exception):
-    """Abort, and go on."""
+    """The transaction must be aborted; the producer can be used again."""
 
 
 class GaveUpError(Exception):
-    """Close it. The outcome of what it was asked last is not known."""
+    """The producer must be closed; the outcome of its last calls is unknown."""
 
 
 class Client(Protocol):
-    """A producer; transactional if it was made with an id."""
+    """A producer; transactional if it was created with an id."""
 
     def init(self) -> None: ...
 
     def begin(self) -> None: ...
 
-    def send(self, value: str, partition: int, told: Told) -> None: ...
+    def send(self, value: str, partition: int, on_result: OnResult) -> None: ...
 
     def serve(self) -> None:
-        """Let callbacks be called, where that has to be asked for."""
+        """Run callbacks, if the library does not do so on a thread."""
 
     def commit(self) -> None: ...
 
@@ -62,12 +62,12 @@ class Client(Protocol):
     def close(self) -> None: ...
 
 
-class MakeClient(Protocol):
+class ClientFactory(Protocol):
     def __call__(self, bootstrap: str, topic: str, transactional_id: str | None = None) -> Client: ...
 
 
-class OwnClient:
-    """headrace's."""
+class HeadraceClient:
+    """headrace's producer."""
 
     def __init__(self, bootstrap: str, topic: str, transactional_id: str | None = None) -> None:
         self._topic = topic
@@ -85,32 +85,32 @@ class OwnClient:
         )
 
     def init(self) -> None:
-        with _named():
+        with _client_errors():
             self._producer.init_transactions()
 
     def begin(self) -> None:
-        with _named():
+        with _client_errors():
             self._producer.begin_transaction()
 
-    def send(self, value: str, partition: int, told: Told) -> None:
+    def send(self, value: str, partition: int, on_result: OnResult) -> None:
         def delivered(metadata: Any, error: Exception | None) -> None:
             if error is not None:
-                told(Outcome.UNKNOWN, None, None)
+                on_result(Outcome.UNKNOWN, None, None)
             else:
-                told(Outcome.DONE, metadata.partition, metadata.offset if metadata.offset >= 0 else None)
+                on_result(Outcome.DONE, metadata.partition, metadata.offset if metadata.offset >= 0 else None)
 
-        with _named():
+        with _client_errors():
             self._producer.send(self._topic, value.encode(), partition=partition, on_delivery=delivered)
 
     def serve(self) -> None:
-        pass  # it has a thread for them
+        pass  # callbacks run on its thread
 
     def commit(self) -> None:
-        with _named():
+        with _client_errors():
             self._producer.commit_transaction()
 
     def abort(self) -> None:
-        with _named():
+        with _client_errors():
             self._producer.abort_transaction()
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class OwnClient:
 
 
 @contextmanager
-def _named() -> Any:
+def _client_errors() -> Any:
     try:
         yield
     except AbortableError as error:
@@ -128,10 +128,10 @@ def _named() -> Any:
 
 
 class ConfluentClient:
-    """librdkafka's, by way of confluent-kafka.
+    """librdkafka's producer, with confluent-kafka.
 
-    A fatal error is raised from whatever calls back, and calling back goes on with it set: Python then sees a
-    SystemError, and a callback may be lost. It stands for the fatal error here.
+    confluent-kafka sets a fatal error as an exception and continues to call callbacks: Python then raises SystemError,
+    and a callback may be lost. SystemError counts as a fatal error here.
     """
 
     def __init__(self, bootstrap: str, topic: str, transactional_id: str | None = None) -> None:
@@ -163,17 +163,17 @@ class ConfluentClient:
     def begin(self) -> None:
         self._call(lambda _: self._producer.begin_transaction())
 
-    def send(self, value: str, partition: int, told: Told) -> None:
+    def send(self, value: str, partition: int, on_result: OnResult) -> None:
         def delivered(error: Any, message: Any) -> None:
             if error is not None:
-                told(Outcome.UNKNOWN, None, None)
+                on_result(Outcome.UNKNOWN, None, None)
             else:
-                told(Outcome.DONE, message.partition(), message.offset())  # None if the broker had it already
+                on_result(Outcome.DONE, message.partition(), message.offset())  # None for a duplicate
 
         try:
             self._producer.produce(self._topic, value.encode(), partition=partition, on_delivery=delivered)
         except KafkaException as error:
-            raise _judged(error) from error
+            raise _client_error(error) from error
         except BufferError as error:
             raise GaveUpError(str(error)) from error
         self.serve()
@@ -191,14 +191,14 @@ class ConfluentClient:
         self._call(self._producer.abort_transaction)
 
     def close(self) -> None:
-        with suppress(KafkaException, SystemError):  # it was fenced, and says so again
+        with suppress(KafkaException, SystemError):  # a fenced producer raises again
             self._producer.flush(CLOSE_SECONDS_MAX)
         with suppress(KafkaException, SystemError):
             self._producer.purge()
             self._producer.flush(CLOSE_SECONDS_MAX)
 
     def _call(self, call: Callable[[float], object]) -> None:
-        """Again while librdkafka says that this is the thing to do, and there is time."""
+        """Call, and retry retriable errors until the deadline."""
         deadline = time.monotonic() + BLOCK_MS / 1000
         while True:
             try:
@@ -206,12 +206,12 @@ class ConfluentClient:
                 return
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
-                    raise _judged(error) from error
+                    raise _client_error(error) from error
                 time.sleep(_POLL_SECONDS)
             except SystemError as error:
                 raise GaveUpError(str(error)) from error
 
 
-def _judged(error: KafkaException) -> Exception:
+def _client_error(error: KafkaException) -> Exception:
     cause = error.args[0]
     return MustAbortError(str(cause)) if cause.txn_requires_abort() else GaveUpError(str(cause))

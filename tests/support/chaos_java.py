@@ -1,4 +1,4 @@
-"""A writer for a chaos run that is Kafka's own: VerifiableProducer, which tells what came of each record."""
+"""A Java writer for a chaos run: Kafka's VerifiableProducer, which prints the result of each record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.chaos_clients import DELIVERY_MS, REQUEST_MS
 from tests.support.chaos_writers import STOP_SECONDS_MAX, Setting
-from tests.support.history import Answered, Event, Outcome, Sent
+from tests.support.history import Event, Outcome, SendResult, Sent
 from tests.support.peers import java
 from tests.support.peers.real_kafka import GUARD
 
@@ -28,7 +28,7 @@ CONFIG = {
 
 
 class JavaWriter:
-    """Kafka's VerifiableProducer, in a process of its own."""
+    """Kafka's VerifiableProducer, as a separate process."""
 
     name = "java"
 
@@ -36,7 +36,7 @@ class JavaWriter:
         count = int(rate_per_s * seconds)
         self.acknowledged = 0
         self._setting = setting
-        # It does not say what it sends, only what came of it: so all that it may send counts as sent.
+        # It prints results only, not sends: all values that it may send count as sent.
         setting.history.add(*(Sent(self.name, f"{VALUE_PREFIX}.{number}") for number in range(count)))
         config = folder / "verifiable.properties"
         config.write_text("".join(f"{name}={value}\n" for name, value in CONFIG.items()))
@@ -52,12 +52,12 @@ class JavaWriter:
         }
         flat = [str(part) for pair in arguments.items() for part in pair]
         main = "org.apache.kafka.tools.VerifiableProducer"
-        self._said = (folder / "verifiable.log").open("wb")
+        self._log_file = (folder / "verifiable.log").open("wb")
         self._process = subprocess.Popen(
             [*GUARD, *java.java_command(jars, main, *flat, options=java.SHORT_LIVED)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._log_file,
             encoding="utf-8",
             start_new_session=True,
         )
@@ -68,21 +68,21 @@ class JavaWriter:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if not line.startswith("{"):
-                continue  # some of its last words are not JSON
+                continue  # some of its last lines are not JSON
             if (event := self._event(json.loads(line))) is not None:
                 self._setting.history.add(event)
 
-    def _event(self, said: dict[str, object]) -> Event | None:
-        if said["name"] == "producer_send_success":
+    def _event(self, fields: dict[str, object]) -> Event | None:
+        if fields["name"] == "producer_send_success":
             self.acknowledged += 1
-            partition, offset = int(str(said["partition"])), int(str(said["offset"]))
-            return Answered(str(said["value"]), Outcome.DONE, partition, offset if offset >= 0 else None)
-        if said["name"] == "producer_send_error":
-            return Answered(str(said["value"]), Outcome.UNKNOWN)
+            partition, offset = int(str(fields["partition"])), int(str(fields["offset"]))
+            return SendResult(str(fields["value"]), Outcome.DONE, partition, offset if offset >= 0 else None)
+        if fields["name"] == "producer_send_error":
+            return SendResult(str(fields["value"]), Outcome.UNKNOWN)
         return None
 
     def stop(self) -> None:
-        """Let it send what it has, and read all it says."""
+        """Stop it, and read the rest of its output."""
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS_MAX)
@@ -91,6 +91,6 @@ class JavaWriter:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(STOP_SECONDS_MAX)
             self._thread.join(STOP_SECONDS_MAX)
-            for pipe in (self._process.stdin, self._process.stdout, self._said):
+            for pipe in (self._process.stdin, self._process.stdout, self._log_file):
                 assert pipe is not None
                 pipe.close()

@@ -1,9 +1,8 @@
-"""What happens to a cluster in a chaos run: brokers are killed, paused, restarted and cut off, one or two at a time.
+"""The faults of a chaos run: brokers are killed, paused, restarted and disconnected, one or two at a time.
 
-All processes are victims: every broker, and the controller also where it is a process of its own.
+Any process can be the victim: every broker, and a separate controller.
 
-The choice of faults, victims and times is that of a seed; when exactly something happens is not, so a run cannot be
-repeated to the letter.
+Faults, victims and durations come from a seed. The exact times do not, so a run cannot be repeated exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from headrace.errors import HeadraceError
 CALM_SECONDS = (0.3, 2.0)  # between faults
 FAULT_SECONDS = (0.3, 4.0)
 TWO_CHANCE = 0.2  # two faults at a time, on two brokers
-ALL_CHANCE = 0.05  # kill them all
+ALL_CHANCE = 0.05  # kill all
 LOST_CHANCE = 0.2
 OF_BROKERS, OF_CLIENTS = "broker-*", "[!b]*"  # client ids
 STOP_SECONDS_MAX = 150
@@ -30,19 +29,19 @@ STOP_SECONDS_MAX = 150
 
 @dataclass(slots=True, frozen=True)
 class Injected:
-    """A fault that was."""
+    """A fault that was injected."""
 
     fault: str
     broker: int
     at: float
     seconds: float
-    led: tuple[int, ...]  # partitions that the broker led, as the controller knew
+    led: tuple[int, ...]  # partitions that the broker led, according to the controller
     was_controller: bool
     alone: bool  # no other fault at the same time
 
 
 class Nemesis(threading.Thread):
-    """Does harm until it is told to stop, and then heals everything."""
+    """Injects faults until it is stopped, and then heals all of them."""
 
     def __init__(self, cluster: EmbeddedCluster, topic: str, seed: int) -> None:
         super().__init__(name="nemesis", daemon=True)
@@ -62,7 +61,7 @@ class Nemesis(threading.Thread):
             "slow": self._slow,
             "cut from brokers": self._cut_from_brokers,
             "cut from clients": self._cut_from_clients,
-            "lost answers": self._lost_answers,
+            "lost responses": self._lost_responses,
         }
         self._bag: list[str] = []
         self._turns = [broker.node_id for broker in cluster.brokers]
@@ -73,18 +72,18 @@ class Nemesis(threading.Thread):
         self._stopping.set()
         self.join(STOP_SECONDS_MAX)
         if self.is_alive():
-            raise TimeoutError(f"the nemesis is still busy after {STOP_SECONDS_MAX} s")
+            raise TimeoutError(f"the nemesis has not stopped after {STOP_SECONDS_MAX} s")
         if self.error is not None:
             raise self.error
 
     def run(self) -> None:
         try:
             while not self._stopping.wait(self._rng.uniform(*CALM_SECONDS)):
-                self._do_harm()
+                self._inject_faults()
         except BaseException as error:
             self.error = error
 
-    def _do_harm(self) -> None:
+    def _inject_faults(self) -> None:
         chance = self._rng.random()
         if chance < ALL_CHANCE:
             self._kill_all()
@@ -97,14 +96,14 @@ class Nemesis(threading.Thread):
             self._turn(victims, faults.index("kill"))
         chosen = [(fault, victim, seconds) for (fault, seconds), victim in zip(timed, victims, strict=True)]
         for fault, victim, seconds in chosen:
-            self._note(fault, victim, seconds, alone=count == 1)
+            self._record(fault, victim, seconds, alone=count == 1)
         with ThreadPoolExecutor(count) as pool:
-            under_way = [pool.submit(self._faults[fault], victim, seconds) for fault, victim, seconds in chosen]
-        for one in under_way:
-            one.result()
+            futures = [pool.submit(self._faults[fault], victim, seconds) for fault, victim, seconds in chosen]
+        for future in futures:
+            future.result()
 
     def _turn(self, victims: list[int], index: int) -> None:
-        """Let the victim of a kill be whose turn it is, the first broker first: so short runs kill every process."""
+        """Choose the victim of a kill in turn, from the first broker on, so that short runs kill every process."""
         turn = self._turns.pop(0)
         self._turns.append(turn)
         if turn in victims:
@@ -112,21 +111,21 @@ class Nemesis(threading.Thread):
         victims[index] = turn
 
     def _next_fault(self) -> str:
-        """Each in its turn, in random order: so short runs have some of everything."""
+        """Return each fault in turn, in random order, so that short runs have all kinds."""
         if not self._bag:
             self._bag = self._rng.sample([*self._faults, "kill"], len(self._faults) + 1)
         return self._bag.pop()
 
-    def _note(self, fault: str, victim: int, seconds: float, *, alone: bool) -> None:
+    def _record(self, fault: str, victim: int, seconds: float, *, alone: bool) -> None:
         try:
-            places = self._cluster.places(self._topic)
+            partitions = self._cluster.describe_topic(self._topic)
         except HeadraceError:
-            places = []
-        led = tuple(number for number, place in enumerate(places) if place["leader"] == victim)
+            partitions = []
+        led = tuple(number for number, partition in enumerate(partitions) if partition["leader"] == victim)
         is_controller = victim == self._cluster.controller.node_id
         self.injected.append(Injected(fault, victim, time.monotonic(), seconds, led, is_controller, alone))
 
-    # -- the faults ------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------
 
     def _kill(self, victim: int, seconds: float) -> None:
         self._members[victim].kill()
@@ -134,7 +133,7 @@ class Nemesis(threading.Thread):
         self._members[victim].start()
 
     def _kill_all(self) -> None:
-        self._note("kill all", self._cluster.controller.node_id, 0, alone=False)
+        self._record("kill all", self._cluster.controller.node_id, 0, alone=False)
         for node_id in self._rng.sample(sorted(self._members), len(self._members)):
             self._members[node_id].kill()
         self._cluster.start()
@@ -150,12 +149,12 @@ class Nemesis(threading.Thread):
         self._members[victim].start()
 
     def _cut(self, victim: int, seconds: float) -> None:
-        """Nobody reaches it, and it reaches the others."""
+        """Refuse all connections to the victim; its own connections work."""
         self._members[victim].degrader.cut()
         self._healed_after(victim, seconds)
 
     def _half_open(self, victim: int, seconds: float) -> None:
-        """What is sent to it arrives late, also what has been given up."""
+        """Delay requests to the victim, including those that have timed out."""
         self._members[victim].degrader.half_open()
         self._healed_after(victim, seconds)
 
@@ -164,7 +163,7 @@ class Nemesis(threading.Thread):
         self._healed_after(victim, seconds)
 
     def _cut_from_brokers(self, victim: int, seconds: float) -> None:
-        """Clients reach it, followers do not; nor do heartbeats, if it is the controller."""
+        """Close the connections of other brokers: no replication, and no heartbeats to a controller."""
         with self._members[victim].faults.inject(client_id=OF_BROKERS, close=True):
             self._stopping.wait(seconds)
 
@@ -172,8 +171,8 @@ class Nemesis(threading.Thread):
         with self._members[victim].faults.inject(client_id=OF_CLIENTS, close=True):
             self._stopping.wait(seconds)
 
-    def _lost_answers(self, victim: int, seconds: float) -> None:
-        """What clients ask for is done, but often they do not hear of it, and ask again."""
+    def _lost_responses(self, victim: int, seconds: float) -> None:
+        """Execute requests of clients, but drop some responses, so that clients retry."""
         rule: dict[str, Any] = {"client_id": OF_CLIENTS, "close": True, "when": "after", "probability": LOST_CHANCE}
         with self._members[victim].faults.inject(**rule):
             self._stopping.wait(seconds)

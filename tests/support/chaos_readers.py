@@ -1,4 +1,4 @@
-"""Readers for a chaos run: those that follow what is written, the last reads of all, and what the replicas have."""
+"""Readers for a chaos run: readers that follow the writers, the final reads, and the content of the replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.chaos_writers import Setting
 from tests.support.history import Batch, Read, Replica
 from tests.support.peers import librdkafka
 
-RECORDS_MAX = 500  # asked for at once
+RECORDS_MAX = 500  # in one call
 WAIT_SECONDS = 0.2
 STOP_SECONDS_MAX = 20
 WATERMARK_SECONDS_MAX = 20
@@ -46,19 +46,19 @@ class Reader(threading.Thread):
         self._stopping.set()
         self.join(STOP_SECONDS_MAX)
         if self.is_alive():
-            raise TimeoutError(f"reader {self.name} is still busy after {STOP_SECONDS_MAX} s")
+            raise TimeoutError(f"reader {self.name} has not stopped after {STOP_SECONDS_MAX} s")
 
     def _read(self) -> None:
-        found: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+        by_partition: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
         for message in self._consumer.consume(RECORDS_MAX, WAIT_SECONDS):
             if (error := message.error()) is None:
                 partition, offset = message.partition(), message.offset()
                 assert partition is not None
                 assert offset is not None
-                found[partition].append((offset, (message.value() or b"").decode()))
+                by_partition[partition].append((offset, (message.value() or b"").decode()))
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                self.errors.append(f"{self.name} was told that its offset does not exist: {error}")
-        for partition, records in found.items():
+                self.errors.append(f"{self.name} got an error for its offset: {error}")
+        for partition, records in by_partition.items():
             end = self._end(partition)
             read = Read(self.name, self._committed, partition, tuple(records), end)
             self._setting.history.add(read)
@@ -85,7 +85,7 @@ def _consumer(bootstrap: str, *, committed: bool) -> Consumer:
 
 
 def read_finally(setting: Setting) -> None:
-    """All there is, both ways, when nothing is written any more."""
+    """Read all records at both isolation levels, after the writers have ended."""
     for partition in range(setting.partitions):
         consumer = _consumer(setting.bootstrap, committed=False)
         try:
@@ -93,7 +93,7 @@ def read_finally(setting: Setting) -> None:
             known = consumer.get_watermark_offsets(where, timeout=WATERMARK_SECONDS_MAX)
         finally:
             consumer.close()
-        assert known is not None, f"nobody says where partition {partition} ends"
+        assert known is not None, f"the end offset of partition {partition} is unknown"
         for committed in (True, False):
             isolation = "read_committed" if committed else "read_uncommitted"
             records = librdkafka.consume_to_end(
@@ -104,7 +104,7 @@ def read_finally(setting: Setting) -> None:
 
 
 def dump_replicas(setting: Setting, folders: dict[int, Path]) -> None:
-    """What brokers, by number, have on disk; they do not run any more."""
+    """Record the batches that stopped brokers have on disk; `folders` by broker id."""
     for broker, folder in folders.items():
         for partition in range(setting.partitions):
             files = sorted((folder / f"{setting.topic}-{partition}").glob("*.log"))

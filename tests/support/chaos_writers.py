@@ -1,4 +1,4 @@
-"""Writers for a chaos run: each a thread that notes all it sends and all it is told."""
+"""Writers for a chaos run: threads that record their sends and the results."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tests.support.chaos_clients import Client, GaveUpError, MakeClient, MustAbortError, Told
-from tests.support.history import Answered, Ended, HistoryFile, Outcome, Sent
+from tests.support.chaos_clients import Client, ClientFactory, GaveUpError, MustAbortError, OnResult
+from tests.support.history import Ended, HistoryFile, Outcome, SendResult, Sent
 from tests.support.waiting import eventually
 
 PENDING_MAX = 300
@@ -23,7 +23,7 @@ STOP_SECONDS_MAX = 40
 
 @dataclass(slots=True)
 class Setting:
-    """What all clients of a run share."""
+    """The cluster, topic and history that all clients of a run share."""
 
     bootstrap: str
     topic: str
@@ -33,29 +33,29 @@ class Setting:
 
 
 class Writer(threading.Thread):
-    """Takes steps until it is told to stop."""
+    """Repeats `step` until it is stopped."""
 
-    def __init__(self, name: str, setting: Setting, make: MakeClient, rate_per_s: float, seed: int) -> None:
+    def __init__(self, name: str, setting: Setting, create_client: ClientFactory, rate_per_s: float, seed: int) -> None:
         super().__init__(name=name, daemon=True)
         self.setting = setting
         self.rng = random.Random(seed)
         self.error: BaseException | None = None
         self.acknowledged = 0
         self.reasons: Counter[str] = Counter()  # why clients gave up, or had to abort
-        self._make = make
+        self._create_client = create_client
         self._rate_per_s = rate_per_s
         self._stopping = threading.Event()
         self._client: Client | None = None
         self._count = 0
-        self._pending = 0  # a count that may be off by a few: it only slows down
-        self._lives = 0
+        self._pending = 0  # approximate: limits the rate only
+        self._generation = 0
 
     def stop(self) -> None:
-        """No more steps; what is under way is waited for."""
+        """Stop after the current step."""
         self._stopping.set()
         self.join(STOP_SECONDS_MAX)
         if self.is_alive():
-            raise TimeoutError(f"writer {self.name} is still busy after {STOP_SECONDS_MAX} s")
+            raise TimeoutError(f"writer {self.name} has not stopped after {STOP_SECONDS_MAX} s")
         if self.error is not None:
             raise self.error
 
@@ -74,12 +74,12 @@ class Writer(threading.Thread):
 
     def client(self) -> Client:
         if self._client is None:
-            self._lives += 1
-            self._client = self.make()
+            self._generation += 1
+            self._client = self.create_client()
         return self._client
 
-    def make(self) -> Client:
-        return self._make(self.setting.bootstrap, self.setting.topic)
+    def create_client(self) -> Client:
+        return self._create_client(self.setting.bootstrap, self.setting.topic)
 
     def drop_client(self) -> None:
         client, self._client = self._client, None
@@ -88,28 +88,28 @@ class Writer(threading.Thread):
                 client.close()
 
     def send(self, client: Client, writer: str, transaction: str | None = None) -> None:
-        """The next value, to any partition."""
+        """Send the next value to a random partition."""
         self._count += 1
         value, partition = f"{writer}:{self._count}", self.rng.randrange(self.setting.partitions)
         self.setting.history.add(Sent(writer, value, partition, transaction))
         self._pending += 1
-        client.send(value, partition, self._teller(value))
+        client.send(value, partition, self._on_result(value))
 
-    def _teller(self, value: str) -> Told:
+    def _on_result(self, value: str) -> OnResult:
         sent_at = time.monotonic()
 
-        def told(outcome: Outcome, partition: int | None, offset: int | None) -> None:
+        def on_result(outcome: Outcome, partition: int | None, offset: int | None) -> None:
             self._pending -= 1
-            self.setting.history.add(Answered(value, outcome, partition, offset))
+            self.setting.history.add(SendResult(value, outcome, partition, offset))
             if outcome is Outcome.DONE and partition is not None:
                 self.acknowledged += 1
                 self.setting.acks.append((partition, sent_at, time.monotonic()))
 
-        return told
+        return on_result
 
 
 class PlainWriter(Writer):
-    """Single records, idempotent. A client that gave up is replaced by another, which promises no order with it."""
+    """Sends single records with an idempotent producer, and creates a new one when it gives up."""
 
     def step(self) -> None:
         client = self.client()
@@ -118,7 +118,7 @@ class PlainWriter(Writer):
                 self._stopping.wait(RETRY_SECONDS)
                 client.serve()
                 return
-            self.send(client, f"{self.name}-{self._lives}")
+            self.send(client, f"{self.name}-{self._generation}")
         except (GaveUpError, MustAbortError) as error:
             self.reasons[str(error)] += 1
             self.drop_client()
@@ -126,10 +126,10 @@ class PlainWriter(Writer):
 
 
 class TransactionalWriter(Writer):
-    """Transactions over all partitions; some are aborted, some left to a zombie, which tries to commit them."""
+    """Writes transactions over all partitions; aborts some, and leaves some to a zombie that tries to commit them."""
 
-    def make(self) -> Client:
-        client = self._make(self.setting.bootstrap, self.setting.topic, f"id-{self.name}")
+    def create_client(self) -> Client:
+        client = self._create_client(self.setting.bootstrap, self.setting.topic, f"id-{self.name}")
         try:
             client.init()
         except BaseException:
@@ -157,20 +157,20 @@ class TransactionalWriter(Writer):
                 self.send(client, self.name, name)
             chance = self.rng.random()
             if chance < ABORT_CHANCE:
-                return self._aborted(client)
+                return self._abort(client)
             if chance < ABORT_CHANCE + ZOMBIE_CHANCE:
                 self._client = None
-                return self._of_zombie(client)
+                return self._commit_as_zombie(client)
             client.commit()
             return Outcome.DONE
         except MustAbortError as error:
             self.reasons[str(error)] += 1
-            return self._aborted(client)
+            return self._abort(client)
         except GaveUpError as error:
             self.reasons[str(error)] += 1
             return Outcome.UNKNOWN
 
-    def _aborted(self, client: Client) -> Outcome:
+    def _abort(self, client: Client) -> Outcome:
         try:
             client.abort()
             return Outcome.UNDONE
@@ -178,8 +178,8 @@ class TransactionalWriter(Writer):
             self.reasons[str(error)] += 1
             return Outcome.UNKNOWN
 
-    def _of_zombie(self, zombie: Client) -> Outcome:
-        """With another under its id, its commit must fail; if it does not, the promise is noted, and will be missed."""
+    def _commit_as_zombie(self, zombie: Client) -> Outcome:
+        """Let a zombie commit after a new client has its id. The check finds a fault if the commit succeeds."""
         try:
             self.client()
         except (MustAbortError, GaveUpError):
@@ -194,13 +194,13 @@ class TransactionalWriter(Writer):
             zombie.close()
 
     def settle(self) -> None:
-        """Let no transaction of ours be open: a new client of the same id ends what there is."""
+        """End open transactions of this writer: a new client with its id fences the old one."""
 
-        def initialised() -> bool:
+        def is_initialised() -> bool:
             try:
-                self.make().close()
+                self.create_client().close()
             except (MustAbortError, GaveUpError):
                 return False
             return True
 
-        eventually(f"{self.name} can begin anew", initialised, SETTLE_SECONDS_MAX)
+        eventually(f"{self.name} can initialise again", is_initialised, SETTLE_SECONDS_MAX)

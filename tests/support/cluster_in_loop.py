@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from headrace.broker.broker import Broker
-from headrace.broker.cluster.link import Peer
+from headrace.broker.cluster.peer import Peer
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from headrace.wire.api.topics import (
     CreatableReplicaAssignment,
@@ -62,7 +62,7 @@ async def asked(broker: Broker, message: Message, version: int) -> Message:
     listener = broker.listeners[0]
     peer = Peer(lambda: (listener.host, listener.port), client_id="test")
     try:
-        return await peer.ask(message, version, ANSWER_MS_MAX)
+        return await peer.request(message, version, ANSWER_MS_MAX)
     finally:
         await peer.close()
 

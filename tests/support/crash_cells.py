@@ -1,8 +1,8 @@
-"""The crash matrix as a table: at which failpoint what happens, and how a query gets there.
+"""The cells of the crash matrix: one failpoint and one fault each.
 
-A cell is a streaming query of its own, with a topic, a checkpoint and a decision topic of its own. It is led to its
-failpoint (`WAYS`), something happens there (`FAULTS`, done in crash_columns.py), it is started again as often as it
-takes, and in the end its topic is compared with its source.
+A cell is a streaming query with its own topic, checkpoint and decision topic. The query runs to its failpoint
+(`SETUPS`), the fault happens (`FAULTS`, in crash_columns.py), the query is restarted until it succeeds, and its topic
+is compared with its source.
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ EXECUTOR, DRIVER, BROKER = "executor killed", "driver killed", "broker restarted
 EXPIRY, SPECULATIVE, RETRY, ZOMBIE = "transaction expired", "speculative attempt", "stage retry", "zombie driver"
 LEADER, PROCESS = "leader killed", "process changes"
 FAULTS = (EXECUTOR, DRIVER, BROKER, EXPIRY, SPECULATIVE, RETRY, ZOMBIE, PROCESS, LEADER)
-PLACES = tuple(FAILPOINTS)
+FAILPOINT_NAMES = tuple(FAILPOINTS)
 
-NONSENSE = {
+IMPOSSIBLE = {
     (EXPIRY, "task.begin"): "no transaction is open yet",
     (EXPIRY, "end.done"): "every transaction of the decision is ended: none is left that could expire",
     (EXPIRY, "finish.done"): "every transaction of the decision is ended: none is left that could expire",
 }
-"""Cells that cannot be, and why."""
+"""Cells that are not possible, and why."""
 
 ROWS = 84
 TASKS = 3
-# In a batch of these sizes one task is small enough to ride home, and two are not: see `Cell.judge`.
+# One task of a batch then sends its rows inline, and two open transactions: see `Cell.check`.
 SHAPE = {"commit.mode": "auto", "commit.inline.bytes.max": "1200", "kafka.batch.size": "200"}
 SHORT_TRANSACTION_MS = 12_000
 """Long enough for a batch on a busy machine, short enough to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How a query is led to a failpoint."""
+class Setup:
+    """How a query reaches a failpoint."""
 
-    before: str = ""
-    """Failpoints of an earlier run, which dies of them."""
+    previous_run: str = ""
+    """Failpoints that kill an earlier run."""
     expires: bool = False
-    """Whether transactions of the earlier run have to run out."""
-    beside: str = ""
-    """Failpoints of the run itself, on the way there."""
+    """Whether the transactions of the earlier run must have expired."""
+    same_run: str = ""
+    """Failpoints before it in the same run."""
 
 
-# Spark calls abort() in another process than the one that died in commit(): that has to die as well.
+# Spark calls abort() in another process than commit(): both are killed.
 _UNDECIDED, _DECIDED = "decide.begin=kill, abort.begin=kill", "decide.done=kill, abort.begin=kill"
-WAYS = {
-    "begin.finish": Way(before=_DECIDED),
-    "begin.abort": Way(before=_UNDECIDED),
-    "redo.begin": Way(before=_DECIDED, expires=True),
-    "redo.written": Way(before=_DECIDED, expires=True),
-    "redo.done": Way(before=_DECIDED, expires=True),
-    "replay.abort": Way(before="finish.done=kill"),
-    "abort.begin": Way(beside="check.done=raise"),
+SETUPS = {
+    "begin.finish": Setup(previous_run=_DECIDED),
+    "begin.abort": Setup(previous_run=_UNDECIDED),
+    "redo.begin": Setup(previous_run=_DECIDED, expires=True),
+    "redo.written": Setup(previous_run=_DECIDED, expires=True),
+    "redo.done": Setup(previous_run=_DECIDED, expires=True),
+    "replay.abort": Setup(previous_run="finish.done=kill"),
+    "abort.begin": Setup(same_run="check.done=raise"),
 }
-"""The others are passed by any first batch."""
+"""Every first batch passes the other failpoints."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a cell."""
+    """The result of a cell."""
 
     fault: str
-    place: str
+    failpoint: str
     broker: str
     is_reached: bool = False
     starts: int = 0
@@ -84,14 +84,14 @@ class Outcome:
     audit: Audit = field(default_factory=Audit)
     left_open: int = 0
     open_ids: list[str] = field(default_factory=list)
-    """Transactional ids of the sink that have one open: sink, run, worker, number."""
+    """Transactional ids of the sink with an open transaction: sink, run, worker, number."""
     last_run: str = ""
     java_count: int | None = None
     problem: str = ""
 
     @property
     def verdict(self) -> str:
-        """Empty if all is well."""
+        """The problem of this cell, or an empty text."""
         if self.problem:
             return self.problem
         if not self.is_reached:
@@ -106,13 +106,15 @@ class Outcome:
 
 
 class Cell:
-    """One query on its way through the matrix."""
+    """The query of one cell."""
 
-    def __init__(self, fault: str, place: str, broker: Broker, broker_name: str, folder: Path, prefix: str) -> None:
-        self.fault, self.place = fault, place
-        self.way = WAYS.get(place, Way())
-        self.outcome = Outcome(fault, place, broker_name)
-        self.topic = new_topic(broker, f"{prefix}-{place}", 3)
+    def __init__(
+        self, fault: str, failpoint: str, broker: Broker, broker_name: str, *, folder: Path, prefix: str
+    ) -> None:
+        self.fault, self.failpoint = fault, failpoint
+        self.setup = SETUPS.get(failpoint, Setup())
+        self.outcome = Outcome(fault, failpoint, broker_name)
+        self.topic = new_topic(broker, f"{prefix}-{failpoint}", 3)
         self.label = self.topic
         self._bootstrap = broker.bootstrap
         self._folder = folder / self.topic
@@ -129,47 +131,47 @@ class Cell:
 
     @property
     def run(self) -> str:
-        """The name of the last start."""
+        """The name of the last run."""
         return self._run
 
     @property
-    def _marks(self) -> Path:
+    def _markers(self) -> Path:
         return self._folder / "failpoints" / f"run-{self.outcome.starts}"
 
     def start(self, driver: SparkDriver, failpoints: str = "", transaction_ms: int | None = None) -> None:
-        """Start the query once more."""
+        """Start the query."""
         self.outcome.starts += 1
         self._run = f"{self.label} start {self.outcome.starts}"
-        self._marks.mkdir()
+        self._markers.mkdir()
         options = {
             **SHAPE,
             "kafka.bootstrap.servers": self._bootstrap,
             "topic": self.topic,
             "sink.id": self._sink,
-            # Of its own: a decision that is held open keeps every reader of its topic waiting.
+            # Its own topic: an open decision blocks all readers of the topic.
             "decision.topic": self._decisions,
         }
         if failpoints:
-            options["headrace.failpoints"] = f"markers={self._marks}, {failpoints}"
+            options["headrace.failpoints"] = f"markers={self._markers}, {failpoints}"
         if transaction_ms is not None:
             options["kafka.transaction.timeout.ms"] = str(transaction_ms)
         self._options = options
         folder = self._folder
         self._spark_run = driver.start(self._run, folder / "source", folder / "checkpoint", options, TASKS)
 
-    def has_reached(self, place: str | None = None) -> bool:
-        return (self._marks / (place or self.place)).exists()
+    def has_reached(self, failpoint: str | None = None) -> bool:
+        return (self._markers / (failpoint or self.failpoint)).exists()
 
-    def order(self, action: str = "", place: str | None = None) -> None:
-        """To whoever is held at a place of this run: what to do."""
-        _order(self._marks / f"{place or self.place}.go", action)
+    def release(self, action: str = "", failpoint: str | None = None) -> None:
+        """End the hold at a failpoint of this run: do the action, or continue."""
+        _write_go_file(self._markers / f"{failpoint or self.failpoint}.go", action)
 
-    def release(self) -> Callable[[], None]:
-        """The same order to go on, for later: other runs may come between."""
-        return partial(_order, self._marks / f"{self.place}.go", "")
+    def later_release(self) -> Callable[[], None]:
+        """Return a function that releases this run, even if other runs are started before it is called."""
+        return partial(_write_go_file, self._markers / f"{self.failpoint}.go", "")
 
     def take_lock(self) -> None:
-        """As another process of the last start does that serves a commit: open the ledger, read, hold the sink."""
+        """Take the sink lock as another process of the last run does: open the ledger, read, hold the sink."""
         options = SinkOptions.parse(
             {name: value for name, value in self._options.items() if name != "headrace.failpoints"}, is_stream=True
         )
@@ -183,12 +185,12 @@ class Cell:
             finally:
                 ledger.close()
 
-    # -- what is there ---------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------
 
     def open_partitions(self) -> int:
         return len(open_transactions(self._bootstrap, self.topic))
 
-    def judge(self, java_count: int) -> None:
+    def check(self, java_count: int) -> None:
         """Compare the topic with the source."""
         self.outcome.rows = len(self._query.rows)
         self.outcome.audit = self._query.audit()
@@ -199,9 +201,11 @@ class Cell:
             self.outcome.open_ids = Transactions(client).open_ids(self._sink + SEPARATOR) or []
         self.outcome.last_run = last[0].run if last else ""
         if not (len(last) == 1 and len(last[0].transactions) > 1 and last[0].inline_rows):
-            self.outcome.problem = self.outcome.problem or f"not a batch of both kinds of tasks: {last}"
+            self.outcome.problem = (
+                self.outcome.problem or f"expected a batch with inline rows and several transactions, got {last}"
+            )
 
 
-def _order(path: Path, action: str) -> None:
+def _write_go_file(path: Path, action: str) -> None:
     path.with_suffix(".new").write_text(action)
     path.with_suffix(".new").rename(path)

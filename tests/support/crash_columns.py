@@ -1,9 +1,8 @@
-"""The columns of the crash matrix: queries of many cells are held at their failpoints, and the fault hits all at once.
+"""The columns of the crash matrix: many queries are held at their failpoints, and one fault hits all of them.
 
-    lead every cell to its failpoint → the fault → let go → start again until done → one more batch → compare
+    run every cell to its failpoint → the fault → release → restart until finished → another batch → compare
 
-A driver that is killed dies for all of them, and so does a broker: a column costs as much as its slowest cell, not as
-much as all of them together.
+The cells of a column share the driver and the broker that are killed, so a column takes as long as its slowest cell.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tests.support.spark_driver import SparkDriver
 from tests.support.waiting import eventually
 
 GROUP_MAX = 6
-"""Queries that are started at once: two cores have to get them somewhere."""
+"""Queries that are started at once, for two cores."""
 STARTS_MAX = 4
 REACH_SECONDS_MAX = 180
 EXPIRY_SECONDS_MAX = 60
@@ -54,23 +53,27 @@ EXECUTORS = {"spark__executor__memory": "768m", "spark__task__maxFailures": "8"}
 
 
 class Column:
-    """One fault on one broker, at many places."""
+    """One fault on one broker, at many failpoints."""
 
     def __init__(
-        self, fault: str, broker: Broker, broker_name: str, folder: Path, jars: Path, say: Callable[[str], None]
+        self, fault: str, broker: Broker, broker_name: str, *, folder: Path, jars: Path, log: Callable[[str], None]
     ) -> None:
         self._fault, self._broker, self._name = fault, broker, broker_name
-        self._folder, self._jars, self._say = folder, jars, say
+        self._folder, self._jars, self._log = folder, jars, log
         self._prefix = f"{fault.replace(' ', '-')}-{broker_name}"
 
-    def run(self, places: Sequence[str]) -> list[Outcome]:
-        """All cells; what goes wrong with one of them is in its outcome."""
+    def run(self, failpoints: Sequence[str]) -> list[Outcome]:
+        """Run all cells. The failure of a cell is in its outcome."""
         began = time.monotonic()
         cells = [
-            Cell(self._fault, place, self._broker, self._name, self._folder, f"{self._prefix}-{number}")
-            for number, place in enumerate(places)
+            Cell(
+                *(self._fault, failpoint, self._broker, self._name),
+                folder=self._folder,
+                prefix=f"{self._prefix}-{number}",
+            )
+            for number, failpoint in enumerate(failpoints)
         ]
-        self._say(f"{self._fault} on {self._name}: {len(cells)} cells")
+        self._log(f"{self._fault} on {self._name}: {len(cells)} cells")
         {
             EXECUTOR: self._executor_killed,
             DRIVER: self._driver_killed,
@@ -82,161 +85,163 @@ class Column:
             PROCESS: self._process_changes,
             LEADER: self._leader_killed,
         }[self._fault](cells)
-        self._judge(cells)
-        bad = [f"{cell.place}: {cell.outcome.verdict}" for cell in cells if cell.outcome.verdict]
-        self._say(
-            f"{self._fault} on {self._name}: {len(cells) - len(bad)} of {len(cells)} cells are clean, "
-            f"{time.monotonic() - began:.0f} s" + "".join(f"\n    {one}" for one in bad)
+        self._check(cells)
+        problems = [f"{cell.failpoint}: {cell.outcome.verdict}" for cell in cells if cell.outcome.verdict]
+        self._log(
+            f"{self._fault} on {self._name}: {len(cells) - len(problems)} of {len(cells)} cells passed, "
+            f"{time.monotonic() - began:.0f} s" + "".join(f"\n    {problem}" for problem in problems)
         )
         return [cell.outcome for cell in cells]
 
     # -- faults ----------------------------------------------------------------------------------
 
     def _executor_killed(self, cells: list[Cell]) -> None:
-        """All executors of the query's application, JVM and Python workers. Workers of the cluster start others."""
+        """Kill all executors of the application, JVMs and Python workers. The cluster starts new ones."""
         with self._cluster() as cluster, self._driver("executors", cluster.url, **EXECUTORS) as driver:
             self._hold(driver, cells)
             assert cluster.kill_executors() > 0
-            self._let_go(cells)
+            self._release(cells)
             eventually("new executors", lambda: cluster.executors() or None, EXECUTORS_SECONDS_MAX)
             self._end(driver, cells)
-            self._go_on(driver, cells)
+            self._finish(driver, cells)
 
     def _driver_killed(self, cells: list[Cell]) -> None:
-        with self._driver("heir") as heir:
+        with self._driver("successor") as successor:
             with self._driver("victim") as victim:
                 self._hold(victim, cells)
                 victim.kill()
-            self._go_on(heir, cells)
+            self._finish(successor, cells)
 
     def _broker_restarted(self, cells: list[Cell]) -> None:
         with self._driver("driver") as driver:
             self._hold(driver, cells)
             self._broker.kill()
-            self._let_go(cells)
+            self._release(cells)
             self._broker.restart()
             self._end(driver, cells)
-            self._go_on(driver, cells)
+            self._finish(driver, cells)
 
     def _transaction_expired(self, cells: list[Cell]) -> None:
-        """The broker's own limit is short as well: the driver's transactions expire like those of tasks."""
+        """Let all transactions expire: the broker limits those of the driver to the same short time-out."""
         with self._driver("driver") as driver:
-            # What begin.abort is to find must not have expired when it comes: it is led there last, and alone.
-            hurried = [cell for cell in cells if cell.place == "begin.abort"]
-            self._hold(driver, [cell for cell in cells if cell not in hurried], SHORT_TRANSACTION_MS)
-            self._hold(driver, hurried, SHORT_TRANSACTION_MS)
+            # begin.abort needs leftovers that have not expired yet: it runs last, and alone.
+            last = [cell for cell in cells if cell.failpoint == "begin.abort"]
+            self._hold(driver, [cell for cell in cells if cell not in last], SHORT_TRANSACTION_MS)
+            self._hold(driver, last, SHORT_TRANSACTION_MS)
             self._wait_until_expired(cells)
-            self._let_go(cells)
+            self._release(cells)
             self._end(driver, cells)
-            self._go_on(driver, cells, SHORT_TRANSACTION_MS)
+            self._finish(driver, cells, SHORT_TRANSACTION_MS)
 
     def _speculative_attempt(self, cells: list[Cell]) -> None:
-        """A task is held for ever: only its twin can get the batch any further. Then the commit dies where it is to.
+        """Hold a task for ever, so that only a speculative attempt finishes it. Then kill the commit at the failpoint.
 
-        The last driver makes no twins: one that loses may begin a transaction when its batch is committed already, and
-        that is open until the next commit.
+        The last driver runs without speculation: an attempt that loses may begin a transaction after its batch is
+        committed, and that stays open until the next commit.
         """
-        with self._cluster() as cluster, self._driver("twins", cluster.url, **EXECUTORS, **SPECULATION) as driver:
+        with self._cluster() as cluster, self._driver("speculation", cluster.url, **EXECUTORS, **SPECULATION) as driver:
             for group in _groups(cells):
-                self._lead(driver, group)
+                self._prepare(driver, group)
                 for cell in group:
-                    slow = cell.place if cell.place.startswith("task.") else "task.sent"
-                    killed = "" if cell.place == slow else f", {cell.place}=kill"
-                    cell.start(driver, f"{_beside(cell)}{slow}=hold{killed}")
+                    slow = cell.failpoint if cell.failpoint.startswith("task.") else "task.sent"
+                    killed = "" if cell.failpoint == slow else f", {cell.failpoint}=kill"
+                    cell.start(driver, f"{_more_failpoints(cell)}{slow}=hold{killed}")
                 self._end(driver, group)
                 for cell in group:
                     cell.outcome.is_reached = cell.has_reached()
-            self._go_on(driver, cells)
-        with self._driver("heir") as heir:
-            self._go_on(heir, cells)
+            self._finish(driver, cells)
+        with self._driver("successor") as successor:
+            self._finish(successor, cells)
 
     def _stage_retry(self, cells: list[Cell]) -> None:
-        """A task dies, what it is to read again is gone: the stage is run again while another task of it still runs."""
+        """Kill a task and delete its shuffle files: the stage is retried while another of its tasks still runs."""
         with self._driver("retries") as driver:
             for group in _groups(cells):
-                self._lead(driver, group)
+                self._prepare(driver, group)
                 for cell in group:
-                    killed = "" if cell.place.startswith("task.") else f", {cell.place}=kill"
-                    dying, late = _dying_and_late(cell)
-                    cell.start(driver, f"{_beside(cell)}{dying}=hold, {late}=hold{killed}")
+                    killed = "" if cell.failpoint.startswith("task.") else f", {cell.failpoint}=kill"
+                    dying, late = _killed_and_late(cell)
+                    cell.start(driver, f"{_more_failpoints(cell)}{dying}=hold, {late}=hold{killed}")
                 for cell in group:
-                    self._wait_for(driver, cell, _dying_and_late(cell))
+                    self._wait_for(driver, cell, _killed_and_late(cell))
                 for path in driver.local_dir.rglob("shuffle_*.*"):
                     path.unlink()
                 for cell in group:
-                    cell.order("kill", _dying_and_late(cell)[0])
+                    cell.release("kill", _killed_and_late(cell)[0])
                 self._end(driver, group)
                 for cell in group:
-                    cell.order("", _dying_and_late(cell)[1])
+                    cell.release("", _killed_and_late(cell)[1])
                     cell.outcome.is_reached = cell.has_reached() and driver.stage_retries(cell.run) > 0
-            self._go_on(driver, cells)
+            self._finish(driver, cells)
 
     def _zombie_driver(self, cells: list[Cell]) -> None:
-        """It is held; another one takes over and goes on. Then the first one wakes up."""
-        with self._driver("heir") as heir, self._driver("zombie") as zombie:
+        """Hold a driver until another one has taken over and finished; then release it."""
+        with self._driver("successor") as successor, self._driver("zombie") as zombie:
             self._hold(zombie, cells)
             runs = [cell.run for cell in cells]
-            releases = [cell.release() for cell in cells]
-            self._go_on(heir, cells)
+            releases = [cell.later_release() for cell in cells]
+            self._finish(successor, cells)
             for release in releases:
                 release()
             zombie.ends_of(runs)
-            self._go_on(heir, cells)
+            self._finish(successor, cells)
 
     def _process_changes(self, cells: list[Cell]) -> None:
-        """Another process of the same run takes the lock of the ledger: no reason for a commit to fail."""
+        """Let another process of the same run take the sink lock: the commit must not fail."""
         with self._driver("driver") as driver:
             self._hold(driver, cells)
             for cell in cells:
                 cell.take_lock()
-            self._let_go(cells)
+            self._release(cells)
             ends = {cell.label: end for cell in cells for end in self._end(driver, [cell]).values()}
-            self._go_on(driver, cells)
+            self._finish(driver, cells)
         for cell in cells:
-            if cell.place != "abort.begin":  # there the batch has failed before
+            if cell.failpoint != "abort.begin":  # where the batch has failed before
                 cell.outcome.problem = cell.outcome.problem or ends[cell.label][-500:]
 
     def _leader_killed(self, cells: list[Cell]) -> None:
-        """A broker of several, that leads a partition of every topic and coordinates transactions: others take over.
+        """Kill a broker of several that leads partitions of every topic and coordinates transactions: others take over.
 
-        It comes back when the batches are over that it has left alone.
+        It is restarted when the batches have ended.
         """
         with self._driver("driver") as driver:
             self._hold(driver, cells)
             self._broker.kill()
-            self._let_go(cells)
+            self._release(cells)
             self._end(driver, cells)
             self._broker.restart()
-            self._go_on(driver, cells)
+            self._finish(driver, cells)
 
     # -- steps -----------------------------------------------------------------------------------
 
     def _hold(self, driver: SparkDriver, cells: list[Cell], transaction_ms: int | None = None) -> None:
-        """Every cell at its failpoint."""
+        """Run every cell to its failpoint, and hold it there."""
         for group in _groups(cells):
-            self._lead(driver, group, transaction_ms)
+            self._prepare(driver, group, transaction_ms)
             waiting = list(group)
             for _ in range(STARTS_MAX):
                 for cell in waiting:
-                    cell.start(driver, f"{_beside(cell)}{cell.place}=hold", transaction_ms)
+                    cell.start(driver, f"{_more_failpoints(cell)}{cell.failpoint}=hold", transaction_ms)
                 waiting = [cell for cell in waiting if not self._reaches(driver, cell)]
                 if not waiting:
                     break
             for cell in group:
                 cell.outcome.is_reached = cell.has_reached()
 
-    def _lead(self, driver: SparkDriver, cells: Sequence[Cell], transaction_ms: int | None = None) -> None:
-        """What has to be left behind by an earlier run is left behind."""
-        with_past = [cell for cell in cells if cell.way.before]
-        waiting = with_past
+    def _prepare(self, driver: SparkDriver, cells: Sequence[Cell], transaction_ms: int | None = None) -> None:
+        """Run the earlier runs that the cells need."""
+        with_previous_run = [cell for cell in cells if cell.setup.previous_run]
+        waiting = with_previous_run
         for _ in range(STARTS_MAX):
             for cell in waiting:
-                cell.start(driver, cell.way.before, SHORT_TRANSACTION_MS if cell.way.expires else transaction_ms)
+                cell.start(
+                    driver, cell.setup.previous_run, SHORT_TRANSACTION_MS if cell.setup.expires else transaction_ms
+                )
             driver.ends_of([cell.run for cell in waiting])
-            waiting = [cell for cell in waiting if not cell.has_reached(cell.way.before.partition("=")[0])]
+            waiting = [cell for cell in waiting if not cell.has_reached(cell.setup.previous_run.partition("=")[0])]
             if not waiting:
                 break
-        self._wait_until_expired([cell for cell in with_past if cell.way.expires])
+        self._wait_until_expired([cell for cell in with_previous_run if cell.setup.expires])
 
     def _wait_until_expired(self, cells: Sequence[Cell]) -> None:
         eventually(
@@ -244,26 +249,26 @@ class Column:
         )
 
     def _reaches(self, driver: SparkDriver, cell: Cell) -> bool:
-        return self._wait_for(driver, cell, [cell.place])
+        return self._wait_for(driver, cell, [cell.failpoint])
 
-    def _wait_for(self, driver: SparkDriver, cell: Cell, places: Sequence[str]) -> bool:
-        """Until the query is held at these places, or has ended without."""
+    def _wait_for(self, driver: SparkDriver, cell: Cell, failpoints: Sequence[str]) -> bool:
+        """Wait until the query is held at these failpoints, or has ended; return whether it is held."""
 
         def is_over() -> bool:
-            return all(map(cell.has_reached, places)) or driver.end_of(cell.run) is not None
+            return all(map(cell.has_reached, failpoints)) or driver.end_of(cell.run) is not None
 
-        eventually(f"{cell.label} at {places}", is_over, REACH_SECONDS_MAX)
-        return all(map(cell.has_reached, places))
+        eventually(f"{cell.label} at {failpoints}", is_over, REACH_SECONDS_MAX)
+        return all(map(cell.has_reached, failpoints))
 
-    def _let_go(self, cells: list[Cell]) -> None:
+    def _release(self, cells: list[Cell]) -> None:
         for cell in cells:
-            cell.order()
+            cell.release()
 
     def _end(self, driver: SparkDriver, cells: Sequence[Cell]) -> dict[str, str]:
         return driver.ends_of([cell.run for cell in cells])
 
-    def _go_on(self, driver: SparkDriver, cells: list[Cell], transaction_ms: int | None = None) -> None:
-        """One more batch, and start until all are done."""
+    def _finish(self, driver: SparkDriver, cells: list[Cell], transaction_ms: int | None = None) -> None:
+        """Add a batch to each cell, and restart the queries until all have succeeded."""
         for cell in cells:
             cell.add_batch()
         for group in _groups(cells):
@@ -278,10 +283,10 @@ class Column:
                 if not left:
                     break
 
-    def _judge(self, cells: list[Cell]) -> None:
+    def _check(self, cells: list[Cell]) -> None:
         counts = java_counts(self._jars, self._broker.bootstrap, f"{self._prefix}-.*")
         for cell in cells:
-            cell.judge(counts[cell.label])
+            cell.check(counts[cell.label])
 
     @contextmanager
     def _driver(self, name: str, master: str = "local[48,3]", **settings: str) -> Iterator[SparkDriver]:
@@ -304,18 +309,18 @@ def _groups(cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
         yield cells[start : start + GROUP_MAX]
 
 
-def _beside(cell: Cell) -> str:
-    return f"{cell.way.beside}, " if cell.way.beside else ""
+def _more_failpoints(cell: Cell) -> str:
+    return f"{cell.setup.same_run}, " if cell.setup.same_run else ""
 
 
-def _dying_and_late(cell: Cell) -> tuple[str, str]:
-    """Where a task dies in a stage that is run again, and where another one of it is late."""
-    dying = cell.place if cell.place.startswith("task.") else "task.sent"
+def _killed_and_late(cell: Cell) -> tuple[str, str]:
+    """Return the failpoints where a task of a retried stage is killed, and where another task of it is delayed."""
+    dying = cell.failpoint if cell.failpoint.startswith("task.") else "task.sent"
     return dying, "task.flushed" if dying != "task.flushed" else "task.sent"
 
 
 def java_counts(jars: Path, bootstrap: str, topics: str) -> Counter[str]:
-    """What Java's console consumer sees of committed records, by the label in their values."""
+    """Return how many committed records Java's console consumer reads, by the label in their values."""
     command = java.java_command(
         jars,
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
@@ -324,4 +329,4 @@ def java_counts(jars: Path, bootstrap: str, topics: str) -> Counter[str]:
         options=java.SHORT_LIVED,
     )
     labels = re.compile(r"^\S+ \d+-\d+-([^:]+):")
-    return Counter(found[1] for line in java.run(command).splitlines() if (found := labels.match(line)))
+    return Counter(match[1] for line in java.run(command).splitlines() if (match := labels.match(line)))

@@ -1,4 +1,4 @@
-"""Streaming queries that are killed and started again, and what is in the topic afterwards."""
+"""Streaming queries that are killed and restarted, and the audit of their topics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTLE_SECONDS_MAX = 2
 
 @dataclass(slots=True)
 class Audit:
-    """What readers of committed records see, beside what was to be seen."""
+    """The differences between the rows of a source and what read_committed readers see."""
 
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
@@ -42,17 +42,17 @@ class Audit:
 
 
 class CrashingQuery:
-    """A source of files in a folder of its own, and the topic that its rows go to. Others run the query."""
+    """A folder of source files, and the topic that their rows are written to. Callers run the query."""
 
     def __init__(self, folder: Path, bootstrap: str, topic: str) -> None:
         self.bootstrap, self.topic = bootstrap, topic
         self.rows: list[str] = []
         self._source = folder / "source"
-        for one in (self._source, folder / "failpoints"):
-            one.mkdir(parents=True)
+        for path in (self._source, folder / "failpoints"):
+            path.mkdir(parents=True)
 
     def add_file(self, count: int, width: int = 20, keys: int = 7, label: str = "") -> None:
-        """One more batch: `count` rows, each with the label in it."""
+        """Add a batch of `count` rows, each with the label in it."""
         number = len(list(self._source.iterdir()))
         rows = [f"k{n % keys} {number:04d}-{n:06d}-{label}".ljust(width, "x") for n in range(count)]
         path = self._source.with_name("part")
@@ -62,12 +62,12 @@ class CrashingQuery:
         self.rows += rows
 
     def audit(self) -> Audit:
-        """Compare the topic with all rows that were ever in the source."""
+        """Compare the topic with all rows of the source."""
         return audit(self.bootstrap, self.topic, self.rows)
 
 
 class StreamInSession(CrashingQuery):
-    """The same, and the query, which runs in the session of the tests."""
+    """A source and its query, which runs in the Spark session of the tests."""
 
     def __init__(self, spark: SparkSession, folder: Path, broker: Broker, topic: str, **options: str) -> None:
         super().__init__(folder, broker.bootstrap, topic)
@@ -75,74 +75,74 @@ class StreamInSession(CrashingQuery):
         self.options = {"commit.mode": "parallel", **{k.replace("__", "."): v for k, v in options.items()}}
 
     def process(self, failpoints: str = "", checkpoint: str = "checkpoint", tasks: int = 2, **options: str) -> None:
-        """All files that are there; raises what the query raises."""
+        """Process all files; raise what the query raises."""
         self.end(self.begin(failpoints, checkpoint, tasks, **options))
 
     def begin(
         self, failpoints: str = "", checkpoint: str = "checkpoint", tasks: int = 2, **options: str
     ) -> StreamingQuery:
-        """Start it, and leave it running."""
+        """Start the query, and leave it running."""
         rows = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.folder / "source"))
         options = {k.replace("__", "."): v for k, v in options.items()}
-        given = {**self.options, **options, "kafka.bootstrap.servers": self.bootstrap, "topic": self.topic}
+        sink_options = {**self.options, **options, "kafka.bootstrap.servers": self.bootstrap, "topic": self.topic}
         if failpoints:
-            given["headrace.failpoints"] = failpoints
+            sink_options["headrace.failpoints"] = failpoints
         return (
             rows.repartition(tasks)
             .selectExpr("split_part(value, ' ', 1) AS key", "value")
             .writeStream.format("headrace")
-            .options(**given)
+            .options(**sink_options)
             .option("checkpointLocation", str(self.folder / checkpoint))
             .trigger(availableNow=True)
             .start()
         )
 
     def end(self, query: StreamingQuery) -> None:
-        """Wait for its end; raises what the query raises."""
+        """Wait for the end of the query; raise what it raises."""
         try:
-            assert query.awaitTermination(JOB_SECONDS_MAX), "the query has not ended in time"
+            assert query.awaitTermination(JOB_SECONDS_MAX), f"the query has not ended after {JOB_SECONDS_MAX} s"
         finally:
             query.stop()
 
 
-def marks_of(spark: SparkSession) -> Path:
-    """Where failpoints of the session leave their marks."""
+def marker_folder(spark: SparkSession) -> Path:
+    """Return the folder with the marker files of failpoints of this session."""
     return Path(spark.conf.get("spark.headrace.markers") or "")
 
 
 def markers(spark: SparkSession) -> Path:
-    """The same, emptied: each failpoint is to happen once a test."""
-    folder = marks_of(spark)
-    for mark in folder.iterdir():
-        mark.unlink()
+    """Return the folder with the marker files, emptied: each failpoint acts once in a test."""
+    folder = marker_folder(spark)
+    for marker in folder.iterdir():
+        marker.unlink()
     return folder
 
 
 def committed(bootstrap: str, topic: str) -> dict[int, list[tuple[bytes | None, bytes | None]]]:
-    """Key and value of every record that a reader of committed ones is given, by partition."""
+    """Return key and value of all committed records, by partition."""
     settle(bootstrap, topic)
     with Fetcher(bootstrap) as fetcher:
         partitions = _partitions(fetcher, topic)
         ends = fetcher.end_offsets(partitions)
         fetcher.assign(partitions, until=ends)
-        found: defaultdict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
+        records: defaultdict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
         while not fetcher.is_finished():
             for record in fetcher.poll(1000, records_max=100_000):
-                found[record.partition].append((record.key, record.value))
-    return found
+                records[record.partition].append((record.key, record.value))
+    return records
 
 
 def settle(bootstrap: str, topic: str) -> None:
-    """A commit is answered before its markers are written: wait for those, unless somebody has left one open."""
+    """Wait for transaction markers, which are written after the response to a commit; give up on open transactions."""
     with suppress(TimeoutError):
         eventually("the end of all transactions", lambda: not open_transactions(bootstrap, topic), SETTLE_SECONDS_MAX)
 
 
 def open_transactions(bootstrap: str, topic: str) -> dict[TopicPartition, tuple[int, int]]:
-    """Partitions whose readers wait for an open transaction: last stable offset and end."""
-    with Fetcher(bootstrap) as stable, Fetcher(bootstrap, isolation="read_uncommitted") as all_of_it:
+    """Return the partitions with an open transaction: last stable offset and end offset."""
+    with Fetcher(bootstrap) as stable, Fetcher(bootstrap, isolation="read_uncommitted") as unstable:
         partitions = _partitions(stable, topic)
-        ends, last = stable.end_offsets(partitions), all_of_it.end_offsets(partitions)
+        ends, last = stable.end_offsets(partitions), unstable.end_offsets(partitions)
     return {tp: (ends[tp], last[tp]) for tp in partitions if ends[tp] < last[tp]}
 
 
@@ -153,23 +153,25 @@ def _partitions(fetcher: Fetcher, topic: str) -> list[TopicPartition]:
 
 
 def audit(bootstrap: str, topic: str, expected: list[str]) -> Audit:
-    """Lost, duplicated, foreign; and for each key the order of batches."""
+    """Compare a topic with the expected rows: lost, duplicated, foreign, and out of order within a key."""
     by_partition = committed(bootstrap, topic)
     seen = Counter((value or b"").decode() for records in by_partition.values() for _, value in records)
-    wanted = Counter(expected)
-    found = Audit(
-        lost=sorted((wanted - seen).elements()),
-        duplicated=sorted(row for row, count in (seen - wanted).items() if row in wanted for _ in range(count)),
-        foreign=sorted(row for row in seen if row not in wanted),
+    expected_counts = Counter(expected)
+    differences = Audit(
+        lost=sorted((expected_counts - seen).elements()),
+        duplicated=sorted(
+            row for row, count in (seen - expected_counts).items() if row in expected_counts for _ in range(count)
+        ),
+        foreign=sorted(row for row in seen if row not in expected_counts),
     )
     for records in by_partition.values():
         last: dict[bytes | None, str] = {}
         for key, value in records:
             batch = _batch_of(value)
             if batch < last.get(key, ""):
-                found.out_of_order.append((value or b"").decode())
+                differences.out_of_order.append((value or b"").decode())
             last[key] = batch
-    return found
+    return differences
 
 
 def _batch_of(value: bytes | None) -> str:

@@ -1,6 +1,6 @@
 """Brokers on given data folders, in a thread of this process, and a client that finds leaders and coordinators.
 
-For the tests that damage data folders: a start that fails is an outcome here, and so is an error of a partition.
+For tests that damage data folders: a failed start and the error of a partition are results, not exceptions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.support.peers.connection import Connection
 START_SECONDS_MAX = 15.0
 STOP_SECONDS_MAX = 15.0
 SETTLE_SECONDS_MAX = 6.0
-"""How long a client retries errors that go away by themselves, in all: what is really lost stays lost."""
+"""How long a client retries transient errors, in total."""
 _RETRY_SECONDS = 0.02
 _FETCH_BYTES_MAX = 1 << 20
 GROUP, TRANSACTION = 0, 1
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class LogLines(logging.Handler):
-    """What the brokers of this process log at WARNING and above."""
+    """The log lines of this process from WARNING on."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -88,7 +88,7 @@ class RunningBrokers:
         self.refusals: dict[int, BaseException] = {}  # why a broker did not start
 
     def start(self) -> None:
-        """Start them. A broker that refuses is in `refusals`; without the controller the others are not started."""
+        """Start the brokers, the controller first. Failed starts are in `refusals`."""
         self._start([1])
         if not self.refusals:
             self._start(range(2, len(self._folders) + 1))
@@ -117,7 +117,7 @@ class RunningBrokers:
                 self.refusals[node_id] = error
 
     def stop(self) -> None:
-        """Stop all of them, the controller last, and end the thread."""
+        """Stop all brokers, the controller last, and end the thread."""
         for node_id in sorted(self.brokers, reverse=True):
             asyncio.run_coroutine_threadsafe(self.brokers[node_id].stop(), self._loop).result(STOP_SECONDS_MAX)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -142,17 +142,17 @@ class RunningBrokers:
 
 
 class RoutingClient:
-    """Sends each request to the broker it is for; `call` and `produce` are what `RawProducer` needs."""
+    """Sends each request to the right broker. `RawProducer` uses `call` and `produce`."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(addresses)
         self._connections: dict[str, Connection] = {}
         self._leaders: dict[tuple[str, int], str] = {}
         self._coordinators: dict[tuple[int, str], str] = {}
-        self._patience_seconds = SETTLE_SECONDS_MAX
+        self._retry_seconds_left = SETTLE_SECONDS_MAX
 
     def call(self, request: Message, version: int) -> Message:
-        """The response of any broker, or of the coordinator that the request is for."""
+        """Send a request to its coordinator, or to any broker, and return the response."""
         if isinstance(request, InitProducerIdRequest | EndTxnRequest) and request.transactional_id is not None:
             address = self.coordinator(TRANSACTION, request.transactional_id)
         elif isinstance(request, OffsetCommitRequest | OffsetFetchRequest):
@@ -162,18 +162,18 @@ class RoutingClient:
         return self._connection(address).call(request, version)
 
     def call_leader(self, topic: str, partition: int, request: Message, version: int) -> Message:
-        """The response of a partition's leader. Raises BrokerError if there is none that listens."""
+        """Send a request to the leader of a partition; raise BrokerError if it is unreachable."""
         address = self.leader(topic, partition)
         try:
             return self._connection(address).call(request, version)
         except ConnectionError as error:
             self._leaders.clear()
             self._connections.pop(address, None)
-            text = f"the leader of {topic}-{partition} does not listen: {error}"
+            text = f"the leader of {topic}-{partition} is unreachable: {error}"
             raise BrokerError(text, code=Code.LEADER_NOT_AVAILABLE) from error
 
     def coordinator(self, kind: int, key: str) -> str:
-        """The address of a coordinator."""
+        """Return the address of a coordinator."""
         known = self._coordinators.get((kind, key))
         if known is not None:
             return known
@@ -183,14 +183,14 @@ class RoutingClient:
             assert isinstance(response, FindCoordinatorResponse)
             return response.error_code, f"{response.host}:{response.port}"
 
-        code, address = self._settled(find)
+        code, address = self._retried(find)
         if code:
             raise BrokerError(f"no coordinator for {key}", code=code)
         self._coordinators[kind, key] = address
         return address
 
     def leader(self, topic: str, partition: int) -> str:
-        """The address of a partition's leader. Raises BrokerError."""
+        """Return the address of the leader of a partition; raise BrokerError if there is none."""
         known = self._leaders.get((topic, partition))
         if known is not None:
             return known
@@ -200,10 +200,10 @@ class RoutingClient:
             response = self._connection(self._addresses[0]).call(request, 9)
             assert isinstance(response, MetadataResponse)
             brokers = {row.node_id: f"{row.host}:{row.port}" for row in response.brokers}
-            (found,) = response.topics
-            if found.error_code:
-                return found.error_code, ""
-            rows = {row.partition_index: row for row in found.partitions}
+            (topic_response,) = response.topics
+            if topic_response.error_code:
+                return topic_response.error_code, ""
+            rows = {row.partition_index: row for row in topic_response.partitions}
             if partition not in rows:
                 return Code.UNKNOWN_TOPIC_OR_PARTITION, ""
             row = rows[partition]
@@ -211,7 +211,7 @@ class RoutingClient:
                 return row.error_code or Code.LEADER_NOT_AVAILABLE, ""
             return 0, brokers[row.leader_id]
 
-        code, address = self._settled(find)
+        code, address = self._retried(find)
         if code:
             raise BrokerError(f"{topic}-{partition} has no leader", code=code)
         self._leaders[topic, partition] = address
@@ -237,51 +237,51 @@ class RoutingClient:
             except BrokerError as error:
                 return error.code, PartitionProduceResponse(partition_index=partition, error_code=error.code)
             assert isinstance(response, ProduceResponse)
-            ((answer,),) = (answers.partition_responses for answers in response.responses)
-            if answer.error_code:
+            ((partition_response,),) = (topic_response.partition_responses for topic_response in response.responses)
+            if partition_response.error_code:
                 self._leaders.clear()
-            return answer.error_code, answer
+            return partition_response.error_code, partition_response
 
-        return self._settled(send)[1]
+        return self._retried(send)[1]
 
     def fetch(self, topic: str, partition: int, offset: int, *, committed: bool) -> PartitionData:
-        """What a partition has at an offset, without waiting for more. Its error is in the response."""
-        wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES_MAX)
+        """Fetch from an offset without waiting. The error of the partition is in the response."""
+        fetch_partition = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES_MAX)
         request = FetchRequest(
             max_wait_ms=0,
             min_bytes=0,
             max_bytes=_FETCH_BYTES_MAX,
             isolation_level=int(committed),
-            topics=[FetchTopic(topic=topic, partitions=[wanted])],
+            topics=[FetchTopic(topic=topic, partitions=[fetch_partition])],
         )
 
-        def ask() -> tuple[int, PartitionData]:
+        def fetch() -> tuple[int, PartitionData]:
             try:
                 response = self.call_leader(topic, partition, request, 11)
             except BrokerError as error:
                 return error.code, PartitionData(partition_index=partition, error_code=error.code)
             assert isinstance(response, FetchResponse)
-            ((answer,),) = (answers.partitions for answers in response.responses)
-            if answer.error_code:
+            ((partition_response,),) = (topic_response.partitions for topic_response in response.responses)
+            if partition_response.error_code:
                 self._leaders.clear()
-            return answer.error_code, answer
+            return partition_response.error_code, partition_response
 
-        return self._settled(ask)[1]
+        return self._retried(fetch)[1]
 
     def _connection(self, address: str) -> Connection:
-        found = self._connections.get(address)
-        if found is None:
-            found = self._connections[address] = Connection(address)
-        return found
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = Connection(address)
+        return connection
 
-    def _settled(self, ask: Callable[[], tuple[int, T]]) -> tuple[int, T]:
-        """The first result whose error code is none that goes away by itself; the last one if they all are."""
+    def _retried(self, request: Callable[[], tuple[int, T]]) -> tuple[int, T]:
+        """Retry transient errors, and return the first other result, or the last one when the time is up."""
         transient = TRANSIENT if len(self._addresses) > 1 else TRANSIENT - {Code.UNKNOWN_TOPIC_OR_PARTITION}
         while True:
-            code, result = ask()
-            if code not in transient or self._patience_seconds <= 0:
+            code, result = request()
+            if code not in transient or self._retry_seconds_left <= 0:
                 return code, result
-            self._patience_seconds -= _RETRY_SECONDS
+            self._retry_seconds_left -= _RETRY_SECONDS
             time.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:

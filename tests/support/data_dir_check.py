@@ -1,14 +1,14 @@
-"""Whether brokers on a damaged data folder keep what was acknowledged, or say what they have lost.
+"""Checks brokers on a damaged data folder: they keep acknowledged records, or report the loss.
 
 The rules:
 
-    refused     a start that refuses names the damaged file
-    changed     no record reads differently from what was acknowledged, no aborted record is visible
-    silent      what is missing is named in the log, and a read of it gives an error
-    deleted     no acknowledged batch that was whole on disk is gone from it
-    ids         no producer id and epoch is given out twice, no new batch is acknowledged and not stored, no batch that
-                is sent again is stored again
-    hang        a read comes to the end, or to an error
+    refused     a failed start names the damaged file
+    changed     no record differs from the acknowledged one, and no aborted record is visible
+    silent      missing records are reported in the log, and reading them returns an error
+    deleted     no acknowledged batch that was intact on disk is deleted
+    ids         no producer id and epoch is assigned twice, every acknowledged batch is stored, and a repeated batch is
+                not stored again
+    hang        a read reaches the end, or an error
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _FETCHES_MAX = 500
 
 @dataclass
 class Reading:
-    """What a reader got of a partition."""
+    """The records that a reader got from a partition, and the errors."""
 
     records: dict[int, tuple[str, str]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)  # by offset: the error of a fetch there
-    end_offset: int = -1  # where it came to the end; -1: it did not
-    stuck_at: int = -1  # an offset below the end where a fetch brought neither records nor an error
+    end_offset: int = -1  # -1: the end was not reached
+    stuck_at: int = -1  # an offset below the end where a fetch returned neither records nor an error
 
 
 class Check:
@@ -53,7 +53,7 @@ class Check:
         self._facts = facts
         self._damage = damage
         self._lines = lines
-        self._replicated = replicated  # other brokers have everything: nothing may be lost for good
+        self._replicated = replicated  # other brokers have all records: none may be lost
         self.broken: list[str] = []
 
     @property
@@ -62,12 +62,12 @@ class Check:
         return any(names(line, self._damage) for line in self._lines)
 
     def refusal(self, error: BaseException) -> None:
-        """A broker that does not start says which file is to blame."""
+        """Check that the error of a failed start names a damaged file."""
         if not names(str(error), self._damage) and not self.is_named:
             self.broken.append(f"refused: the start failed without naming the file: {type(error).__name__}: {error}")
 
     def everything(self, client: RoutingClient) -> None:
-        """All rules that can be seen by clients."""
+        """Check all rules that clients can observe."""
         for name in sorted(self._facts.records):
             self._compare(name, self._read(client, name, committed=False), committed=False)
         self._producers(client)
@@ -78,14 +78,14 @@ class Check:
         self._writes(client)
 
     def again(self, client: RoutingClient) -> None:
-        """What is still to be seen after a second start."""
+        """Check the records after a second start."""
         for name in sorted(self._facts.records):
             self._compare(f"{name}", self._read(client, name, committed=False), committed=False, again=True)
 
     # -- reading ---------------------------------------------------------------------------------
 
     def _read(self, client: RoutingClient, name: str, *, committed: bool) -> Reading:
-        """Read a partition as a consumer does that goes on behind an error."""
+        """Read a partition like a consumer that continues after an error."""
         topic, _, index = name.rpartition("-")
         expected = sorted(row[0] for row in self._facts.records[name])
         reading = Reading()
@@ -105,7 +105,7 @@ class Check:
                     return reading
                 aborted = sorted((row.first_offset, row.producer_id) for row in answer.aborted_transactions or ())
                 try:
-                    offset = _take(reading, data, offset, aborted)
+                    offset = _add(reading, data, offset, aborted)
                     continue
                 except WireError:
                     reading.refused[offset] = BAD_CHECKSUM
@@ -124,19 +124,19 @@ class Check:
         hidden = {row[0] for row in self._facts.records[name]} - rows.keys()
         end_offset = max(row[0] for row in self._facts.records[name]) + 1
         if reading.stuck_at >= 0:
-            self.broken.append(f"hang: {how}: a fetch at {reading.stuck_at} brings neither records nor an error")
+            self.broken.append(f"hang: {how}: a fetch at {reading.stuck_at} returns neither records nor an error")
         missing = []
         for offset, (_, key, value, _) in rows.items():
-            found = reading.records.get(offset)
-            if found is None:
+            record = reading.records.get(offset)
+            if record is None:
                 missing.append(offset)
-            elif found != (key, value) and not (again and self.is_named):
-                self.broken.append(f"changed: {how}: offset {offset} is {found}, not {(key, value)}")
-        for offset, found in reading.records.items():
+            elif record != (key, value) and not (again and self.is_named):
+                self.broken.append(f"changed: {how}: offset {offset} is {record}, not {(key, value)}")
+        for offset, record in reading.records.items():
             if committed and offset in hidden:
                 self.broken.append(f"changed: {how}: offset {offset} is not committed, but visible")
-            elif offset not in rows and offset < end_offset and not self._may_be_there(name, offset):
-                self.broken.append(f"changed: {how}: offset {offset} was never written, but is {found}")
+            elif offset not in rows and offset < end_offset and not self._may_reappear(name, offset):
+                self.broken.append(f"changed: {how}: offset {offset} was never written, but is {record}")
         if not missing:
             return
         if not self.is_named:
@@ -148,8 +148,8 @@ class Check:
         if lost and self._replicated and not committed:
             self.broken.append(f"spread: {how}: offsets {_ranges(lost)} are lost though two other brokers had them")
 
-    def _may_be_there(self, name: str, offset: int) -> bool:
-        """Compaction may be undone, and so may DeleteRecords if the log says so; markers are no records."""
+    def _may_reappear(self, name: str, offset: int) -> bool:
+        """Return whether a deleted record may reappear: after compaction, or DeleteRecords if the log reports it."""
         if name.startswith(PRICES):
             return True
         return name.startswith(PAYMENTS) and offset < self._facts.start_offsets.get(name, 0) and self.is_named
@@ -157,7 +157,7 @@ class Check:
     # -- producers, groups, new records ----------------------------------------------------------
 
     def _producers(self, client: RoutingClient) -> None:
-        """The transactional producer comes back: its open transaction is aborted, its epoch is a new one."""
+        """Initialise the transactional producer again: it must get a new epoch."""
         producer = RawProducer(client, ORDERS, TRANSACTIONAL_ID)
         try:
             response = producer.init(patient=False)
@@ -166,17 +166,17 @@ class Check:
                     break
                 response = producer.init(patient=False)
         except BrokerError as error:
-            self._excuse(f"no producer id for {TRANSACTIONAL_ID}: {error}")
+            self._add_unless_named(f"no producer id for {TRANSACTIONAL_ID}: {error}")
             return
         if response.error_code:
-            self._excuse(f"no producer id for {TRANSACTIONAL_ID}: {Code(response.error_code).name}")
+            self._add_unless_named(f"no producer id for {TRANSACTIONAL_ID}: {Code(response.error_code).name}")
             return
         producer_id, epoch = self._facts.transaction
         if producer.producer_id == producer_id:
             if producer.epoch <= epoch:
-                self.broken.append(f"ids: epoch {producer.epoch} of producer {producer_id} is given out again")
+                self.broken.append(f"ids: epoch {producer.epoch} of producer {producer_id} is assigned again")
         elif producer.producer_id in self._facts.producer_ids:
-            self.broken.append(f"ids: producer id {producer.producer_id} is given out again")
+            self.broken.append(f"ids: producer id {producer.producer_id} is assigned again")
         elif not self.is_named:
             self.broken.append(f"silent: {TRANSACTIONAL_ID} got a new producer id, and no line names the file")
 
@@ -187,32 +187,32 @@ class Check:
         try:
             response = client.call(request, 7)
         except BrokerError as error:
-            self._excuse(f"no offsets of group {GROUP}: {error}")
+            self._add_unless_named(f"no offsets of group {GROUP}: {error}")
             return
         assert isinstance(response, OffsetFetchResponse)
         rows = [row for topic in response.topics for row in topic.partitions]
         if code := response.error_code or rows[0].error_code:
-            self._excuse(f"no offsets of group {GROUP}: {Code(code).name}")
+            self._add_unless_named(f"no offsets of group {GROUP}: {Code(code).name}")
         elif rows[0].committed_offset != GROUP_OFFSET and not self.is_named:
             self.broken.append(f"silent: group {GROUP} is at {rows[0].committed_offset}, not at {GROUP_OFFSET}")
 
     def _writes(self, client: RoutingClient) -> None:
-        """New records are stored, and what is sent again is not."""
+        """Check that new records are stored, and a repeated batch is not."""
         resend, fresh = (base64.b64decode(self._facts.resend[name]) for name in ("data", "next"))
         response = client.produce(ORDERS, resend)
         if not response.error_code and response.base_offset != self._facts.resend["base_offset"] and not self.is_named:
             self.broken.append(
-                f"ids: a batch sent again was stored again at {response.base_offset}, "
+                f"ids: a repeated batch was stored again at {response.base_offset}, "
                 f"after {self._facts.resend['base_offset']}"
             )
         self._stored(client, ORDERS, 0, fresh, {"next"}, may_fail=True)
         producer = RawProducer(client, ORDERS)
         init = producer.init(patient=False)
         if init.error_code:
-            self._excuse(f"no new producer id: {Code(init.error_code).name}")
+            self._add_unless_named(f"no new producer id: {Code(init.error_code).name}")
             return
         if producer.producer_id in self._facts.producer_ids:
-            self.broken.append(f"ids: producer id {producer.producer_id} is given out again")
+            self.broken.append(f"ids: producer id {producer.producer_id} is assigned again")
         for name in sorted(self._facts.records):
             topic, _, index = name.rpartition("-")
             data = producer.batch(0, b"new") if topic != PRICES else _keyed()
@@ -224,26 +224,26 @@ class Check:
         response = client.produce(topic, data, partition=partition)
         if response.error_code:
             if not may_fail:
-                self._excuse(f"a new batch for {topic}-{partition} gets {Code(response.error_code).name}")
+                self._add_unless_named(f"a new batch for {topic}-{partition} gets {Code(response.error_code).name}")
             return
         answer = client.fetch(topic, partition, response.base_offset, committed=False)
         reading = Reading()
         if not answer.error_code and isinstance(answer.records, bytes | bytearray | memoryview):
-            _take(reading, answer.records, response.base_offset, [])
-        found = reading.records.get(response.base_offset, ("", ""))
-        if found[1] not in values:
+            _add(reading, answer.records, response.base_offset, [])
+        _, stored = reading.records.get(response.base_offset, ("", ""))
+        if stored not in values:
             self.broken.append(
                 f"ids: a new batch for {topic}-{partition} is acknowledged at {response.base_offset}, "
-                f"but {found[1]!r} is there (error {answer.error_code})"
+                f"but the record there is {stored!r} (error {answer.error_code})"
             )
 
-    def _excuse(self, what: str) -> None:
+    def _add_unless_named(self, what: str) -> None:
         if not self.is_named:
             self.broken.append(f"silent: {what}, and no line names the file")
 
 
 def names(line: str, damage: Damage) -> bool:
-    """Whether a line names one of the damaged files, or the partition whose folder is missing."""
+    """Return whether a line names a damaged file, or the partition of a missing folder."""
     for file in damage.files:
         folder = file.parts[1] if len(file.parts) > 2 else ""
         if folder in line and file.name in line:
@@ -252,7 +252,7 @@ def names(line: str, damage: Damage) -> bool:
 
 
 def batches_of(root: Path) -> set[bytes]:
-    """The batches of all segments below `root`, without the bytes that a broker changes."""
+    """Return the batches of all segments below `root`, without the bytes that a broker changes."""
     return {
         bytes(batch.view[MAGIC_OFFSET:])
         for path in root.rglob("*.log")
@@ -261,7 +261,7 @@ def batches_of(root: Path) -> set[bytes]:
 
 
 def kept_on_disk(root: Path, batches: Iterable[bytes]) -> set[bytes]:
-    """Those of the batches that are whole in some file below `root`, and not one that is about to be removed."""
+    """Return the batches that are intact in some file below `root`, except files to be deleted."""
     everything = b"".join(
         path.read_bytes()
         for path in root.rglob("*")
@@ -270,8 +270,8 @@ def kept_on_disk(root: Path, batches: Iterable[bytes]) -> set[bytes]:
     return {batch for batch in batches if batch in everything}
 
 
-def _take(reading: Reading, data: bytes | bytearray | memoryview, offset: int, aborted: list[tuple[int, int]]) -> int:
-    """Enter the records of a fetch; the offset to go on at."""
+def _add(reading: Reading, data: bytes | bytearray | memoryview, offset: int, aborted: list[tuple[int, int]]) -> int:
+    """Add the records of a fetch, and return the next offset."""
     inside: set[int] = set()
     after = offset
     for batch in read_batches(bytes(data), partial=True):
@@ -286,7 +286,7 @@ def _take(reading: Reading, data: bytes | bytearray | memoryview, offset: int, a
                     reading.records[record.offset] = ((record.key or b"").decode(), (record.value or b"").decode())
         after = batch.header.last_offset + 1
     if after <= offset:
-        raise WireError(f"a fetch at {offset} brings no whole batch with it")
+        raise WireError(f"a fetch at {offset} has no complete batch")
     return after
 
 

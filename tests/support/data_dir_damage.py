@@ -1,6 +1,6 @@
-"""Damage to a data folder: which files there are, and what can happen to each.
+"""Damage to a data folder: the kinds of files, and the kinds of damage.
 
-A `Damage` is drawn from a random generator and can be applied to a copy of an image; it names the files it changed.
+A `Damage` is random, is applied to a copy of an image, and has the files that it changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = (
     "cluster.json.copy",
     "partition folder",
 )
-"""A file's kind is its name, or how that ends. A kind that an image does not have is left out."""
+"""The kind of a file is its name or suffix. Kinds that an image does not have are left out."""
 FLIP, CUT, NULS, GARBAGE, OLDER, FOREIGN, SWAP, MISSING = (
     "bit flipped",
     "cut",
@@ -51,7 +51,7 @@ FOLDER_KIND = "partition folder"
 
 @dataclass
 class Damage:
-    """What was done to which files."""
+    """A kind of damage, and the files that were changed."""
 
     kind: str
     what: str
@@ -63,18 +63,18 @@ class Damage:
 
 
 def files_of_kind(root: Path, kind: str) -> list[Path]:
-    """The files of a kind below `root`, by their relative paths."""
+    """Return the relative paths of the files of a kind below `root`."""
     if kind == FOLDER_KIND:
-        found = [path for path in root.glob("*/*") if path.is_dir()]
+        paths = [path for path in root.glob("*/*") if path.is_dir()]
     elif kind.startswith(".") and kind != ".kafka_cleanshutdown":
-        found = [path for path in root.rglob(f"*{kind}") if path.is_file()]
+        paths = [path for path in root.rglob(f"*{kind}") if path.is_file()]
     else:
-        found = [path for path in root.rglob(kind) if path.is_file()]
-    return sorted(path.relative_to(root) for path in found)
+        paths = [path for path in root.rglob(kind) if path.is_file()]
+    return sorted(path.relative_to(root) for path in paths)
 
 
 def apply(rng: random.Random, image: Path, root: Path, kind: str, what: str) -> Damage | None:
-    """Damage a file of a kind in `root`, a copy of one of the images in `image`; None if there is nothing to do."""
+    """Damage a file of a kind in `root`, a copy of an image in `image`; return None if there is no such file."""
     files = files_of_kind(root, kind)
     rng.shuffle(files)
     for file in files:
@@ -102,10 +102,10 @@ def _change(rng: random.Random, image: Path, root: Path, damage: Damage) -> bool
     if not data and damage.what != GARBAGE:
         return False
     if damage.what == FLIP:
-        places = sorted(rng.randrange(len(data) * 8) for _ in range(rng.choice((1, 1, 1, 2, 8))))
-        for place in places:
-            data[place // 8] ^= 1 << place % 8
-        damage.detail = f"bits {places} of {len(data) * 8}"
+        bits = sorted(rng.randrange(len(data) * 8) for _ in range(rng.choice((1, 1, 1, 2, 8))))
+        for bit in bits:
+            data[bit // 8] ^= 1 << bit % 8
+        damage.detail = f"bits {bits} of {len(data) * 8}"
     elif damage.what == CUT:
         size = rng.choice((0, len(data) - 1, rng.randrange(len(data)), rng.randrange(len(data))))
         damage.detail = f"{size} of {len(data)} bytes left"
@@ -134,7 +134,7 @@ def _replace(path: Path, other: Path) -> bool:
 
 
 def _take_foreign(rng: random.Random, root: Path, damage: Damage) -> bool:
-    """Another partition's file of the same kind, from the same broker, comes here; with SWAP, this one goes there."""
+    """Replace a file by that of another partition on the same broker; with SWAP, exchange them."""
     file = damage.files[0]
     if len(file.parts) != 3:  # broker, partition, file
         return False

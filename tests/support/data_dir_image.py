@@ -1,9 +1,9 @@
-"""Data folders with everything in them that a broker writes, made once and copied for each damage.
+"""Data folders with all files that a broker writes, created once and copied for each damage.
 
-    earlier/    as it was half-way: older copies of files
-    killed/     as kill -9 leaves it: a copy while the broker runs (what was written is with the system)
+    earlier/    half-way: older copies of files
+    killed/     after kill -9: a copy while the broker runs (written data is with the system)
     clean/      after a clean stop
-    facts.json  what was acknowledged
+    facts.json  the acknowledged records
 
 Each has a folder for each broker, 1 to n. Two topics are written by plain, idempotent and transactional producers, over
 several segments; one is compacted; some records are deleted; a group has committed offsets; a transaction is open.
@@ -65,7 +65,7 @@ OPTIONS = {
 
 @dataclass
 class Facts:
-    """What was acknowledged, and what must therefore be found again."""
+    """The acknowledged records and offsets, which must survive."""
 
     # By partition, such as orders-0: offset, key, value and outcome of each record.
     records: dict[str, list[tuple[int, str, str, str]]] = field(default_factory=dict)

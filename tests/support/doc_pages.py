@@ -1,14 +1,14 @@
-"""The pages that people read: README.md and docs/, and the blocks of code in them.
+"""The documentation pages, README.md and docs/, and their blocks of code.
 
     page → fenced blocks, each with its language and line
 
-The language says what becomes of a block (reader.py):
+The language decides what is done with a block (reader.py):
 
-    python       run, all of a page in one interpreter; one with tests in it is run by pytest
+    python       run, all blocks of a page in one interpreter; blocks with tests are run by pytest
     sh           run, line by line
-    toml         kept as the file that its first line names; a pipeline has to make sense
-    properties   kept likewise
-    text, json   shown: what is printed, what runs elsewhere, what other libraries want
+    toml         written to the file that its first line names; a pipeline must be valid
+    properties   likewise
+    text, json   not run: output, and code for other programs
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Block(NamedTuple):
 
     page: Path
     line: int
-    """Of its first line of code, from 1."""
+    """The number of its first line of code, from 1."""
     language: str
     text: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.page.relative_to(PROJECT)}:{self.line}"
 
     @property
     def file_name(self) -> str | None:
-        """The file that it says it is, in a comment on its first line."""
-        found = _FILE_NAME.match(self.text)
-        return found["name"] if found else None
+        """The file name in the comment on its first line."""
+        match = _FILE_NAME.match(self.text)
+        return match["name"] if match else None
 
     @property
     def has_tests(self) -> bool:
@@ -54,8 +54,8 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """All fenced blocks of a page, in order."""
-    found: list[Block] = []
+    """Return all fenced blocks of a page, in order."""
+    blocks: list[Block] = []
     opened: tuple[int, str, str] | None = None
     lines: list[str] = []
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
@@ -63,20 +63,20 @@ def blocks_of(page: Path) -> list[Block]:
         if opened is None and fence:
             opened, lines = (number + 1, fence["language"].strip(), fence["indent"]), []
         elif opened is not None and fence and not fence["language"]:
-            found.append(Block(page, opened[0], opened[1], "\n".join(lines) + "\n"))
+            blocks.append(Block(page, opened[0], opened[1], "\n".join(lines) + "\n"))
             opened = None
         elif opened is not None:
             lines.append(line.removeprefix(opened[2]))
     assert opened is None, f"{page.name}: the block from line {opened[0]} on has no end"
-    return found
+    return blocks
 
 
 def prose_of(page: Path) -> list[tuple[int, str]]:
-    """The lines of a page that are in no block, with their numbers."""
-    inside, found = False, []
+    """Return the lines of a page outside of blocks, with their numbers."""
+    inside, prose = False, []
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if _FENCE.fullmatch(line):
             inside = not inside
         elif not inside:
-            found.append((number, line))
-    return found
+            prose.append((number, line))
+    return prose

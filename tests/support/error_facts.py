@@ -1,4 +1,4 @@
-"""What Kafka's own client makes of error codes: facts that ours are compared with."""
+"""How Kafka's Java client classifies error codes, for comparison."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from headrace.broker.catalog.identity import Identity
+from headrace.broker.catalog.cluster import Identity
 from headrace.broker.catalog.journal import Event
 from headrace.broker.catalog.topics import Topics
 from headrace.errors import BrokerError, Code
@@ -33,7 +33,7 @@ TURNS_MAX = 200
 
 
 class HandTimer:
-    """A call that is due."""
+    """A pending call."""
 
     def __init__(self, callback: Callable[..., object], arguments: tuple[object, ...]) -> None:
         self._call: tuple[Callable[..., object], tuple[object, ...]] | None = (callback, arguments)

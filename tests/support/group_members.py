@@ -1,4 +1,4 @@
-"""Members of groups: consumers of librdkafka."""
+"""Group members: librdkafka consumers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS_MAX = 30
 
 @contextmanager
 def member(bootstrap: str, group: str, topic: str, protocol: str = "classic") -> Iterator[Consumer]:
-    """A consumer that has its partitions, and commits when it is told."""
+    """Yield a consumer with an assignment, without auto-commit."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

@@ -60,11 +60,11 @@ def subscription(*topics: str) -> bytes:
 
 
 class FakeTransactions:
-    """Accepts every transaction, unless `answer` is set."""
+    """Accepts every transaction, unless `code` is set."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int, int, tuple[TopicPartition, ...], bool]] = []
-        self.answer = Code.NONE
+        self.requests: list[tuple[str, int, int, tuple[TopicPartition, ...], bool]] = []
+        self.code = Code.NONE
 
     async def ensure_partitions(
         self,
@@ -75,8 +75,8 @@ class FakeTransactions:
         add: bool,
     ) -> dict[TopicPartition, Code]:
         requested = tuple(partitions)
-        self.asked.append((transactional_id, *producer, requested, add))
-        return dict.fromkeys(requested, self.answer)
+        self.requests.append((transactional_id, *producer, requested, add))
+        return dict.fromkeys(requested, self.code)
 
 
 class GroupRig:

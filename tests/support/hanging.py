@@ -1,4 +1,4 @@
-"""A transaction that hangs: its batch lies open in a partition that its coordinator does not know of."""
+"""A hanging transaction: open in a partition that its coordinator does not know."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ TIME_MS = 1_700_000_000_000
 
 
 def plant_hanging(bootstrap: str, topic: str, transactional_id: str) -> tuple[int, int]:
-    """Leave one record of a transaction open in partition 0; the producer's id and epoch.
+    """Leave a record of an open transaction in partition 0, and return producer id and epoch.
 
-    No broker that verifies would take a batch whose transaction was never told of the partition: that is
-    switched off for the moment.
+    Brokers that verify transactions refuse such a batch, so verification is disabled meanwhile.
     """
     with AdminClient(bootstrap) as admin, Connection(bootstrap) as connection:
         producer_id, epoch = admin.fence_producers([transactional_id])[transactional_id]
@@ -25,7 +24,7 @@ def plant_hanging(bootstrap: str, topic: str, transactional_id: str) -> tuple[in
         admin.alter_configs({BROKER: {VERIFICATION: "false"}})
         try:
             eventually(
-                "the leader to take it",
+                "the leader accepts the batch",
                 lambda: connection.produce(topic, batch, transactional_id=transactional_id).error_code == 0,
             )
         finally:

@@ -1,12 +1,12 @@
-"""What clients of a cluster did and were told, event by event, so that it can be judged later, and again.
+"""The history of a test run: the requests of clients and their results, event by event, for history_check.py.
 
-    writers   Sent → Answered                  a value (unique in the history), and what became of it
-              Ended                            a transaction, and what became of it
-    readers   Read                             offsets and values, as they came; the last read of all is `final`
-    brokers   Replica                          a replica's log in the end, batch by batch
+    writers   Sent → SendResult                a value (unique in the history), and its outcome
+              Ended                            a transaction, and its outcome
+    readers   Read                             offsets and values in the order read; the last read of all is `final`
+    brokers   Replica                          the log of a replica at the end, batch by batch
 
-Each event is a line of JSON. A value without an answer, and a transaction without an end, are of unknown outcome: the
-client gave up, or was killed. Writers send no value twice, and are idempotent. history_check.py is the judge.
+Each event is a line of JSON. The outcome of a value without a result, or of a transaction without an end, is unknown:
+the client gave up, or was killed. Writers are idempotent, and send each value once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 
 class Outcome(StrEnum):
-    """What the client knows. A time-out is UNKNOWN: the request may have been carried out."""
+    """The outcome as the client knows it. After a time-out it is UNKNOWN: the request may have been executed."""
 
     DONE = "done"  # acknowledged; committed
-    UNDONE = "undone"  # refused, so nowhere; aborted
+    UNDONE = "undone"  # refused; aborted
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A writer handed in a value. The order of these events is the order in which it did."""
+    """A writer sends a value. The events of a writer are in the order of its sends."""
 
     KIND: ClassVar = "sent"
     writer: str
@@ -41,19 +41,19 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What the writer was told of a value."""
+class SendResult:
+    """The result of a send."""
 
-    KIND: ClassVar = "answered"
+    KIND: ClassVar = "result"
     value: str
     outcome: Outcome
     partition: int | None = None
-    offset: int | None = None  # None: not told, as for a batch that the broker had already
+    offset: int | None = None  # None: unknown, as for a duplicate batch
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What the writer was told of a transaction."""
+    """The end of a transaction, as its writer knows it."""
 
     KIND: ClassVar = "ended"
     transaction: str
@@ -62,9 +62,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a reader got of a partition, in this order, after all that it got before.
+    """Records that a reader got from a partition, in this order.
 
-    `final` ones begin with the first offset and go to the end; by then all is healed and no transaction is open.
+    A `final` read has all records from the first offset to the end. It is done when all faults are healed and no
+    transaction is open.
     """
 
     KIND: ClassVar = "read"
@@ -72,7 +73,7 @@ class Read:
     committed: bool
     partition: int
     records: tuple[tuple[int, str], ...]  # offset, value
-    high_watermark: int | None = None  # as told with the records
+    high_watermark: int | None = None  # in the same response
     final: bool = False
 
 
@@ -87,7 +88,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """The log of a partition on one broker, after the end."""
+    """The log of a partition on one broker, after the run."""
 
     KIND: ClassVar = "replica"
     broker: int
@@ -95,12 +96,12 @@ class Replica:
     batches: tuple[Batch, ...]
 
 
-Event: TypeAlias = Sent | Answered | Ended | Read | Replica
-_KINDS: dict[str, type[Event]] = {kind.KIND: kind for kind in (Sent, Answered, Ended, Read, Replica)}
+Event: TypeAlias = Sent | SendResult | Ended | Read | Replica
+_KINDS: dict[str, type[Event]] = {kind.KIND: kind for kind in (Sent, SendResult, Ended, Read, Replica)}
 
 
 def to_json(event: Event) -> str:
-    """A line, without its end."""
+    """Return an event as a line of JSON, without the newline."""
     return json.dumps({"kind": event.KIND, **asdict(event)}, separators=(",", ":"))
 
 
@@ -117,7 +118,7 @@ def from_json(line: str) -> Event:
 
 
 class HistoryFile:
-    """Takes events from any thread; what it holds is whole lines once it is closed."""
+    """A file of events. Thread-safe; complete when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,7 +126,7 @@ class HistoryFile:
         self._lock = threading.Lock()
 
     def add(self, *events: Event) -> None:
-        """Write events, with nothing between them."""
+        """Write events without others between them."""
         text = "".join(f"{to_json(event)}\n" for event in events)
         with self._lock:
             self._file.write(text)
@@ -144,7 +145,7 @@ class HistoryFile:
 
 
 def load(path: Path) -> Iterator[Event]:
-    """The events of a file."""
+    """Yield the events of a file."""
     with path.open(encoding="utf-8") as lines:
         yield from from_lines(lines)
 

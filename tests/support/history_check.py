@@ -1,9 +1,9 @@
-"""The judge of a history (history.py): what was promised to clients, and is not so.
+"""Checks a history (history.py): finds violations of what the cluster has promised to clients.
 
-    events ─► facts, by value and by transaction ─► one rule after the other ─► faults
+    events ─► facts, by value and by transaction ─► rules ─► faults
 
-A pure function of the events: a history that was kept can be judged again after the judge has learnt something.
-`python -m tests.support.history_check FILE` does so.
+A pure function of the events: `python -m tests.support.history_check FILE` checks a history again after a rule has
+changed.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.history import Answered, Batch, Ended, Event, Outcome, Read, Replica, Sent, load
+from tests.support.history import Batch, Ended, Event, Outcome, Read, Replica, SendResult, Sent, load
 
 SHOWN_MAX = 20
 
 
 class Kind(StrEnum):
-    """What can be wrong."""
+    """The kinds of faults."""
 
-    LOST = "lost write"  # acknowledged or committed, and not there in the end
-    DUPLICATE = "duplicate"  # one value, two places
-    ABORTED_READ = "aborted read"  # a reader of committed records saw what was not committed
-    TORN = "torn transaction"  # some of it is there, and some is not
-    REORDERED = "out of order"  # a writer's values in a partition are not in the order it sent them
-    CHANGED = "changed offset"  # an offset had one value and then another, or none
-    WENT_BACK = "went back"  # a reader got an offset again, or the end it was told of is not reached any more
-    PHANTOM = "phantom"  # a value that nobody sent, or that was refused
-    DIVERGED = "diverged replicas"  # an offset is not the same on all replicas
-    INCOMPLETE = "incomplete history"  # there is no final read of a partition: nothing can be said
+    LOST = "lost write"  # acknowledged or committed, but missing in the final read
+    DUPLICATE = "duplicate"  # a value at two positions
+    ABORTED_READ = "aborted read"  # a read_committed reader got a record that was not committed
+    TORN = "torn transaction"  # only a part of it is visible
+    REORDERED = "out of order"  # values of a writer in a partition are not in the order of its sends
+    CHANGED = "changed offset"  # the value of an offset has changed, or is gone
+    WENT_BACK = "went back"  # a reader got an offset again, or the end of a partition moved back
+    PHANTOM = "phantom"  # a value that was not sent, or was refused
+    DIVERGED = "diverged replicas"  # replicas have different batches
+    INCOMPLETE = "incomplete history"  # a partition has no final read, so it cannot be checked
 
 
 class Fault(NamedTuple):
@@ -41,8 +41,8 @@ class Fault(NamedTuple):
     text: str
 
 
-class Place(NamedTuple):
-    """Where a value is."""
+class Position(NamedTuple):
+    """Partition and offset of a value."""
 
     partition: int
     offset: int
@@ -53,10 +53,10 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Facts:
-    """The events, sorted."""
+    """The events by kind."""
 
     sent: dict[str, Sent] = field(default_factory=dict)  # by value, in order
-    answers: dict[str, Answered] = field(default_factory=dict)
+    results: dict[str, SendResult] = field(default_factory=dict)
     ends: dict[str, Outcome] = field(default_factory=dict)
     transactions: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # their values
     reads: list[Read] = field(default_factory=list)
@@ -65,19 +65,20 @@ class Facts:
     everything: dict[int, dict[int, str]] = field(default_factory=dict)
 
     def outcome_of(self, value: str) -> Outcome:
-        """Whether it has to be there in the end."""
+        """Return the outcome of a value, or of its transaction."""
         transaction = self.sent[value].transaction
         if transaction is not None:
             return self.ends.get(transaction, Outcome.UNKNOWN)
-        answer = self.answers.get(value)
-        return Outcome.UNKNOWN if answer is None else answer.outcome
+        result = self.results.get(value)
+        return Outcome.UNKNOWN if result is None else result.outcome
 
-    def places(self, reads: dict[int, dict[int, str]]) -> dict[str, list[Place]]:
-        found: defaultdict[str, list[Place]] = defaultdict(list)
+    def positions(self, reads: dict[int, dict[int, str]]) -> dict[str, list[Position]]:
+        """Return the positions of each value."""
+        by_value: defaultdict[str, list[Position]] = defaultdict(list)
         for partition, records in reads.items():
             for offset, value in records.items():
-                found[value].append(Place(partition, offset))
-        return found
+                by_value[value].append(Position(partition, offset))
+        return by_value
 
 
 def facts_of(events: Iterable[Event]) -> Facts:
@@ -90,8 +91,8 @@ def facts_of(events: Iterable[Event]) -> Facts:
                 facts.sent[event.value] = event
                 if event.transaction is not None:
                     facts.transactions[event.transaction].append(event.value)
-            case Answered():
-                facts.answers[event.value] = event
+            case SendResult():
+                facts.results[event.value] = event
             case Ended():
                 facts.ends[event.transaction] = event.outcome
             case Read():
@@ -105,7 +106,7 @@ def facts_of(events: Iterable[Event]) -> Facts:
 
 
 def check(events: Iterable[Event]) -> list[Fault]:
-    """All that is wrong; nothing, if the cluster has kept its promises."""
+    """Return all faults; an empty list if there are none."""
     facts = facts_of(events)
     rules = (complete, sent_values, nothing_lost, nothing_twice, atomic, in_order, stable, forwards, same_replicas)
     return [fault for rule in rules for fault in rule(facts)]
@@ -115,8 +116,8 @@ def check(events: Iterable[Event]) -> list[Fault]:
 
 
 def complete(facts: Facts) -> Iterator[Fault]:
-    """Every partition that anybody knows of was read in the end, both ways."""
-    events: list[Sent | Answered | Read] = [*facts.sent.values(), *facts.answers.values(), *facts.reads]
+    """Every partition of the history has a final read at both isolation levels."""
+    events: list[Sent | SendResult | Read] = [*facts.sent.values(), *facts.results.values(), *facts.reads]
     named = {event.partition for event in events}
     for partition in sorted(number for number in named if number is not None):
         for name, final in (("committed records", facts.committed), ("all records", facts.everything)):
@@ -125,53 +126,55 @@ def complete(facts: Facts) -> Iterator[Fault]:
 
 
 def sent_values(facts: Facts) -> Iterator[Fault]:
-    """Whatever was read had been sent, to that partition, and not refused."""
+    """Every value that was read was sent to that partition, and not refused."""
     for read in facts.reads:
         for offset, value in read.records:
-            place, sent = Place(read.partition, offset), facts.sent.get(value)
+            position, sent = Position(read.partition, offset), facts.sent.get(value)
             if sent is None:
-                yield Fault(Kind.PHANTOM, f"{read.reader} read {value!r} at {place}; nobody sent it")
+                yield Fault(Kind.PHANTOM, f"{read.reader} read {value!r} at {position}; it was not sent")
             elif sent.partition not in (None, read.partition):
-                yield Fault(Kind.PHANTOM, f"{read.reader} read {value!r} at {place}; it was for {sent.partition}")
-            elif (answer := facts.answers.get(value)) is not None and answer.outcome is Outcome.UNDONE:
-                yield Fault(Kind.PHANTOM, f"{read.reader} read {value!r} at {place}; it had been refused")
+                yield Fault(Kind.PHANTOM, f"{read.reader} read {value!r} at {position}; it was for {sent.partition}")
+            elif (result := facts.results.get(value)) is not None and result.outcome is Outcome.UNDONE:
+                yield Fault(Kind.PHANTOM, f"{read.reader} read {value!r} at {position}; it had been refused")
 
 
 def nothing_lost(facts: Facts) -> Iterator[Fault]:
-    """What was acknowledged, or committed as a whole, is there, and where the writer was told that it is."""
-    visible, stored = facts.places(facts.committed), facts.places(facts.everything)
+    """Acknowledged records and committed transactions are visible, at the acknowledged offsets."""
+    visible, stored = facts.positions(facts.committed), facts.positions(facts.everything)
     for value, sent in facts.sent.items():
         if sent.transaction is None and facts.outcome_of(value) is Outcome.DONE and value not in visible:
             yield Fault(
-                Kind.LOST, f"{value!r} was acknowledged{_told(facts, value)}; readers of committed records miss it"
+                Kind.LOST,
+                f"{value!r} was acknowledged{_offset_text(facts, value)}, but is not visible to read_committed",
             )
         elif sent.transaction is None and value in stored and value not in visible:
-            yield Fault(Kind.LOST, f"{value!r} is at {_listed(stored[value])}; readers of committed records miss it")
-        answer = facts.answers.get(value)
-        if answer is None or answer.offset is None or answer.partition is None or value not in stored:
+            yield Fault(Kind.LOST, f"{value!r} is at {_listed(stored[value])}, but is not visible to read_committed")
+        result = facts.results.get(value)
+        if result is None or result.offset is None or result.partition is None or value not in stored:
             continue
-        if (told := Place(answer.partition, answer.offset)) not in stored[value]:
-            yield Fault(Kind.CHANGED, f"{value!r} was acknowledged at {told}, and is at {_listed(stored[value])}")
+        if (acknowledged := Position(result.partition, result.offset)) not in stored[value]:
+            text = f"{value!r} was acknowledged at {acknowledged}, and is at {_listed(stored[value])}"
+            yield Fault(Kind.CHANGED, text)
     for transaction, values in facts.transactions.items():
         if facts.ends.get(transaction) is Outcome.DONE and not any(value in visible for value in values):
             yield Fault(
-                Kind.LOST, f"transaction {transaction} was committed; none of its {len(values)} values is there"
+                Kind.LOST, f"transaction {transaction} was committed; none of its {len(values)} values is visible"
             )
 
 
 def nothing_twice(facts: Facts) -> Iterator[Fault]:
-    for value, places in facts.places(facts.everything).items():
-        if len(places) > 1:
-            yield Fault(Kind.DUPLICATE, f"{value!r} is at {_listed(places)}")
+    for value, positions in facts.positions(facts.everything).items():
+        if len(positions) > 1:
+            yield Fault(Kind.DUPLICATE, f"{value!r} is at {_listed(positions)}")
 
 
 def atomic(facts: Facts) -> Iterator[Fault]:
-    """All of a transaction or nothing is visible in the end; and only what is then was so before."""
-    visible = facts.places(facts.committed)
+    """A transaction is visible as a whole or not at all, and earlier reads have nothing of an invisible one."""
+    visible = facts.positions(facts.committed)
     for transaction, values in facts.transactions.items():
         missing = [value for value in values if value not in visible]
         if missing and len(missing) < len(values) and facts.ends.get(transaction) is not Outcome.UNDONE:
-            text = f"transaction {transaction}: {len(missing)} of {len(values)} values are not there, as {missing[0]!r}"
+            text = f"transaction {transaction}: {len(missing)} of {len(values)} values are missing: {missing[0]!r}"
             yield Fault(Kind.TORN, text)
     for read in facts.reads:
         if not read.committed:
@@ -182,12 +185,12 @@ def atomic(facts: Facts) -> Iterator[Fault]:
                 continue
             outcome = facts.outcome_of(value)
             if outcome is Outcome.UNDONE or (outcome is Outcome.UNKNOWN and value not in visible):
-                text = f"{read.reader} read {value!r} at {Place(read.partition, offset)}"
+                text = f"{read.reader} read {value!r} at {Position(read.partition, offset)}"
                 yield Fault(Kind.ABORTED_READ, f"{text}; its transaction {sent.transaction} was aborted")
 
 
 def in_order(facts: Facts) -> Iterator[Fault]:
-    """In a partition, a writer's values are in the order in which it sent them."""
+    """The values of a writer in a partition are in the order of its sends."""
     numbers = {value: number for number, value in enumerate(facts.sent)}
     for partition, records in sorted(facts.everything.items()):
         last: dict[str, str] = {}  # by writer
@@ -202,25 +205,25 @@ def in_order(facts: Facts) -> Iterator[Fault]:
 
 
 def stable(facts: Facts) -> Iterator[Fault]:
-    """An offset has one value for ever, whoever reads it and when."""
+    """The value of an offset never changes, for any reader."""
     for read in facts.reads:
         whole = facts.everything.get(read.partition)
         if whole is None:
-            continue  # said by `complete`
+            continue  # reported by `complete`
         for offset, value in read.records:
             if (now := whole.get(offset)) != value:
-                text = f"{read.reader} read {value!r} at {Place(read.partition, offset)}"
-                yield Fault(Kind.CHANGED, f"{text}; in the end there is {'nothing' if now is None else repr(now)}")
+                text = f"{read.reader} read {value!r} at {Position(read.partition, offset)}"
+                yield Fault(Kind.CHANGED, f"{text}; the final read has {'nothing' if now is None else repr(now)}")
 
 
 def forwards(facts: Facts) -> Iterator[Fault]:
-    """A reader goes from lower to higher offsets; and no partition ends before what a reader was told."""
+    """Offsets of a reader increase, and no partition ends before a high watermark that a reader got."""
     position: dict[tuple[str, bool, int], int] = {}
     for read in facts.reads:
         key = (read.reader, read.committed, read.partition)
         for offset, _ in read.records:
             if offset <= position.get(key, -1):
-                text = f"{read.reader} got {Place(read.partition, offset)} when it had got {position[key]}"
+                text = f"{read.reader} got {Position(read.partition, offset)} after {position[key]}"
                 yield Fault(Kind.WENT_BACK, text)
             position[key] = offset
     ends: dict[int, int] = {}
@@ -229,10 +232,9 @@ def forwards(facts: Facts) -> Iterator[Fault]:
             ends[read.partition] = max(ends.get(read.partition, 0), read.high_watermark)
     for read in facts.reads:
         end = ends.get(read.partition)
-        if end is not None and (told := read.high_watermark) is not None and told > end:
-            yield Fault(
-                Kind.WENT_BACK, f"{read.reader} was told that partition {read.partition} ends at {told}; it is {end}"
-            )
+        if end is not None and (high_watermark := read.high_watermark) is not None and high_watermark > end:
+            text = f"{read.reader} got high watermark {high_watermark} of partition {read.partition}; it ends at {end}"
+            yield Fault(Kind.WENT_BACK, text)
 
 
 def same_replicas(facts: Facts) -> Iterator[Fault]:
@@ -247,31 +249,31 @@ def same_replicas(facts: Facts) -> Iterator[Fault]:
                 yield Fault(Kind.DIVERGED, text)
 
 
-def _difference(one: tuple[Batch, ...], other: tuple[Batch, ...]) -> str | None:
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            return f"{left} and {right}"
-    if len(one) == len(other):
+def _difference(left: tuple[Batch, ...], right: tuple[Batch, ...]) -> str | None:
+    for left_batch, right_batch in zip(left, right, strict=False):
+        if left_batch != right_batch:
+            return f"{left_batch} and {right_batch}"
+    if len(left) == len(right):
         return None
-    longer = one if len(one) > len(other) else other
-    return f"only one of them has {longer[min(len(one), len(other))]}"
+    longer = left if len(left) > len(right) else right
+    return f"only one of them has {longer[min(len(left), len(right))]}"
 
 
-def _told(facts: Facts, value: str) -> str:
-    answer = facts.answers[value]
-    told = answer.partition is not None and answer.offset is not None
-    return f" at {answer.partition}@{answer.offset}" if told else ""
+def _offset_text(facts: Facts, value: str) -> str:
+    result = facts.results[value]
+    is_known = result.partition is not None and result.offset is not None
+    return f" at {result.partition}@{result.offset}" if is_known else ""
 
 
-def _listed(places: Iterable[Place]) -> str:
-    return ", ".join(map(str, places))
+def _listed(positions: Iterable[Position]) -> str:
+    return ", ".join(map(str, positions))
 
 
-# -- for people ----------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------------------
 
 
 def report(faults: list[Fault]) -> str:
-    """How many there are of each kind, and the first ones."""
+    """Return the number of faults of each kind, and the first faults."""
     if not faults:
         return "no faults"
     counts = Counter(fault.kind for fault in faults)
@@ -281,6 +283,6 @@ def report(faults: list[Fault]) -> str:
 
 
 if __name__ == "__main__":
-    found = check(load(Path(sys.argv[1])))
-    print(report(found))
-    sys.exit(1 if found else 0)
+    faults = check(load(Path(sys.argv[1])))
+    print(report(faults))
+    sys.exit(1 if faults else 0)

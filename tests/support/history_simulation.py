@@ -1,4 +1,4 @@
-"""Random histories of a cluster that keeps all its promises, with clients that lose answers and give up."""
+"""Random histories of a correct cluster, with clients that lose responses and give up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import random
 from dataclasses import dataclass, field
 
-from tests.support.history import Answered, Batch, Ended, Event, Outcome, Read, Replica, Sent
+from tests.support.history import Batch, Ended, Event, Outcome, Read, Replica, SendResult, Sent
 
 PARTITIONS = 3
 BROKERS = 3
@@ -23,7 +23,7 @@ class _Transaction:
 
 @dataclass(slots=True)
 class _Log:
-    """A partition: values and markers, each with its transaction."""
+    """A partition: values and transaction markers, each with its transaction."""
 
     records: list[tuple[str, _Transaction | None]] = field(default_factory=list)
 
@@ -52,12 +52,14 @@ class _Simulation:
         self.events: list[Event] = []
 
     def step(self) -> None:
-        action = self._rng.choice((self._write, self._write, self._begin, self._end_one, self._read, self._read))
+        action = self._rng.choice(
+            (self._write, self._write, self._begin, self._end_transaction, self._read, self._read)
+        )
         action()
 
     def finish(self) -> None:
         while self._open:
-            self._end_one()
+            self._end_transaction()
         for partition, log in enumerate(self._logs):
             end = len(log.records)
             for committed in (True, False):
@@ -70,22 +72,22 @@ class _Simulation:
             self.events += [Replica(broker, partition, batches) for broker in range(BROKERS)]
 
     def _write(self) -> None:
-        """Some values at once, each of which may be stored, and may be answered."""
+        """Send several values, each of which may be stored or not, and acknowledged or not."""
         sent = [self._send(f"w{self._rng.randrange(2)}", None) for _ in range(self._rng.randint(1, RECORDS_MAX))]
         for event in sent:
-            fate = self._rng.choice(("acknowledged", "acknowledged", "unheard", "unknown", "refused"))
+            fate = self._rng.choice(("acknowledged", "acknowledged", "response lost", "unknown", "refused"))
             partition = self._rng.randrange(PARTITIONS) if event.partition is None else event.partition
             if fate in ("unknown", "refused"):
                 outcome = Outcome.UNDONE if fate == "refused" else Outcome.UNKNOWN
-                self.events.append(Answered(event.value, outcome))
+                self.events.append(SendResult(event.value, outcome))
                 continue
             offset = self._store(partition, event.value, None)
             if fate == "acknowledged":
-                told = self._rng.random() < 0.8
-                self.events.append(Answered(event.value, Outcome.DONE, partition, offset if told else None))
+                has_offset = self._rng.random() < 0.8
+                self.events.append(SendResult(event.value, Outcome.DONE, partition, offset if has_offset else None))
 
     def _begin(self) -> None:
-        """A transaction whose records are all stored; or not, and then it cannot be committed."""
+        """Begin a transaction. If some of its records are not stored, it cannot be committed."""
         self._count += 1
         transaction = _Transaction(f"t{self._count}", is_committed=self._rng.random() < 0.6)
         for _ in range(self._rng.randint(1, RECORDS_MAX)):
@@ -93,16 +95,16 @@ class _Simulation:
             if transaction.is_committed or self._rng.random() < 0.7:
                 partition = self._rng.randrange(PARTITIONS) if event.partition is None else event.partition
                 offset = self._store(partition, event.value, transaction)
-                self.events.append(Answered(event.value, Outcome.DONE, partition, offset))
+                self.events.append(SendResult(event.value, Outcome.DONE, partition, offset))
         self._open.append(transaction)
 
-    def _end_one(self) -> None:
+    def _end_transaction(self) -> None:
         if not self._open:
             return
         transaction = self._open.pop(self._rng.randrange(len(self._open)))
         transaction.is_open = False
         for log in self._logs:
-            if any(one is transaction for _, one in log.records):
+            if any(owner is transaction for _, owner in log.records):
                 log.records.append((_MARKER, None))
         known = Outcome.DONE if transaction.is_committed else Outcome.UNDONE
         outcome = self._rng.choice((known, known, Outcome.UNKNOWN, None))
@@ -110,7 +112,7 @@ class _Simulation:
             self.events.append(Ended(transaction.name, outcome))
 
     def _read(self) -> None:
-        """Some more of a partition, by somebody."""
+        """Read more of a partition with one of the readers."""
         committed, partition = self._rng.random() < 0.5, self._rng.randrange(PARTITIONS)
         reader, log = f"r{self._rng.randrange(2)}-{committed}", self._logs[partition]
         begin = self._positions.get((reader, partition), 0)
@@ -134,7 +136,7 @@ class _Simulation:
 
 
 def random_history(rng: random.Random, steps: int) -> list[Event]:
-    """What clients may have seen in so many steps."""
+    """Return the events of a random run with this number of steps."""
     simulation = _Simulation(rng)
     for _ in range(steps):
         simulation.step()

@@ -1,7 +1,7 @@
-"""Interrupt a call at every point at which Python would run a signal handler.
+"""Interrupts a call at every point at which Python may run a signal handler.
 
-Python runs a signal handler on the main thread when a function begins, after a call, and when a loop goes round. A
-trace function visits each of these points of our code in turn, one a trial.
+Python runs signal handlers on the main thread when a function begins, after a call, and at the end of a loop iteration.
+A trace function interrupts headrace's code at one of these points in each trial.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import headrace
 
 POINTS_MAX = 3000
 PACKAGE = str(Path(headrace.__file__).parent)
-# Where locks are taken, and state is changed that others see.
-OURS = tuple(
+# Code that takes locks and changes shared state.
+TRACED = tuple(
     f"{PACKAGE}/{part}" for part in ("producer/", "client/", "producer/_send/reference", "wire/_reference/records")
 )
 
@@ -27,29 +27,29 @@ OURS = tuple(
 class Instruction(NamedTuple):
     opcode: str
     handler: int | None
-    """Where an exception of it is caught."""
+    """The offset of its exception handler."""
 
 
 @cache
 def instructions(code: CodeType) -> dict[int, Instruction]:
     code_info = dis.Bytecode(code)
     ranges = code_info.exception_entries  # type: ignore[attr-defined]
-    found = {}
-    for one in code_info:
-        handlers = [entry.target for entry in ranges if entry.start <= one.offset < entry.end]
-        found[one.offset] = Instruction(one.opname, handlers[-1] if handlers else None)
-    return found
+    by_offset = {}
+    for instruction in code_info:
+        handlers = [entry.target for entry in ranges if entry.start <= instruction.offset < entry.end]
+        by_offset[instruction.offset] = Instruction(instruction.opname, handlers[-1] if handlers else None)
+    return by_offset
 
 
 def is_interruptible(last: Instruction | None, following: Instruction) -> bool:
-    """Does Python run signal handlers between these two? To be raised here, it has to be caught as if in the first."""
+    """Return whether Python runs signal handlers between these two, and both have the same exception handler."""
     if last is None or last.opcode == "RESUME":
         return True
     return last.opcode.startswith(("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")) and last.handler == following.handler
 
 
 class Interruption:
-    """Runs a call, and `action` at its `number`-th point; `again` points later, in the clean-up, once more."""
+    """Runs a call, with `action` at its `number`-th point, and once more `again` points later, in the clean-up."""
 
     def __init__(self, number: int, action: Callable[[], None], again: int = 0) -> None:
         self.happened = False
@@ -72,20 +72,20 @@ class Interruption:
             self._last.clear()
 
     def _trace_again(self, frame: FrameType, event: str, argument: object) -> None:
-        """Python removes a trace function that raises, but no profile function: this one sees the next call."""
+        """Install the trace function again at the next call: Python removes it after an exception, unlike this one."""
         if not self.happened or self.happened_again or sys.gettrace() is not None:
             return
         sys.settrace(self._begin)
         caller: FrameType | None = frame
         while caller is not None:
-            if caller.f_code.co_filename.startswith(OURS):
+            if caller.f_code.co_filename.startswith(TRACED):
                 known = instructions(caller.f_code)
                 self._last[caller] = known[max(offset for offset in known if offset <= max(0, caller.f_lasti))]
                 caller.f_trace, caller.f_trace_opcodes, caller.f_trace_lines = self._trace, True, False
             caller = caller.f_back
 
     def _begin(self, frame: FrameType, event: str, argument: object) -> Any:
-        if self._left == 0 or not frame.f_code.co_filename.startswith(OURS):
+        if self._left == 0 or not frame.f_code.co_filename.startswith(TRACED):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
@@ -117,7 +117,7 @@ def sweep(
     check: Callable[[int], None],
     step: int = 1,
 ) -> int:
-    """Interrupt what `prepare` gives at its first point, its second (or `step`), and so on; returns how many it has."""
+    """Interrupt the call that `prepare` returns at every `step`-th point, one a trial; return the number of points."""
     for number in range(1, POINTS_MAX, step):
         if not _trial(Interruption(number, action), number, prepare, check).happened:
             return number - 1
@@ -127,7 +127,7 @@ def sweep(
 def sweep_twice(
     prepare: Callable[[int], Callable[[], object]], check: Callable[[int], None], step: int, points: range
 ) -> int:
-    """Ctrl-C at every `step`-th of the points, and at each point of the clean-up; returns how many of the latter."""
+    """Press Ctrl-C at every `step`-th point and at each point of the clean-up; return the number of the latter."""
     seconds = 0
     for number in points[::step]:
         for again in range(1, POINTS_MAX):

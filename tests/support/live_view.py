@@ -152,11 +152,12 @@ def shoot(page: Page, name: str, folder: Path = SHOTS) -> None:
 
 
 _OVERLAPS = """() => {
-  const found = [];
+  const overlaps = [];
   const root = document.documentElement;
-  if (root.scrollWidth > root.clientWidth) found.push(`the page is ${root.scrollWidth - root.clientWidth} px too wide`);
-  const wanted = "main :is(button, input, select, textarea, a, h1, h2, .hr-tile, .hr-problem, td, th), header *, nav a";
-  const parts = [...document.querySelectorAll(wanted)].filter(e => e.checkVisibility() && !e.closest("svg"))
+  const excess = root.scrollWidth - root.clientWidth;
+  if (excess > 0) overlaps.push(`the page is ${excess} px too wide`);
+  const shown = "main :is(button, input, select, textarea, a, h1, h2, .hr-tile, .hr-problem, td, th), header *, nav a";
+  const parts = [...document.querySelectorAll(shown)].filter(e => e.checkVisibility() && !e.closest("svg"))
     .map(e => [e, e.getBoundingClientRect()]).filter(([_, r]) => r.width > 1 && r.height > 1 && r.right > 0);
   const named = e => `${e.tagName.toLowerCase()} ${(e.innerText || e.getAttribute("aria-label") || "").slice(0, 30)}`;
   for (let i = 0; i < parts.length; i++) {
@@ -166,8 +167,8 @@ _OVERLAPS = """() => {
       if (a.contains(b) || b.contains(a)) continue;
       const wide = Math.min(r.right, s.right) - Math.max(r.left, s.left);
       const high = Math.min(r.bottom, s.bottom) - Math.max(r.top, s.top);
-      if (wide > 2 && high > 2) found.push(`${named(a)} and ${named(b)}`);
+      if (wide > 2 && high > 2) overlaps.push(`${named(a)} and ${named(b)}`);
     }
   }
-  return found.slice(0, 10);
+  return overlaps.slice(0, 10);
 }"""

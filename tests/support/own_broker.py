@@ -1,4 +1,4 @@
-"""A broker in a thread of the test, so that the test can look inside."""
+"""A broker in a thread of the test, which can inspect it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class OpenBroker:
-    """A running broker: `inner` is the object, to be touched on its event loop only (`do`)."""
+    """A running broker. Use `inner` on its event loop only, with `do`."""
 
     def __init__(self, data_dir: Path, **options: object) -> None:
         named = {name.replace("_", "."): value for name, value in options.items()}
@@ -33,7 +33,7 @@ class OpenBroker:
         return self.inner.listeners[0].address
 
     def do(self, action: Callable[[Broker], T]) -> T:
-        """Do something with the broker, where it lives."""
+        """Call a function with the broker on its event loop."""
 
         async def run() -> T:
             return action(self.inner)

@@ -17,27 +17,27 @@ def flaws(page: Page) -> list[str]:
 _SCRIPT = """async contrastMin => {
   const still = Promise.allSettled(document.getAnimations().map(each => each.finished));
   await Promise.race([still, new Promise(done => setTimeout(done, 2000))]);  // wait for colour transitions
-  const found = [];
+  const flaws = [];
   const seen = e => e.checkVisibility({opacityProperty: true, visibilityProperty: true});
   const named = e => {
     const labels = [...(e.labels || [])].map(l => l.innerText).join(" ");
     return (e.getAttribute("aria-label") || labels || e.innerText || e.title || "").trim();
   };
-  const told = e => `<${e.tagName.toLowerCase()} class="${e.className}"> ${(e.innerText || "").trim().slice(0, 40)}`;
+  const label = e => `<${e.tagName.toLowerCase()} class="${e.className}"> ${(e.innerText || "").trim().slice(0, 40)}`;
   for (const e of document.querySelectorAll("a, button, input, select, textarea, [role=img], [role=dialog]"))
-    if (seen(e) && !named(e)) found.push(`no name: ${told(e)}`);
+    if (seen(e) && !named(e)) flaws.push(`no name: ${label(e)}`);
   for (const e of document.querySelectorAll("table"))
-    if (seen(e) && !e.closest("[role=group][aria-label]")) found.push(`no name: ${told(e)}`);
+    if (seen(e) && !e.closest("[role=group][aria-label]")) flaws.push(`no name: ${label(e)}`);
   for (const e of document.querySelectorAll("[tabindex]"))
-    if (e.tabIndex > 0) found.push(`an order of its own for Tab: ${told(e)}`);
+    if (e.tabIndex > 0) flaws.push(`explicit tab order: ${label(e)}`);
   let level = 0;
   for (const e of document.querySelectorAll("h1, h2, h3, h4")) {
     const now = Number(e.tagName[1]);
-    if (now > level + 1) found.push(`a heading that skips a level: ${told(e)}`);
+    if (now > level + 1) flaws.push(`skipped heading level: ${label(e)}`);
     level = now;
   }
-  if (!document.documentElement.lang) found.push("the page does not say its language");
-  if (document.querySelectorAll("main h1").length !== 1) found.push("not one heading of the page");
+  if (!document.documentElement.lang) flaws.push("no language on the page");
+  if (document.querySelectorAll("main h1").length !== 1) flaws.push("not exactly one h1");
 
   const rgba = text => {
     const numbers = text.match(/[\\d.]+/g).map(Number);
@@ -61,7 +61,7 @@ _SCRIPT = """async contrastMin => {
     const below = ground(e);
     const lights = [light(over(rgba(getComputedStyle(e).color), below)), light(below)].sort((a, b) => b - a);
     const contrast = (lights[0] + 0.05) / (lights[1] + 0.05);
-    if (contrast < contrastMin) found.push(`pale text, ${contrast.toFixed(2)}: ${told(e)}`);
+    if (contrast < contrastMin) flaws.push(`low contrast, ${contrast.toFixed(2)}: ${label(e)}`);
   }
-  return [...new Set(found)].slice(0, 20);
+  return [...new Set(flaws)].slice(0, 20);
 }"""

@@ -1,4 +1,4 @@
-"""A socket without manners: many requests at once, half ones, and whatever bytes a test likes."""
+"""A raw connection: pipelined requests, partial requests, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from headrace.wire.frames import FRAME_BYTES_MAX, RequestHeader, decode_response
 from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import Message
-from tests.support.peers.connection import Connection
 
 ANSWER_SECONDS_MAX = 30
 
 
 def frame(message: Message, version: int, correlation_id: int = 1, client_id: str | None = "tests") -> bytes:
-    """A request with its size."""
+    """Return a request with its size prefix."""
     return b"".join(encode_request(message, version, correlation_id, client_id))
 
 
@@ -38,7 +37,7 @@ class RawConnection:
         self.socket.sendall(data)
 
     def frames(self, count: int) -> list[bytes]:
-        """The next answers; fewer if the broker hangs up before."""
+        """Return the next responses; fewer if the broker closes the connection."""
         while len(self._frames) < count:
             try:
                 data = self.socket.recv(1 << 16)
@@ -54,12 +53,12 @@ class RawConnection:
         return [struct.unpack(">i", each[:4])[0] for each in self.frames(count)]
 
     def answer(self, request: Message, version: int) -> Any:
-        """The next answer, which is to `request`."""
+        """Return the next response, which is for `request`."""
         (body,) = self.frames(1)
         return decode_response(request.api_key, version, body)[1]
 
     def is_closed(self) -> bool:
-        """Wait until the broker hangs up; false if it says something instead."""
+        """Wait until the broker closes the connection; return False if it sends data instead."""
         return not self.frames(1)
 
     def close(self) -> None:
@@ -74,13 +73,8 @@ class RawConnection:
         self.close()
 
 
-def ask(connection: Connection, request: Message, version: int) -> Any:
-    """The response to a request; the test knows which it is."""
-    return connection.call(request, version)
-
-
 def header(api_key: int, version: int, correlation_id: int = 1) -> bytes:
-    """A request of nothing but a header, with its size."""
+    """Return a request with a header only, with its size prefix."""
     known = RequestHeader(api_key, version, correlation_id, None)
     body = struct.pack(">hhih", known.api_key, known.api_version, known.correlation_id, -1)
     return struct.pack(">i", len(body)) + body

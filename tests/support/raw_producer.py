@@ -1,4 +1,4 @@
-"""A producer in the nude: it says what it is told to, with the epoch and the sequence it is told, right or wrong."""
+"""A producer without client logic: tests choose epoch and sequence, valid or not."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ BUSY = {
     Code.COORDINATOR_NOT_AVAILABLE,
     Code.NOT_COORDINATOR,
 }
-"""Answers after which the same request is sent again."""
+"""Error codes after which a request is repeated."""
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 
 M = TypeVar("M", bound=Message)
 
 
 class Line(Protocol):
-    """A connection, or something like it."""
+    """The part of a connection that `RawProducer` uses."""
 
     def call(self, request: Message, version: int) -> Message: ...
 
@@ -54,12 +54,12 @@ class Line(Protocol):
 
 
 def plain_batch(*values: bytes, timestamp: int = TIME_MS) -> bytes:
-    """A batch of nobody in particular."""
+    """Return a batch without a producer id."""
     return bytes(encode([Record(n, timestamp, None, value, ()) for n, value in enumerate(values)]))
 
 
 class RawProducer:
-    """Transactions of the second version add partitions by themselves and get a new epoch at each end."""
+    """Sends producer requests. Transactions of version 2 add partitions implicitly, and bump the epoch at each end."""
 
     def __init__(
         self, connection: Line, topic: str, transactional_id: str | None = None, *, transactions: int = 2
@@ -74,7 +74,7 @@ class RawProducer:
     def init(
         self, *, timeout_ms: int = 60_000, producer_id: int = -1, epoch: int = -1, patient: bool = True
     ) -> InitProducerIdResponse:
-        """Get an identity, and take it if there is one."""
+        """Request a producer id and epoch, and use them if the request succeeds."""
         request = InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=timeout_ms,
@@ -83,13 +83,13 @@ class RawProducer:
         )
         if self.transactional_id is not None:
             self.find(self.transactional_id, TRANSACTION_KEY)
-        response = self._ask(request, 4, InitProducerIdResponse, patient)
+        response = self._request(request, 4, InitProducerIdResponse, patient)
         if response.error_code == 0:
             self.producer_id, self.epoch = response.producer_id, response.producer_epoch
         return response
 
     def find(self, key: str, kind: int) -> None:
-        """Ask for a coordinator: the question is what makes its topic."""
+        """Request a coordinator, which creates its topic."""
         self.connection.call(FindCoordinatorRequest(key=key, key_type=kind), 3)
 
     def batch(
@@ -115,16 +115,16 @@ class RawProducer:
     def send(self, data: bytes, partition: int, *, patient: bool = True) -> PartitionProduceResponse:
         version = 12 if self.transactions == 2 else 11
 
-        def answer() -> PartitionProduceResponse | None:
+        def attempt() -> PartitionProduceResponse | None:
             response = self.connection.produce(
                 self.topic, data, version=version, partition=partition, transactional_id=self.transactional_id
             )
             return None if patient and response.error_code in BUSY else response
 
-        return eventually("an answer to a produce request", answer)
+        return eventually("a response to a produce request", attempt)
 
     def add(self, *partitions: int, epoch: int | None = None, patient: bool = True) -> list[int]:
-        """Announce partitions (first version): an error code for each."""
+        """Add partitions to the transaction (version 1), and return an error code for each."""
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.transactional_id or "",
             v3_and_below_producer_id=self.producer_id,
@@ -132,24 +132,24 @@ class RawProducer:
             v3_and_below_topics=[AddPartitionsToTxnTopic(name=self.topic, partitions=partitions)],
         )
 
-        def answer() -> list[int] | None:
+        def attempt() -> list[int] | None:
             response = self.connection.call(request, 3)
             assert isinstance(response, AddPartitionsToTxnResponse)
             ((*results,),) = (topic.results_by_partition for topic in response.results_by_topic_v3_and_below)
             codes = [result.partition_error_code for result in results]
             return None if patient and BUSY.intersection(codes) else codes
 
-        return eventually("an answer to AddPartitionsToTxn", answer)
+        return eventually("a response to AddPartitionsToTxn", attempt)
 
     def end(self, committed: bool, *, epoch: int | None = None, patient: bool = True) -> EndTxnResponse:
-        """End the transaction, and take over the next epoch if one is given."""
+        """End the transaction, and use the next epoch if the response has one."""
         request = EndTxnRequest(
             transactional_id=self.transactional_id or "",
             producer_id=self.producer_id,
             producer_epoch=self.epoch if epoch is None else epoch,
             committed=committed,
         )
-        response = self._ask(request, 5 if self.transactions == 2 else 4, EndTxnResponse, patient)
+        response = self._request(request, 5 if self.transactions == 2 else 4, EndTxnResponse, patient)
         if response.error_code == 0 and response.producer_id >= 0:
             self.producer_id, self.epoch = response.producer_id, response.producer_epoch
         return response
@@ -157,11 +157,11 @@ class RawProducer:
     def commit_offsets(
         self, group: str, offset: int, *, generation: int = -1, member: str = "", epoch: int | None = None
     ) -> int:
-        """Commit an offset of partition 0 as part of the transaction: the error code."""
+        """Commit an offset of partition 0 with the transaction, and return the error code."""
         self.find(group, GROUP_KEY)
         epoch = self.epoch if epoch is None else epoch
         if self.transactions == 1:
-            added = self._ask(
+            added = self._request(
                 AddOffsetsToTxnRequest(
                     transactional_id=self.transactional_id or "",
                     producer_id=self.producer_id,
@@ -185,20 +185,20 @@ class RawProducer:
             topics=[TxnOffsetCommitRequestTopic(name=self.topic, partitions=[partition])],
         )
 
-        def answer() -> list[int] | None:
+        def attempt() -> list[int] | None:
             response = self.connection.call(request, 5 if self.transactions == 2 else 3)
             assert isinstance(response, TxnOffsetCommitResponse)
             codes = [partition.error_code for topic in response.topics for partition in topic.partitions]
             return None if BUSY.intersection(codes) else codes
 
-        (code,) = eventually("an answer to TxnOffsetCommit", answer)
+        (code,) = eventually("a response to TxnOffsetCommit", attempt)
         return code
 
-    def _ask(self, request: Message, version: int, kind: type[M], patient: bool) -> M:
-        def answer() -> M | None:
+    def _request(self, request: Message, version: int, kind: type[M], patient: bool) -> M:
+        def attempt() -> M | None:
             response = self.connection.call(request, version)
             assert isinstance(response, kind)
             code: int = getattr(response, "error_code")  # noqa: B009 - all of these have one
             return None if patient and code in BUSY else response
 
-        return eventually(f"an answer to {type(request).__name__}", answer)
+        return eventually(f"a response to {type(request).__name__}", attempt)

@@ -1,9 +1,9 @@
-"""A reader who does what the pages say: copies every block, in order, into an interpreter, a file or a shell.
+"""Runs the blocks of documentation pages as a user would: in an interpreter, a file or a shell, in order.
 
-    page → Reader.read → a broker of the page's own, an empty folder → block after block → the first that fails is told
+    page → Reader.read → a new broker, an empty folder → each block → AssertionError for the first that fails
 
-A reader has one folder and one interpreter for all pages, so that Spark is started once. `localhost:9092`, which is
-what people are told, becomes the address of the page's broker, the one that `headrace broker start` would have started.
+A reader has one folder and one interpreter for all pages, so that Spark is started once. `localhost:9092` in the pages
+is replaced by the address of the broker, which stands for the one of `headrace broker start`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ BLOCK_SECONDS_MAX = 240
 COMMAND_SECONDS_MAX = 240
 STOP_SECONDS_MAX = 20
 SHOWN_MAX = 3000
-"""Characters of a log that a failure shows."""
+"""Characters of a log in an error."""
 PYTHON = "HEADRACE_DOCS_PYTHON"
-"""Names another interpreter: that of an environment with nothing but the wheel in it."""
+"""Environment variable with another interpreter, such as that of an environment with the wheel only."""
 NOT_RUN = ("make", "pip")
-"""Commands that are looked at, and not run: they would take minutes, and change the machine."""
+"""Commands that are checked but not run: they take minutes, and change the machine."""
 RUN = ("headrace", "python", "echo", "printf", "mkdir", "cat")
 _INTERPRETER = Path(__file__).with_name("page_interpreter.py")
 _BROKER_START = "headrace broker start"
@@ -40,18 +40,18 @@ _OURS = re.compile(r"HEADRACE_|PYTEST_|PYTHONPATH$")
 
 
 def python() -> Path:
-    """The interpreter of readers."""
+    """Return the interpreter to use."""
     return Path(os.environ.get(PYTHON, sys.executable))
 
 
 class Reader:
-    """Reads pages, in a folder that is emptied before each."""
+    """Runs pages in a folder that is emptied before each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._here = folder / "here"  # the working folder; the JVM of Spark never leaves it
+        self._here = folder / "here"  # the working folder, also of Spark's JVM
         self._state = folder / "state"
-        self._log = folder / "said"
+        self._log = folder / "interpreter.log"
         self._broker: EmbeddedBroker | None = None
         self._child: subprocess.Popen[str] | None = None
         self._started: list[subprocess.Popen[str]] = []
@@ -68,12 +68,12 @@ class Reader:
             _end(self._child)
 
     def read(self, page: Path) -> None:
-        """Do all that the page says."""
+        """Run all blocks of a page."""
         self._begin_page()
         try:
             self._fresh = True
             for block in blocks_of(page):
-                self._do(block)
+                self._run_block(block)
         finally:
             self._leave_page()
 
@@ -81,7 +81,7 @@ class Reader:
         for old in self._here.iterdir():
             shutil.rmtree(old) if old.is_dir() else old.unlink()
         shutil.rmtree(self._state, ignore_errors=True)
-        # Where `headrace broker start` would have it, so that other commands find it there.
+        # In the folder of `headrace broker start`, where other commands look for it.
         self._broker = EmbeddedBroker(data_dir=self._state / "headrace" / "broker").start()
 
     def _leave_page(self) -> None:
@@ -95,28 +95,28 @@ class Reader:
 
     # -- blocks ----------------------------------------------------------------------------------
 
-    def _do(self, block: Block) -> None:
+    def _run_block(self, block: Block) -> None:
         text = self._addressed(block.text)
         if block.language == "sh":
             for command in commands_of(text):
                 self._shell(block, command)
         elif block.file_name is not None:
-            self._keep(block.file_name, text)
+            self._write_file(block.file_name, text)
             if block.has_tests:
                 self._run_tests(block, block.file_name)
         elif block.has_tests:
-            self._keep("test_page.py", text)
+            self._write_file("test_page.py", text)
             self._run_tests(block, "test_page.py")
         elif block.language == "python":
             self._python(block, text)
         else:
-            assert block.language in ("text", "json"), f"{block.place}: its first line has to name the file"
+            assert block.language in ("text", "json"), f"{block.location}: its first line must name the file"
 
     def _addressed(self, text: str) -> str:
         assert self._broker is not None
         return text.replace(ADDRESS, self._broker.bootstrap)
 
-    def _keep(self, name: str, text: str) -> None:
+    def _write_file(self, name: str, text: str) -> None:
         file = self._here / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -134,8 +134,8 @@ class Reader:
             text=True,
             timeout=COMMAND_SECONDS_MAX,
         )
-        said = f"{done.stdout}{done.stderr}"
-        assert done.returncode == 0, f"{block.place}: {command[-1]}\nexit code {done.returncode}\n{said}"
+        output = f"{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{block.location}: {command[-1]}\nexit code {done.returncode}\n{output}"
 
     # -- Python ----------------------------------------------------------------------------------
 
@@ -143,18 +143,18 @@ class Reader:
         child = self._child = self._child or self._interpreter()
         assert child.stdin is not None
         assert child.stdout is not None
-        asked = {"page": str(block.page), "line": block.line, "text": text, "fresh": self._fresh}
+        block_request = {"page": str(block.page), "line": block.line, "text": text, "fresh": self._fresh}
         self._fresh = False
-        print(json.dumps(asked), file=child.stdin, flush=True)
+        print(json.dumps(block_request), file=child.stdin, flush=True)
         ready, _, _ = select.select([child.stdout], [], [], BLOCK_SECONDS_MAX)
-        answer = child.stdout.readline() if ready else ""
-        if not answer:
+        reply = child.stdout.readline() if ready else ""
+        if not reply:
             child.kill()
             self._child = None
             why = f"is not done after {BLOCK_SECONDS_MAX} s" if not ready else "has ended the interpreter"
-            raise AssertionError(f"{block.place}: this {why}\n{self._said()}")
-        error = json.loads(answer)["error"]
-        assert error is None, f"{block.place}\n{error}\n{self._said()}"
+            raise AssertionError(f"{block.location}: this {why}\n{self._log_tail()}")
+        error = json.loads(reply)["error"]
+        assert error is None, f"{block.location}\n{error}\n{self._log_tail()}"
 
     def _interpreter(self) -> subprocess.Popen[str]:
         with self._log.open("w") as log:
@@ -168,7 +168,7 @@ class Reader:
                 text=True,
             )
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         broker = "" if self._broker is None else self._broker.log_text
         return f"{self._log.read_text(errors='replace')[-SHOWN_MAX:]}\n{broker[-SHOWN_MAX:]}"
 
@@ -179,16 +179,16 @@ class Reader:
         if first in NOT_RUN:
             check_unrun(block, command)
             return
-        assert first in RUN, f"{block.place}: {first} is not run here; mark the block as text"
+        assert first in RUN, f"{block.location}: {first} is not run here; mark the block as text"
         if command == _BROKER_START:
-            return  # done, when the page was begun
+            return  # started with the page
         if command.startswith(_BROKER_START):
             self._start(block, command)
             return
         self._run(block, ["bash", "-c", f"set -o pipefail; {command}"])
 
     def _start(self, block: Block, command: str) -> None:
-        """A broker in the foreground of another terminal, as far as its ready line."""
+        """Start a broker as in another terminal, and wait for its ready line."""
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command}"],
             cwd=self._here,
@@ -201,10 +201,10 @@ class Reader:
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], STOP_SECONDS_MAX)
         line = process.stdout.readline() if ready else ""
-        assert "ready" in line, f"{block.place}: {command}\ndoes not get ready: {line!r}"
+        assert "ready" in line, f"{block.location}: {command}\nis not ready: {line!r}"
 
     def _environment(self) -> dict[str, str]:
-        """A reader's: no settings of ours, and the programs of the interpreter's environment first."""
+        """Return an environment without settings of the tests, and with the interpreter's folder first on the PATH."""
         kept = {
             name: value for name, value in os.environ.items() if not re.match(r"HEADRACE_|PYTEST_|PYTHONPATH$", name)
         }
@@ -217,24 +217,24 @@ class Reader:
 
 
 def commands_of(text: str) -> list[str]:
-    """The commands of a block: lines, put together where they end in a backslash, without comments."""
+    """Return the commands of a block: its lines without comments, joined at backslashes."""
     joined = text.replace("\\\n", " ")
     lines = (re.sub(r"\s+# .*", "", line).strip() for line in joined.splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def check_unrun(block: Block, command: str) -> None:
-    """What is not run names at least targets and extras that exist."""
+    """Check that a command that is not run names existing targets and extras."""
     words = shlex.split(command, comments=True)
     if words[0] == "make":
         makefile = (PROJECT / "Makefile").read_text()
         for target in (word for word in words[1:] if "=" not in word):
-            assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), f"{block.place}: no target {target}"
+            assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), f"{block.location}: no target {target}"
     else:
         pyproject = (PROJECT / "pyproject.toml").read_text()
         for extra in re.findall(r"(?:headrace|\.)\[([\w,]+)\]", command):
             for name in extra.split(","):
-                assert re.search(rf"^{name} = \[", pyproject, re.MULTILINE), f"{block.place}: no extra {name}"
+                assert re.search(rf"^{name} = \[", pyproject, re.MULTILINE), f"{block.location}: no extra {name}"
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headrace.broker.broker import Broker
 from headrace.broker.broker_options import resolve
-from headrace.broker.catalog.topics import PartitionPlace
+from headrace.broker.catalog.topics import PartitionRegistration
 from headrace.broker.partition import Partition
 from headrace.broker.ports import free_port
 from headrace.errors import BrokerError, Code
@@ -90,7 +90,7 @@ class ReplicaCluster:
             for node in nodes:
                 await until(f"{name}-{index} is on {node}", partial(self.brokers[node].replicas.get, name, index))
 
-    def place(self, name: str, index: int = 0) -> PartitionPlace:
+    def place(self, name: str, index: int = 0) -> PartitionRegistration:
         """As the controller has it."""
         return self.controller.catalog.topics.by_name[name].partitions[index]
 
@@ -101,8 +101,10 @@ class ReplicaCluster:
         """Let another in-sync replica lead; return when all that are there know."""
         topics = self.controller.catalog.topics
         topic, place = topics.by_name[name], self.place(name, index)
-        target = PartitionPlace(place.replicas, place.isr, leader, place.leader_epoch + 1, place.partition_epoch + 1)
-        self.controller.catalog.record(topics.move(topic, index, target))
+        target = PartitionRegistration(
+            place.replicas, place.isr, leader, place.leader_epoch + 1, place.partition_epoch + 1
+        )
+        self.controller.catalog.record(topics.partition_change(topic, index, target))
         for broker in self.brokers.values():
             await until(f"{name}-{index} is led by {leader}", partial(_knows, broker, name, index, target))
 
@@ -149,5 +151,5 @@ async def replica_cluster(folder: Path, count: int = 3, **options: object) -> As
             await cluster.stop(node)
 
 
-def _knows(broker: Broker, name: str, index: int, place: PartitionPlace) -> bool:
+def _knows(broker: Broker, name: str, index: int, place: PartitionRegistration) -> bool:
     return broker.catalog.topics.by_name[name].partitions[index] == place

@@ -1,4 +1,4 @@
-"""Records that exercise the formats: nulls, empty pieces, headers, times out of order, many blocks of a codec."""
+"""Sample records for the formats: nulls, empty values, headers, unordered timestamps, several codec blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SEED = 20_010_902
 
 
 def small() -> list[Record]:
-    """A record of each kind, in text, at offsets from 0; compressible."""
+    """Return compressible records of each kind, at offsets from 0."""
     return [
         Record(0, TIME_MS, b"key", b"value", ()),
         Record(1, TIME_MS + 250, None, b"no key", (("plain", b"1"), ("plain", b"2"), ("empty", b""), ("null", None))),
@@ -24,7 +24,7 @@ def small() -> list[Record]:
 
 
 def large() -> list[Record]:
-    """A few hundred kilobytes, part of which no codec can shrink."""
+    """Return a few hundred kilobytes of records, some of them incompressible."""
     rng = random.Random(_SEED)
     values = [b"%d " % n * rng.randrange(1, 40) for n in range(2_000)]
     values[700:700] = [rng.randbytes(100_000), b"tide " * 30_000, rng.randbytes(70_000)]
@@ -32,5 +32,5 @@ def large() -> list[Record]:
 
 
 def shifted(records: Sequence[Record], base_offset: int) -> list[Record]:
-    """The same records, further on in a log."""
+    """Return the same records at higher offsets."""
     return [record._replace(offset=record.offset + base_offset) for record in records]

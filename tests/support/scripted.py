@@ -1,9 +1,9 @@
-"""A server on loopback that does as it is told, however badly: the other end of the link tests.
+"""A server on loopback that follows a script, valid or not: the other end of the link tests.
 
     ScriptedServer(script, …): the first connection gets the first script, and so on; the last one stays
-    script(peer): reads requests, answers or does not, sends anything, hangs up
+    script(peer): reads requests, sends responses or other bytes, closes the connection
 
-Scripts run in threads of their own and end with the server at the latest.
+Each script runs in a thread, and ends with the server at the latest.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ API_VERSIONS, METADATA = ApiVersionsRequest.api_key, MetadataRequest.api_key
 
 Script = Callable[["Peer"], None]
 Handler = Callable[["Peer", RequestHeader, Message], "Message | bytes | None"]
-"""An answer, raw bytes to send instead, or None: no answer."""
+"""A response, raw bytes to send instead, or None for no response."""
 
 
 class HungUpError(Exception):
-    """The client has closed the connection: the script is over."""
+    """The client has closed the connection, which ends the script."""
 
 
 class Peer:
@@ -54,7 +54,7 @@ class Peer:
         self._waiting: list[Buffer] = []
 
     def request(self) -> tuple[RequestHeader, Message]:
-        """The next request."""
+        """Return the next request."""
         while not self._waiting:
             self._reader.feed(self._receive(), self._waiting)
         frame = self._waiting.pop(0)
@@ -71,7 +71,7 @@ class Peer:
         return data
 
     def answer(self, header: RequestHeader, message: Message, *, version: int | None = None, shift: int = 0) -> None:
-        """An answer to a request; `shift` makes its correlation id a wrong one."""
+        """Send a response to a request; `shift` makes its correlation id invalid."""
         self.send(encoded(header, message, version=version, shift=shift))
 
     def send(self, data: bytes) -> None:
@@ -81,24 +81,24 @@ class Peer:
             raise HungUpError from None
 
     def drip(self, data: bytes) -> None:
-        """One byte at a time."""
+        """Send data byte by byte."""
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for i in range(len(data)):
             self.send(data[i : i + 1])
 
     def silence(self) -> None:
-        """Say nothing until the client gives up."""
+        """Send nothing until the client closes the connection."""
         while True:
             self._receive()
 
     def reset(self) -> None:
-        """Hang up with a TCP reset."""
+        """Close the connection with a TCP reset."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
         raise HungUpError
 
     def serve(self, handlers: Mapping[int, Handler] | None = None, *, requests_max: int = 1 << 30) -> None:
-        """Behave: answer ApiVersions and Metadata, and the rest by `handlers`, which may replace those two."""
+        """Respond to ApiVersions and Metadata, and to other requests with `handlers`, which may replace those two."""
         table: dict[int, Handler] = {API_VERSIONS: api_versions, METADATA: metadata, **(handlers or {})}
         for _ in range(requests_max):
             header, message = self.request()
@@ -110,7 +110,7 @@ class Peer:
 
 
 def encoded(header: RequestHeader, message: Message, *, version: int | None = None, shift: int = 0) -> bytes:
-    """The frame of an answer."""
+    """Return the frame of a response."""
     version = header.api_version if version is None else version
     return b"".join(frames.encode_response(message, version, header.correlation_id + shift))
 
@@ -123,7 +123,7 @@ def api_versions(peer: Peer, header: RequestHeader, message: Message) -> Message
 
 
 def metadata(peer: Peer, header: RequestHeader, message: Message) -> Message:
-    """A cluster of this server alone, which leads every topic's only partition."""
+    """Return metadata of a one-node cluster: this server leads the only partition of every topic."""
     assert isinstance(message, MetadataRequest)
     partition = MetadataResponsePartition(
         partition_index=0, leader_id=NODE_ID, leader_epoch=1, replica_nodes=[NODE_ID], isr_nodes=[NODE_ID]
@@ -138,7 +138,7 @@ def behave(peer: Peer) -> None:
 
 
 class ScriptedServer:
-    """Listens on loopback from the start; `with` ends it."""
+    """Listens on loopback when it is created; `with` closes it."""
 
     def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self.scripts = list(scripts) or [behave]
@@ -184,7 +184,7 @@ class ScriptedServer:
             sock.close()
 
     def close(self) -> None:
-        """End all of it; what went wrong in a script is raised here."""
+        """Close all connections, and raise the first error of a script."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

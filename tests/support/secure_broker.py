@@ -1,4 +1,4 @@
-"""Our broker with a listener of every kind, and certificates for it."""
+"""A headrace broker with listeners of every security protocol, and certificates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _openssl(*arguments: object) -> None:
 
 
 def make_certificates(folder: Path) -> None:
-    """An authority, a server and a client that it vouches for, and a stranger, as PEM."""
+    """Create PEM files: an authority, certificates of a server and a client, and an untrusted one."""
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     for name in ("ca", "stranger"):
         key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
@@ -41,7 +41,7 @@ def make_certificates(folder: Path) -> None:
 
 
 class SecureBroker:
-    """Addresses by listener in `at`; PLAINTEXT is open to everybody, whom rules call User:ANONYMOUS."""
+    """A broker with addresses by listener in `at`. Clients of PLAINTEXT are User:ANONYMOUS."""
 
     def __init__(self, certificates: Path, options: Mapping[str, object]) -> None:
         self.certificates = certificates

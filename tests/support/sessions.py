@@ -1,4 +1,4 @@
-"""Authenticated sessions that are renewed on their connection, whatever else the machine has to do meanwhile."""
+"""SASL sessions that are renewed on their connection, also on a busy machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FastClock:
 
 
 def assert_renewed_on_the_same_connection(admin: AdminClient) -> None:
-    """For longer than the first session and the one after it could have lasted. The client has a fast clock."""
+    """Send requests for longer than two sessions last, and check that the connection stays. Needs a FastClock."""
     assert isinstance(admin.client.clock, FastClock)
     assert admin.describe_cluster().brokers
     network = admin.client.network

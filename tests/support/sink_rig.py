@@ -56,7 +56,7 @@ class _DiscardError(Exception):
 
 
 class SinkRig:
-    """One sink with a topic and a decision topic of its own."""
+    """A sink with its own topic and decision topic."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self.broker = broker
@@ -79,7 +79,7 @@ class SinkRig:
         self._stack.close()
 
     def options(self, **given: str) -> SinkOptions:
-        """Of the sink; `commit__mode="auto"` stands for the option commit.mode."""
+        """Return the options of the sink; `commit__mode="auto"` sets the option commit.mode."""
         options = {
             "kafka.bootstrap.servers": self.broker.bootstrap,
             "topic": self.topic,
@@ -94,7 +94,7 @@ class SinkRig:
     def task(
         self, *parts: Sequence[str], batch: int = 0, run: str = "run", partition: int | None = 0, **options: str
     ) -> Report:
-        """Run a task whose rows come in these parts, all to one partition of the topic."""
+        """Run a task that writes these parts to one partition of the topic."""
         columns = (_columns(part, partition) for part in parts)
         return self.write(columns, batch=batch, run=run, **options)
 
@@ -107,15 +107,15 @@ class SinkRig:
         query: str = QUERY,
         **options: str,
     ) -> Report:
-        """Run a task; with source.offsets, it is planned with the decisions that there are."""
-        given = self.options(**options)
-        self._used[repr(sorted(given.producer_config().items()))] = given
+        """Run a task; with source.offsets, it is planned with the current decisions."""
+        parsed = self.options(**options)
+        self._used[repr(sorted(parsed.producer_config().items()))] = parsed
         limits = Limits(RECORD_BYTES_MAX, {self.topic: PARTITIONS})
-        known = None if given.origins is None else known_origins(self.ledger().read_before_writing())
-        return TaskWriter(given, TaskAttempt(self.sink, query, run, batch, 0, 0), limits, known).write(columns)
+        known = None if parsed.origins is None else known_origins(self.ledger().read_before_writing())
+        return TaskWriter(parsed, TaskAttempt(self.sink, query, run, batch, 0, 0), limits, known).write(columns)
 
     def transaction(self, *parts: Sequence[str], **options: str) -> TaskTransaction:
-        """The transaction that such a task has left open."""
+        """Run a task, and return the transaction that it has left open."""
         transaction = self.task(*parts, **options).transaction  # type: ignore[arg-type]
         assert transaction is not None
         return transaction
@@ -147,7 +147,7 @@ class SinkRig:
         return Decision(self.sink, query, "run", batch, transactions)
 
     def producer(self, transactional_id: str, **config: str) -> Producer:
-        """Another client's transactional producer, ready for its first transaction."""
+        """Return a transactional producer of another client, initialised."""
         settings = {name.replace("_", "."): value for name, value in config.items()}
         producer = Producer(
             {"bootstrap.servers": self.broker.bootstrap, "transactional.id": transactional_id, **settings}
@@ -156,12 +156,12 @@ class SinkRig:
         producer.init_transactions()
         return producer
 
-    # -- what is in the topics -------------------------------------------------------------------
+    # -- content of the topic --------------------------------------------------------------------
 
     def rows(self) -> list[str]:
-        """The values that a reader of committed records sees, by partition and offset."""
-        found = committed(self.broker.bootstrap, self.topic)
-        return [(value or b"").decode() for _, records in sorted(found.items()) for _, value in records]
+        """Return the committed values, by partition and offset."""
+        by_partition = committed(self.broker.bootstrap, self.topic)
+        return [(value or b"").decode() for _, records in sorted(by_partition.items()) for _, value in records]
 
 
 def _columns(rows: Sequence[str], partition: int | None) -> pa.RecordBatch:
@@ -173,5 +173,5 @@ def _columns(rows: Sequence[str], partition: int | None) -> pa.RecordBatch:
 
 
 def hours_from_now(hours: float) -> Callable[[], int]:
-    """A clock that is wrong by this much."""
+    """Return a clock with this error."""
     return lambda: SYSTEM_CLOCK.time_ms() + int(hours * 3_600_000)

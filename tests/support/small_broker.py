@@ -1,6 +1,6 @@
-"""A broker of a few lines for tests of the whole producer: takes records, and can be held up.
+"""A minimal broker for tests of the whole producer: it stores records, and can delay responses.
 
-It knows no producer ids: make producers with `enable_idempotence=False`.
+It does not support producer ids: use `enable_idempotence=False`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pipeline of a few lines: numbers in JSON files, a file a batch, into a topic."""
+"""A minimal pipeline: numbers in JSON files, one file for each batch, to a topic."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ topic = "{topic}"
 
 
 def small_pipeline(folder: Path, bootstrap: str, topic: str) -> str:
-    """As TOML."""
+    """Return the pipeline as TOML."""
     return _TEXT.format(folder=folder, bootstrap=bootstrap, topic=topic)
 
 
 def add_files(folder: Path, files: int, rows: int) -> None:
-    """Numbers from 0 on, `rows` to a file."""
+    """Write files with the numbers from 0 on, `rows` in each."""
     (folder / "in").mkdir()
     for number in range(files):
         lines = (json.dumps({"id": number * rows + row}) for row in range(rows))

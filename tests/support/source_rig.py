@@ -1,4 +1,4 @@
-"""The Spark source without Spark: what the driver and the executors of a query would do, in this process."""
+"""The Spark source without Spark: driver and executor calls of a query, in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIME_MS = 1_700_000_000_000
 
 
 def options_of(broker: Broker, topic: str | None, **options: object) -> dict[str, str]:
-    """As a user would give them; `kafka_group_id` stands for kafka.group.id, and so on."""
+    """Return options as a user sets them; `kafka_group_id` sets kafka.group.id, and so on."""
     given = {"kafka.bootstrap.servers": broker.bootstrap}
     if topic is not None:
         given["subscribe"] = topic
@@ -43,17 +43,17 @@ def stream_reader(
 
 
 def ranges_of(reader: BatchReader) -> list[OffsetRange]:
-    """What each task of a batch would read."""
+    """Return the range of each task of a batch."""
     return [partition.value for partition in reader.partitions()]
 
 
 def read_all(reader: BatchReader) -> list[dict[str, Any]]:
-    """The rows of a batch, task by task."""
+    """Return the rows of a batch, task by task."""
     return rows_of(batch for partition in reader.partitions() for batch in reader.read(partition))
 
 
 def read_between(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a micro-batch."""
+    """Return the rows of a micro-batch."""
     return rows_of(batch for partition in reader.partitions(start, end) for batch in reader.read(partition))
 
 
@@ -66,12 +66,12 @@ def values_of(rows: Iterable[dict[str, Any]]) -> list[bytes | None]:
 
 
 def records(count: int, start: int = 0) -> list[Record]:
-    """Records whose value, time and key tell their number."""
+    """Return records whose value, time and key are made from their number."""
     return [Record(n, TIME_MS + n * 1000, b"k%d" % (n % 7), b"row %d" % n, ()) for n in range(start, start + count)]
 
 
 def numbered(numbers: Iterable[int]) -> list[bytes]:
-    """The values of `records`."""
+    """Return the values of `records`."""
     return [b"row %d" % n for n in numbers]
 
 
@@ -87,7 +87,7 @@ def delete_topic(broker: Broker, topic: str) -> None:
 
 
 def topic_id(broker: Broker, topic: str) -> str:
-    """The topic's id, as the source writes it."""
+    """Return the topic id, as the source formats it."""
     with AdminClient(broker.bootstrap) as admin:
         return str(admin.describe_topics([topic])[topic].topic_id)
 
@@ -97,7 +97,7 @@ def recreate_topic(broker: Broker, topic: str, partitions: int = 1) -> tuple[str
     old = topic_id(broker, topic)
     delete_topic(broker, topic)
     with AdminClient(broker.bootstrap) as admin:
-        eventually("the topic to go", lambda: topic not in admin.list_topics())
+        eventually("the topic is deleted", lambda: topic not in admin.list_topics())
     broker.create_topic(topic, partitions)
     return old, topic_id(broker, topic)
 

@@ -1,7 +1,7 @@
 """A Spark standalone cluster from pip's pyspark: a master and workers, each a process on the loopback.
 
-Every worker has an address of its own (127.0.0.2, 127.0.0.3): Spark starts no speculative twin on the host where the
-first attempt runs, and hosts are told apart by their addresses.
+Each worker has another address (127.0.0.2, 127.0.0.3), so that Spark takes them for different hosts: it does not start
+a speculative attempt on the host of the first attempt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class StandaloneCluster:
-    """One master, some workers."""
+    """One master and several workers."""
 
     def __init__(self, folder: Path, workers: int = 2, cores: int = 2) -> None:
         self._folder = folder
@@ -61,22 +61,22 @@ class StandaloneCluster:
         self._workers[host] = self._run(host, host, "worker.Worker", *arguments, *folder, self.url)
 
     def executors(self, host: str | None = None) -> list[int]:
-        """Process ids of executors, of all workers or of one. They are in the session of their worker."""
-        workers = [self._workers[one].pid for one in ([host] if host else self._workers)]
+        """Return the process ids of executors, of all workers or of one. They are in the session of their worker."""
+        workers = [self._workers[name].pid for name in ([host] if host else self._workers)]
         return [pid for pid, command in processes() if EXECUTOR in command and _session(pid) in workers]
 
     def python_workers(self, host: str) -> list[int]:
-        """Process ids of the Python workers of a host: it has some once it has run a task in Python."""
+        """Return the process ids of the Python workers of a host; none before its first task in Python."""
         return [pid for pid, command in processes() if DAEMON in command and _session(pid) == self._workers[host].pid]
 
     def kill_executors(self) -> int:
-        """With kill −9; workers start others. How many there were."""
+        """Kill all executors with SIGKILL and return their number. The workers start new ones."""
         pids = self.executors()
         kill_all(pids)
         return len(pids)
 
     def kill_worker(self, host: str) -> None:
-        """With kill −9, it and its executors. It does not come back."""
+        """Kill a worker and its executors with SIGKILL. It is not restarted."""
         executors = self.executors(host)
         _end(self._workers.pop(host))
         kill_all(executors)
@@ -123,7 +123,7 @@ class StandaloneCluster:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Itself and its guard, at once."""
+    """Kill a process and its guard."""
     process.send_signal(signal.SIGKILL)
     kill_all([pid for pid, _ in processes() if _session(pid) == process.pid])
     process.wait(STOP_SECONDS_MAX)

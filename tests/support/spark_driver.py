@@ -1,6 +1,6 @@
-"""Spark drivers in processes of their own, each with many queries, to be held, killed and followed by another one.
+"""Spark drivers as separate processes, each with many queries, that tests hold, kill and replace.
 
-SparkDriver.open → start (a query) … → ended (which are over, and how) → kill −9, or close
+SparkDriver.open → start (a query) … → ends_of (errors of the queries that have ended) → kill −9, or close
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SparkDriver:
     """A driver: local, or on a cluster."""
 
     def __init__(self, folder: Path, master: str = "local[48,3]", **settings: str) -> None:
-        """Every held task takes a slot: there are to be more than enough of them."""
+        """The default master has many slots, because every held task takes one."""
         folder.mkdir(parents=True, exist_ok=True)
         self.local_dir = folder / "local"
         self._settings = {
@@ -53,12 +53,12 @@ class SparkDriver:
         self._states: dict[str, str | None] = {}
 
     def open(self) -> SparkDriver:
-        found = self._program("open", seconds_max=OPEN_SECONDS_MAX, master=self._master, settings=self._settings)
-        self._jvm, self._session = found["jvm"], found["session"]
+        opened = self._program("open", seconds_max=OPEN_SECONDS_MAX, master=self._master, settings=self._settings)
+        self._jvm, self._session = opened["jvm"], opened["session"]
         return self
 
     def start(self, name: str, source: Path, checkpoint: Path, options: Mapping[str, str], tasks: int | None) -> str:
-        """Start a query; its name has to be new. Returns Spark's id of the run."""
+        """Start a query with a new name, and return Spark's run id."""
         self._states[name] = None
         started = self._program(
             "start",
@@ -80,7 +80,7 @@ class SparkDriver:
         options: Mapping[str, str],
         tasks: int | None = None,
     ) -> None:
-        """Start a query that runs until it is stopped. A name that was used before stands for the new one from now."""
+        """Start a query that runs until it is stopped. It replaces an earlier one of the same name."""
         self._states[name] = None
         self._program(
             "stream",
@@ -98,19 +98,19 @@ class SparkDriver:
         self._program("stop", seconds_max=QUERY_SECONDS_MAX, name=name)
 
     def python_workers(self, module: str) -> list[int]:
-        """Process ids of the Python workers that Spark runs with this module of its own, without their daemon."""
-        found = dict(self._processes())
-        daemons = [pid for pid, command in found.items() if command.endswith(f"-m pyspark.daemon {module}")]
-        return [pid for pid in found if _parent(pid) in daemons]
+        """Return the process ids of the Python workers that run this module of PySpark, without their daemon."""
+        commands = dict(self._processes())
+        daemons = [pid for pid, command in commands.items() if command.endswith(f"-m pyspark.daemon {module}")]
+        return [pid for pid in commands if _parent(pid) in daemons]
 
     def end_of(self, name: str) -> str | None:
-        """None as long as it runs, "" when it is done, else its error."""
+        """Return None while a query runs, an empty text when it has succeeded, else its error."""
         if self._states[name] is None:
-            self._states |= self._program("look", seconds_max=START_SECONDS_MAX)
+            self._states |= self._program("states", seconds_max=START_SECONDS_MAX)
         return self._states[name]
 
     def ends_of(self, names: Collection[str]) -> dict[str, str]:
-        """Wait until all of these have ended, and say how."""
+        """Wait until these queries have ended; return their errors, or empty texts."""
         eventually(
             f"the end of {', '.join(names)}",
             lambda: all(self.end_of(name) is not None for name in names),
@@ -119,26 +119,26 @@ class SparkDriver:
         return {name: self.end_of(name) or "" for name in names}
 
     def stage_retries(self, name: str) -> int:
-        """How often a stage of a query was run again."""
+        """Return the number of stage retries of a query."""
         return int(self._program("retries", seconds_max=START_SECONDS_MAX, name=name)["count"])
 
     def kill(self) -> None:
-        """With kill −9: the JVM, and then what would outlive it by a moment."""
+        """Kill the JVM with SIGKILL, then the processes that would outlive it for a moment."""
         with suppress(ProcessLookupError):
             os.kill(self._jvm, signal.SIGKILL)
         kill_all([pid for pid, _ in self._processes()])
         self._program.close()
 
     def close(self) -> None:
-        """End it; what does not go by itself is killed."""
+        """Close the driver, and kill processes that do not end."""
         pids = [pid for pid, _ in self._processes()]
         self._program.close()
         with suppress(TimeoutError):
-            eventually("the end of a driver", lambda: not any(map(_lives, pids)), GONE_SECONDS_MAX)
-        kill_all(pid for pid in pids if _lives(pid))
+            eventually("the end of a driver", lambda: not any(map(_is_alive, pids)), GONE_SECONDS_MAX)
+        kill_all(pid for pid in pids if _is_alive(pid))
 
     def _processes(self) -> Iterator[tuple[int, str]]:
-        """Process ids and command lines of this driver's session."""
+        """Yield the process ids and command lines of this driver's session."""
         for pid, command in processes() if self._session else ():
             with suppress(ProcessLookupError):
                 if os.getsid(pid) == self._session:
@@ -146,7 +146,7 @@ class SparkDriver:
 
 
 def processes() -> Iterator[tuple[int, str]]:
-    """All that run: process id and command line."""
+    """Yield the process ids and command lines of all processes."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             yield int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -165,7 +165,7 @@ def kill_all(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""What a broker has stored, batch by batch, as anyone may fetch it."""
+"""The batches that a broker has stored, by fetches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.peers.connection import Connection
 
 
 def stored_batches(broker: Broker, topic: str, partition: int = 0) -> list[BatchHeader]:
-    """The headers of all batches of a partition, markers too."""
+    """Return the headers of all batches of a partition, including markers."""
     headers: list[BatchHeader] = []
     offset, end_offset = 0, 1
     with Connection(broker.bootstrap) as connection:

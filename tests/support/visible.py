@@ -1,4 +1,4 @@
-"""What a reader sees of a partition, by one fetch that waits for nothing."""
+"""The records of a partition that a reader sees, with one fetch that does not wait."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ VERSION = 12
 
 
 def visible(connection: Connection, topic: str, partition: int = 0, *, committed: bool = True) -> list[bytes | None]:
-    """The values of all records; with `committed`, of those that a reader of committed records is given."""
-    wanted = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=BYTES_MAX)
+    """Return the values of all records; with `committed`, of those that a read_committed reader sees."""
+    fetch_partition = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=BYTES_MAX)
     request = FetchRequest(
         max_wait_ms=0,
         min_bytes=0,
         max_bytes=BYTES_MAX,
         isolation_level=int(committed),
-        topics=[FetchTopic(topic=topic, partitions=[wanted])],
+        topics=[FetchTopic(topic=topic, partitions=[fetch_partition])],
     )
     response = connection.call(request, VERSION)
     assert isinstance(response, FetchResponse)
-    ((answer,),) = (answers.partitions for answers in response.responses)
-    assert (response.error_code, answer.error_code) == (0, 0)
+    ((data,),) = (topic_data.partitions for topic_data in response.responses)
+    assert (response.error_code, data.error_code) == (0, 0)
     values: list[bytes | None] = []
-    aborted = sorted((row.first_offset, row.producer_id) for row in answer.aborted_transactions or ())
-    inside: set[int] = set()  # producers whose aborted transaction we are in
-    for batch in read_batches(b"".join(bytes(part) for part in _parts(answer.records)), partial=True):
+    aborted = sorted((row.first_offset, row.producer_id) for row in data.aborted_transactions or ())
+    inside: set[int] = set()  # producers with an aborted transaction at this offset
+    for batch in read_batches(b"".join(bytes(part) for part in _parts(data.records)), partial=True):
         while aborted and aborted[0][0] <= batch.header.base_offset:
             inside.add(aborted.pop(0)[1])
         if batch.header.is_control:

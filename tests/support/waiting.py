@@ -1,4 +1,4 @@
-"""Waiting for what another process does in its own time: bounded, and over as soon as it is there."""
+"""Bounded waiting for a condition that another process or thread fulfils."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _POLL_SECONDS = 0.02
 T = TypeVar("T")
 
 
-def eventually(what: str, ask: Callable[[], T | None], seconds_max: float = SECONDS_MAX) -> T:
-    """Ask until the answer is true, and return it; `what` is told when it never is."""
+def eventually(what: str, poll: Callable[[], T | None], seconds_max: float = SECONDS_MAX) -> T:
+    """Call `poll` until its result is true, and return it; raise TimeoutError with `what` if it never is."""
     deadline = time.monotonic() + seconds_max
-    while not (answer := ask()):
+    while not (result := poll()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not after {seconds_max} s; the last answer was {answer!r}")
+            raise TimeoutError(f"timed out after {seconds_max} s waiting for: {what}; the last result was {result!r}")
         time.sleep(_POLL_SECONDS)
-    return answer
+    return result

@@ -1,4 +1,4 @@
-"""The ways headrace has of making a batch, behind one signature; and its columns, read back to records."""
+"""The encoders of headrace with one signature, and conversion of decoded columns to records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUFFER_BYTES = 1 << 20
 
 
 def by_encode(batch: Batch) -> memoryview:
-    """A list of records at once."""
+    """Encode a list of records."""
     return records.encode(
         batch.records,
         codec=batch.codec,
@@ -26,7 +26,7 @@ def by_encode(batch: Batch) -> memoryview:
 
 
 def by_open_batch(batch: Batch) -> memoryview:
-    """Record by record, as a producer does."""
+    """Append record by record, as a producer does."""
     building = OpenBatch(bytearray(HEADER_BYTES + BUFFER_BYTES))
     for record in batch.records:
         index = building.append(record.timestamp, record.key, record.value, record.headers)
@@ -35,7 +35,7 @@ def by_open_batch(batch: Batch) -> memoryview:
 
 
 def by_columns(batch: Batch) -> memoryview:
-    """From Arrow columns, as Spark's rows come."""
+    """Encode Arrow columns, as the Spark sink does."""
     rows = len(batch.records)
     headers = [[{"key": key, "value": value} for key, value in record.headers] for record in batch.records]
     (encoded,) = columns.encode(
@@ -59,7 +59,7 @@ WRITERS: dict[str, Callable[[Batch], memoryview]] = {
 
 
 def records_of(table: pa.RecordBatch) -> list[Record]:
-    """The rows of decoded columns as records."""
+    """Return the rows of decoded columns as records."""
     return [
         Record(
             row["offset"],

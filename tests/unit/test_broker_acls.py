@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.acls import Acl, AclFilter, Acls, Pattern, Permission
+from headrace.broker.catalog.security import Acl, AclFilter, Acls, Pattern, Permission
 from headrace.broker.context import Session
 from headrace.broker.security.authorizer import (
     CLUSTER_NAME,

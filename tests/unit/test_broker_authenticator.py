@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker_options import resolve
-from headrace.broker.catalog.users import Users
+from headrace.broker.catalog.security import Users
 from headrace.broker.security.authenticator import Authenticator
 from headrace.broker.security.mechanisms import BearerToken
 from headrace.broker.security.sasl import sasl_of

@@ -1,4 +1,4 @@
-"""The catalog: what was recorded is there after a restart, whole events or none of them."""
+"""The catalog: recorded changes survive a restart, completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import BROKER, TOPIC
 from headrace.broker.catalog.journal import SPARE_LINES_MAX, DamagedJournalError, Journal
-from headrace.broker.catalog.topics import PartitionPlace, check_name
+from headrace.broker.catalog.topics import PartitionRegistration, check_name
 from headrace.errors import BrokerError, Code
 
 
@@ -26,12 +26,12 @@ def reopened(catalog: Catalog, path: Path) -> Catalog:
     return Catalog(path)
 
 
-def test_everything_recorded_is_there_after_a_restart(path: Path) -> None:
+def test_all_changes_survive_a_restart(path: Path) -> None:
     catalog = Catalog(path)
     catalog.record(catalog.topics.creation("orders", [[1], [1]]), catalog.topics.creation("gone", [[1]]))
     orders = catalog.topics.by_name["orders"]
     catalog.record(catalog.topics.growth(orders, [[1, 2]]))
-    catalog.record(catalog.topics.move(orders, 0, PartitionPlace((1, 2), (2,), 2, 5)))
+    catalog.record(catalog.topics.partition_change(orders, 0, PartitionRegistration((1, 2), (2,), 2, 5)))
     catalog.record(catalog.topics.deletion(catalog.topics.by_name["gone"]))
     catalog.record(catalog.configs.change(TOPIC, "orders", {"retention.ms": "5", "segment.ms": "6"}))
     catalog.record(catalog.configs.change(TOPIC, "orders", {"retention.ms": None}))
@@ -41,7 +41,7 @@ def test_everything_recorded_is_there_after_a_restart(path: Path) -> None:
 
     assert again.topics.by_name == catalog.topics.by_name
     assert again.topics.by_id == {orders.id: again.topics.by_name["orders"]}
-    assert again.topics.by_name["orders"].partitions[0] == PartitionPlace((1, 2), (2,), 2, 5)
+    assert again.topics.by_name["orders"].partitions[0] == PartitionRegistration((1, 2), (2,), 2, 5)
     assert again.configs.of(TOPIC, "orders") == {"segment.ms": "6"}
     assert again.configs.of(BROKER, "1") == {}
     assert again.identity.cluster_id == catalog.identity.cluster_id
@@ -49,9 +49,7 @@ def test_everything_recorded_is_there_after_a_restart(path: Path) -> None:
 
 
 @pytest.mark.behaviour("B17")
-def test_a_torn_last_line_is_cut_off_named_and_kept_and_what_is_recorded_next_survives(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torn_last_line_is_truncated_logged_and_kept(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     catalog = Catalog(path)
     catalog.record(catalog.topics.creation("whole", [[1]]))
     before = path.stat().st_size
@@ -63,7 +61,7 @@ def test_a_torn_last_line_is_cut_off_named_and_kept_and_what_is_recorded_next_su
         path.write_bytes(whole[:kept])
         caplog.clear()
         damaged = Catalog(path)
-        assert f"line 3 ({kept - before} bytes from byte {before} on) is cut off: it is incomplete" in caplog.text
+        assert f"line 3 ({kept - before} bytes at byte {before}): it is incomplete" in caplog.text
         assert path.with_name(f"{path.name}.torn-{number}").read_bytes() == whole[before:kept]
         assert set(damaged.topics.by_name) == {"whole"}, kept
         damaged.record(damaged.topics.creation("next", [[1]]))
@@ -72,7 +70,7 @@ def test_a_torn_last_line_is_cut_off_named_and_kept_and_what_is_recorded_next_su
         damaged.close()
 
 
-def test_a_journal_that_ends_with_a_whole_line_is_not_touched(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_intact_journal_is_not_changed_at_start(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     catalog = Catalog(path)
     catalog.record(catalog.topics.creation("whole", [[1]]))
     reopened(catalog, path).close()
@@ -80,9 +78,7 @@ def test_a_journal_that_ends_with_a_whole_line_is_not_touched(path: Path, caplog
     assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.end"}
 
 
-def test_a_last_line_whose_checksum_is_wrong_is_cut_off_and_no_producer_id_of_it_is_given_out(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_producer_ids_of_a_truncated_last_line_are_skipped(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     catalog = Catalog(path)
     catalog.record(catalog.topics.creation("kept", [[1]]))
     catalog.record(catalog.identity.reserve_producer_ids())
@@ -126,7 +122,7 @@ def assert_refused(path: Path, *texts: str) -> None:
 
 
 @pytest.mark.behaviour("B17")
-def test_a_damaged_line_with_others_after_it_refuses_to_open_whichever_bit_it_is(path: Path) -> None:
+def test_a_damaged_line_before_the_last_prevents_the_start(path: Path) -> None:
     three_topics(path)
     whole = path.read_bytes()
     first, second, *_ = lines_of(path)
@@ -142,7 +138,7 @@ def test_a_damaged_line_with_others_after_it_refuses_to_open_whichever_bit_it_is
     [((0, 2, 3), 2), ((0, 1, 3), 3), ((0, 2, 1, 3), 2), ((0, 1, 1, 2, 3), 3), ((1, 2, 3), 1)],
     ids=["second lost", "third lost", "swapped", "twice", "first lost"],
 )
-def test_lines_that_are_lost_or_swapped_refuse_to_open(path: Path, order: tuple[int, ...], line: int) -> None:
+def test_lost_or_swapped_lines_prevent_the_start(path: Path, order: tuple[int, ...], line: int) -> None:
     three_topics(path)
     lines = lines_of(path)
     path.write_bytes(b"".join(lines[number] for number in order))
@@ -150,7 +146,7 @@ def test_lines_that_are_lost_or_swapped_refuse_to_open(path: Path, order: tuple[
 
 
 @pytest.mark.behaviour("B17")
-def test_a_snapshot_that_lost_a_line_refuses_to_open_also_if_it_is_the_last(path: Path) -> None:
+def test_a_snapshot_with_a_lost_line_prevents_the_start(path: Path) -> None:
     three_topics(path)
     catalog = Catalog(path)
     Journal(path).replace(catalog.snapshot(), catalog.offset)
@@ -158,7 +154,7 @@ def test_a_snapshot_that_lost_a_line_refuses_to_open_also_if_it_is_the_last(path
     lines = lines_of(path)
     assert len(lines) > 4
     path.write_bytes(b"".join(lines[:-1]))
-    assert_refused(path, f"after line {len(lines) - 1}", "1 parts of the snapshot that it begins with are missing")
+    assert_refused(path, f"after line {len(lines) - 1}", "1 parts of its first snapshot are missing")
     path.write_bytes(b"".join(lines)[:-1])
     assert_refused(path, "it is incomplete")
     path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
@@ -168,9 +164,7 @@ def test_a_snapshot_that_lost_a_line_refuses_to_open_also_if_it_is_the_last(path
 
 
 @pytest.mark.behaviour("B17")
-def test_an_older_copy_of_the_journal_is_named_and_no_producer_id_is_given_out_again(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_older_copy_is_logged_and_no_producer_id_is_reused(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     catalog = Catalog(path)
     older = path.read_bytes()
     catalog.record(catalog.identity.reserve_producer_ids())
@@ -178,7 +172,7 @@ def test_an_older_copy_of_the_journal_is_named_and_no_producer_id_is_given_out_a
     catalog.close()
     path.write_bytes(older)
     again = Catalog(path)
-    assert f"{path} ends with change 1, but when the broker was stopped it had change {offset}" in caplog.text
+    assert f"{path} ends at change 1, but had change {offset} at the last clean stop" in caplog.text
     assert again.identity.next_producer_id >= 1000
     caplog.clear()
     (again := reopened(again, path)).close()
@@ -188,7 +182,7 @@ def test_an_older_copy_of_the_journal_is_named_and_no_producer_id_is_given_out_a
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_an_event_that_is_not_known_refuses_to_open(path: Path) -> None:
+def test_an_unknown_event_prevents_the_start(path: Path) -> None:
     catalog = Catalog(path)
     catalog.close()
     journal = Journal(path)
@@ -198,7 +192,7 @@ def test_an_event_that_is_not_known_refuses_to_open(path: Path) -> None:
     assert_refused(path, "line 2", "of the future", "A newer version")
 
 
-def test_a_journal_of_an_earlier_version_is_read_and_continued(path: Path) -> None:
+def test_a_journal_of_an_earlier_version_can_be_continued(path: Path) -> None:
     bodies = [
         b'[{"id":"an-old-cluster","kind":"cluster"}]',
         b'[{"id":"%s","kind":"topic","name":"old","partitions":[[1,0,[1],[1]]]}]' % (b"ab" * 16),
@@ -212,7 +206,7 @@ def test_a_journal_of_an_earlier_version_is_read_and_continued(path: Path) -> No
     assert set(reopened(catalog, path).topics.by_name) == {"old", "new"}
 
 
-def test_a_change_that_cannot_be_forced_to_disk_did_not_happen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_cannot_be_synced_is_not_applied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = Catalog(path)
     catalog.record(catalog.topics.creation("before", [[1]]))
     before, sync, fails = path.read_bytes(), os.fsync, [True]
@@ -232,9 +226,7 @@ def test_a_change_that_cannot_be_forced_to_disk_did_not_happen(path: Path, monke
     assert set(reopened(catalog, path).topics.by_name) == {"before", "after"}
 
 
-def test_nothing_is_changed_any_more_after_a_change_that_could_not_be_taken_back(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_catalog_is_read_only_after_a_failed_roll_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = Catalog(path)
 
     def failing(fd: int) -> None:
@@ -244,14 +236,12 @@ def test_nothing_is_changed_any_more_after_a_change_that_could_not_be_taken_back
         context.setattr(os, "fsync", failing)
         with pytest.raises(BrokerError, match="the disk is gone"):
             catalog.record(catalog.topics.creation("failed", [[1]]))
-    with pytest.raises(BrokerError, match="nothing can be changed until the broker is started again"):
+    with pytest.raises(BrokerError, match="the catalog is read-only until the broker is restarted"):
         catalog.record(catalog.topics.creation("later", [[1]]))
     assert set(reopened(catalog, path).topics.by_name) == set()
 
 
-def test_the_folder_is_forced_to_disk_after_the_journal_was_replaced(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_synced_after_the_journal_was_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = Catalog(path)
     order: list[str] = []
     replace, sync = os.replace, os.fsync
@@ -272,7 +262,7 @@ def test_the_folder_is_forced_to_disk_after_the_journal_was_replaced(
     assert order == ["file", "replace", "folder"]
 
 
-def test_a_journal_with_many_old_lines_is_written_anew_at_a_start(path: Path) -> None:
+def test_a_long_journal_is_rewritten_at_start(path: Path) -> None:
     catalog = Catalog(path)
     catalog.record(catalog.topics.creation("orders", [[1]]))
     for number in range(SPARE_LINES_MAX + 10):
@@ -286,7 +276,7 @@ def test_a_journal_with_many_old_lines_is_written_anew_at_a_start(path: Path) ->
     assert again.identity.cluster_id == catalog.identity.cluster_id
 
 
-def test_listeners_hear_of_an_event_after_it_is_applied(path: Path) -> None:
+def test_listeners_are_called_after_an_event_is_applied(path: Path) -> None:
     catalog = Catalog(path)
     heard: list[tuple[str, bool]] = []
     catalog.listeners.append(lambda event: heard.append((event["kind"], "orders" in catalog.topics.by_name)))
@@ -296,7 +286,7 @@ def test_listeners_hear_of_an_event_after_it_is_applied(path: Path) -> None:
     assert heard == [("topic", True)]
 
 
-def test_a_topic_made_again_has_another_id(path: Path) -> None:
+def test_a_recreated_topic_has_another_id(path: Path) -> None:
     catalog = Catalog(path)
     catalog.record(catalog.topics.creation("orders", [[1]]))
     first = catalog.topics.by_name["orders"].id
@@ -308,12 +298,12 @@ def test_a_topic_made_again_has_another_id(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a\n", "x" * 250, "../up", "nul\0"])
-def test_names_that_no_topic_may_have_are_refused(name: str) -> None:
+def test_invalid_topic_names_are_rejected(name: str) -> None:
     with pytest.raises(BrokerError) as refused:
         check_name(name)
     assert refused.value.code == Code.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "...", "__consumer_offsets"])
-def test_other_names_are_fine(name: str) -> None:
+def test_valid_topic_names_are_accepted(name: str) -> None:
     check_name(name)

@@ -112,7 +112,7 @@ def test_only_dynamic_options_are_writable(rig) -> None:
     assert not rig.node("log.retention.ms").read_only
     assert rig.node("listeners").read_only
     assert BROKER_OPTIONS.keys() >= DYNAMIC
-    with pytest.raises(BrokerError, match="listeners cannot be changed while the broker runs") as caught:
+    with pytest.raises(BrokerError, match="listeners cannot be changed at run time") as caught:
         rig.set("listeners", "PLAINTEXT://:1", **ON_NODE)
     assert caught.value.code == Code.INVALID_REQUEST
 
@@ -190,5 +190,5 @@ def test_the_current_configuration_includes_dynamic_changes(rig) -> None:
 
 
 def test_options_of_another_broker_are_rejected(rig) -> None:
-    with pytest.raises(BrokerError, match="there is no broker '9' here; this is broker 1"):
+    with pytest.raises(BrokerError, match="invalid broker '9': expected 1"):
         next(rig.configurations.of_broker("9"))

@@ -1,4 +1,4 @@
-"""The leader's view of its replicas: the high watermark, and who is in sync."""
+"""The leader of a partition: the high watermark and the in-sync set."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.broker.catalog.topics import PartitionPlace
-from headrace.broker.delayed import DelayedProduce
-from headrace.broker.partition import Partition, Rules
+from headrace.broker.catalog.topics import PartitionRegistration
+from headrace.broker.partition import Partition, PartitionEnv
+from headrace.broker.purgatory import DelayedProduce
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from tests.support.fake_internal import HandClock
 from tests.support.log_rig import LogRig, batch, let_go
 
@@ -25,8 +26,10 @@ class PartitionRig:
         self.clock: HandClock = self.logs.clock
         self.log = self.logs.log("t", 0, **{"min.insync.replicas": min_isr})
         self.fenced: set[int] = set()
-        rules = Rules(1, self.clock, LAG_MS, lambda node, epoch: node not in self.fenced)
-        self.partition = Partition("t", 0, self.log, PartitionPlace((1, 2, 3), isr, 1, 5, 7), rules)
+        env = PartitionEnv(1, self.clock, LAG_MS, lambda node, epoch: node not in self.fenced)
+        self.partition = Partition(
+            TopicPartition("t", 0), self.log, PartitionRegistration((1, 2, 3), isr, 1, 5, 7), env
+        )
 
     def write(self, count: int = 1) -> None:
         for _ in range(count):
@@ -38,8 +41,8 @@ class PartitionRig:
         self.partition.advance_high_watermark()
         return self.log.high_watermark
 
-    def place(self, *, isr, leader=1, leader_epoch=5, partition_epoch=8) -> None:
-        self.partition.place(PartitionPlace((1, 2, 3), isr, leader, leader_epoch, partition_epoch))
+    def register(self, *, isr, leader=1, leader_epoch=5, partition_epoch=8) -> None:
+        self.partition.apply_registration(PartitionRegistration((1, 2, 3), isr, leader, leader_epoch, partition_epoch))
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +61,7 @@ def test_the_high_watermark_is_what_all_in_sync_replicas_have(tmp_path):
     assert rig.fetch(2, 1) == 4  # it never goes back
 
 
-def test_a_replica_that_is_not_in_sync_does_not_hold_it_up(tmp_path):
+def test_a_replica_outside_the_in_sync_set_does_not_hold_the_high_watermark(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1, 2))
     rig.write(5)
     assert rig.fetch(2, 5) == 5
@@ -67,55 +70,55 @@ def test_a_replica_that_is_not_in_sync_does_not_hold_it_up(tmp_path):
     assert rig.fetch(2, 10) == 10
 
 
-def test_one_that_has_just_caught_up_is_waited_for_or_it_would_never_join(tmp_path):
+def test_the_high_watermark_waits_for_a_replica_that_can_join(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1,))
     rig.write(2)
     rig.partition.advance_high_watermark()
     assert rig.fetch(2, 2) == 2  # it has everything
     rig.write(3)
     assert not rig.partition.advance_high_watermark()
-    assert rig.partition.may_join(2)
+    assert rig.partition.can_join_isr(2)
     rig.fenced.add(2)  # it is dead: nobody waits for the dead
     assert rig.partition.advance_high_watermark()
-    assert not rig.partition.may_join(2)
+    assert not rig.partition.can_join_isr(2)
 
 
-def test_who_joins_must_have_all_that_is_committed_and_that_was_there_when_we_began(tmp_path):
+def test_a_joining_replica_needs_all_committed_records(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1,))
     rig.write(4)
     rig.partition.advance_high_watermark()
     rig.fetch(2, 3)
-    assert not rig.partition.may_join(2)
+    assert not rig.partition.can_join_isr(2)
     rig.fetch(2, 4)
-    assert rig.partition.may_join(2)
-    rig.place(isr=(1,), leader_epoch=6)
+    assert rig.partition.can_join_isr(2)
+    rig.register(isr=(1,), leader_epoch=6)
     assert rig.partition.epoch_start == 4
-    assert not rig.partition.may_join(2)  # of this epoch it has not fetched yet
+    assert not rig.partition.can_join_isr(2)  # of this epoch it has not fetched yet
 
 
 @pytest.mark.behaviour("B10")
-def test_who_has_the_high_watermark_but_not_what_a_new_leader_began_with_may_not_join(tmp_path):
+def test_a_joining_replica_needs_all_records_of_the_epoch_start(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1,))
     rig.write(4)  # the high watermark is not known to be beyond 0: an earlier leader may have committed more
-    rig.place(isr=(1,), leader_epoch=6)
+    rig.register(isr=(1,), leader_epoch=6)
     rig.partition.follower_fetched(2, 3, 1)
-    assert not rig.partition.may_join(2)
+    assert not rig.partition.can_join_isr(2)
     rig.partition.follower_fetched(2, 4, 1)
-    assert rig.partition.may_join(2)
+    assert rig.partition.can_join_isr(2)
 
 
 @pytest.mark.behaviour("B09")
-def test_a_produce_that_waits_fails_when_another_epoch_begins_though_this_broker_leads_again(tmp_path):
+def test_a_waiting_produce_fails_when_another_leader_epoch_begins(tmp_path):
     async def test():
         rig = PartitionRig(tmp_path, isr=(1, 2, 3))
         rig.write(1)
         waiting = DelayedProduce(rig.partition, 0)
-        assert not waiting.try_complete(("t", 0))
+        assert not waiting.try_complete(TopicPartition("t", 0))
         # It followed another leader between the two: what is at the offset now may be of that one.
-        rig.place(isr=(1,), leader_epoch=7)
+        rig.register(isr=(1,), leader_epoch=7)
         rig.partition.advance_high_watermark()
         assert rig.log.high_watermark == 1
-        assert waiting.try_complete(("t", 0))
+        assert waiting.try_complete(TopicPartition("t", 0))
         with pytest.raises(BrokerError, match="may not have it") as caught:
             await waiting.future
         assert caught.value.code == Code.NOT_LEADER_OR_FOLLOWER
@@ -124,54 +127,54 @@ def test_a_produce_that_waits_fails_when_another_epoch_begins_though_this_broker
 
 
 @pytest.mark.behaviour("B10")
-def test_a_proposed_member_counts_before_it_is_confirmed_and_a_proposed_leaver_until_it_is(tmp_path):
+def test_the_larger_of_current_and_proposed_in_sync_set_counts(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1, 2))
     rig.write(3)
     rig.fetch(2, 3)
-    rig.partition.propose((1, 2, 3))
+    rig.partition.propose_isr((1, 2, 3))
     rig.write(2)
     assert rig.fetch(2, 5) == 3  # 3 may be elected already, for all we know
-    rig.place(isr=(1, 2, 3))
+    rig.register(isr=(1, 2, 3))
     assert rig.partition.proposed_isr is None
     assert rig.fetch(3, 5) == 5
 
     rig.write(1)
     rig.clock.now_ms += LAG_MS + 1
-    rig.partition.propose((1, 2))
+    rig.partition.propose_isr((1, 2))
     assert rig.fetch(2, 6) == 5
-    rig.place(isr=(1, 2), partition_epoch=9)
+    rig.register(isr=(1, 2), partition_epoch=9)
     rig.partition.advance_high_watermark()
     assert rig.log.high_watermark == 6
 
 
-def test_below_min_insync_replicas_it_stays_where_it_is(tmp_path):
+def test_below_min_insync_replicas_the_high_watermark_stays(tmp_path):
     """Check 20: else the one replica that is left could commit what nobody else will ever have."""
     rig = PartitionRig(tmp_path, isr=(1,), min_isr="2")
     rig.write(3)
     assert not rig.partition.advance_high_watermark()
-    rig.place(isr=(1, 2))
+    rig.register(isr=(1, 2))
     assert rig.fetch(2, 3) == 3
 
 
-def test_more_replicas_than_there_are_cannot_be_wanted(tmp_path):
+def test_min_isr_is_at_most_the_number_of_replicas(tmp_path):
     rig = PartitionRig(tmp_path, min_isr="5")
     assert rig.partition.min_isr == 3
 
 
-def test_a_follower_that_does_not_catch_up_is_a_laggard_after_its_time(tmp_path):
+def test_a_follower_lags_after_replica_lag_time_max_ms(tmp_path):
     rig = PartitionRig(tmp_path)
     rig.write(10)
     rig.fetch(2, 10)
     rig.fetch(3, 5)
     rig.clock.now_ms += LAG_MS
-    assert rig.partition.laggards() == []
+    assert rig.partition.lagging_replicas() == []
     rig.clock.now_ms += 1
-    assert rig.partition.laggards() == [3]  # 2 has everything, however long ago
+    assert rig.partition.lagging_replicas() == [3]  # 2 has everything, however long ago
     rig.fetch(3, 9)
-    assert rig.partition.laggards() == [3]
+    assert rig.partition.lagging_replicas() == [3]
 
 
-def test_who_has_what_there_was_at_its_last_fetch_keeps_up_though_more_is_written_all_the_time(tmp_path):
+def test_a_follower_under_constant_load_does_not_lag(tmp_path):
     rig = PartitionRig(tmp_path)
     rig.write(1)
     at = 0
@@ -181,29 +184,29 @@ def test_who_has_what_there_was_at_its_last_fetch_keeps_up_though_more_is_writte
         at = rig.log.end_offset
         rig.write(1)
         rig.clock.now_ms += LAG_MS // 2
-    assert rig.partition.laggards() == []
+    assert rig.partition.lagging_replicas() == []
 
 
-def test_a_new_leader_knows_nothing_of_its_followers_and_begins_an_epoch(tmp_path):
+def test_a_new_leader_forgets_its_followers_and_begins_an_epoch(tmp_path):
     rig = PartitionRig(tmp_path)
     rig.write(3)
     rig.fetch(2, 3)
     rig.fetch(3, 3)
-    rig.place(isr=(1, 2, 3), leader=2, leader_epoch=6)
+    rig.register(isr=(1, 2, 3), leader=2, leader_epoch=6)
     assert not rig.partition.is_leader
     assert not rig.partition.advance_high_watermark()
-    rig.place(isr=(1, 2, 3), leader=1, leader_epoch=7)
+    rig.register(isr=(1, 2, 3), leader=1, leader_epoch=7)
     rig.write(1)
     assert rig.log.latest_epoch == 7
     assert rig.fetch(2, 4) == 3
     assert rig.fetch(3, 4) == 4
 
 
-def test_it_is_confirmed_when_the_in_sync_replicas_have_what_it_began_with(tmp_path):
+def test_an_epoch_is_confirmed_when_its_start_is_replicated(tmp_path):
     """Check 21: until then it must not say where the end is, for it may be behind what its predecessor said."""
     rig = PartitionRig(tmp_path)
     rig.write(3)
-    rig.place(isr=(1, 2, 3), leader_epoch=6)
+    rig.register(isr=(1, 2, 3), leader_epoch=6)
     assert not rig.partition.is_confirmed
     rig.fetch(2, 3)
     assert rig.fetch(3, 3) == 3
@@ -213,7 +216,7 @@ def test_it_is_confirmed_when_the_in_sync_replicas_have_what_it_began_with(tmp_p
 @pytest.mark.parametrize(
     ("node", "broker_epoch", "code"), [(9, 1, Code.UNKNOWN_LEADER_EPOCH), (2, 0, Code.NOT_LEADER_OR_FOLLOWER)]
 )
-def test_who_has_no_replica_or_fetched_before_its_restart_is_refused(tmp_path, node, broker_epoch, code):
+def test_fetches_of_non_replicas_and_from_before_a_restart_are_rejected(tmp_path, node, broker_epoch, code):
     rig = PartitionRig(tmp_path)
     rig.fetch(2, 0, broker_epoch=1)
     with pytest.raises(BrokerError) as caught:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.quotas import Quotas, entity
+from headrace.broker.catalog.configs import Quotas, quota_entity
 from headrace.broker.context import Context, Session
 from headrace.broker.quotas import RATES_MAX, QuotaManager
 from tests.support.fake_internal import HandClock
@@ -24,7 +24,7 @@ class Rig:
         self.manager = QuotaManager(self.catalog, self.clock, resolve())
 
     def set(self, parts, **values) -> None:
-        self.catalog.apply(Quotas.change(entity(parts), values))
+        self.catalog.apply(Quotas.change(quota_entity(parts), values))
 
     def throttle(self, api_key=PRODUCE, *, request=0, response=0, handler_ms=0.0, user="ann", client="app") -> int:
         context = Context(Session("10.0.0.1", "PLAINTEXT", f"User:{user}"), api_key, 0, client, 1)
@@ -142,7 +142,7 @@ def test_tracked_rates_are_bounded(rig) -> None:
 
 def test_quotas_survive_a_restart(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog")
-    both = entity({"user": None, "client-id": "app"})
+    both = quota_entity({"user": None, "client-id": "app"})
     assert both == (("client-id", "app"), ("user", None))
     catalog.record(Quotas.change(both, {"producer_byte_rate": 5.0, "request_percentage": 1.5}))
     catalog.record(Quotas.change(both, {"producer_byte_rate": None}))

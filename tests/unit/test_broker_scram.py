@@ -12,7 +12,7 @@ import pytest
 
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.users import Credential, Users
+from headrace.broker.catalog.security import Credential, Users
 from headrace.broker.security.mechanisms import (
     BearerToken,
     OAuthBearer,

@@ -1,4 +1,4 @@
-"""Background tasks of a broker: none ends silently."""
+"""Background tasks of a broker: none fails silently."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from headrace.broker import control, tasks
 from headrace.broker.broker import Broker
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.topics import CONSUMER_OFFSETS, PartitionPlace, Topics
-from headrace.broker.cluster.in_sync_requests import InSyncRequests
-from headrace.broker.cluster.leader_fetcher import FetchSettings, LeaderFetcher
-from headrace.broker.cluster.link import Peer
-from headrace.broker.cluster.registration import Card, Membership
+from headrace.broker.catalog.topics import CONSUMER_OFFSETS, PartitionRegistration, Topics
+from headrace.broker.cluster.isr import AlterPartitionManager
+from headrace.broker.cluster.membership import BrokerInfo, Membership
+from headrace.broker.cluster.peer import Peer
+from headrace.broker.cluster.replica_fetcher import FetchSettings, LeaderFetcher
+from headrace.broker.cluster.role import IsrChange
 from headrace.broker.log import LogConfig, LogManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.service import Service
@@ -72,7 +73,7 @@ class FakePeer:
         self._answers = list(answers)
         self._held = asyncio.Event()
 
-    async def ask(self, message: Message, version: int, timeout_ms: float) -> Message:
+    async def request(self, message: Message, version: int, timeout_ms: float) -> Message:
         self.asked.append(message)
         if not self._answers:
             await self._held.wait()
@@ -92,7 +93,7 @@ class FakePeer:
 
 
 @pytest.mark.behaviour("B18")
-def test_a_task_that_fails_is_logged_with_its_traceback_and_counted(caplog):
+def test_a_failed_task_is_logged_with_its_traceback_and_counted(caplog):
     async def fails() -> None:
         raise BugError("here")
 
@@ -112,7 +113,7 @@ def test_a_task_that_fails_is_logged_with_its_traceback_and_counted(caplog):
 
 
 @pytest.mark.behaviour("B18")
-def test_a_loop_that_fails_is_started_again_later_and_later(caplog, monkeypatch):
+def test_a_failed_loop_is_restarted_with_back_off(caplog, monkeypatch):
     async def test() -> None:
         turns = itertools.count()
         waits: list[float] = []
@@ -145,7 +146,7 @@ def test_an_exception_in_a_timer_is_counted(tmp_path, caplog):
     assert "StopIteration" in caplog.text
 
 
-def test_nobody_else_starts_tasks():
+def test_tasks_are_started_by_the_tasks_module_only():
     """A TaskGroup is fine: whoever waits for it gets what its tasks raise."""
     starts = []
     for path in Path(headrace.broker.__path__[0]).rglob("*.py"):
@@ -164,7 +165,7 @@ def test_nobody_else_starts_tasks():
     assert starts == ["tasks.py"]
 
 
-def test_the_status_tells_of_failures(tmp_path):
+def test_the_status_contains_task_failures(tmp_path):
     async def fails() -> None:
         raise BugError("here")
 
@@ -208,11 +209,13 @@ class Follower:
 
     def fetcher(self, peer: FakePeer) -> LeaderFetcher:
         settings = FetchSettings(1, 500, 1 << 20, 1 << 20, 1000, 1000, False)
-        return LeaderFetcher(2, cast(Peer, peer), self.replicas, lambda: 7, self.clock, settings)
+        return LeaderFetcher(
+            2, cast(Peer, peer), self.replicas, broker_epoch=lambda: 7, clock=self.clock, settings=settings
+        )
 
 
 @pytest.mark.behaviour("B10", "B18")
-def test_a_replica_fetcher_goes_on_after_what_it_did_not_expect(tmp_path, caplog):
+def test_a_replica_fetcher_continues_after_an_unexpected_error(tmp_path, caplog):
     async def test() -> None:
         follower = Follower(tmp_path)
         peer = FakePeer(BugError("in the fetch"), follower.records)
@@ -220,20 +223,22 @@ def test_a_replica_fetcher_goes_on_after_what_it_did_not_expect(tmp_path, caplog
         fetcher.add(follower.partition)
         await until("the record is there", lambda: follower.partition.log.end_offset == 1)
         assert tasks.failures() == {"replica fetcher": 1}
-        fetcher.end()
+        fetcher.stop()
 
     run(test)
     assert "in the fetch" in caplog.text
 
 
 @pytest.mark.behaviour("B10")
-def test_what_an_older_leader_epoch_sent_is_not_taken_over(tmp_path):
+def test_a_response_of_an_older_leader_epoch_is_ignored(tmp_path):
     async def test() -> None:
         follower = Follower(tmp_path)
         partition = follower.partition
 
         def late(request: Message) -> FetchResponse:
-            partition.place(PartitionPlace((1, 2), (1, 2), 1, 3, 3))  # the fetcher is about to hear of it
+            partition.apply_registration(
+                PartitionRegistration((1, 2), (1, 2), 1, 3, 3)
+            )  # the fetcher is about to hear of it
             return follower.records(request)
 
         peer = FakePeer(late)
@@ -241,13 +246,13 @@ def test_what_an_older_leader_epoch_sent_is_not_taken_over(tmp_path):
         fetcher.add(partition)
         await until("it has fetched again", lambda: len(peer.asked) == 2)
         assert partition.log.end_offset == 0
-        fetcher.end()
+        fetcher.stop()
 
     run(test)
 
 
 @pytest.mark.behaviour("B18")
-def test_heartbeats_go_on_after_what_they_did_not_expect(caplog):
+def test_heartbeats_continue_after_an_unexpected_error(caplog):
     async def test() -> None:
         told: list[int] = []
 
@@ -264,9 +269,11 @@ def test_heartbeats_go_on_after_what_they_did_not_expect(caplog):
             BrokerRegistrationResponse(broker_epoch=4),
             BrokerHeartbeatResponse(is_fenced=False),
         )
-        membership = Membership(cast(Peer, peer), 60_000, lambda: 0, verified, registered)
-        membership.start(Card(2, "cluster", None, {}), -1)
-        await membership.lives(5_000)
+        membership = Membership(
+            cast(Peer, peer), 60_000, caught_up_to=lambda: 0, verify=verified, registered=registered
+        )
+        membership.start(BrokerInfo(2, "cluster", None, {}), -1)
+        await membership.wait_unfenced(5_000)
         assert [type(request) for request in peer.asked[:2]] == [BrokerRegistrationRequest] * 2
         assert membership.epoch == 4
         assert tasks.failures() == {"heartbeats": 1}
@@ -277,16 +284,16 @@ def test_heartbeats_go_on_after_what_they_did_not_expect(caplog):
 
 
 @pytest.mark.behaviour("B18")
-def test_a_change_of_an_in_sync_set_is_asked_for_again_after_an_answer_without_it():
+def test_alter_partition_recovers_from_an_incomplete_response():
     async def test() -> None:
         whole = AlterPartitionResponse(
             topics=[TopicResult(topic_id=bytes(16), partitions=[PartitionResult(partition_index=0, partition_epoch=4)])]
         )
-        requests = InSyncRequests(cast(Peer, FakePeer(AlterPartitionResponse(), whole)), 1, lambda: 1, 1000)
+        requests = AlterPartitionManager(cast(Peer, FakePeer(AlterPartitionResponse(), whole)), 1, lambda: 1, 1000)
         with pytest.raises(BrokerError) as caught:
-            await requests.ask(bytes(16), 0, 1, 3, {1: 1})
+            await requests.alter(IsrChange(bytes(16), 0, 1, 3, {1: 1}))
         assert caught.value.code == Code.UNKNOWN_SERVER_ERROR
-        assert (await requests.ask(bytes(16), 0, 1, 3, {1: 1})).partition_epoch == 4
+        assert (await requests.alter(IsrChange(bytes(16), 0, 1, 3, {1: 1}))).partition_epoch == 4
         assert tasks.failures() == {"AlterPartition": 1}
         await requests.close()
 
@@ -295,7 +302,7 @@ def test_a_change_of_an_in_sync_set_is_asked_for_again_after_an_answer_without_i
 
 @pytest.mark.behaviour("B18")
 @pytest.mark.parametrize("error", [BrokerError("damaged", code=Code.CORRUPT_MESSAGE), OSError("no such disk")])
-def test_a_group_partition_that_cannot_be_read_does_not_stop_the_broker(error, caplog):
+def test_an_unreadable_group_partition_does_not_stop_the_broker(error, caplog):
     async def test() -> None:
         rig = GroupRig()
 
@@ -328,7 +335,7 @@ def test_a_flush_ends_when_the_log_is_truncated_below_what_it_waits_for(tmp_path
     run(test)
 
 
-def test_a_start_that_fails_lets_go_of_the_data_folder(tmp_path):
+def test_a_failed_start_releases_the_data_folder(tmp_path):
     async def test() -> None:
         config = resolve(("argument", {"log.dirs": str(tmp_path), "listeners": "PLAINTEXT://127.0.0.1:0"}))
         founded = Broker(config)

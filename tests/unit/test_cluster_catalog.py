@@ -1,4 +1,4 @@
-"""The catalog in a cluster: a copy follows it, change by change or all at once, and is the same then."""
+"""The catalog in a cluster: copies that apply changes or snapshots are equal; and the saved broker epoch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.catalog import Catalog, Event, epochs, topics
-from headrace.broker.catalog.acls import Acl, Acls
-from headrace.broker.catalog.brokers import Brokers, Registration
-from headrace.broker.catalog.configs import TOPIC, Configs
-from headrace.broker.catalog.epochs import StaleCatalogError
-from headrace.broker.catalog.quotas import Quotas, entity
-from headrace.broker.catalog.recent import CHANGES_AT_ONCE_MAX, CHANGES_KEPT_MAX, Recent
-from headrace.broker.catalog.topics import PartitionPlace, Topics
-from headrace.broker.catalog.users import Credential, Users
-from headrace.broker.cluster import trust
+from headrace.broker import clean_shutdown
+from headrace.broker.catalog import Catalog, Event, history, topics
+from headrace.broker.catalog.cluster import BrokerRegistration, Brokers
+from headrace.broker.catalog.configs import TOPIC, Configs, Quotas, quota_entity
+from headrace.broker.catalog.history import CHANGES_AT_ONCE_MAX, CHANGES_KEPT_MAX, RecentChanges, StaleCatalogError
+from headrace.broker.catalog.security import Acl, Acls, Credential, Users
+from headrace.broker.catalog.topics import PartitionRegistration, Topics
 from headrace.broker.log.manager import CLEAN_STOP
 from headrace.errors import BrokerError, Code
 
@@ -24,8 +21,10 @@ RULE = Acl(2, "orders", 3, "User:ann", "*", 3, 3)
 CREDENTIAL = Credential(4096, b"salt", b"stored", b"server")
 
 
-def row(node_id: int, epoch: int, *, fenced: bool = False) -> Registration:
-    return Registration(node_id, "ab" * 16, epoch, {"PLAINTEXT": ("127.0.0.1", 9092)}, "rack", fenced, stopping=False)
+def row(node_id: int, epoch: int, *, fenced: bool = False) -> BrokerRegistration:
+    return BrokerRegistration(
+        node_id, "ab" * 16, epoch, {"PLAINTEXT": ("127.0.0.1", 9092)}, "rack", fenced, stopping=False
+    )
 
 
 def fill(catalog: Catalog) -> None:
@@ -34,7 +33,7 @@ def fill(catalog: Catalog) -> None:
     catalog.record(Brokers.change(row(1, 1), 1), Brokers.change(row(2, 2, fenced=True), 1))
     catalog.record(Configs.change(TOPIC, "orders", {"retention.ms": "5"}), Acls.creation(RULE))
     catalog.record(Users.change("ann", "SCRAM-SHA-256", CREDENTIAL))
-    catalog.record(Quotas.change(entity({"user": "ann"}), {"producer_byte_rate": 5.0}))
+    catalog.record(Quotas.change(quota_entity({"user": "ann"}), {"producer_byte_rate": 5.0}))
     catalog.record(catalog.identity.reserve_producer_ids())
 
 
@@ -42,14 +41,14 @@ def change(catalog: Catalog) -> None:
     """Something else in every section."""
     by_name = catalog.topics.by_name
     catalog.record(Topics.growth(by_name["orders"], [[2, 1]]))
-    place = PartitionPlace((1, 2), (2,), 2, 4, partition_epoch=6, elr=(1,), adding=(3,), removing=(1,))
-    catalog.record(Topics.move(by_name["orders"], 0, place))
+    partition = PartitionRegistration((1, 2), (2,), 2, 4, partition_epoch=6, elr=(1,), adding=(3,), removing=(1,))
+    catalog.record(Topics.partition_change(by_name["orders"], 0, partition))
     catalog.record(Topics.deletion(by_name["gone"]), Topics.creation("new", [[2]]))
     catalog.record(Topics.deletion(by_name["new"]), Topics.creation("gone", [[2]]))
     catalog.record(Brokers.change(row(2, 3), 1), Brokers.removal(1, 3))
     catalog.record(Configs.change(TOPIC, "orders", {"retention.ms": None, "segment.ms": "9"}), Acls.deletion(RULE))
     catalog.record(Users.deletion("ann", "SCRAM-SHA-256"), Users.change("bob", "SCRAM-SHA-512", CREDENTIAL))
-    catalog.record(Quotas.change(entity({"user": "ann"}), {"producer_byte_rate": None}))
+    catalog.record(Quotas.change(quota_entity({"user": "ann"}), {"producer_byte_rate": None}))
     catalog.record(catalog.identity.reserve_producer_ids())
 
 
@@ -64,7 +63,7 @@ def leading(tmp_path: Path) -> Catalog:
     return catalog
 
 
-def test_a_copy_that_gets_a_snapshot_is_the_same_and_is_so_after_a_restart(leading: Catalog, tmp_path: Path) -> None:
+def test_a_copy_equals_its_snapshot_also_after_a_restart(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     assert contents(copy) == contents(Catalog(tmp_path / "none", follows=True))  # it founds no cluster
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
@@ -73,7 +72,7 @@ def test_a_copy_that_gets_a_snapshot_is_the_same_and_is_so_after_a_restart(leadi
     assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
 
 
-def test_the_epoch_of_a_broker_that_was_forgotten_is_not_given_out_again(leading: Catalog, tmp_path: Path) -> None:
+def test_the_epoch_of_an_unregistered_broker_is_not_reused(leading: Catalog, tmp_path: Path) -> None:
     leading.record(Brokers.change(row(3, 7), 1))
     leading.record(Brokers.removal(3, leading.brokers.last_epoch))
     copy = Catalog(tmp_path / "copy", follows=True)
@@ -83,7 +82,7 @@ def test_the_epoch_of_a_broker_that_was_forgotten_is_not_given_out_again(leading
     assert Catalog(tmp_path / "copy", follows=True).brokers.last_epoch == 7
 
 
-def test_a_copy_that_is_late_hears_of_the_difference_only(leading: Catalog, tmp_path: Path) -> None:
+def test_a_snapshot_produces_events_only_for_differences(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     heard: list[Event] = []
@@ -104,7 +103,7 @@ def test_a_copy_that_is_late_hears_of_the_difference_only(leading: Catalog, tmp_
     assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
 
 
-def test_a_copy_that_follows_change_by_change_is_the_same(leading: Catalog, tmp_path: Path) -> None:
+def test_a_copy_that_applies_all_changes_is_equal(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     number = leading.recent.next_number
@@ -112,7 +111,7 @@ def test_a_copy_that_follows_change_by_change_is_the_same(leading: Catalog, tmp_
     changes = leading.recent.since(leading.recent.generation, number)
     assert changes is not None
     for offset, events in enumerate(changes, number + 1):
-        copy.follow(events, offset)
+        copy.apply_changes(events, offset)
     assert copy.offset == leading.offset
     assert contents(copy) == contents(leading)
     copy.close()
@@ -125,9 +124,7 @@ def restarted(catalog: Catalog, path: Path) -> Catalog:
 
 
 @pytest.mark.behaviour("B17")
-def test_a_snapshot_that_lacks_changes_of_the_copy_is_refused_and_changes_nothing(
-    leading: Catalog, tmp_path: Path
-) -> None:
+def test_a_snapshot_that_lacks_changes_of_the_copy_is_rejected(leading: Catalog, tmp_path: Path) -> None:
     older = (tmp_path / "leading").read_bytes()
     leading.record(Topics.creation("later", [[1]]))
     copy = Catalog(tmp_path / "copy", follows=True)
@@ -152,10 +149,10 @@ def test_a_snapshot_that_lacks_changes_of_the_copy_is_refused_and_changes_nothin
     assert contents(Catalog(tmp_path / "copy", follows=True)) == before
 
 
-def test_a_snapshot_of_a_later_epoch_is_taken_wherever_the_copy_was(
+def test_a_snapshot_of_a_later_epoch_is_accepted(
     leading: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs, "EPOCHS_KEPT_MAX", 3)
+    monkeypatch.setattr(history, "EPOCHS_KEPT_MAX", 3)
     copies = []
     for number in range(6):
         copies.append(Catalog(tmp_path / f"copy-{number}", follows=True))
@@ -169,24 +166,24 @@ def test_a_snapshot_of_a_later_epoch_is_taken_wherever_the_copy_was(
         assert copy.offset == leading.offset
 
 
-def test_two_runs_of_one_number_are_told_apart(leading: Catalog, tmp_path: Path) -> None:
+def test_two_epochs_with_the_same_number_are_distinguished(leading: Catalog, tmp_path: Path) -> None:
     """The same older journal was started twice, and both runs have made changes."""
     leading.close()
     journal = (tmp_path / "leading").read_bytes()
-    one = Catalog(tmp_path / "leading")
-    one.record(Topics.creation("one", [[1]]))
+    first = Catalog(tmp_path / "leading")
+    first.record(Topics.creation("one", [[1]]))
     copy = Catalog(tmp_path / "copy", follows=True)
-    copy.load_snapshot(list(one.snapshot()), one.offset)
+    copy.load_snapshot(list(first.snapshot()), first.offset)
     (tmp_path / "other").write_bytes(journal)
     other = Catalog(tmp_path / "other")
     for number in range(9):
         other.record(Topics.creation(f"other-{number}", [[1]]))
-    assert other.epochs.last == one.epochs.last
+    assert other.epochs.last == first.epochs.last
     with pytest.raises(StaleCatalogError):
         copy.load_snapshot(list(other.snapshot()), other.offset)
 
 
-def test_a_copy_of_an_earlier_version_takes_any_snapshot(leading: Catalog, tmp_path: Path) -> None:
+def test_a_copy_of_an_earlier_version_accepts_any_snapshot(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     events = [event for event in leading.snapshot() if event["kind"] != "controller-epochs"]
     copy.load_snapshot(events, 1000)
@@ -195,9 +192,7 @@ def test_a_copy_of_an_earlier_version_takes_any_snapshot(leading: Catalog, tmp_p
 
 
 @pytest.mark.behaviour("B17")
-def test_a_topic_that_a_snapshot_does_not_have_is_lost_and_only_a_deleted_one_is_deleted(
-    leading: Catalog, tmp_path: Path
-) -> None:
+def test_a_topic_missing_in_a_snapshot_is_lost_but_not_deleted(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     heard: list[Event] = []
@@ -211,7 +206,7 @@ def test_a_topic_that_a_snapshot_does_not_have_is_lost_and_only_a_deleted_one_is
     }
 
 
-def test_deleted_topics_are_remembered_but_not_for_ever(
+def test_a_limited_number_of_deleted_topics_is_kept(
     leading: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "DELETED_KEPT_MAX", 2)
@@ -230,19 +225,19 @@ def test_a_copy_cannot_be_changed(tmp_path: Path) -> None:
     assert not copy.topics.by_name
 
 
-def test_what_is_assumed_is_forgotten_with_the_next_snapshot_and_at_a_restart(leading: Catalog, tmp_path: Path) -> None:
+def test_an_overlay_ends_with_the_next_snapshot_or_restart(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     orders = copy.topics.by_name["orders"]
-    copy.assume([Topics.move(orders, 0, PartitionPlace((1, 2), (1, 2), -1, 0))])
+    copy.overlay([Topics.partition_change(orders, 0, PartitionRegistration((1, 2), (1, 2), -1, 0))])
     assert orders.partitions[0].leader == -1
     assert Catalog(tmp_path / "copy", follows=True).topics.by_name["orders"].partitions[0].leader == 1
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     assert orders.partitions[0].leader == 1
 
 
-def test_changes_are_kept_by_number_for_those_who_have_nearly_all() -> None:
-    recent = Recent()
+def test_recent_changes_are_returned_by_number() -> None:
+    recent = RecentChanges()
     for number in range(CHANGES_KEPT_MAX + 10):
         recent.add([{"kind": str(number)}])
     last = recent.next_number
@@ -256,53 +251,55 @@ def test_changes_are_kept_by_number_for_those_who_have_nearly_all() -> None:
     assert recent.since(recent.generation, 9) is None  # not kept any more
     assert recent.since(recent.generation, last + 1) is None  # of another one
     assert recent.since(recent.generation + 1, last) is None
-    assert Recent().generation != recent.generation
+    assert RecentChanges().generation != recent.generation
 
 
-def test_a_journal_from_before_there_were_clusters_is_read(tmp_path: Path) -> None:
+def test_a_journal_from_before_clusters_is_read(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "journal")
     catalog.record(Topics.creation("orders", [[1]]))
     text = (tmp_path / "journal").read_text()
     assert "[[1]]" not in text
     assert '"partitions":[[1,0,[1],[1]]]' in text  # as it always was: leader, epoch, replicas, in-sync replicas
-    assert Catalog(tmp_path / "journal").topics.by_name["orders"].partitions[0] == PartitionPlace((1,), (1,), 1, 0)
+    assert Catalog(tmp_path / "journal").topics.by_name["orders"].partitions[0] == PartitionRegistration(
+        (1,), (1,), 1, 0
+    )
 
 
 def test_data_are_trusted_after_a_clean_stop_or_in_the_same_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot_id = tmp_path / "boot_id"
-    monkeypatch.setattr(trust, "BOOT_ID", boot_id)
-    assert trust.previous_epoch(tmp_path) == -1  # it never ran
+    monkeypatch.setattr(clean_shutdown, "BOOT_ID", boot_id)
+    assert clean_shutdown.previous_epoch(tmp_path) == -1  # it never ran
     boot_id.write_text("monday\n")
-    trust.keep_epoch(tmp_path, 7)
-    assert trust.previous_epoch(tmp_path) == 7  # killed
+    clean_shutdown.save_epoch(tmp_path, 7)
+    assert clean_shutdown.previous_epoch(tmp_path) == 7  # killed
     boot_id.write_text("tuesday\n")
-    assert trust.previous_epoch(tmp_path) == -1  # a power cut
+    assert clean_shutdown.previous_epoch(tmp_path) == -1  # a power cut
     (tmp_path / CLEAN_STOP).touch()
-    assert trust.previous_epoch(tmp_path) == 7
+    assert clean_shutdown.previous_epoch(tmp_path) == 7
     (tmp_path / CLEAN_STOP).unlink()
     boot_id.unlink()
-    trust.keep_epoch(tmp_path, 8)
-    assert trust.previous_epoch(tmp_path) == -1  # a system that does not say
-    (tmp_path / trust.FILE_NAME).write_text("{torn")
-    assert trust.previous_epoch(tmp_path) == -1
+    clean_shutdown.save_epoch(tmp_path, 8)
+    assert clean_shutdown.previous_epoch(tmp_path) == -1  # a system that does not say
+    (tmp_path / clean_shutdown.FILE_NAME).write_text("{torn")
+    assert clean_shutdown.previous_epoch(tmp_path) == -1
 
 
-def test_a_start_killed_after_a_clean_stop_and_a_boot_leaves_the_data_trusted(
+def test_a_start_killed_after_a_clean_stop_and_a_boot_keeps_the_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot_id = tmp_path / "boot_id"
-    monkeypatch.setattr(trust, "BOOT_ID", boot_id)
+    monkeypatch.setattr(clean_shutdown, "BOOT_ID", boot_id)
     boot_id.write_text("monday\n")
-    trust.keep_epoch(tmp_path, 7)
+    clean_shutdown.save_epoch(tmp_path, 7)
     (tmp_path / CLEAN_STOP).touch()
     boot_id.write_text("tuesday\n")
-    assert trust.previous_epoch(tmp_path) == 7
+    assert clean_shutdown.previous_epoch(tmp_path) == 7
     (tmp_path / CLEAN_STOP).unlink()  # as the opening of the logs does; then it is killed
-    assert trust.previous_epoch(tmp_path) == 7
+    assert clean_shutdown.previous_epoch(tmp_path) == 7
     boot_id.write_text("wednesday\n")
-    assert trust.previous_epoch(tmp_path) == -1
+    assert clean_shutdown.previous_epoch(tmp_path) == -1
 
 
 @pytest.mark.parametrize(
@@ -310,7 +307,7 @@ def test_a_start_killed_after_a_clean_stop_and_a_boot_leaves_the_data_trusted(
     [(5, 5, True), (5, 6, True), (5, 9, True), (5, 4, False), (5, -1, False), (5, 10, False), (0, -1, False)],
     ids=["not kept", "kept, never unfenced", "the last", "older", "lost", "of another catalog", "new"],
 )
-def test_a_broker_is_trusted_with_the_data_of_its_last_unfenced_epoch_or_a_later_one(
+def test_data_of_the_last_unfenced_epoch_or_a_later_one_are_trusted(
     tmp_path: Path, unfenced_epoch: int, previous_epoch: int, trusted: bool
 ) -> None:
     catalog = Catalog(tmp_path / "journal")
@@ -319,7 +316,7 @@ def test_a_broker_is_trusted_with_the_data_of_its_last_unfenced_epoch_or_a_later
     assert recorded.trusts(previous_epoch) is trusted
 
 
-def test_a_broker_of_which_an_earlier_version_has_recorded_is_trusted_with_its_last_epoch_only() -> None:
+def test_registrations_of_earlier_versions_trust_the_last_epoch_only() -> None:
     event = Brokers.change(row(2, 9, fenced=True), 1)
     del event["unfenced_epoch"]
     brokers = Brokers()
@@ -328,19 +325,19 @@ def test_a_broker_of_which_an_earlier_version_has_recorded_is_trusted_with_its_l
 
 
 @pytest.mark.behaviour("B17")
-@pytest.mark.parametrize("name", [trust.FILE_NAME, trust.COPY_NAME])
-def test_data_are_trusted_if_one_of_the_two_files_that_tell_of_the_last_run_is_damaged(
+@pytest.mark.parametrize("name", [clean_shutdown.FILE_NAME, clean_shutdown.COPY_NAME])
+def test_damage_to_one_of_the_two_epoch_files_is_tolerated(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trust.keep_epoch(tmp_path, 7)
+    clean_shutdown.save_epoch(tmp_path, 7)
     (tmp_path / CLEAN_STOP).touch()
     whole = (tmp_path / name).read_text()
     for damaged in ("{torn", "[]", "7", whole.replace("7", "9", 1), whole + "more"):
         caplog.clear()
         (tmp_path / name).write_text(damaged)
-        assert trust.previous_epoch(tmp_path) == 7
+        assert clean_shutdown.previous_epoch(tmp_path) == 7
         assert f"{tmp_path / name} is damaged" in caplog.text
     (tmp_path / name).unlink()
-    assert trust.previous_epoch(tmp_path) == 7
+    assert clean_shutdown.previous_epoch(tmp_path) == 7
     (tmp_path / name).write_text('{"epoch": 7, "boot_id": "of an earlier version"}')
-    assert trust.previous_epoch(tmp_path) == 7
+    assert clean_shutdown.previous_epoch(tmp_path) == 7

@@ -1,4 +1,4 @@
-"""What brokers say to each other: as Kafka's brokers do where they have it too, and to nobody else."""
+"""Messages between brokers: as Kafka's where they exist there, and not advertised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KAFKAS = sorted(key for key in BETWEEN_BROKERS if key < OURS)
 
 
 @pytest.mark.parametrize("key", KAFKAS, ids=api_name)
-def test_fields_have_the_names_and_the_order_that_kafka_gives_them(key: int) -> None:
+def test_fields_have_kafkas_names_and_order(key: int) -> None:
     version = request_class(key).versions.last
     theirs = (kio.index.load_request_schema(key, version), kio.index.load_response_schema(key, version))
     for cls, their_cls in zip((request_class(key), response_class(key)), theirs, strict=True):
@@ -35,7 +35,7 @@ def test_every_request_has_a_response_and_a_handler_of_the_same_version(key: int
     assert request.decode(request.versions.last, message.encode(request.versions.last)) == message
 
 
-def test_none_of_it_is_advertised() -> None:
+def test_inter_broker_requests_are_not_advertised() -> None:
     assert not BETWEEN_BROKERS & set(APIS)
     assert not BETWEEN_BROKERS & SUPPORTED.keys()
     assert not BETWEEN_BROKERS & {row.api_key for row in api_rows()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.catalog.topics import PartitionPlace, Topic
+from headrace.broker.catalog.topics import PartitionRegistration, Topic
 from headrace.broker.context import Context, Session
 from headrace.broker.handlers import SUPPORTED, handler
 from headrace.broker.security.authorizer import Authorizer, Operation, Resource
@@ -42,7 +42,7 @@ from headrace.wire.api.metadata import FindCoordinatorRequest
 from headrace.wire.schema import Message
 from tests.support.group_rig import GROUP, GroupRig, on_loop
 
-TOPIC = Topic("orders", b"i" * 16, [PartitionPlace((1,), (1,), 1, 0)])
+TOPIC = Topic("orders", b"i" * 16, [PartitionRegistration((1,), (1,), 1, 0)])
 GROUP_REFUSED, TOPIC_REFUSED = Code.GROUP_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED
 ID_REFUSED = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 

@@ -216,7 +216,7 @@ async def test_transactional_offsets_are_written_as_a_batch_of_the_producer():
 async def test_txn_offset_commit_v5_adds_the_group_to_the_transaction(version, add):
     async with GroupRig() as rig:
         await rig.commit_in_transaction(4, {ORDERS_0: 2}, version=version)
-        assert rig.transactions.asked == [("t", 4, EPOCH, ((CONSUMER_OFFSETS, 0),), add)]
+        assert rig.transactions.requests == [("t", 4, EPOCH, ((CONSUMER_OFFSETS, 0),), add)]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ async def test_txn_offset_commit_v5_adds_the_group_to_the_transaction(version, a
 @on_loop
 async def test_offsets_outside_a_transaction_fail_with_the_code_of_the_version(response, version, told):
     async with GroupRig() as rig:
-        rig.transactions.answer = response
+        rig.transactions.code = response
         assert await code_of_commit(rig, version) is told
         assert not rig.internal.appends
 

@@ -1,4 +1,4 @@
-"""The judge of chaos has to be judged first: it finds every kind of fault, and none where there is none."""
+"""The check of chaos histories: it finds every kind of fault, and none in a correct history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.history import Answered, Batch, Ended, Event, HistoryFile, Outcome, Read, Replica, Sent, load
+from tests.support.history import Batch, Ended, Event, HistoryFile, Outcome, Read, Replica, SendResult, Sent, load
 from tests.support.history_check import SHOWN_MAX, Fault, Kind, check, report
 from tests.support.history_simulation import random_history
 
@@ -18,15 +18,15 @@ DONE, UNDONE, UNKNOWN = Outcome.DONE, Outcome.UNDONE, Outcome.UNKNOWN
 
 
 class Story:
-    """A history of two partitions without a fault, to be spoilt.
+    """A correct history of two partitions, which tests add faults to.
 
-    Writer w sends single values, writer t transactions x (committed), y (aborted) and z (no answer; committed).
+    Writer w sends single values, writer t transactions x (committed), y (aborted) and z (no response; committed).
     """
 
     def __init__(self) -> None:
         self.writes: list[Event] = [
-            *(Sent("w", "a", 0), Sent("w", "b", 0), Answered("a", DONE, 0, 0), Answered("b", DONE, 0)),
-            *(Sent("w", "late", 1), Answered("late", UNKNOWN), Sent("w", "no", 1), Answered("no", UNDONE)),
+            *(Sent("w", "a", 0), Sent("w", "b", 0), SendResult("a", DONE, 0, 0), SendResult("b", DONE, 0)),
+            *(Sent("w", "late", 1), SendResult("late", UNKNOWN), Sent("w", "no", 1), SendResult("no", UNDONE)),
             *(Sent("t", "x0", 0, "x"), Sent("t", "x1", 1, "x"), Ended("x", DONE)),
             *(Sent("t", "y0", 0, "y"), Sent("t", "y1", 1, "y"), Ended("y", UNDONE)),
             *(Sent("t", "z0", 0, "z"), Sent("t", "z1", 1, "z"), Ended("z", UNKNOWN)),
@@ -52,27 +52,27 @@ class Story:
         return [*self.writes, *self.live, *final, *(Replica(b, 0, batches) for b, batches in self.replicas.items())]
 
     def put(self, partition: int, offset: int, value: str, *, aborted: bool = False) -> None:
-        """Let there be another value in the end."""
+        """Add a value to the final reads."""
         self.everything[partition][offset] = value
         if not aborted:
             self.committed[partition][offset] = value
 
     def drop(self, partition: int, offset: int) -> None:
-        """Let an offset be empty in the end."""
+        """Remove an offset from the final reads."""
         self.everything[partition].pop(offset)
         self.committed[partition].pop(offset, None)
 
 
-def test_a_history_as_it_should_be_has_no_faults() -> None:
+def test_a_correct_history_has_no_faults() -> None:
     assert check(Story().events()) == []
 
 
 def lost_value(story: Story) -> None:
-    story.writes += [Sent("w", "c", 0), Answered("c", DONE, 0, 8)]
+    story.writes += [Sent("w", "c", 0), SendResult("c", DONE, 0, 8)]
 
 
 def lost_value_of_unknown_offset(story: Story) -> None:
-    story.writes += [Sent("w", "c", 0), Answered("c", DONE)]
+    story.writes += [Sent("w", "c", 0), SendResult("c", DONE)]
 
 
 def lost_transaction(story: Story) -> None:
@@ -126,13 +126,13 @@ def another_value_for_a_reader(story: Story) -> None:
     story.live.append(Read("greedy", False, 0, ((6, "c"),)))
 
 
-def nothing_where_a_reader_found_something(story: Story) -> None:
+def record_gone_after_a_read(story: Story) -> None:
     story.writes += [Sent("w", "c", 0)]
     story.live.append(Read("greedy", False, 0, ((9, "c"),)))
 
 
 def elsewhere_than_acknowledged(story: Story) -> None:
-    story.writes[2] = Answered("a", DONE, 0, 1)
+    story.writes[2] = SendResult("a", DONE, 0, 1)
 
 
 def a_reader_gets_an_offset_again(story: Story) -> None:
@@ -143,7 +143,7 @@ def the_end_moves_back(story: Story) -> None:
     story.live.append(Read("early", True, 0, (), 9))
 
 
-def nobody_sent_it(story: Story) -> None:
+def never_sent(story: Story) -> None:
     story.put(0, 8, "who?")
 
 
@@ -179,23 +179,23 @@ def never_read(story: Story) -> None:
 
 PLANTED: list[tuple[Kind, Callable[[Story], None], str]] = [
     (Kind.LOST, lost_value, "'c' was acknowledged at 0@8"),
-    (Kind.LOST, lost_value_of_unknown_offset, "'c' was acknowledged;"),
+    (Kind.LOST, lost_value_of_unknown_offset, "'c' was acknowledged, but is not visible"),
     (Kind.LOST, lost_transaction, "transaction q was committed; none of its 2 values"),
-    (Kind.LOST, hidden_value, "'late' is at 1@0; readers of committed records miss it"),
+    (Kind.LOST, hidden_value, "'late' is at 1@0, but is not visible to read_committed"),
     (Kind.DUPLICATE, twice_in_a_partition, "'late' is at 1@0, 1@6"),
     (Kind.DUPLICATE, twice_in_two_partitions, "'anywhere' is at 0@8, 1@8"),
     (Kind.ABORTED_READ, aborted_is_read_in_the_end, "last read 'y0' at 0@4; its transaction y was aborted"),
     (Kind.ABORTED_READ, aborted_is_read_on_the_way, "early read 'y1' at 1@3"),
     (Kind.ABORTED_READ, undecided_is_read_and_then_aborted, "early read 'z1' at 1@5"),
-    (Kind.TORN, torn_committed, "transaction x: 1 of 2 values are not there, as 'x1'"),
-    (Kind.TORN, torn_of_unknown_outcome, "transaction z: 1 of 2 values are not there, as 'z1'"),
+    (Kind.TORN, torn_committed, "transaction x: 1 of 2 values are missing: 'x1'"),
+    (Kind.TORN, torn_of_unknown_outcome, "transaction z: 1 of 2 values are missing: 'z1'"),
     (Kind.REORDERED, later_before_earlier, "'c' of w comes after 'd' in partition 1"),
-    (Kind.CHANGED, another_value_for_a_reader, "greedy read 'c' at 0@6; in the end there is 'z0'"),
-    (Kind.CHANGED, nothing_where_a_reader_found_something, "greedy read 'c' at 0@9; in the end there is nothing"),
+    (Kind.CHANGED, another_value_for_a_reader, "greedy read 'c' at 0@6; the final read has 'z0'"),
+    (Kind.CHANGED, record_gone_after_a_read, "greedy read 'c' at 0@9; the final read has nothing"),
     (Kind.CHANGED, elsewhere_than_acknowledged, "'a' was acknowledged at 0@1, and is at 0@0"),
-    (Kind.WENT_BACK, a_reader_gets_an_offset_again, "early got 0@1 when it had got 2"),
-    (Kind.WENT_BACK, the_end_moves_back, "early was told that partition 0 ends at 9; it is 8"),
-    (Kind.PHANTOM, nobody_sent_it, "last read 'who?' at 0@8; nobody sent it"),
+    (Kind.WENT_BACK, a_reader_gets_an_offset_again, "early got 0@1 after 2"),
+    (Kind.WENT_BACK, the_end_moves_back, "early got high watermark 9 of partition 0; it ends at 8"),
+    (Kind.PHANTOM, never_sent, "last read 'who?' at 0@8; it was not sent"),
     (Kind.PHANTOM, sent_elsewhere, "last read 'c' at 1@8; it was for 0"),
     (Kind.PHANTOM, refused_and_there, "last read 'no' at 1@8; it had been refused"),
     (Kind.DIVERGED, other_bytes, "partition 0 on brokers 1 and 2: Batch(base_offset=2"),
@@ -205,37 +205,37 @@ PLANTED: list[tuple[Kind, Callable[[Story], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "plant", "said"), PLANTED, ids=[plant.__name__ for _, plant, _ in PLANTED])
-def test_a_planted_fault_is_found_and_called_by_its_name(kind: Kind, plant: Callable[[Story], None], said: str) -> None:
+@pytest.mark.parametrize(("kind", "plant", "text"), PLANTED, ids=[plant.__name__ for _, plant, _ in PLANTED])
+def test_each_kind_of_fault_is_found_and_described(kind: Kind, plant: Callable[[Story], None], text: str) -> None:
     story = Story()
     plant(story)
     faults = check(story.events())
     assert {fault.kind for fault in faults} == {kind}, faults
-    assert any(said in fault.text for fault in faults), faults
+    assert any(text in fault.text for fault in faults), faults
 
 
-def test_a_fault_of_every_kind_is_planted() -> None:
+def test_every_kind_of_fault_has_a_test() -> None:
     assert {kind for kind, _, _ in PLANTED} == set(Kind)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, (1 << 32) - 1), st.integers(1, 120))
-def test_nothing_is_found_in_a_random_history_of_a_cluster_without_faults(seed: int, steps: int) -> None:
+def test_a_random_correct_history_has_no_faults(seed: int, steps: int) -> None:
     assert check(random_history(random.Random(seed), steps)) == []
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, (1 << 32) - 1), st.randoms(use_true_random=False))
-def test_whatever_single_record_the_final_reads_lack_is_missed(seed: int, rng: random.Random) -> None:
+def test_a_record_missing_from_the_final_reads_is_reported_as_lost(seed: int, rng: random.Random) -> None:
     events = random_history(random.Random(seed), 60)
     facts = {event.value: event for event in events if isinstance(event, Sent)}
-    promised = [e.value for e in events if isinstance(e, Answered) and e.outcome is DONE]
-    plain = [value for value in promised if facts[value].transaction is None]
+    acknowledged = [e.value for e in events if isinstance(e, SendResult) and e.outcome is DONE]
+    plain = [value for value in acknowledged if facts[value].transaction is None]
     if not plain:
         return
     victim = rng.choice(plain)
-    spoilt = [_without(event, victim) for event in events]
-    assert Kind.LOST in {fault.kind for fault in check(spoilt)}
+    incomplete = [_without(event, victim) for event in events]
+    assert Kind.LOST in {fault.kind for fault in check(incomplete)}
 
 
 def _without(event: Event, value: str) -> Event:
@@ -245,12 +245,12 @@ def _without(event: Event, value: str) -> Event:
     return Read(event.reader, event.committed, event.partition, records, event.high_watermark, final=True)
 
 
-def test_a_value_sent_twice_makes_a_history_worthless() -> None:
+def test_a_history_with_a_value_sent_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' was sent twice"):
         check([Sent("w", "a"), Sent("w", "a")])
 
 
-def test_a_history_is_the_same_after_it_was_on_disk(tmp_path: Path) -> None:
+def test_a_history_is_the_same_after_writing_and_loading(tmp_path: Path) -> None:
     events = random_history(random.Random(1), 100)
     with HistoryFile(tmp_path / "history.jsonl") as file:
         for event in events:

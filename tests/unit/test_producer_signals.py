@@ -150,7 +150,7 @@ def test_ctrl_c_in_send_arrow_leaves_no_lock_held(broker: SmallBroker) -> None:
 
 
 @pytest.mark.behaviour("P51")
-def test_ctrl_c_while_a_topic_gets_more_partitions_leaves_send_no_old_number_of_them(broker: SmallBroker) -> None:
+def test_ctrl_c_while_partitions_are_added_leaves_no_old_count_in_send(broker: SmallBroker) -> None:
     with make(broker) as producer:
         producer.send("t", b"0").result(SECONDS)
         accumulator = producer._engine.accumulator

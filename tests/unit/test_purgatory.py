@@ -1,4 +1,4 @@
-"""Waiting for something to happen to a key, or for time to be up."""
+"""The purgatory: delayed operations, their keys and timeouts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Waiting:
         self.expired += 1
 
 
-def test_an_operation_is_woken_by_its_keys_until_it_is_complete_and_then_no_more():
+def test_an_operation_is_woken_by_its_keys_until_it_is_complete():
     clock = HandClock()
     purgatory = Purgatory[str](clock)
     operation, other = Waiting(2), Waiting(9)
@@ -76,7 +76,7 @@ def test_an_operation_is_woken_by_its_keys_until_it_is_complete_and_then_no_more
     assert len(purgatory) == 0
 
 
-def test_time_is_up_once_and_nothing_stays_behind():
+def test_an_operation_expires_once_and_is_removed():
     clock = HandClock()
     purgatory = Purgatory[str](clock)
     operation = Waiting(5)
@@ -89,7 +89,7 @@ def test_time_is_up_once_and_nothing_stays_behind():
     assert (operation.expired, operation.seen) == (1, [])
 
 
-def test_who_is_forgotten_hears_nothing_more():
+def test_a_forgotten_operation_is_not_called_again():
     clock = HandClock()
     purgatory = Purgatory[str](clock)
     operation = Waiting(1)
@@ -101,7 +101,7 @@ def test_who_is_forgotten_hears_nothing_more():
     assert (operation.seen, operation.expired, len(purgatory)) == ([], 0, 0)
 
 
-def test_an_operation_may_forget_another_one_while_both_are_woken():
+def test_an_operation_may_forget_another_during_a_wake():
     purgatory = Purgatory[str](HandClock())
     second = Waiting(1)
 

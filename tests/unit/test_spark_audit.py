@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.spark import audit
 from headrace.spark.auditing import PREFIX_BYTES_MAX, AuditReport, Example, Record, _text, reading_options
 from headrace.spark.errors import SparkError
-from tests.support.typed import typed
+from tests.support.cli_runner import run_cli
 
 NO_FRAME: Any = None
 EQUAL = AuditReport(10, 10, 10, 0, 0, 0)
@@ -92,14 +92,14 @@ SOURCE = ("--source-format", "parquet", "--source-path", "x")
     ],
 )
 def test_invalid_usage_exits_with_2(arguments, message):
-    done = typed("audit", *arguments)
+    done = run_cli("audit", *arguments)
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
 
 
 @pytest.fixture
 def outcome(monkeypatch):
-    """The command with a report, or an error, that is made up."""
+    """Run the command with a given report or error."""
 
     def invoke(result, *arguments):
         def audited(given, debug):
@@ -108,7 +108,7 @@ def outcome(monkeypatch):
             return result
 
         monkeypatch.setattr(audit_command, "_run_audit", audited)
-        return typed("audit", *arguments)
+        return run_cli("audit", *arguments)
 
     return invoke
 

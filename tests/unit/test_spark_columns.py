@@ -193,8 +193,8 @@ def fingerprint(batches: list[dict[str, list[object]]], attempt: int) -> Fingerp
 
 
 @pytest.mark.behaviour("S12")
-def test_a_fingerprint_is_the_same_whatever_the_attempt_and_the_order_of_rows():
-    """Rows that become dead letters count as well, as they came from Spark."""
+def test_a_fingerprint_does_not_depend_on_attempt_and_row_order():
+    """Dead letters are part of it, with their values from Spark."""
     values: list[object] = ["one", "two", "v" * 5000, "no topic"]
     topics: list[object] = ["x", "y", "x", None]
     first = fingerprint([{"value": values, "topic": topics}], attempt=0)
@@ -299,11 +299,11 @@ def test_a_row_that_its_serializer_refuses_is_a_bad_row():
 
 @pytest.mark.behaviour("S04")
 def test_partition_counts_of_topics_in_rows_are_looked_up_once_and_when_needed():
-    asked = []
+    lookups = []
 
     def count(topic, highest):
         if highest is None:
-            asked.append(topic)
+            lookups.append(topic)
         return {"x": 2, "y": 7}[topic]
 
     def partitions(given, **columns):
@@ -312,36 +312,36 @@ def test_partition_counts_of_topics_in_rows_are_looked_up_once_and_when_needed()
 
     assert partitions(with_plugin("partitioner.class", Fixed(), topic=None)) == {"x": [1, 1], "y": [6]}
     assert partitions(options(), partition=[0, 6, 1]) == {"x": [0, 1], "y": [6]}
-    assert asked == ["x", "y", "x", "y"]
+    assert lookups == ["x", "y", "x", "y"]
     with pytest.raises(
         BadRowError, match="row 2 to topic 'x': its partition is 2, but the topic has partitions 0 to 1"
     ):
         partitions(options(), partition=[None, 6, 2])
-    asked.clear()
+    lookups.clear()
     assert partitions(options(), partition=pa.array([None, None, None], pa.int32())) == {"x": [None, None], "y": [None]}
-    assert asked == [], "of no interest"
+    assert lookups == [], "of no interest"
 
 
 @pytest.mark.behaviour("S14")
 def test_a_partition_above_the_known_ones_is_looked_up_at_once():
-    asked = []
+    lookups = []
 
     def count(topic, highest):
-        asked.append((topic, highest))
+        lookups.append((topic, highest))
         return 4
 
     (sendings,) = prepare(
         options(topic="t"), counts={"t": 3}, count_partitions=count, value=["a", "b"], partition=[3, 2]
     )
     assert sendings == ("t", {"value": ["a", "b"], "partition": [3, 2]})
-    assert asked == [("t", 3)]
+    assert lookups == [("t", 3)]
     given = options(topic="t", on__bad__row="dead-letter", dead__letter__topic="d")
     plan = ColumnPlan(given, Limits(1_048_576, {"t": 3}), "batch 3, task 1", count)
-    asked.clear()
+    lookups.clear()
     for _ in range(3):
         rows = pa.RecordBatch.from_pydict({"value": ["a", "b"], "partition": [9, 3]})
         assert [sending.topic for sending in plan.prepare(rows)] == ["t", "d"]
-    assert asked == [("t", 9)], "not for every row that names a partition that does not exist"
+    assert lookups == [("t", 9)], "not for every row that names a partition that does not exist"
 
 
 def test_a_serializer_interceptor_and_partitioner_over_columns():
@@ -412,6 +412,6 @@ def test_the_work_in_python_does_not_depend_on_the_number_of_rows(plugins):
 
 
 def test_plug_ins_that_know_rows_only_are_called_for_each_row():
-    """What the count above would show if a column were taken apart."""
+    """The count above does detect Python objects for rows."""
     given = with_plugin("value.serializer", Doubling(), topic=None)
     assert python_calls(1_000, given, 2) - python_calls(20, given, 2) >= 980

@@ -1,4 +1,4 @@
-"""The commit protocol on a model of Kafka: a driver dies at every failpoint, another one takes over."""
+"""The commit protocol on a model of Kafka: a driver is killed at every failpoint, and another one takes over."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from headrace.spark.transactions import EndTxnResult, OpenState, Outcome
 from headrace.telemetry.listeners import CommitPhase
 
 SINK, QUERY = "sink", "query"
-ON_THE_DRIVER = [name for name in FAILPOINTS if not name.startswith("task.")]
+DRIVER_FAILPOINTS = [name for name in FAILPOINTS if not name.startswith("task.")]
 NOW = 1_000_000
 TIMEOUT_MS = 100_000
 
 
 class Crash(BaseException):
-    """The process is gone: the code under test must not catch this."""
+    """The process is killed: the code under test must not catch this."""
 
 
 class DyingAt:
-    """Failpoints that end the process at one of them, once; or call `instead`."""
+    """Failpoints that kill the process at one of them, once, or call `instead`."""
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name
@@ -264,8 +264,8 @@ def test_every_batch_is_visible_once_and_nothing_is_left_open(mode):
     assert world.decisions[QUERY].batch == 2
 
 
-# Where a driver passes that has nothing to mend, and that one more which finds its batch decided.
-PASSED = [
+# The failpoints of a driver without leftovers, and the one of a driver whose batch is decided.
+COMMON_FAILPOINTS = [
     "begin.fence",
     "begin.read",
     "begin.held",
@@ -275,11 +275,11 @@ PASSED = [
     "decide.written",
     "decide.done",
 ]
-PASSED_WITH_TRANSACTIONS = ["check.done", "end.done", "finish.done"]
-CELLS = [(failpoint, mode) for failpoint in PASSED for mode in MODES]
-CELLS += [(failpoint, mode) for failpoint in PASSED_WITH_TRANSACTIONS for mode in ("parallel", "mixed")]
+TRANSACTION_FAILPOINTS = ["check.done", "end.done", "finish.done"]
+CELLS = [(failpoint, mode) for failpoint in COMMON_FAILPOINTS for mode in MODES]
+CELLS += [(failpoint, mode) for failpoint in TRANSACTION_FAILPOINTS for mode in ("parallel", "mixed")]
 CELLS += [("end.between", "parallel")]
-WHILE_MENDING = {
+RECOVERY_FAILPOINTS = {
     "begin.finish",
     "begin.abort",
     "redo.begin",
@@ -290,8 +290,8 @@ WHILE_MENDING = {
 }
 
 
-def test_every_failpoint_of_the_driver_is_visited():
-    assert {failpoint for failpoint, _ in CELLS} | WHILE_MENDING == set(ON_THE_DRIVER)
+def test_every_failpoint_of_the_driver_is_tested():
+    assert {failpoint for failpoint, _ in CELLS} | RECOVERY_FAILPOINTS == set(DRIVER_FAILPOINTS)
 
 
 def assert_all_seen_once(world: World, batches: int) -> None:
@@ -302,8 +302,8 @@ def assert_all_seen_once(world: World, batches: int) -> None:
 @pytest.mark.behaviour("S06")
 @pytest.mark.parametrize("expires", [False, True], ids=["in time", "expired"])
 @pytest.mark.parametrize(("failpoint", "mode"), CELLS)
-def test_a_driver_may_die_anywhere(failpoint, mode, expires):
-    """Batch 1 is the one in which it dies; the next driver has to mend that, even if transactions have expired."""
+def test_a_driver_may_be_killed_at_any_failpoint(failpoint, mode, expires):
+    """It is killed in batch 1; the next driver must finish or abort that, even if transactions have expired."""
     world = World()
     Driver(world, "run-1").process(0, mode)
     with pytest.raises(Crash):
@@ -354,7 +354,7 @@ def test_a_driver_may_die_when_it_begins_to_abort(decides):
 
 
 @pytest.mark.parametrize("failpoint", ["redo.begin", "redo.written", "redo.done", "begin.finish", "end.done"])
-def test_a_driver_may_die_while_it_writes_again_what_had_expired(failpoint):
+def test_a_driver_may_be_killed_during_a_redo(failpoint):
     world = World()
     dying = Driver(world, "run-1", "decide.done")
     with pytest.raises(Crash):
@@ -386,7 +386,7 @@ def test_no_decision_is_taken_with_the_long_time_out_of_a_redo():
     assert sorted(world.visible) == expected(4)
 
 
-def test_a_decided_batch_that_is_gone_stops_every_start():
+def test_a_decided_batch_with_lost_records_stops_every_start():
     world = World()
     with pytest.raises(Crash):
         Driver(world, "run-1", "decide.done").process(0, "parallel")
@@ -445,7 +445,7 @@ def test_a_zombie_with_inline_rows_only_is_fenced():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_abort_after_a_commit_whose_answer_was_lost_undoes_nothing(mode):
+def test_an_abort_after_a_commit_with_a_lost_response_undoes_nothing(mode):
     world = World(lose_answer=True)
     driver = Driver(world, "run-1")
     batch = driver.tasks(0, mode)
@@ -583,9 +583,9 @@ def test_a_process_that_serves_all_commits_opens_the_ledger_once():
 
 @pytest.mark.behaviour("S11")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("failpoint", PASSED + PASSED_WITH_TRANSACTIONS + ["end.between"])
-def test_another_process_of_the_run_may_take_the_lock_anywhere(failpoint, mode):
-    """It opens the ledger and reads, as for a commit, and does nothing more: the first one takes the lock again."""
+@pytest.mark.parametrize("failpoint", COMMON_FAILPOINTS + TRANSACTION_FAILPOINTS + ["end.between"])
+def test_another_process_may_take_the_lock_at_any_failpoint(failpoint, mode):
+    """The other process opens the ledger and reads, as for a commit, and stops: the first one takes the lock again."""
     world = World()
     Driver(world, "run-1").process(0, mode)
     driver = Driver(world, "run-2", failpoint)
@@ -639,7 +639,7 @@ def test_a_run_that_died_before_it_held_the_sink_fences_no_other(mode):
 @pytest.mark.behaviour("S11")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["same process", "another process"])
-def test_the_older_of_two_applications_is_fenced_whatever_process_serves_it(mode, is_fresh):
+def test_the_older_of_two_applications_is_fenced_in_all_its_processes(mode, is_fresh):
     world = World()
     older = Driver(world, "run-1")
     older.process(0, mode)
@@ -776,7 +776,7 @@ def test_a_redo_of_a_driver_that_was_fenced_meanwhile_is_left_to_the_other():
     assert_all_seen_once(world, 1)
 
 
-def test_a_redo_whose_decision_is_gone_from_the_log_stops():
+def test_a_redo_without_its_decision_in_the_log_stops():
     world = World()
     with pytest.raises(Crash):
         Driver(world, "run-1", "decide.done").process(0, "parallel")
@@ -858,11 +858,11 @@ def test_a_close_that_fails_hides_no_error_and_leaves_nothing_open(monkeypatch, 
     assert "sink sink: closing its producer failed" in caplog.text
 
 
-# -- batches that come again ---------------------------------------------------------------------
+# -- repeated batches ----------------------------------------------------------------------------
 
 
 def other_rows(world: World, run: str, number: int, mode: str) -> Batch:
-    """A batch of this number with rows that were never in one before."""
+    """Return a batch with this number and new rows."""
     rows = [f"other {n}" for n in range(4)]
     batch = Batch(QUERY, number, fingerprint=Fingerprint(4, 77))
     if mode == "inline":
@@ -898,7 +898,7 @@ def test_a_repeated_batch_number_with_other_rows_is_refused(mode):
 @pytest.mark.parametrize("check", ["fingerprint", "rows", "none"])
 @pytest.mark.parametrize("mode", ["inline", "parallel", "empty"])
 def test_a_batch_before_the_last_decision_is_refused_with_every_replay_check(mode, check):
-    """Also if it is empty: a checkpoint that goes back is one of another time."""
+    """Also if it is empty: the checkpoint is an older one."""
     world = World()
     driver = Driver(world, "run-1")
     for number in range(3):
@@ -911,7 +911,7 @@ def test_a_batch_before_the_last_decision_is_refused_with_every_replay_check(mod
 
 
 def test_a_decided_batch_is_finished_also_by_a_query_that_is_refused():
-    """Continuing with another sink.id, as the error says, must not leave half of a batch."""
+    """Continuing with another sink.id, the remedy in the error, must not leave a part of a batch."""
     world = World()
     with pytest.raises(Crash):
         Driver(world, "run-1", "end.between").process(0, "parallel")
@@ -1075,13 +1075,13 @@ def assert_delivered_once(world: World, count: int) -> None:
 @pytest.mark.parametrize(
     ("failpoint", "mode"), [cell for cell in CELLS if cell[1] != "mixed" and cell[0] != "end.between"]
 )
-def test_a_checkpoint_may_be_lost_after_a_crash_anywhere(failpoint, mode):
+def test_a_checkpoint_may_be_lost_after_a_crash_at_any_failpoint(failpoint, mode):
     world = World()
     older = CopyingQuery(world, "older")
     older.process(Driver(world, "run-1"), 4, mode)
     with pytest.raises(Crash):
         older.process(Driver(world, "run-2", failpoint), 8, mode)
-    # Its checkpoint is gone: a new query begins at the first record, with batches of other sizes.
+    # Its checkpoint is lost: a new query begins at the first record, with batches of other sizes.
     newer, driver = CopyingQuery(world, "newer"), Driver(world, "run-3")
     for end in (3, 6, 10):
         newer.process(driver, end, mode)
@@ -1122,7 +1122,7 @@ def test_a_batch_planned_before_another_query_has_decided_is_planned_again(end):
     with pytest.raises(NotDecidedError, match=r"another query of sink.id 'sink' has delivered rows since the batch"):
         driver.committer.commit(stale)
     driver.committer.abort(stale)
-    # An older query that stays active must not keep the newer one from ever being planned in time.
+    # An older query that stays active must not block the newer one for ever.
     with pytest.raises(FencedError, match=r"held by another driver: run run-2"):
         older.process(active, 8)
     newer.process(Driver(world, "run-3"), 9)
@@ -1135,7 +1135,7 @@ def test_equal_rows_from_other_source_offsets_are_no_replay(check):
     world = World()
     query = CopyingQuery(world, "query")
     query.process(Driver(world, "run-1"), 4)
-    query.position, query.batch = 10, 0  # of an older backup, say
+    query.position, query.batch = 10, 0  # for example of an older backup
     driver = Driver(world, "run-2", replay_check=check)
     again = query.plan(driver, 14)
     with pytest.raises(RepeatedBatchError, match=r"batch 0 of query query .* comes again with other rows"):
@@ -1145,7 +1145,7 @@ def test_equal_rows_from_other_source_offsets_are_no_replay(check):
 
 @pytest.mark.behaviour("S12")
 def test_a_replay_with_fewer_rows_of_the_same_records_is_skipped_with_a_warning(caplog):
-    """Retention or compaction has taken records that were delivered."""
+    """Retention or compaction has deleted records that were delivered."""
     world = World()
     query = CopyingQuery(world, "query")
     query.process(Driver(world, "run-1"), 4)
@@ -1196,7 +1196,7 @@ def test_a_replay_of_a_batch_without_source_offsets_is_recognised_by_its_rows():
 
 
 @pytest.mark.parametrize("topic_ids", [("a", None), (None, "a")])
-def test_a_replay_is_recognised_by_its_rows_if_topic_ids_have_come_or_gone(topic_ids):
+def test_a_replay_is_recognised_by_its_rows_if_topic_ids_change(topic_ids):
     """The source, or the broker, was replaced between the crash and the restart."""
     world = World()
     query = CopyingQuery(world, "query")
@@ -1230,10 +1230,10 @@ def test_skipped_rows_are_logged_with_the_query_that_delivered_them(caplog):
     with caplog.at_level(logging.INFO, "headrace.spark"):
         for end in (2, 4, 8):
             newer.process(driver, end)
-    told = [(record.levelname, record.getMessage()) for record in caplog.records if "skipped" in record.getMessage()]
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records if "skipped" in record.getMessage()]
     text = "sink sink: batch {} of query newer: skipped 2 rows whose source offsets were delivered before by older"
-    assert told == [("WARNING", text.format(0)), ("INFO", text.format(1)), ("INFO", text.format(2))]
-    # A batch of skipped rows only needs no decision; the next one says what was skipped in it.
+    assert lines == [("WARNING", text.format(0)), ("INFO", text.format(1)), ("INFO", text.format(2))]
+    # A batch of skipped rows only has no decision; the decision of the next batch records what was skipped.
     assert world.decisions["newer"].batch == 2
     assert world.decisions["newer"].base.to_json() == {"id:a:t": {"0": [[0, 5]]}}
 
@@ -1244,9 +1244,9 @@ def test_rows_skipped_without_a_topic_id_are_warned_of_every_time(caplog):
     newer, driver = CopyingQuery(world, "newer"), Driver(world, "run-2")
     for end in (2, 4):
         newer.process(driver, end, topic_id=None)
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == 2
-    assert all("2 of them have no topic id: if the topic was recreated, they are lost" in text for text in told)
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == 2
+    assert all("2 of them have no topic id: if the topic was recreated, they are lost" in text for text in lines)
 
 
 def test_what_was_covered_is_kept_by_batches_without_source_offsets():

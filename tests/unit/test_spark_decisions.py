@@ -91,7 +91,7 @@ def test_unknown_keys_are_ignored():
     assert Decision.decode(json.dumps(newer).encode()) == decision()
 
 
-def test_fingerprints_add_up_whatever_the_order():
+def test_fingerprints_add_up_in_any_order():
     parts = [Fingerprint(1, HASH_MODULUS - 1), Fingerprint(2, 5), Fingerprint()]
     assert sum(parts, Fingerprint()) == sum(reversed(parts), Fingerprint()) == Fingerprint(3, 4)
 

@@ -33,7 +33,7 @@ coverages = st.lists(pairs, max_size=6).map(lambda intervals: of(*intervals))
 
 
 def of(*intervals, partition=A0):
-    """What one gets from adding intervals one by one."""
+    """Return the result of adding intervals one by one."""
     total = NOTHING
     for first, last in intervals:
         total |= Coverage({partition: ((first, last),)})
@@ -114,7 +114,7 @@ def test_topics_and_partitions_are_distinguished_and_a_recreated_topic_is_anothe
     }
 
 
-def test_without_ids_a_topic_goes_by_its_name():
+def test_without_ids_topics_are_identified_by_name():
     columns = OriginColumns.parse("__topic, __partition,__offset")
     assert columns is not None
     chosen = OriginFilter(columns, NOTHING, "batch 0, task 0")

@@ -105,7 +105,7 @@ def test_secrets_are_not_printed():
         ("topic", "orders", "orders"),
     ],
 )
-def test_what_looks_like_a_secret_is_masked(name, value, shown):
+def test_values_that_look_like_secrets_are_masked(name, value, shown):
     assert masked(name, value) == shown
 
 
@@ -128,7 +128,7 @@ def test_the_error_for_a_spark_option_in_the_wrong_table_names_the_right_one():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "problem"),
     [
         ('mode = "availablenow"', 'mode = "now"', "line 32: [trigger] mode is 'now'; it may be availableNow, interval"),
         ('format = "headrace"', "format = true", "line 23: [sink] format is True; it may be a text"),
@@ -147,9 +147,9 @@ def test_the_error_for_a_spark_option_in_the_wrong_table_names_the_right_one():
         ('[spark]\nmaster = "local[2]"\n\n[spark.config]', "[x]", "there is no 'x' in a pipeline"),
     ],
 )
-def test_invalid_values_are_reported_with_their_line_and_what_is_allowed(old, new, said):
+def test_invalid_values_are_reported_with_their_line_and_what_is_allowed(old, new, problem):
     assert old in GOOD
-    assert said in "\n".join(problems(GOOD.replace(old, new)))
+    assert problem in "\n".join(problems(GOOD.replace(old, new)))
 
 
 def test_tables_that_are_none():
@@ -240,7 +240,7 @@ def test_overrides_replace_values_of_the_file():
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "problem"),
     [
         ("nonsense", "invalid -X: expected table.key=value, got 'nonsense'"),
         ("source=x", "invalid -X: expected table.key=value, got 'source=x'"),
@@ -250,8 +250,8 @@ def test_overrides_replace_values_of_the_file():
         ("source.path.x=y", "not a key of a table"),
     ],
 )
-def test_an_invalid_override_is_refused(override, said):
-    assert said in problems(GOOD, override)[0]
+def test_an_invalid_override_is_refused(override, problem):
+    assert problem in problems(GOOD, override)[0]
 
 
 # -- in Python -----------------------------------------------------------------------------------

@@ -96,10 +96,10 @@ def test_each_batch_is_handed_out_once_and_none_is_missed():
     query: Any = FakeQuery()
     watch = ProgressWatch(query)
     assert [*watch.new()] == []
-    query.recentProgress += [Entry(entry(5)), Entry(entry(6)), Entry(entry(7))]  # resumed, and too fast for us
+    query.recentProgress += [Entry(entry(5)), Entry(entry(6)), Entry(entry(7))]  # resumed, and faster than the polls
     assert [progress.batch for progress in watch.new()] == [5, 6, 7]
     assert [*watch.new()] == []
-    query.recentProgress.append(Entry(entry(8, executed=False)))  # a trigger that found nothing
+    query.recentProgress.append(Entry(entry(8, executed=False)))  # a trigger without new data
     assert [*watch.new()] == []
     query.recentProgress.append(Entry(entry(8)))
     assert [progress.batch for progress in watch.new()] == [8]

@@ -166,7 +166,7 @@ Caused by: java.io.FileNotFoundException: /x (Permission denied)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "explanation"),
     [
         (ANALYSIS, "A column with name `idd` cannot be resolved. Did you mean [`id`]"),
         (STREAM, "topic is 5; it may be a text"),
@@ -175,8 +175,8 @@ Caused by: java.io.FileNotFoundException: /x (Permission denied)
         ("plain", "plain"),
     ],
 )
-def test_an_error_of_sparks_in_a_line(text, said):
-    assert explain(RuntimeError(text)) == said
+def test_errors_of_spark_are_explained_in_one_line(text, explanation):
+    assert explain(RuntimeError(text)) == explanation
 
 
 def test_an_endless_error_is_cut():

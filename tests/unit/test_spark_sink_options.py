@@ -92,7 +92,7 @@ def test_options_of_spark_itself_are_none_of_our_business():
 
 def test_failpoints_need_an_environment_that_allows_them(monkeypatch, tmp_path):
     monkeypatch.delenv("HEADRACE_FAILPOINTS", raising=False)
-    with pytest.raises(ConfigError, match="HEADRACE_FAILPOINTS=1 is not in the environment"):
+    with pytest.raises(ConfigError, match="is for tests: leave it out, or set HEADRACE_FAILPOINTS=1"):
         Failpoints("decide.done=raise")
     monkeypatch.setenv("HEADRACE_FAILPOINTS", "1")
     monkeypatch.setenv("HEADRACE_FAILPOINTS_DIR", str(tmp_path))
@@ -106,7 +106,7 @@ def test_failpoints_need_an_environment_that_allows_them(monkeypatch, tmp_path):
             points.reach("end.done")
 
 
-def test_a_failpoint_holds_until_it_gets_an_order(monkeypatch, tmp_path):
+def test_a_held_failpoint_waits_for_its_go_file(monkeypatch, tmp_path):
     monkeypatch.setenv("HEADRACE_FAILPOINTS", "1")
     monkeypatch.delenv("HEADRACE_FAILPOINTS_DIR", raising=False)
     points = Failpoints(f"markers={tmp_path}, decide.done=hold, end.done=hold")

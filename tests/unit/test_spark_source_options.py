@@ -30,7 +30,7 @@ def without(name):
     return {key: value for key, value in LEAST.items() if key != name}
 
 
-def test_little_is_needed_and_the_rest_has_the_defaults_of_sparks_own_source():
+def test_other_options_have_the_defaults_of_sparks_own_source():
     stream, batch = parse(LEAST, Mode.STREAM), parse(LEAST, Mode.BATCH)
     assert stream.subscription == Subscription(topics=("t",))
     assert stream.starting == OffsetSpec("startingOffsets", LATEST)
@@ -212,7 +212,7 @@ def test_times_are_written_as_spark_writes_them(text, expected_ms):
         ({"kafka.group.id": "g", "kafka.client.id": "c"}, "c"),
     ],
 )
-def test_brokers_learn_who_reads_from_the_most_particular_name_given(options, expected):
+def test_the_client_id_is_the_most_specific_name_given(options, expected):
     assert parsed(**options).client_id == expected
 
 

@@ -40,12 +40,12 @@ def test_items_come_in_order_and_only_a_few_are_made_ahead():
     with ReadAhead(source()) as items:
         taken = iter(items)
         assert next(taken) == 0
-        # Those that wait, and the one that does not find room.
+        # The queued items, and the one that waits for space.
         eventually("the reader to be ahead", lambda: len(made) == AHEAD_MAX + 2)
         assert list(taken) == list(range(1, 20))
 
 
-def test_an_error_comes_after_the_items_before_it():
+def test_an_error_is_raised_after_the_items_before_it():
     def source() -> Iterator[int]:
         yield 1
         raise BrokerError("t-0", code=Code.OFFSET_OUT_OF_RANGE)
@@ -56,7 +56,7 @@ def test_an_error_comes_after_the_items_before_it():
     assert taken == [1]
 
 
-def test_who_leaves_in_the_middle_stops_the_thread_and_closes_the_source():
+def test_leaving_early_stops_the_thread_and_closes_the_source():
     closed = threading.Event()
 
     def source() -> Iterator[int]:
@@ -134,7 +134,7 @@ def test_no_more_than_a_few_fetchers_are_kept(kept, monkeypatch):
 
 @pytest.fixture
 def answers(monkeypatch):
-    """What brokers answer to questions for offsets, one after the other; an error is raised."""
+    """Return the results of offset lookups in turn; raise those that are errors."""
     given: list[int | BrokerError] = []
 
     def list_offsets(client, requested, isolation):
@@ -191,7 +191,7 @@ def test_a_fetch_requests_about_what_is_left():
     state.last_start, state.last_bytes, state.position = 1000, 100_000, 2000  # 100 bytes an offset
     assert state.fetch_bytes(8 * MIB) == 9000 * 125 + FETCH_BYTES_MIN
     assert state.fetch_bytes(MIB) == MIB
-    assert PartitionReader(TP, 0).fetch_bytes(8 * MIB) == 8 * MIB  # without an end there is no near one
+    assert PartitionReader(TP, 0).fetch_bytes(8 * MIB) == 8 * MIB  # without an end, no batch is near it
 
 
 # -- older Sparks ------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """A Kafka broker: one process, one event loop, logs on disk.
 
-socket → server → handlers (one file an API key) → replicas → log
+socket → server → handlers (one module for each API family) → replicas → log
                       │
-                      └→ transactions, groups (their state lives in internal topics), catalog (its own journal)
+                      └→ transactions, groups (state in internal topics), catalog (state in a journal)
 
-`EmbeddedBroker` and `EmbeddedCluster` are what users need of it; they are imported when first asked for.
+The public classes are `EmbeddedBroker` and `EmbeddedCluster`; they are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time and timers, passed in: tests turn them by hand."""
+"""Clocks and timers, passed in so that tests can control time."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A call that is due."""
+    """A pending call."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Milliseconds."""
+    """A clock in milliseconds, and its timers."""
 
     def monotonic_ms(self) -> float:
-        """For waiting and measuring: never goes back."""
+        """Return the monotonic time, for waiting and measuring."""
         ...
 
     def time_ms(self) -> int:
-        """For timestamps: since 1970."""
+        """Return the time since 1970, for timestamps."""
         ...
 
     def call_later(self, delay_ms: float, callback: Callable[..., object], *arguments: object) -> Timer:
-        """Call back on the event loop, once."""
+        """Call a function once on the event loop."""
         ...
 
 
 class LoopClock:
-    """The machine's clock, and the timers of the running event loop."""
+    """The system clock and the timers of the running event loop."""
 
     def monotonic_ms(self) -> float:
         return time.monotonic() * 1000.0

@@ -1,9 +1,9 @@
-"""What the options of topics and brokers are now, and where each value comes from.
+"""The current options of topics and brokers, and the source of each value.
 
     topic    set on the topic > on this broker > on all brokers > in its configuration > default
     broker                      on this broker > on all brokers > in its configuration > default
 
-"Set on" means by AlterConfigs, kept in the catalog. A topic's option may have several names on a broker, in different
+"Set on" means by AlterConfigs, kept in the catalog. A topic option may have several names on a broker, in different
 units (log.retention.ms, .minutes, .hours): the first that is set counts. `handlers/configs.py` changes them.
 """
 
@@ -16,13 +16,14 @@ from typing import NamedTuple
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import BROKER, TOPIC
+from headrace.broker.log.config import LogConfig
 from headrace.broker.topic_options import BROKER_SYNONYMS, TOPIC_OPTIONS, broker_defaults
 from headrace.config import Config, Kind, Option
 from headrace.errors import BrokerError, Code, ConfigError
 
 
 class ResourceType(IntEnum):
-    """What options are of, by Kafka's numbers."""
+    """Kafka's config resource types."""
 
     UNKNOWN = 0
     TOPIC = 2
@@ -33,7 +34,7 @@ class ResourceType(IntEnum):
 
 
 class Source(IntEnum):
-    """Where a value comes from, by Kafka's numbers."""
+    """Kafka's config sources."""
 
     DYNAMIC_TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -54,9 +55,9 @@ TYPES: dict[Kind, int] = {
     "password": 9,
     "classes": 7,
 }
-"""Kafka's numbers for the types of options."""
+"""Kafka's config types."""
 
-_CHANGED_WITHOUT_EFFECT = frozenset(
+_DYNAMIC_WITHOUT_EFFECT = frozenset(
     {
         "background.threads",
         "log.cleaner.dedupe.buffer.size",
@@ -71,18 +72,18 @@ _CHANGED_WITHOUT_EFFECT = frozenset(
         "num.replica.fetchers",
     }
 )
-_LOOKED_UP_EACH_TIME = frozenset({"transaction.partition.verification.enable"})
+_READ_EACH_TIME = frozenset({"transaction.partition.verification.enable"})
 DYNAMIC = (
     frozenset(name for names in BROKER_SYNONYMS.values() for name, _ in names)
-    | _CHANGED_WITHOUT_EFFECT
-    | _LOOKED_UP_EACH_TIME
+    | _DYNAMIC_WITHOUT_EFFECT
+    | _READ_EACH_TIME
 )
-"""Options of a broker that can be changed while it runs: those that topics inherit, those that are looked up whenever
-they matter, and some that change nothing here but can be changed in Kafka."""
+"""Broker options that can be changed at run time: those that topics inherit, those that are read each time, and some
+without effect that are dynamic in Kafka."""
 
 
 class Synonym(NamedTuple):
-    """A value that an option has, or would have if those before it were not set."""
+    """A value of an option, or one that would apply if those before it were not set."""
 
     name: str
     value: str | None  # None: secret
@@ -107,7 +108,7 @@ class Entry(NamedTuple):
 
 
 class Configurations:
-    """Looks options up. Cheap to make, keeps nothing: the catalog and the broker's own configuration have it all."""
+    """Looks up options in the catalog and the broker's configuration."""
 
     def __init__(self, static: Config, catalog: Catalog, node_id: int) -> None:
         self._static = static
@@ -115,7 +116,7 @@ class Configurations:
         self._node = str(node_id)
 
     def current(self) -> Config:
-        """The configuration of the broker with everything that was changed since it started."""
+        """Return the broker's configuration with all dynamic changes."""
         changes: dict[str, object] = {}
         for name in ("", self._node):
             for option, value in self._catalog.configs.of(BROKER, name).items():
@@ -123,14 +124,14 @@ class Configurations:
         return self._static.derived(changes) if changes else self._static
 
     def of_topic(self, name: str) -> Iterator[Entry]:
-        """All options of a topic."""
+        """Yield all options of a topic."""
         own = self._catalog.configs.of(TOPIC, name)
         inherited = broker_defaults(self.current())
         for option in TOPIC_OPTIONS.values():
             if option.name in own:
                 value = option.show(option.parse(own[option.name]))
             elif option.name.startswith("internal."):
-                continue  # not for clients, unless somebody has set it
+                continue  # not shown to clients unless it is set
             else:
                 value = option.show(option.parse(inherited.get(option.name, option.default)))
             first = (Synonym(option.name, value, Source.DYNAMIC_TOPIC),) if option.name in own else ()
@@ -138,27 +139,28 @@ class Configurations:
             yield Entry(option, value, (*first, *self._synonyms(names)), read_only=False)
 
     def of_broker(self, name: str) -> Iterator[Entry]:
-        """All options of this broker; those that are set for all brokers, if the name is empty."""
+        """Yield all options of this broker; if the name is empty, those set for all brokers."""
         self.check_broker(name)
         if not name:
             for option, text in self._catalog.configs.of(BROKER, "").items():
                 synonyms = (Synonym(option, text, Source.DYNAMIC_DEFAULT_BROKER),)
-                yield _hiding(Entry(BROKER_OPTIONS[option], text, synonyms, option not in DYNAMIC))
+                yield _without_secret(Entry(BROKER_OPTIONS[option], text, synonyms, option not in DYNAMIC))
             return
         current = self.current()
-        for each in BROKER_OPTIONS.values():
-            value = None if current[each.name] is None else each.show(current[each.name])
-            yield _hiding(Entry(each, value, tuple(self._synonyms((each.name,))), each.name not in DYNAMIC))
+        for broker_option in BROKER_OPTIONS.values():
+            name = broker_option.name
+            value = None if current[name] is None else broker_option.show(current[name])
+            yield _without_secret(Entry(broker_option, value, tuple(self._synonyms((name,))), name not in DYNAMIC))
 
     def check_broker(self, name: str) -> None:
-        """Raise INVALID_REQUEST unless it is this broker that is meant, or all of them."""
+        """Raise INVALID_REQUEST unless the name is that of this broker, or empty for all brokers."""
         if name not in ("", self._node):
             raise BrokerError(
-                f"there is no broker {name!r} here; this is broker {self._node}", code=Code.INVALID_REQUEST
+                f"invalid broker {name!r}: expected {self._node}, the broker of this request", code=Code.INVALID_REQUEST
             )
 
     def default(self, resource: ResourceType, option: Option) -> str:
-        """What an option is when nothing is set on the resource itself."""
+        """Return the value of an option that is not set on the resource."""
         if resource == ResourceType.TOPIC:
             return option.show(option.parse(broker_defaults(self.current()).get(option.name, option.default)))
         return option.show(self._static[option.name])
@@ -182,31 +184,30 @@ class Configurations:
                 yield Synonym(name, option.show(option.default), Source.DEFAULT)
 
 
-def _hiding(entry: Entry) -> Entry:
+def _without_secret(entry: Entry) -> Entry:
     if not entry.is_sensitive:
         return entry
-    return entry._replace(value=None, synonyms=tuple(synonym._replace(value=None) for synonym in entry.synonyms))
+    synonyms = tuple(Synonym(synonym.name, None, synonym.source) for synonym in entry.synonyms)
+    return Entry(entry.option, None, synonyms, entry.read_only)
 
 
 def check_values(resource: ResourceType, values: Mapping[str, str | None], broker: Mapping[str, object]) -> None:
-    """Raise INVALID_CONFIG unless each is an option of such a resource with a value that it may have."""
+    """Raise INVALID_CONFIG unless all are options of the resource with valid values."""
     options = TOPIC_OPTIONS if resource == ResourceType.TOPIC else BROKER_OPTIONS
     given = {name: value for name, value in values.items() if value is not None}
     for name in values:
         if name not in options:
             kind = "topic" if resource == ResourceType.TOPIC else "broker"
-            raise BrokerError(f"there is no {kind} option {name!r}{options.suggestion(name)}", code=Code.INVALID_CONFIG)
+            raise BrokerError(f"unknown {kind} option {name!r}{options.suggestion(name)}", code=Code.INVALID_CONFIG)
         if resource == ResourceType.BROKER and name not in DYNAMIC:
             raise BrokerError(
-                f"{name} cannot be changed while the broker runs: set it where the broker is configured, and restart",
+                f"{name} cannot be changed at run time: set it in the broker's configuration and restart the broker",
                 code=Code.INVALID_REQUEST,
             )
     try:
         for name, value in given.items():
             options[name].parse(value)
         if resource == ResourceType.TOPIC:
-            from headrace.broker.log.config import LogConfig
-
             LogConfig.resolve(given, broker)
     except ConfigError as error:
         raise BrokerError(str(error), code=Code.INVALID_CONFIG) from None

@@ -1,9 +1,9 @@
-"""The broker's side door: a UNIX socket for who may do as the broker's own user may.
+"""The control socket of a broker: a UNIX socket for processes of the broker's user.
 
     one line of JSON {"op": …, "args": {…}} → one line {"result": …} or {"error": {"kind": …, "message": …}}
 
-Beside it lies the *run file*: who runs here, and where the socket is. It is how a command finds a broker by its data
-folder alone, and what is left of a broker that was killed, for the next one to replace.
+The *run file* in the same folder has the pid and the path of the socket. Commands use it to find a broker by its
+data folder. A killed broker leaves it behind, and the next one replaces it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("headrace.broker")
 
 SOCKET_NAME = "control.sock"
 RUN_FILE_NAME = "broker.json"
-PATH_BYTES_MAX = 100  # of a UNIX socket: 108 on Linux, 104 elsewhere, with a zero at the end
+PATH_BYTES_MAX = 100  # of a UNIX socket: 108 on Linux, 104 elsewhere, including a terminating zero
 LINE_BYTES_MAX = 64 * 1024
 CLIENTS_MAX = 16
 IDLE_SECONDS_MAX = 60.0
@@ -37,10 +37,10 @@ Operation = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What there is to know about a broker that answers."""
+    """The addresses and process of a running broker."""
 
-    bootstrap: str  # what clients are told: host:port
-    listeners: dict[str, str]  # where it really listens, by name
+    bootstrap: str  # the advertised host:port
+    listeners: dict[str, str]  # the addresses it listens on, by name
     pid: int
     data_dir: str
     control: str  # the path of the control socket
@@ -50,7 +50,7 @@ class Ready:
 
 
 class ControlServer:
-    """Answers on the socket. Event loop only."""
+    """Serves the control socket. Event loop only."""
 
     def __init__(self, data_dir: Path, operations: Mapping[str, Operation]) -> None:
         self._operations = operations
@@ -62,15 +62,15 @@ class ControlServer:
 
     async def start(self) -> None:
         if len(os.fsencode(self.path.absolute())) > PATH_BYTES_MAX:
-            import tempfile
+            import tempfile  # rarely needed, and slow to import
 
-            self._private_dir = tempfile.mkdtemp(prefix="headrace-")  # nobody else may enter it
+            self._private_dir = tempfile.mkdtemp(prefix="headrace-")  # accessible to this user only
             self.path = Path(self._private_dir) / SOCKET_NAME
-        self.path.unlink(missing_ok=True)  # of a broker that was killed: the lock on the folder says that it is gone
+        self.path.unlink(missing_ok=True)  # left by a killed broker: the folder lock proves that it is gone
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(os.fspath(self.path))
-            self.path.chmod(0o600)  # nobody can connect before it listens
+            self.path.chmod(0o600)  # before it listens, so that no other user can connect
             self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=LINE_BYTES_MAX)
         except BaseException:
             listener.close()
@@ -91,39 +91,40 @@ class ControlServer:
         assert task is not None
         self._clients.add(task)
         try:
-            # An overlong line is a ValueError, a client that stays away too long a TimeoutError.
+            # A line that is too long is a ValueError, an idle client a TimeoutError.
             with contextlib.suppress(ValueError, OSError, asyncio.CancelledError):
                 while len(self._clients) <= CLIENTS_MAX:
                     async with asyncio.timeout(IDLE_SECONDS_MAX):
                         line = await reader.readline()
                         if not line:
                             break
-                        writer.write(await self.answer(line))
+                        writer.write(await self.respond(line))
                         await writer.drain()
         finally:
             self._clients.discard(task)
             writer.close()
 
-    async def answer(self, line: bytes) -> bytes:
-        """The answer to one line."""
+    async def respond(self, line: bytes) -> bytes:
+        """Return the response to a line."""
         try:
-            answer = {"result": await self._operate(line)}
+            response = {"result": await self._operate(line)}
         except errors.HeadraceError as error:
-            answer = {"error": {"kind": type(error).__name__, "message": str(error.args[0]), **_code_of(error)}}
+            response = {"error": {"kind": type(error).__name__, "message": str(error.args[0]), **_code_of(error)}}
         except Exception as error:
-            log.exception("an operation of the control socket failed")
-            answer = {"error": {"kind": "IllegalStateError", "message": f"{type(error).__name__}: {error}"}}
-        return json.dumps(answer).encode() + b"\n"
+            log.exception("internal error in an operation of the control socket")
+            response = {"error": {"kind": "IllegalStateError", "message": f"{type(error).__name__}: {error}"}}
+        return json.dumps(response).encode() + b"\n"
 
     async def _operate(self, line: bytes) -> object:
         try:
             request = json.loads(line)
             name, arguments = request["op"], request.get("args", {})
         except (ValueError, TypeError, LookupError, AttributeError):
-            raise errors.ConfigError('a request is a line of JSON: {"op": …, "args": {…}}') from None
+            raise errors.ConfigError('invalid request: expected a line of JSON {"op": …, "args": {…}}') from None
         operation = self._operations.get(name) if isinstance(name, str) else None
         if operation is None or not isinstance(arguments, dict):
-            raise errors.ConfigError(f"there is no operation {name!r}; there are {', '.join(sorted(self._operations))}")
+            names = ", ".join(sorted(self._operations))
+            raise errors.ConfigError(f"unknown operation {name!r}: expected one of {names}")
         result = operation(arguments)
         return await result if inspect.isawaitable(result) else result
 
@@ -133,7 +134,7 @@ def _code_of(error: errors.HeadraceError) -> dict[str, int]:
 
 
 def call(path: Path | str, op: str, seconds_max: float = CALL_SECONDS_MAX, **arguments: Any) -> Any:
-    """What the broker at the other end of a control socket answers."""
+    """Call an operation of a broker; return its result or raise its error."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(seconds_max)
         try:
@@ -142,34 +143,36 @@ def call(path: Path | str, op: str, seconds_max: float = CALL_SECONDS_MAX, **arg
             with connection.makefile("rb") as stream:
                 line = stream.readline()
         except TimeoutError as error:
-            raise errors.TimedOutError(f"the broker did not answer {op} for {seconds_max:g} s at {path}") from error
+            raise errors.TimedOutError(
+                f"timed out after {seconds_max:g} s waiting for the broker at {path} to respond to {op}"
+            ) from error
         except OSError as error:
-            raise errors.ConnectionFailedError(f"no broker answers at {path}: {error.strerror or error}") from error
+            raise errors.ConnectionFailedError(f"no broker responds at {path}: {error.strerror or error}") from error
     if not line.endswith(b"\n"):
-        raise errors.ConnectionFailedError(f"the broker at {path} hung up on {op}")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise _raised(answer["error"])
-    return answer["result"]
+        raise errors.ConnectionFailedError(f"the broker at {path} closed the connection during {op}")
+    response = json.loads(line)
+    if "error" in response:
+        raise _raised(response["error"])
+    return response["result"]
 
 
-def _raised(told: dict[str, Any]) -> errors.HeadraceError:
-    """The error that the broker raised, as one of our own."""
-    if "code" in told:  # a BrokerError, which may be of a subclass
-        return errors.BrokerError(told["message"], code=told["code"])
-    kind = errors.ConfigError if told["kind"] == "ConfigError" else errors.IllegalStateError
-    return kind(told["message"])
+def _raised(error: dict[str, Any]) -> errors.HeadraceError:
+    """Return the error that the broker raised."""
+    if "code" in error:  # a BrokerError, perhaps of a subclass
+        return errors.BrokerError(error["message"], code=error["code"])
+    kind = errors.ConfigError if error["kind"] == "ConfigError" else errors.IllegalStateError
+    return kind(error["message"])
 
 
 def write_run_file(data_dir: Path, facts: Mapping[str, object]) -> None:
-    """Say who runs here; whole or not at all."""
+    """Write the run file atomically."""
     partial = data_dir / f"{RUN_FILE_NAME}.partial"
     partial.write_text(json.dumps(facts) + "\n")
     partial.replace(data_dir / RUN_FILE_NAME)
 
 
 def read_run_file(data_dir: Path) -> dict[str, Any] | None:
-    """Who runs here, or was killed here; None: nobody."""
+    """Return the contents of the run file, perhaps of a killed broker; None if there is none."""
     try:
         facts = json.loads((data_dir / RUN_FILE_NAME).read_text())
     except (OSError, ValueError):

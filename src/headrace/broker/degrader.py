@@ -1,11 +1,11 @@
-"""A network that gets worse on demand: a TCP proxy between clients and a broker.
+"""A TCP proxy between clients and a broker that degrades the network on demand.
 
-    client ─► read ─► line of chunks, each with the time it is due ─► write ─► broker      and back, the same way
+    client ─► read ─► queue of chunks, each with its due time ─► write ─► broker      and back, the same way
 
-The line makes latency what it is in a network: a later chunk does not wait for an earlier one's delay. Its length is
-bounded, so what does not fit stays with the sender, as it would in a full pipe.
+The queue simulates the latency of a network: chunks do not wait for the delay of earlier ones. Its length is bounded;
+when it is full, the sender has to wait, as with a full TCP buffer.
 
-Runs on an event loop in a thread of its own, whatever the broker runs in. Everything may be changed while it runs.
+It runs on an event loop in a separate thread. All conditions can be changed at run time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from headrace.broker.tasks import start_loop, start_task
 from headrace.errors import ClosedError, ConfigError, TimedOutError
 
 CHUNK_BYTES_MAX = 64 * 1024
-LINE_CHUNKS_MAX = 256  # on their way in one direction of a connection
-SLICE_SECONDS = 0.02  # a limited bandwidth passes the bytes of so much time at once
+QUEUED_CHUNKS_MAX = 256  # in one direction of a connection
+SLICE_SECONDS = 0.02  # with a limited bandwidth, the bytes of this time are sent at once
 CALL_SECONDS_MAX = 10.0
 CONNECT_SECONDS_MAX = 10.0
 MS_MAX = 3_600_000
@@ -36,35 +36,37 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How bad the network is; as made, it is perfect."""
+    """The conditions of the network; the defaults are perfect."""
 
     latency_ms: float = 0.0  # in each direction
-    jitter_ms: float = 0.0  # up to so much more, evenly; order is kept
+    jitter_ms: float = 0.0  # maximum additional latency, uniformly distributed; order is kept
     bandwidth_bytes_per_s: float | None = None  # in each direction of each connection
-    cut_after_bytes: int | None = None  # both ends are cut off when so much has passed, in either direction
+    cut_after_bytes: int | None = None  # cut all connections after this many bytes in either direction
 
     def __post_init__(self) -> None:
         for name in ("latency_ms", "jitter_ms"):
             if not 0 <= getattr(self, name) <= MS_MAX:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it may be 0 to {MS_MAX}")
+                raise ConfigError(f"invalid {name} {getattr(self, name)!r}: expected 0 to {MS_MAX}")
         if self.bandwidth_bytes_per_s is not None and self.bandwidth_bytes_per_s < 1:
-            raise ConfigError(f"bandwidth_bytes_per_s is {self.bandwidth_bytes_per_s!r}; it may be 1 or more")
+            raise ConfigError(
+                f"invalid bandwidth_bytes_per_s {self.bandwidth_bytes_per_s!r}: expected at least 1 or None"
+            )
         if self.cut_after_bytes is not None and self.cut_after_bytes < 0:
-            raise ConfigError(f"cut_after_bytes is {self.cut_after_bytes!r}; it may be 0 or more")
+            raise ConfigError(f"invalid cut_after_bytes {self.cut_after_bytes!r}: expected at least 0 or None")
 
 
 class Degrader:
-    """Listens on a port of its own and passes on what comes, as well or badly as it is told."""
+    """Listens on a port and forwards connections under the current conditions."""
 
     def __init__(self, target: str | None = None, *, port: int = 0, seed: int | None = None, **conditions: Any) -> None:
-        """Pass connections on to `target` (host:port); conditions as for `set`."""
+        """Forward connections to `target` (host:port); conditions as for `set`."""
         self.conditions = Conditions(**conditions)  # Replaced as a whole: any thread may read it.
         self._target = target
         self._random = random.Random(seed)
         self._listener = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
         self._links: set[_Link] = set()  # Event loop only.
         self._is_cut = False  # Event loop only.
-        self._flowing = asyncio.Event()  # Event loop only; unset: half open.
+        self._flowing = asyncio.Event()  # Event loop only; cleared while half open.
         self._flowing.set()
         self._bytes_left: int | None = self.conditions.cut_after_bytes  # Event loop only.
         self.connections_total = 0
@@ -73,7 +75,7 @@ class Degrader:
         host, self.port = self._listener.getsockname()
         self.address = f"{host}:{self.port}"
 
-    # -- for any thread --------------------------------------------------------------------------
+    # -- any thread ------------------------------------------------------------------------------
 
     def start(self) -> Self:
         self._thread.start()
@@ -81,33 +83,33 @@ class Degrader:
         return self
 
     def set(self, **changes: Any) -> None:
-        """Change some conditions, also for the connections that are open. See `Conditions`."""
+        """Change conditions, also for open connections. See `Conditions`."""
         conditions = replace(self.conditions, **changes)
         self._call(self._set, conditions, "cut_after_bytes" in changes)
 
     def connect_to(self, target: str) -> None:
-        """Where new connections lead from now on."""
+        """Forward new connections to another target."""
         self._target = target
 
     def cut(self) -> None:
-        """Break all connections, and refuse new ones, until `heal`."""
+        """Reset all connections and reject new ones, until `heal`."""
         self._call(self._cut)
 
     def half_open(self) -> None:
-        """Nothing gets through any more, and neither end is told; what is sent now arrives after `heal`."""
+        """Stop all traffic without closing connections; what is sent arrives after `heal`."""
         self._call(self._flowing.clear)
 
     def heal(self) -> None:
-        """A perfect network again. Broken connections stay broken."""
+        """Restore perfect conditions. Connections that were cut stay closed."""
         self._call(self._heal)
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._links)
 
     def close(self) -> None:
-        """Break everything and leave the port."""
+        """Reset all connections and release the port."""
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
@@ -126,7 +128,7 @@ class Degrader:
         self.close()
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Do it on the event loop, and come back when it is done."""
+        """Call a function on the event loop and wait for it."""
 
         async def done() -> None:
             function(*arguments)
@@ -140,7 +142,7 @@ class Degrader:
         try:
             return asyncio.run_coroutine_threadsafe(task, self._loop).result(CALL_SECONDS_MAX)
         except TimeoutError:
-            raise TimedOutError(f"the degrader did not answer within {CALL_SECONDS_MAX:g} s") from None
+            raise TimedOutError(f"timed out after {CALL_SECONDS_MAX:g} s waiting for the degrader") from None
 
     # -- on the event loop -----------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class Degrader:
         while True:
             try:
                 client, _ = await self._loop.sock_accept(self._listener)
-            except OSError:  # a client that has gone again, or too many open files: others may have more luck
+            except OSError:  # the client has disconnected, or too many files are open
                 await asyncio.sleep(SLICE_SECONDS)
                 continue
             if self._is_cut or self._target is None:
@@ -163,9 +165,9 @@ class Degrader:
             self._links.add(link)
             link.start(self._loop, self._target)
 
-    def _set(self, conditions: Conditions, count_again: bool) -> None:
+    def _set(self, conditions: Conditions, reset_count: bool) -> None:
         self.conditions = conditions
-        if count_again:
+        if reset_count:
             self._bytes_left = conditions.cut_after_bytes
 
     def _cut(self) -> None:
@@ -189,7 +191,7 @@ class Degrader:
         self._links.discard(link)
 
     def allowance(self, size: int) -> int:
-        """How many of so many bytes may pass before the cut."""
+        """Return how many of these bytes may pass before the cut."""
         if self._bytes_left is None:
             return size
         passed = min(size, self._bytes_left)
@@ -197,7 +199,7 @@ class Degrader:
         return passed
 
     @property
-    def is_used_up(self) -> bool:
+    def is_exhausted(self) -> bool:
         return self._bytes_left == 0
 
     def delay_seconds(self) -> float:
@@ -208,12 +210,12 @@ class Degrader:
         await self._flowing.wait()
 
     def cut_off(self) -> None:
-        """The bytes of `cut_after_bytes` are through."""
+        """Cut all connections, because `cut_after_bytes` bytes have passed."""
         self._cut()
 
 
 class _Link:
-    """One connection of a client, and the one to the broker that goes with it. Event loop only."""
+    """The connection of a client and the corresponding one to the broker. Event loop only."""
 
     def __init__(self, network: Degrader, client: socket.socket) -> None:
         self._network = network
@@ -236,33 +238,33 @@ class _Link:
                 both.create_task(self._pass(loop, self._client, self._server))
                 both.create_task(self._pass(loop, self._server, self._client))
         except (OSError, ExceptionGroup):
-            pass  # an end is gone, and so is the other one
+            pass  # either end has closed its connection
         finally:
             self.close()
 
     async def _pass(self, loop: asyncio.AbstractEventLoop, source: socket.socket, target: socket.socket) -> None:
-        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(LINE_CHUNKS_MAX)
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_CHUNKS_MAX)
         async with asyncio.TaskGroup() as both:
-            both.create_task(self._read(loop, source, line))
-            both.create_task(self._write(loop, target, line))
+            both.create_task(self._read(loop, source, queue))
+            both.create_task(self._write(loop, target, queue))
 
     async def _read(
-        self, loop: asyncio.AbstractEventLoop, source: socket.socket, line: asyncio.Queue[tuple[float, bytes]]
+        self, loop: asyncio.AbstractEventLoop, source: socket.socket, queue: asyncio.Queue[tuple[float, bytes]]
     ) -> None:
         network = self._network
         while True:
             await network.flowing()
             data = await loop.sock_recv(source, CHUNK_BYTES_MAX)
-            await line.put((loop.time() + network.delay_seconds(), data))
+            await queue.put((loop.time() + network.delay_seconds(), data))
             if not data:
                 return
 
     async def _write(
-        self, loop: asyncio.AbstractEventLoop, target: socket.socket, line: asyncio.Queue[tuple[float, bytes]]
+        self, loop: asyncio.AbstractEventLoop, target: socket.socket, queue: asyncio.Queue[tuple[float, bytes]]
     ) -> None:
         network = self._network
         while True:
-            due, data = await line.get()
+            due, data = await queue.get()
             if (early := due - loop.time()) > 0:
                 await asyncio.sleep(early)
             await network.flowing()
@@ -272,14 +274,14 @@ class _Link:
             await self._send(loop, target, data)
 
     async def _send(self, loop: asyncio.AbstractEventLoop, target: socket.socket, data: bytes) -> None:
-        """All of it, or a slice at a time where the bandwidth is limited."""
+        """Send all bytes, in slices if the bandwidth is limited."""
         network = self._network
         while data:
             rate = network.conditions.bandwidth_bytes_per_s
             size = len(data) if rate is None else min(len(data), max(1, int(rate * SLICE_SECONDS)))
             passed = network.allowance(size)
             await loop.sock_sendall(target, data[:passed])
-            if network.is_used_up:
+            if network.is_exhausted:
                 network.cut_off()
                 return
             if rate is not None:
@@ -287,7 +289,7 @@ class _Link:
             data = data[passed:]
 
     def break_off(self) -> None:
-        """End it as a broken cable would look once it is noticed: both ends get a reset."""
+        """Reset both connections."""
         for end in (self._client, self._server):
             _reset(end, close=False)
         for task in self.tasks:
@@ -300,7 +302,7 @@ class _Link:
 
 
 def _reset(end: socket.socket, *, close: bool = True) -> None:
-    """Close without good-bye: the peer gets a reset, not an end."""
+    """Let the peer get a reset instead of an orderly close."""
     with suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     if close:

@@ -1,4 +1,4 @@
-"""Small helpers for files in the data folder, below the packages of the log and of the catalog, which both use them."""
+"""File helpers for the data folder, used by the log and the catalog."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 
 
 def private(path: str, flags: int) -> int:
-    """An opener for `open`: the file is for the broker's own user, as logs are."""
+    """Open a file readable only by the broker's user; an opener for `open`."""
     return os.open(path, flags, 0o600)
 
 
 def unused(name: Callable[[int], Path]) -> Path:
-    """Return the first of the paths `name(0)`, `name(1)` and so on at which there is nothing yet."""
+    """Return the first of the paths `name(0)`, `name(1)`, … that does not exist."""
     return next(path for path in map(name, itertools.count()) if not path.exists())
 
 
 def numbered(path: Path) -> Callable[[int], Path]:
-    """Return names for `unused`: the path itself, then the path with .1, .2 and so on behind it."""
+    """Return a function for `unused`: the path itself, then with the suffixes .1, .2, …"""
     return lambda number: path.with_name(f"{path.name}.{number}") if number else path
 
 
 def sync_path(path: Path | str) -> None:
-    """Force a file, or the names in a folder, to disk: through a handle of its own, so from any thread."""
+    """Sync a file, or the entries of a folder. Thread-safe: it opens the path itself."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

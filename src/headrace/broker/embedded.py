@@ -1,13 +1,13 @@
-"""A broker for tests, demos and small jobs: there when the block begins, gone when it ends.
+"""A broker for tests, demos and small jobs that lives as long as a with block.
 
     with EmbeddedBroker() as broker:
         Producer(bootstrap_servers=broker.bootstrap)
 
     new ── start ─► running ── stop, kill ─► down ── start, restart ─► running … ── close ─► closed
 
-By default it is a process of its own that ends with ours whatever happens to us; with `in_process=True` it is a thread
-of ours (runners.py has both). Port and data stay the same from the first start until `close`, which removes the
-data unless they are in a folder that was named.
+By default it is a separate process that ends with this one, however this one ends. With `in_process=True` it is a
+thread (runners.py). Port and data are kept from the first start until `close`, which removes the data unless they are
+in a named folder.
 """
 
 from __future__ import annotations
@@ -21,27 +21,25 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from headrace.broker import control
 from headrace.broker.broker_options import BROKER_OPTIONS, resolve
+from headrace.broker.control import Ready
+from headrace.broker.degrader import Degrader
 from headrace.broker.ports import free_port, is_taken
 from headrace.broker.runners import ProcessRunner, Runner, ThreadRunner
 from headrace.errors import ClosedError, ConfigError, IllegalStateError
 
-if TYPE_CHECKING:
-    from headrace.broker.control import Ready
-    from headrace.broker.degrader import Degrader
-
 PORT_ATTEMPTS_MAX = 5
-"""A port that was free may be taken by another process before we have it: so many are tried."""
+"""Another process may take a free port before the broker listens: this many ports are tried."""
 
-# Unlike a cluster's, members of a test's group do not come in one by one for seconds.
+# Unlike in production, the members of a test's group do not join over several seconds.
 _DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
 
 
 class EmbeddedBroker:
-    """A broker of one node on the loopback, owned by who made it."""
+    """A standalone broker on the loopback interface."""
 
     def __init__(
         self,
@@ -53,9 +51,9 @@ class EmbeddedBroker:
         degraded: bool = False,
         **options: object,
     ) -> None:
-        """Options of the broker by their dotted names in `config`, or as keywords: `num_partitions=3`.
+        """Options of the broker by name in `config`, or as keywords: `num_partitions=3`.
 
-        `port=0` picks one. `degraded=True` puts a `Degrader` between clients and broker: see `degrader`.
+        `port=0` picks a free port. `degraded=True` puts a `Degrader` between clients and broker: see `degrader`.
         """
         self._options: dict[str, object] = {**_DEFAULTS, **(config or {}), **BROKER_OPTIONS.named(options)}
         if "listeners" in self._options:
@@ -72,23 +70,21 @@ class EmbeddedBroker:
         self._degrader: Degrader | None = None
         self.faults = RemoteFaults(self)
         try:
-            resolve(("argument", self._options))  # what is wrong is said here, not by another process
+            resolve(("argument", self._options))  # raise errors here, not in the other process
         except ConfigError:
             self._remove_data()
             raise
 
-    # -- its life --------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start it, and come back when it answers; on an error that says why it does not."""
+        """Start the broker and wait until it is ready; raise with the reason if it fails."""
         if not self._remove_data.alive:
-            raise ClosedError("this broker is closed: make another one")
+            raise ClosedError("this broker is closed: create another one")
         if self.is_running:
-            raise IllegalStateError(f"the broker runs already, on {self.bootstrap}")
+            raise IllegalStateError(f"the broker is already running on {self.bootstrap}")
         self._forget()
         if self._degraded and self._degrader is None:
-            from headrace.broker.degrader import Degrader
-
             self._degrader = Degrader().start()
         for attempt in range(PORT_ATTEMPTS_MAX):
             try:
@@ -99,7 +95,7 @@ class EmbeddedBroker:
                 if not lost_the_race or attempt == PORT_ATTEMPTS_MAX - 1:
                     raise
                 self._port = 0
-        self._port_is_ours = False  # from now on clients know it
+        self._port_is_ours = False  # clients know it from now on
         return self
 
     def _start_once(self) -> None:
@@ -107,7 +103,7 @@ class EmbeddedBroker:
         options = {"listeners": f"PLAINTEXT://127.0.0.1:{self._port}", **self._options, "log.dirs": str(self.data_dir)}
         if self._degrader is not None:
             options["advertised.listeners"] = f"PLAINTEXT://{self._degrader.address}"
-            self._degrader.connect_to(f"127.0.0.1:{self._port}")  # other brokers may come before it is ready
+            self._degrader.connect_to(f"127.0.0.1:{self._port}")  # other brokers may connect before it is ready
         runner = ThreadRunner(options) if self._in_process else ProcessRunner(options, remove_data=self._removes_data)
         self._ready = runner.start()
         self._runner = runner
@@ -115,42 +111,42 @@ class EmbeddedBroker:
             self._degrader.connect_to(next(iter(self._ready.listeners.values())))
 
     def stop(self) -> None:
-        """End it in good order. Data and port are kept; no harm if it is down already."""
+        """Stop the broker cleanly. Data and port are kept. Idempotent."""
         if not self._in_process:
-            with suppress(IllegalStateError, ProcessLookupError):  # it does not run, or no longer
+            with suppress(IllegalStateError, ProcessLookupError):  # it is not running
                 self.resume()
         if (runner := self._forget()) is not None:
             runner.stop()
 
     def kill(self) -> None:
-        """End it as a power cut would (kill -9). Data and port are kept; no harm if it is down already."""
+        """Kill the broker (kill -9). Data and port are kept. Idempotent."""
         if self._in_process:
             raise IllegalStateError("a broker in a thread cannot be killed: leave out in_process=True")
         if (runner := self._forget()) is not None:
             runner.kill()
 
     def pause(self) -> None:
-        """Let it hang (SIGSTOP): it keeps its connections and answers nothing, until `resume`, `stop` or `kill`."""
+        """Suspend the broker (SIGSTOP): connections stay open without responses, until `resume`, `stop` or `kill`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT) after `pause`."""
+        """Continue the broker (SIGCONT) after `pause`."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._in_process:
             raise IllegalStateError("a broker in a thread cannot be paused: leave out in_process=True")
         if self.pid is None:
-            raise IllegalStateError("the broker does not run")
+            raise IllegalStateError("the broker is not running")
         os.kill(self.pid, number)
 
     def restart(self) -> None:
-        """Start it again on the same port and data; if it runs, stop it first."""
+        """Start the broker again with the same port and data, after stopping it if it is running."""
         self.stop()
         self.start()
 
     def close(self) -> None:
-        """Stop it and leave nothing behind."""
+        """Stop the broker and remove its data, unless they are in a named folder."""
         try:
             self.stop()
         finally:
@@ -171,7 +167,7 @@ class EmbeddedBroker:
     ) -> None:
         self.close()
 
-    # -- what there is to know -------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -179,53 +175,53 @@ class EmbeddedBroker:
 
     @property
     def bootstrap(self) -> str:
-        """host:port, for `bootstrap.servers`; the same over restarts."""
+        """host:port for `bootstrap.servers`; it does not change with restarts."""
         if self._ready is None:
             raise IllegalStateError("the broker has not been started yet")
         return self._ready.bootstrap
 
     @property
     def pid(self) -> int | None:
-        """Of the process that it runs in; None if it does not run."""
+        """The process id, or None if the broker is not running."""
         return self._ready.pid if self._ready is not None and self.is_running else None
 
     @property
     def degrader(self) -> Degrader:
-        """The network between clients and this broker, to be spoilt."""
+        """The proxy between clients and this broker, which can degrade the network."""
         if self._degrader is None:
-            raise IllegalStateError("there is a degrader only with EmbeddedBroker(degraded=True), while it is open")
+            raise IllegalStateError("there is no degrader: use EmbeddedBroker(degraded=True), and start it")
         return self._degrader
 
     @property
     def log_text(self) -> str:
-        """The last of what its process had to say since it was started: warnings and errors."""
+        """The end of the log of its process since the start: warnings and errors."""
         return "" if self._runner is None else self._runner.log_text
 
     def wait(self, seconds_max: float) -> int:
-        """Wait until its process has ended by itself (a fault made it crash); its exit code."""
+        """Wait until the process exits, for example after an injected crash; return its exit code."""
         if self._runner is None:
-            raise IllegalStateError("the broker does not run")
+            raise IllegalStateError("the broker is not running")
         return self._runner.wait(seconds_max)
 
-    # -- what may be asked of it -----------------------------------------------------------------
+    # -- operations ------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What `headrace broker status` prints."""
+        """Return the output of `headrace broker status`."""
         status: dict[str, Any] = self.call("status")
         return status
 
     def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
-        """Create a topic, without a client; it is there when this returns. Its name."""
+        """Create a topic without a client; return its name when it exists."""
         return str(self.call("topics.create", name=name, partitions=partitions, configs=dict(configs or {})))
 
     def delete_topic(self, name: str) -> bool:
-        """Delete a topic, without a client; whether it was there."""
+        """Delete a topic without a client; return whether it existed."""
         return bool(self.call("topics.delete", name=name))
 
     def call(self, op: str, **arguments: Any) -> Any:
-        """An operation of the control socket (control.py)."""
+        """Call an operation of the control socket (control.py)."""
         if self._ready is None or not self.is_running:
-            raise IllegalStateError("the broker does not run")
+            raise IllegalStateError("the broker is not running")
         return control.call(self._ready.control, op, **arguments)
 
     def _forget(self) -> Runner | None:
@@ -234,21 +230,21 @@ class EmbeddedBroker:
 
 
 def _with_ports(listeners: object) -> object:
-    """Listeners with a port in place of 0: one that stays the same over restarts."""
+    """Replace port 0 in listeners by a free port that does not change with restarts."""
     texts = listeners.split(",") if isinstance(listeners, str) else listeners
     if not isinstance(texts, list | tuple):
-        return listeners  # to be refused with all else that makes no sense
+        return listeners  # invalid, rejected with the other options
     return [f"{text[:-1]}{free_port()}" if str(text).endswith(":0") else text for text in texts]
 
 
 def _remove(folder: Path, owner_pid: int) -> None:
-    """Once only, and never by a fork of who made it."""
+    """Remove a folder, unless this process is a fork of the one that created it."""
     if os.getpid() == owner_pid:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class RemoteFaults:
-    """The broker's faults (faults.py), by its control socket."""
+    """The injected faults of the broker (faults.py), by its control socket."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._broker = weakref.ref(broker)
@@ -269,37 +265,43 @@ class RemoteFaults:
         probability: float = 1.0,
         seed: int | None = None,
     ) -> InjectedFault:
-        """Let requests fail from now on. As a context manager, until the end of the block.
+        """Inject a fault; as a context manager, until the end of the block.
 
-        Which: all of an API, by name or key; `topic` and `client_id` (patterns, as of a shell) narrow it down.
-        How: `error`, the name of a code; `drop`, never an answer; `close` of the connection; `crash` of the broker;
-        `delay_ms` before all that, or alone. `when="after"` lets the broker do its work and spoils the answer only.
-        How often: `count` times, or each time with a `probability` (the same ones again for the same `seed`).
+        Requests: all of an API, by name or key; `topic` and `client_id` (shell patterns) restrict them.
+        Effect: `error`, the name of a code; `drop`, no response; `close` the connection; `crash` the broker;
+        `delay_ms` before it, or alone. `when="after"` executes the request and affects only the response.
+        Frequency: `count` times, or with a `probability` (reproducible with a `seed`).
         """
         arguments = {name: value for name, value in locals().items() if name != "self"}
         return InjectedFault(self, self.call("inject", **arguments)["id"])
 
     def list(self) -> list[dict[str, Any]]:
-        """All that were injected and not removed, with their `hits`."""
+        """Return all faults that were not removed, with their `hits`."""
         rules: list[dict[str, Any]] = self.call("list")
         return rules
 
     def remove(self, fault_id: int) -> bool:
-        """Take one away; whether it was there."""
+        """Remove a fault; return whether it existed."""
         return bool(self.call("remove", id=fault_id))
 
     def clear(self) -> int:
-        """Take all away; how many there were."""
+        """Remove all faults; return their number."""
         return int(self.call("clear"))
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the broker is running."""
+        broker = self._broker()
+        return broker is not None and broker.is_running
 
     def call(self, op: str, **arguments: Any) -> Any:
         broker = self._broker()
-        assert broker is not None, "the broker outlives what asks for its faults"
+        assert broker is not None, "the broker was garbage-collected before its faults"
         return broker.call(f"faults.{op}", **arguments)
 
 
 class InjectedFault:
-    """A fault that waits for its requests."""
+    """An injected fault."""
 
     def __init__(self, faults: RemoteFaults, fault_id: int) -> None:
         self._faults = faults
@@ -307,7 +309,7 @@ class InjectedFault:
 
     @property
     def hits(self) -> int:
-        """How many requests it has met."""
+        """The number of affected requests."""
         return next((rule["hits"] for rule in self._faults.list() if rule["id"] == self.id), 0)
 
     def remove(self) -> bool:
@@ -319,6 +321,5 @@ class InjectedFault:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        broker = self._faults._broker()
-        if broker is not None and broker.is_running:
+        if self._faults.is_available:
             self.remove()

@@ -1,13 +1,13 @@
-"""Several brokers that are one cluster, for tests of what only several can do: replication, fail-over.
+"""A cluster of brokers, for tests of replication and fail-over.
 
     with EmbeddedCluster(3) as cluster:
         Producer(bootstrap_servers=cluster.bootstrap_servers)
         cluster.brokers[0].kill()
 
-Each broker is an `EmbeddedBroker`, a process of its own, with a port and a data folder that stay the same until
-`close`. The controller is one process more, without partitions: any broker can be lost, whichever leads what a test is
-about, and the others go on. With `separate_controller=False` the first broker is the controller, too: while that one is
-down nobody is elected, nothing is changed, and what waits for a replica on it goes on waiting.
+Each broker is an `EmbeddedBroker`, a separate process with a port and a data folder that are kept until `close`. The
+controller is another process without partitions, so that any broker can fail. With `separate_controller=False` the
+first broker is the controller too: while it is down there are no elections and no changes, and requests that wait for
+its replicas keep waiting.
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from headrace.broker.broker_options import BROKER_OPTIONS
+from headrace.broker.degrader import Degrader
 from headrace.broker.embedded import EmbeddedBroker
 from headrace.errors import ConfigError, IllegalStateError
 
-if TYPE_CHECKING:
-    from headrace.broker.degrader import Degrader
-
 BROKERS_MAX = 50
-SEPARATE = 0
-"""The node id of a controller that is nothing else; brokers begin with 1."""
-COPIES = 3
-"""Of every topic, if there are so many brokers; then an acknowledgement (acks=all) means that two have it."""
+CONTROLLER_ID = 0
+"""The node id of a separate controller; brokers start with 1."""
+REPLICATION_FACTOR = 3
+"""The default replication factor if there are enough brokers; acks=all then needs two in-sync replicas."""
 
 
 class EmbeddedCluster:
-    """Brokers on the loopback, owned by who made them."""
+    """Several brokers on the loopback interface."""
 
     def __init__(
         self,
@@ -49,19 +47,19 @@ class EmbeddedCluster:
         separate_controller: bool = True,
         **options: object,
     ) -> None:
-        """Options of all brokers by their dotted names in `config`, or as keywords.
+        """Options of all brokers by name in `config`, or as keywords.
 
-        With a `data_dir`, each broker has a folder in it, and they stay. `ports` and `racks` are one for each broker;
-        `controller_port` is that of a separate controller. A port 0 is a free one.
-        `degraded=True` puts a `Degrader` before each broker: clients and the other brokers come through it, and
-        `broker.isolate()` cuts the broker off. With `separate_controller=False` the first broker is the controller as
-        well, and what waits for a replica on it waits until it is back.
+        With a `data_dir`, each broker has a folder in it, which is kept. `ports` and `racks` have one item for each
+        broker; `controller_port` is that of a separate controller. Port 0 is replaced by a free port.
+        `degraded=True` puts a `Degrader` in front of each broker for clients and other brokers, and `broker.isolate()`
+        disconnects the broker. With `separate_controller=False` the first broker is the controller too, and requests
+        that wait for its replicas wait until it is back.
         """
         if not 1 <= count <= BROKERS_MAX:
-            raise ConfigError(f"a cluster has 1 to {BROKERS_MAX} brokers, not {count}")
-        for what, given in (("ports", ports), ("racks", racks)):
-            if given is not None and len(given) != count:
-                raise ConfigError(f"{what} has {len(given)} items for {count} brokers")
+            raise ConfigError(f"invalid number of brokers {count}: expected 1 to {BROKERS_MAX}")
+        for name, values in (("ports", ports), ("racks", racks)):
+            if values is not None and len(values) != count:
+                raise ConfigError(f"invalid {name}: expected {count} items, one for each broker, got {len(values)}")
         common = {**defaults(count), **(config or {}), **BROKER_OPTIONS.named(options)}
         _check_listeners(common.get("listeners"))
         self.data_dir = None if data_dir is None else Path(data_dir).absolute()
@@ -71,7 +69,7 @@ class EmbeddedCluster:
             for index in range(count + separate_controller):
                 node_id = index if separate_controller else index + 1
                 own: dict[str, object] = {"node.id": node_id}
-                if node_id == SEPARATE:
+                if node_id == CONTROLLER_ID:
                     own["process.roles"] = "controller"
                 elif racks is not None:
                     own["broker.rack"] = racks[node_id - 1]
@@ -89,24 +87,24 @@ class EmbeddedCluster:
             raise
         self.brokers = self._members[1:] if separate_controller else self._members
 
-    # -- their lives -----------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start those that are down, the controller first; come back when all are part of the cluster."""
+        """Start the brokers that are not running, the controller first; return when all are members."""
         controller, *others = self._members
-        if not controller.is_alive:
+        if not controller.is_running:
             controller.start()
-        _each([broker.start for broker in others if not broker.is_alive])
+        _each([broker.start for broker in others if not broker.is_running])
         return self
 
     def stop(self) -> None:
-        """Stop all, the controller last. Data and ports are kept."""
+        """Stop all brokers, the controller last. Data and ports are kept."""
         controller, *others = self._members
         _each([broker.stop for broker in others])
         controller.stop()
 
     def close(self) -> None:
-        """Stop all and leave nothing behind (but a data folder that was named)."""
+        """Stop all brokers and remove their data, unless `data_dir` was given."""
         _each([broker.close for broker in self._members[1:]])
         if self._members:
             self._members[0].close()
@@ -123,11 +121,11 @@ class EmbeddedCluster:
     ) -> None:
         self.close()
 
-    # -- what there is to know, and to ask -------------------------------------------------------
+    # -- state and operations --------------------------------------------------------------------
 
     @property
     def bootstrap_servers(self) -> str:
-        """host:port of all brokers, with commas between them; the same over restarts."""
+        """host:port of all brokers, comma-separated; it does not change with restarts."""
         return ",".join(broker.bootstrap for broker in self.brokers)
 
     @property
@@ -136,11 +134,11 @@ class EmbeddedCluster:
 
     @property
     def controller(self) -> ClusterBroker:
-        """The process that elects leaders and makes changes: node 0, or the first broker if that is it as well."""
+        """The controller: node 0, or the first broker if there is no separate controller."""
         return self._members[0]
 
     def broker(self, node_id: int) -> ClusterBroker:
-        """A broker by its number: 1 for the first one."""
+        """Return a broker by node id; the first is 1."""
         return self.brokers[node_id - 1]
 
     def create_topic(
@@ -150,13 +148,13 @@ class EmbeddedCluster:
         replication_factor: int = -1,
         configs: Mapping[str, str] | None = None,
     ) -> str:
-        """Create a topic, without a client; -1: with default.replication.factor. Its name."""
+        """Create a topic without a client; return its name. -1: default.replication.factor."""
         arguments = {"name": name, "partitions": partitions, "replication_factor": replication_factor}
         return str(self.controller.call("topics.create", **arguments, configs=dict(configs or {})))
 
-    def places(self, topic: str) -> list[dict[str, Any]]:
-        """For each partition its leader, leader_epoch, replicas, isr and so on, as the controller knows them."""
-        return self.controller.places(topic)
+    def describe_topic(self, topic: str) -> list[dict[str, Any]]:
+        """Return the state of each partition on the controller: leader, leader_epoch, replicas, isr and so on."""
+        return self.controller.describe_topic(topic)
 
 
 class ClusterBroker(EmbeddedBroker):
@@ -178,7 +176,7 @@ class ClusterBroker(EmbeddedBroker):
 
     def start(self) -> Self:
         if self._controller is not None:
-            self._options["headrace.controller"] = self._way_to(self._controller)
+            self._options["headrace.controller"] = self._controller_address(self._controller)
         return super().start()
 
     def close(self) -> None:
@@ -188,89 +186,83 @@ class ClusterBroker(EmbeddedBroker):
             self._to_controller = None
 
     def isolate(self) -> None:
-        """Cut it off: nobody reaches it, and it does not reach the controller, until `heal`."""
+        """Disconnect the broker from clients, other brokers and the controller, until `heal`."""
         self.degrader.cut()
         if self._to_controller is not None:
             self._to_controller.cut()
 
     def heal(self) -> None:
-        """End what `isolate` began."""
+        """Reconnect the broker after `isolate`."""
         self.degrader.heal()
         if self._to_controller is not None:
             self._to_controller.heal()
 
     @property
-    def way_to_controller(self) -> Degrader:
-        """The network between this broker and the controller, to be spoilt: with `degraded=True`, once it runs."""
+    def controller_degrader(self) -> Degrader:
+        """The proxy between this broker and the controller; with `degraded=True`, after the start."""
         if self._to_controller is None:
             raise IllegalStateError(
-                "there is such a way only in EmbeddedCluster(degraded=True), from a broker that runs"
+                "there is no degrader to the controller: use EmbeddedCluster(degraded=True), and start the broker"
             )
         return self._to_controller
 
-    def _way_to(self, controller: ClusterBroker) -> str:
+    def _controller_address(self, controller: ClusterBroker) -> str:
         if not self._degraded:
             return controller.inner_address
         if self._to_controller is None:
-            from headrace.broker.degrader import Degrader
-
             self._to_controller = Degrader(controller.inner_address).start()
         return self._to_controller.address
 
     @property
     def inner_address(self) -> str:
-        """Where other brokers reach it: at the listener that is named for them, or where clients do."""
+        """The address for other brokers: that of the inter-broker listener if it is named, otherwise `bootstrap`."""
         name = self._options.get("inter.broker.listener.name")
         if name is None or self._ready is None:
             return self.bootstrap
         return self._ready.listeners[str(name).upper()]
 
-    @property
-    def is_alive(self) -> bool:
-        return self.is_running
-
-    def places(self, topic: str) -> list[dict[str, Any]]:
-        """For each partition of a topic its leader, replicas, isr and so on, as this broker knows them."""
-        places: list[dict[str, Any]] = self.call("topics.describe", name=topic) or []
-        return places
+    def describe_topic(self, topic: str) -> list[dict[str, Any]]:
+        """Return the state of each partition as this broker knows it: leader, replicas, isr and so on."""
+        partitions: list[dict[str, Any]] = self.call("topics.describe", name=topic) or []
+        return partitions
 
     def known_brokers(self) -> dict[int, dict[str, Any]]:
-        """The brokers of the cluster by node id, as this one knows them: epoch, listeners, fenced and so on."""
+        """Return the brokers by node id as this broker knows them: epoch, listeners, fenced and so on."""
         return {row["node_id"]: row for row in self.call("brokers")}
 
 
 def defaults(count: int) -> dict[str, object]:
-    """Options that let topics, also the internal ones, have as many copies as make sense."""
-    copies = min(COPIES, count)
-    enough = 2 if copies >= COPIES else 1
+    """Return the default options: replication factors and min.insync.replicas for the number of brokers."""
+    replication_factor = min(REPLICATION_FACTOR, count)
+    min_isr = 2 if replication_factor >= REPLICATION_FACTOR else 1
     return {
-        "default.replication.factor": copies,
-        "offsets.topic.replication.factor": copies,
-        "transaction.state.log.replication.factor": copies,
-        "transaction.state.log.min.isr": enough,
-        "min.insync.replicas": enough,
+        "default.replication.factor": replication_factor,
+        "offsets.topic.replication.factor": replication_factor,
+        "transaction.state.log.replication.factor": replication_factor,
+        "transaction.state.log.min.isr": min_isr,
+        "min.insync.replicas": min_isr,
     }
 
 
 def _port(node_id: int, ports: Sequence[int] | None, controller_port: int) -> int:
-    if node_id == SEPARATE:
+    if node_id == CONTROLLER_ID:
         return controller_port
     return 0 if ports is None else ports[node_id - 1]
 
 
 def _check_listeners(listeners: object) -> None:
-    """Several processes cannot listen on one port."""
+    """Raise if a listener has a fixed port, which only one of the processes could use."""
     texts = listeners.split(",") if isinstance(listeners, str) else listeners
     for text in texts if isinstance(texts, list | tuple) else ():
         if not str(text).endswith(":0"):
             raise ConfigError(
-                f"listeners={text}: all brokers of the cluster would listen on this port. Give it port 0, and each "
-                "broker a port with ports=[…] (on the command line, with --listen)"
+                f"invalid listeners={text}: all brokers of the cluster would listen on this port; use port 0 and give "
+                "each broker a port with ports=[…] (on the command line, with --listen)"
             )
 
 
 def _each(calls: Sequence[Any]) -> None:
-    """Do them all at the same time, and wait for all, also if one fails."""
+    """Call all functions in parallel and wait for all of them, also if one fails."""
     if not calls:
         return
     with ThreadPoolExecutor(len(calls)) as pool:

@@ -51,7 +51,7 @@ async def error_response(
         # The top-level code is for session errors: clients would ignore the partitions.
         return _mirrored(cls, message, context.api_version, code, error_message, top=False)
     if context.api_key == ApiKey.DESCRIBE_LOG_DIRS:
-        message = message.replace(topics=(Struct(),))  # one row per data directory, not per topic
+        message = message.replace(topics=(Struct(),))  # one row per data folder, not per topic
     elif context.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS:
         request = cast("AlterUserScramCredentialsRequest", message)
         message = request.replace(deletions=(*request.deletions, *request.upsertions))

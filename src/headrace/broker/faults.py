@@ -168,7 +168,7 @@ class Faults:
             raise IllegalStateError("crash is not possible for a broker in a thread: start it in a separate process")
         if len(self._rules) >= RULES_MAX:
             raise IllegalStateError(f"the maximum of {RULES_MAX} faults is reached: remove some first")
-        from random import Random
+        from random import Random  # not at start-up: slow to import
 
         rule = Rule(
             id=next(self._ids),

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.broker.partition import Partition
 from headrace.broker.purgatory import Purgatory
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.primitives import Buffer
 
 if TYPE_CHECKING:
     from headrace.broker.log import AbortedTransaction
-
-Key = tuple[str, int]
 
 
 @dataclass(slots=True)
@@ -154,7 +153,7 @@ def _diverging(partition: Partition, fetch: PartitionFetch) -> tuple[int, int] |
 
 
 async def wait(
-    purgatory: Purgatory[Key],
+    purgatory: Purgatory[TopicPartition],
     fetches: Sequence[PartitionFetch],
     limits: FetchLimits,
     missing_bytes: int,
@@ -177,19 +176,19 @@ class _DelayedFetch:
         self._missing_bytes = missing_bytes
         self._end = end
         # Each partition at the start of the wait: readable end offset and size.
-        self._initial: dict[Key, tuple[Partition, int, int]] = {
+        self._initial: dict[TopicPartition, tuple[Partition, int, int]] = {
             fetch.partition.key: (fetch.partition, end(fetch.partition), fetch.partition.log.size_bytes)
             for fetch in fetches
             if fetch.partition is not None
         }
         self._was_leader = {key: partition.is_leader for key, (partition, _, _) in self._initial.items()}
         self._epochs = {key: partition.leader_epoch for key, (partition, _, _) in self._initial.items()}
-        self._written: dict[Key, int] = {}
+        self._written: dict[TopicPartition, int] = {}
 
-    def keys(self) -> Sequence[Key]:
+    def keys(self) -> Sequence[TopicPartition]:
         return [*self._initial]
 
-    def try_complete(self, key: Key) -> bool:
+    def try_complete(self, key: TopicPartition) -> bool:
         partition, end, size_bytes = self._initial[key]
         if (
             partition.is_leader is not self._was_leader[key]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from headrace.broker.log import Origin
 from headrace.broker.tasks import start_task
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, HeadraceError
@@ -31,7 +32,7 @@ APPEND_TIMEOUT_MS = 5_000
 
 _FOR_CLIENTS: dict[int, Code] = {
     Code.UNKNOWN_TOPIC_OR_PARTITION: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.INVALID_TOPIC_EXCEPTION: Code.COORDINATOR_NOT_AVAILABLE,  # a stray data directory has its name
+    Code.INVALID_TOPIC_EXCEPTION: Code.COORDINATOR_NOT_AVAILABLE,  # a stray data folder has its name
     Code.NOT_ENOUGH_REPLICAS: Code.COORDINATOR_NOT_AVAILABLE,
     Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.COORDINATOR_NOT_AVAILABLE,
     Code.REQUEST_TIMED_OUT: Code.COORDINATOR_NOT_AVAILABLE,
@@ -128,8 +129,6 @@ class InternalTopics:
         self, topic: str, index: int, records: Sequence[Record], *, producer: BatchProducer = NO_PRODUCER
     ) -> int:
         """Append records in as few batches as possible; return the first offset when they are replicated."""
-        from headrace.broker.log import Origin
-
         partition = self._replicas.partition(topic, index)
         first = last = -1
         for chunk in _chunks(records, partition.log.config.max_message_bytes):

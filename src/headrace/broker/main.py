@@ -1,13 +1,12 @@
-"""A broker in a process of its own.
+"""The process of a broker.
 
-    python -m headrace.broker.main    one line of JSON on standard input says what to start: see `EmbeddedBroker`
-    headrace broker start             for people, in cli/broker_start.py; the same `run`
+    python -m headrace.broker.main    reads what to start from one line of JSON on standard input: see `EmbeddedBroker`
+    headrace broker start             in cli/broker_start.py; calls the same `run`
 
-A process that another one started for itself (`EmbeddedBroker`) keeps reading its standard input: the end of it is the
-end of the other one, however that came about, and then it stops as well and leaves nothing behind.
+The process of an `EmbeddedBroker` keeps reading its standard input. When that ends, the parent process has ended, for
+any reason; the broker then stops and removes its data.
 
-Nothing here imports what a broker at rest does not need: the time from the start of the process to the ready line is
-part of what a user sees.
+Imports are kept to a minimum here, because users wait for the start of the process.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ EXIT_STOPPED = 0
 EXIT_FAILED = 1
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 SETTINGS_BYTES_MAX = 1024 * 1024
-_SIGNALLED = 128  # what shells add to the number of the signal that ended a process
+_SIGNALLED = 128  # shells add this to the number of the signal
 _GUARD_READ_BYTES = 4096
 
 
 def run(config: Config, announce: Callable[[Ready], None], *, guard_fd: int | None = None) -> None:
-    """Run a broker until it is told to stop: by a signal, by its control socket, or by the end of `guard_fd`.
+    """Run a broker until it is stopped by a signal, its control socket, or the end of `guard_fd`.
 
-    Raises if it cannot start. A second signal ends the process at once.
+    Raises if it cannot start. A second signal exits at once.
     """
     raise_open_files_limit()
     asyncio.run(_run(config, announce, guard_fd))
@@ -56,7 +55,7 @@ async def _run(config: Config, announce: Callable[[Ready], None], guard_fd: int 
     ready = await service.start()
     if guard_fd is not None:
         loop.add_reader(guard_fd, _on_guard, service, guard_fd)
-    # What is there now stays: no collection has to walk through it again.
+    # Exclude the objects that exist now from later garbage collections.
     gc.collect()
     gc.freeze()
     announce(ready)
@@ -73,21 +72,21 @@ def _on_signal(service: Service, number: signal.Signals) -> None:
 
 
 def _on_guard(service: Service, guard_fd: int) -> None:
-    """Whoever wrote the settings has gone if there is no more to read."""
+    """Stop when the parent process has closed the pipe."""
     if not os.read(guard_fd, _GUARD_READ_BYTES):
         asyncio.get_running_loop().remove_reader(guard_fd)
         service.stopping.set()
 
 
 def raise_open_files_limit() -> None:
-    """A connection and a segment are a file each: take as many as the system lets us."""
+    """Raise the limit of open files to the maximum: each connection and segment needs one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # some systems say "unlimited" and mean less
+    with suppress(ValueError, OSError):  # some systems report a higher limit than they allow
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> int:
-    """The process of an `EmbeddedBroker`."""
+    """Run the process of an `EmbeddedBroker`."""
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)  # to the standard error
     guard_fd = sys.stdin.fileno()
     folder: Path | None = None
@@ -100,9 +99,9 @@ def main() -> int:
         _print({"error": {"kind": type(error).__name__, "message": str(error)}})
         return EXIT_FAILED
     finally:
-        # Removed by who made it, if that is still there: it may want to start a broker on it again.
+        # The parent removes the data if it still exists, because it may restart the broker.
         if folder is not None and _has_ended(guard_fd):
-            import shutil
+            import shutil  # not at start-up: slow to import
 
             shutil.rmtree(folder, ignore_errors=True)
     return EXIT_STOPPED
@@ -112,14 +111,14 @@ def _read_settings(fd: int) -> dict[str, Any]:
     line = b""
     while not line.endswith(b"\n"):
         if len(line) > SETTINGS_BYTES_MAX or not (more := os.read(fd, SETTINGS_BYTES_MAX)):
-            raise ConfigError("expected the settings as a line of JSON on the standard input")
+            raise ConfigError("no settings on standard input: expected a line of JSON")
         line += more
     settings: dict[str, Any] = json.loads(line)
     return settings
 
 
 def _has_ended(fd: int) -> bool:
-    """Whether the other end of a pipe is closed."""
+    """Return whether the other end of a pipe is closed."""
     os.set_blocking(fd, False)
     try:
         return not os.read(fd, _GUARD_READ_BYTES)
@@ -128,7 +127,7 @@ def _has_ended(fd: int) -> bool:
 
 
 def _print(line: dict[str, Any]) -> None:
-    with suppress(BrokenPipeError):  # nobody is left to read it
+    with suppress(BrokenPipeError):  # the parent has ended
         print(json.dumps(line), flush=True)
 
 

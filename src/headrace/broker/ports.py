@@ -1,4 +1,4 @@
-"""Ports of this machine: which are free, and who has one that is not."""
+"""Free ports, and the processes that use ports."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 from headrace.errors import IllegalStateError
 
-# Below the ports that systems hand to outgoing connections: a client that keeps dialling a dead broker on one of those
-# could be given that very port, and be connected to itself.
+# Below the range for outgoing connections: a client that reconnects to a dead broker on a port in that range could get
+# the same port as its source port and connect to itself.
 _FREE_PORTS = range(20_000, 32_000)
 _LISTENING = "0A"
 _COMMAND_CHARACTERS_MAX = 80
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
+    """Return a port that is not in use."""
     for port in random.SystemRandom().sample(_FREE_PORTS, len(_FREE_PORTS)):
         if not is_taken(host, port):
             return port
-    raise IllegalStateError(f"no port of {host} from {_FREE_PORTS.start} to {_FREE_PORTS.stop} is free")
+    raise IllegalStateError(f"no free port on {host} in {_FREE_PORTS.start} to {_FREE_PORTS.stop}")
 
 
 def is_taken(host: str, port: int) -> bool:
-    """Whether a server could not listen there."""
+    """Return whether a server cannot listen on a port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        # As servers do: else a connection of the last minute would make a port look taken.
+        # As servers do, otherwise a recently closed connection would make the port look used.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -38,7 +38,7 @@ def is_taken(host: str, port: int) -> bool:
 
 
 def holder_of(port: int) -> str | None:
-    """The process that listens on a port, as text; None if it cannot be known (another user's, another system)."""
+    """Return the process that listens on a port, as text; None if it is unknown (another user's, another system)."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not sockets:
         return None
@@ -46,13 +46,13 @@ def holder_of(port: int) -> str | None:
         try:
             if any(str(link.readlink()) in sockets for link in (folder / "fd").iterdir()):
                 return f"pid {folder.name} ({command_of(int(folder.name))})"
-        except OSError:  # gone meanwhile, or not ours to look at
+        except OSError:  # it has ended, or is another user's
             continue
     return None
 
 
 def _listening_inodes(port: int) -> set[str]:
-    found = set()
+    inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
@@ -60,12 +60,12 @@ def _listening_inodes(port: int) -> set[str]:
             continue
         for columns in map(str.split, lines):
             if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
-                found.add(columns[9])
-    return found
+                inodes.add(columns[9])
+    return inodes
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process, cut short; "?" if there is none to see."""
+    """Return the command line of a process, shortened; "?" if it is unknown."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:

@@ -1,10 +1,10 @@
-"""The pytest plug-in: a broker for a test run, a topic for a test.
+"""The pytest plug-in: a broker for a test run, a topic for each test.
 
-    def test_what_is_sent_arrives(kafka_broker, kafka_topic):
+    def test_records_arrive(kafka_broker, kafka_topic):
         produce(kafka_broker.bootstrap, kafka_topic, …)
 
-Loaded by every pytest run in an environment that has headrace, so it imports nothing until a fixture is asked for.
-Options of the broker are lines of `key=value` in the ini option `headrace_broker_options`.
+Every pytest run in an environment with headrace loads it, so it imports the broker only when a fixture needs it. The
+ini option `headrace_broker_options` has options of the broker as `key=value` lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 if TYPE_CHECKING:
     from headrace.broker.embedded import EmbeddedBroker
 
-NAME_CHARACTERS_MAX = 200  # Kafka takes 249; a number comes after it
+NAME_CHARACTERS_MAX = 200  # Kafka allows 249; a suffix is added
 
 _numbers = itertools.count(1)
 
@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         "headrace_broker_options",
-        "options of the broker of the fixture kafka_broker, as key=value, one a line",
+        "options of the broker of the fixture kafka_broker, as key=value, one per line",
         type="linelist",
         default=[],
     )
@@ -36,14 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def kafka_broker(pytestconfig: pytest.Config) -> Iterator[EmbeddedBroker]:
-    """A Kafka broker in a process of its own, one for the whole run: see headrace.broker.EmbeddedBroker."""
+    """A Kafka broker in a separate process for the whole run: see headrace.broker.EmbeddedBroker."""
     from headrace.broker.embedded import EmbeddedBroker
 
     options: dict[str, str] = {}
     for line in pytestconfig.getini("headrace_broker_options"):
         key, equals, value = line.partition("=")
         if not equals or not key.strip():
-            raise pytest.UsageError(f"headrace_broker_options takes lines of key=value, not {line!r}")
+            raise pytest.UsageError(f"invalid headrace_broker_options line {line!r}: expected key=value")
         options[key.strip()] = value.strip()
     with EmbeddedBroker(options) as broker:
         yield broker
@@ -51,9 +51,9 @@ def kafka_broker(pytestconfig: pytest.Config) -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture
 def kafka_topic(kafka_broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a new, empty topic of the test's own; it is deleted afterwards."""
+    """The name of a new, empty topic, which is deleted after the test."""
     readable = re.sub(r"[^a-zA-Z0-9._-]+", "-", request.node.name)[:NAME_CHARACTERS_MAX].strip("-.")
     name = kafka_broker.create_topic(f"{readable}-{os.getpid()}-{next(_numbers)}")
     yield name
-    if kafka_broker.is_running:  # the test may have put an end to it
+    if kafka_broker.is_running:  # the test may have stopped it
         kafka_broker.delete_topic(name)

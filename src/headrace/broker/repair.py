@@ -1,10 +1,10 @@
-"""What is left of a damaged data folder, and how it is put right: `headrace broker repair`.
+"""Repair of a damaged data folder: `headrace broker repair`.
 
-    journal ─► lines that are whole, and lines of which one bit is wrong ─► catalog ┐
-    journals of other brokers (--from) ─► the newest one ───────────────────────────┴► folders ─► plan ─► apply
+    journal ─► intact lines, and lines with one wrong bit ─► catalog ┐
+    journals of other brokers (--from) ─► the newest ────────────────┴► partition folders ─► plan ─► apply
 
-The plan says what is lost and what would be done. Nothing is written before `apply`; the journal as it was is kept. No
-records are ever deleted here.
+The plan lists what is lost and what would be done. Nothing is written before `apply`, which keeps a copy of the
+journal. Records are never deleted.
 """
 
 from __future__ import annotations
@@ -16,42 +16,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.broker import clean_shutdown
 from headrace.broker.broker import JOURNAL_NAME
 from headrace.broker.catalog import Sections
 from headrace.broker.catalog.configs import TOPIC, Configs
 from headrace.broker.catalog.journal import Event, Line, end_path, noted_end, parse, set_aside, write_snapshot
-from headrace.broker.catalog.topics import INTERNAL, PartitionPlace, Topic, Topics
-from headrace.broker.cluster import trust
+from headrace.broker.catalog.topics import INTERNAL, PartitionRegistration, Topic, Topics
 from headrace.broker.disk import sync_path
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, read_metadata, write_metadata
 from headrace.broker.log.files import LEADER_EPOCHS, LOG, METADATA
 from headrace.broker.log.manager import lock_folder, partition_folders
 from headrace.errors import ConfigError, IllegalStateError
+from headrace.types import TopicPartition
 
 CORRECTED_BYTES_MAX = 4096
-"""Of a damaged stretch of the journal in which one wrong bit is looked for."""
+"""The maximum size of a damaged range of the journal in which a single wrong bit is searched."""
 _FIRST_NODE_ID = 1
 _SAFE_CONFIGS: dict[bool, dict[str, str]] = {
     False: {"retention.ms": "-1", "retention.bytes": "-1"},
     True: {"cleanup.policy": "compact"},
 }
-"""Options, by whether a topic is internal, with which nothing is deleted while it is not known what was set."""
+"""Options, by whether a topic is internal, that delete nothing while the original ones are unknown."""
 
 
 @dataclass(slots=True)
 class RepairPlan:
-    """What was found, and what would be done."""
+    """The result of the analysis, and the actions to take."""
 
     folder: Path
     problems: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
-    events: list[Event] | None = None  # of the journal that is to be written; None: it stays
+    events: list[Event] | None = None  # of the new journal; None: the journal is kept
     offset: int = 0
-    topic_ids: dict[Path, bytes] = field(default_factory=dict)  # of partition.metadata that is to be written
+    topic_ids: dict[Path, bytes] = field(default_factory=dict)  # for new partition.metadata files
 
     def apply(self) -> Path | None:
-        """Do it. Return the copy of the journal as it was, if it was written anew; other files have one beside them."""
+        """Carry out the plan; return the copy of the old journal if it was replaced."""
         kept = None
         if self.events is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -72,13 +73,13 @@ class RepairPlan:
 def repair(
     folder: Path, sources: Sequence[Path] = (), accepted: Sequence[str] = (), *, apply: bool = False
 ) -> tuple[RepairPlan, Path | None]:
-    """Look at a data folder that no broker uses; with `apply`, put it right. Return the plan, and the journal's copy.
+    """Analyse a data folder that no broker uses; with `apply`, repair it. Return the plan and the journal's copy.
 
-    `sources` are data folders of other brokers of the cluster: the newest catalog of theirs is taken over. `accepted`
-    are partitions (topic-number) whose folders are of the topic in the catalog, whatever their partition.metadata says.
+    `sources` are data folders of other brokers of the cluster; the newest of their catalogs is used. `accepted` are
+    partitions (topic-number) whose folders belong to the topic in the catalog, whatever partition.metadata says.
     """
     if not folder.is_dir() and not sources:
-        raise ConfigError(f"there is no data folder {folder}")
+        raise ConfigError(f"data folder {folder} does not exist")
     lock_fd = lock_folder(folder) if folder.is_dir() else -1
     try:
         plan = _Planning(folder).plan(sources, accepted)
@@ -89,13 +90,13 @@ def repair(
 
 
 class _Planning:
-    """The steps of making a plan."""
+    """Creates a plan step by step."""
 
     def __init__(self, folder: Path) -> None:
         self._plan = RepairPlan(folder)
         self._catalog = Sections()
         self._is_without_journal = False
-        self._new_ids: set[bytes] = set()  # of topics whose own are lost
+        self._new_ids: set[bytes] = set()  # of topics whose id is lost
 
     def plan(self, sources: Sequence[Path], accepted: Sequence[str]) -> RepairPlan:
         plan = self._plan
@@ -104,30 +105,30 @@ class _Planning:
             changed = self._take_newest(sources) or changed
         elif changed and self._catalog.brokers.by_id:
             plan.problems.append(
-                "this is the catalog of a cluster, and other brokers have copies: with --from FOLDER_OF_ANOTHER_BROKER "
-                "nothing is lost"
+                "this is the catalog of a cluster, and other brokers have copies: use --from FOLDER_OF_ANOTHER_BROKER "
+                "to lose nothing"
             )
         changed = self._look_at_folders(set(accepted)) or changed
         if self._is_without_journal and not sources and changed:
             plan.lost.append(
                 "what only the journal had: users and passwords (SCRAM), ACLs, quotas, options of topics and brokers, "
-                "topics without a folder, and the cluster id. Set them again before clients come back: without ACLs "
-                "and users other clients may be let in, or none"
+                "topics without a folder, and the cluster id. Set them again before clients reconnect: without ACLs "
+                "and users, clients may be authorized or rejected wrongly"
             )
         if changed:
-            self._catalog.apply(self._catalog.identity.skip_producer_ids())  # some may have been given out meanwhile
+            self._catalog.apply(self._catalog.identity.skip_producer_ids())  # lost changes may have allocated some
             plan.events = list(self._catalog.snapshot())
-            plan.actions.append(f"write {plan.folder / JOURNAL_NAME} anew, and keep a copy of it as it is")
+            plan.actions.append(f"rewrite {plan.folder / JOURNAL_NAME}, and keep a copy of the old one")
         return plan
 
     # -- the journal -----------------------------------------------------------------------------
 
     def _read_own(self) -> bool:
-        """Take over what is left of the journal; whether anything is wrong with it."""
+        """Load what is left of the journal; return whether it is damaged."""
         plan = self._plan
         path = plan.folder / JOURNAL_NAME
         if not path.exists() or not path.stat().st_size:
-            plan.problems.append(f"{path} is empty" if path.exists() else f"there is no {path}")
+            plan.problems.append(f"{path} is {'empty' if path.exists() else 'missing'}")
             self._is_without_journal = True
             return False
         lines = parse(path.read_bytes())
@@ -139,34 +140,36 @@ class _Planning:
                     self._catalog.apply(event)
             except (LookupError, TypeError, ValueError) as error:
                 is_wrong = True
-                plan.lost.append(f"line {line.number}, which cannot be applied without what is lost: {error!r}")
+                plan.lost.append(f"line {line.number}, which cannot be applied without the lost lines: {error!r}")
         if not is_wrong and plan.offset < (noted := noted_end(path)):
             plan.problems.append(
-                f"{path} ends with change {plan.offset}, but had change {noted} when the broker was stopped: its last "
-                "lines are lost, or it is an older copy"
+                f"{path} ends at change {plan.offset}, but had change {noted} at the last clean stop: its last lines "
+                "are lost, or it is an older copy"
             )
         if lines and lines[-1].parts_missing:
             plan.lost.append(f"{lines[-1].parts_missing} lines at the end of the snapshot")
         return is_wrong
 
     def _take_newest(self, sources: Sequence[Path]) -> bool:
-        """Take over the newest catalog of other brokers; whether it is newer than this one."""
+        """Load the newest catalog of other brokers; return whether it is newer than this one."""
         plan = self._plan
         copies = [_copy_of(source) for source in sources]
         newest = max(copies, key=lambda copy: (copy.catalog.epochs.last, copy.offset))
         for copy in copies:
             if copy.catalog.identity.cluster_id != newest.catalog.identity.cluster_id:
-                raise ConfigError(f"{copy.path} and {newest.path} are of two clusters: name brokers of one with --from")
+                raise ConfigError(
+                    f"--from {copy.path} and {newest.path} belong to different clusters: name brokers of one cluster"
+                )
             copy.catalog.epochs.check_continued_by(copy.offset, newest.catalog.epochs, newest.offset)
         own_id, their_id = self._catalog.identity.cluster_id, newest.catalog.identity.cluster_id
         if own_id and own_id != their_id:
             raise ConfigError(
-                f"{newest.path} is of cluster {their_id}, and the catalog that is here of cluster {own_id}: name "
-                "brokers of this cluster with --from"
+                f"--from {newest.path} belongs to cluster {their_id}, but this data folder to cluster {own_id}: "
+                "name brokers of this cluster"
             )
         own, theirs = self._catalog.epochs, newest.catalog.epochs
         if not plan.lost and theirs.common_offset(newest.offset, own, plan.offset) >= newest.offset:
-            plan.problems.append(f"the copy {newest.path} is not newer than the catalog that is here: it is not used")
+            plan.problems.append(f"--from {newest.path} is not newer than the catalog here: it is not used")
             return False
         plan.lost = []
         common = own.common_offset(plan.offset, theirs, newest.offset)
@@ -174,18 +177,18 @@ class _Planning:
             plan.lost.append(f"the changes of the catalog here from offset {common} to {plan.offset}")
         self._catalog, plan.offset = newest.catalog, newest.offset
         plan.actions.append(
-            f"take over the catalog of {newest.path}: epoch {newest.catalog.epochs.last}, offset {newest.offset}, "
+            f"use the catalog of {newest.path}: epoch {newest.catalog.epochs.last}, offset {newest.offset}, "
             f"{len(newest.catalog.topics.by_name)} topics"
         )
         return True
 
-    # -- folders ---------------------------------------------------------------------------------
+    # -- partition folders -----------------------------------------------------------------------
 
     def _look_at_folders(self, accepted: set[str]) -> bool:
-        """Find records that belong to no topic; whether topics were added for them."""
+        """Find records without a topic in the catalog; return whether topics were added for them."""
         plan, topics = self._plan, self._catalog.topics
         unknown: dict[tuple[str, bytes], dict[int, Path]] = {}
-        unnamed: dict[tuple[str, int], Path] = {}  # folders with records that do not say of which topic
+        unnamed: dict[TopicPartition, Path] = {}  # with records but without a topic id
         for (name, index), folder in partition_folders(plan.folder).items() if plan.folder.is_dir() else ():
             topic_id = read_metadata(folder / METADATA)
             topic = topics.by_name.get(name)
@@ -193,63 +196,61 @@ class _Planning:
                 continue
             if topic_id == NO_TOPIC_ID and (topic is None or folder.name not in accepted):
                 if _has_records(folder):
-                    unnamed[name, index] = folder
+                    unnamed[TopicPartition(name, index)] = folder
                 continue
             if topic is not None and folder.name in accepted:
                 accepted.discard(folder.name)
                 plan.topic_ids[folder] = topic.id
-                plan.actions.append(f"write {folder / METADATA}: the records are of topic {name}, id {topic.id.hex()}")
+                plan.actions.append(f"write {folder / METADATA} for topic {name}, id {topic.id.hex()}")
             elif topic_id is not None and topic is None:
                 if topic_id not in topics.deleted:
                     unknown.setdefault((name, topic_id), {})[index] = folder
             elif _has_records(folder):
-                shown = "is damaged" if topic_id is None else f"says topic id {topic_id.hex()}"
-                expected = f"topic {name} has {topic.id.hex()}" if topic else f"no topic {name} is in the catalog"
+                problem = "is damaged" if topic_id is None else f"has topic id {topic_id.hex()}"
+                expected = f"topic {name} has {topic.id.hex()}" if topic else f"there is no topic {name} in the catalog"
                 plan.problems.append(
-                    f"{folder / METADATA} {shown}, {expected}: the folder is kept and not used. If the records are of "
-                    f"this topic: --accept {folder.name}"
+                    f"{folder / METADATA} {problem}, but {expected}: the folder is kept and not used. If the "
+                    f"records belong to this topic: --accept {folder.name}"
                 )
         self._name_folders(unnamed, unknown, accepted)
         if accepted:
             raise ConfigError(
-                f"--accept {', '.join(sorted(accepted))}: there is no such folder, it is in use, or its topic is not "
+                f"--accept {', '.join(sorted(accepted))}: the folder does not exist, is in use, or its topic is not "
                 "in the catalog"
             )
         return self._adopt(unknown)
 
     def _name_folders(
         self,
-        unnamed: dict[tuple[str, int], Path],
+        unnamed: dict[TopicPartition, Path],
         unknown: dict[tuple[str, bytes], dict[int, Path]],
         accepted: set[str],
     ) -> None:
-        """Find the topics of folders without partition.metadata; those that are accepted become of a topic here."""
+        """Assign topics to folders without partition.metadata, if they are accepted."""
         plan = self._plan
         ids = dict(unknown.keys())  # by name
-        several = {name for name, topic_id in unknown if ids[name] != topic_id}  # topics of one name
+        ambiguous = {name for name, topic_id in unknown if ids[name] != topic_id}  # several topics of one name
         for (name, index), folder in unnamed.items():
-            fact = f"there is no {folder / METADATA}"
-            if folder.name in accepted and not self._is_of_cluster and name not in several:
+            problem = f"{folder / METADATA} is missing"
+            if folder.name in accepted and not self._is_of_cluster and name not in ambiguous:
                 accepted.discard(folder.name)
                 if name not in ids:
                     ids[name] = uuid.uuid4().bytes
                     self._new_ids.add(ids[name])
                 topic_id = plan.topic_ids[folder] = ids[name]
                 unknown.setdefault((name, topic_id), {})[index] = folder
-                plan.actions.append(
-                    f"write {folder / METADATA}: the records are of topic {name}, {self._shown_id(topic_id)}"
-                )
+                plan.actions.append(f"write {folder / METADATA} for topic {name}, {self._shown_id(topic_id)}")
             elif name in self._catalog.topics.by_name or name in ids:
                 plan.problems.append(
-                    f"{fact}: the broker takes the records for those of topic {name}. --accept {folder.name} writes it"
+                    f"{problem}: the broker assigns the records to topic {name}. To write it: --accept {folder.name}"
                 )
             else:
                 plan.problems.append(
-                    f"{fact}, and no topic {name} is in the catalog: the folder is kept and not used. "
+                    f"{problem}, and there is no topic {name} in the catalog: the folder is kept and not used. "
                     + (
-                        "Another broker of the cluster may know the topic: --from FOLDER_OF_ANOTHER_BROKER"
+                        "Another broker of the cluster may have the topic: --from FOLDER_OF_ANOTHER_BROKER"
                         if self._is_of_cluster
-                        else f"To add the topic, with these records: --accept {folder.name}"
+                        else f"To add the topic with these records: --accept {folder.name}"
                     )
                 )
 
@@ -258,43 +259,43 @@ class _Planning:
 
     @property
     def _is_of_cluster(self) -> bool:
-        return bool(self._catalog.brokers.by_id) or (self._plan.folder / trust.FILE_NAME).exists()
+        return bool(self._catalog.brokers.by_id) or (self._plan.folder / clean_shutdown.FILE_NAME).exists()
 
     def _adopt(self, unknown: dict[tuple[str, bytes], dict[int, Path]]) -> bool:
-        """Let topics be known again of which there are folders: a broker that is alone has all of their partitions."""
+        """Add topics to the catalog for folders without one: a standalone broker has all their partitions."""
         plan = self._plan
         changed = False
         for (name, topic_id), folders in unknown.items():
             shown = ", ".join(str(folder) for folder in folders.values())
             if self._is_of_cluster or topic_id in self._catalog.topics.by_id:
                 plan.problems.append(
-                    f"{shown}: stray, of a topic {name} that the catalog does not know; it is kept. Another broker of "
-                    "the cluster may know it: --from FOLDER_OF_ANOTHER_BROKER"
+                    f"{shown}: stray, of topic {name} that is not in the catalog; it is kept. Another broker of the "
+                    "cluster may have it: --from FOLDER_OF_ANOTHER_BROKER"
                 )
                 continue
             if sum(name == other for other, _ in unknown) > 1:
                 plan.problems.append(
-                    f"{shown}: there are folders of several topics named {name}: move those of one away"
+                    f"{shown}: the folders belong to several topics named {name}: move those of one topic away"
                 )
                 continue
-            places = [_place(self._node_id(), folders.get(index)) for index in range(max(folders) + 1)]
+            partitions = [_partition(self._node_id(), folders.get(index)) for index in range(max(folders) + 1)]
             configs = {**_SAFE_CONFIGS[name in INTERNAL], **self._catalog.configs.of(TOPIC, name)}
             self._catalog.apply(Configs.change(TOPIC, name, configs))
-            self._catalog.apply(Topics.existing(Topic(name, topic_id, places)))
+            self._catalog.apply(Topics.existing(Topic(name, topic_id, partitions)))
             plan.problems.append(f"{shown}: the catalog has lost topic {name}")
             shown_configs = ", ".join(f"{option}={value}" for option, value in sorted(configs.items()))
             plan.actions.append(
-                f"add topic {name}, {self._shown_id(topic_id)}, with {len(places)} partitions and {shown_configs}; "
-                "what else was set on it is lost"
+                f"add topic {name}, {self._shown_id(topic_id)}, with {len(partitions)} partitions and {shown_configs}; "
+                "its other options are lost"
             )
             plan.offset += 1
             changed = True
         return changed
 
     def _node_id(self) -> int:
-        """Of the broker that is alone here."""
-        known = (place.replicas[0] for topic in self._catalog.topics.by_name.values() for place in topic.partitions)
-        return next(known, _FIRST_NODE_ID)
+        """Return the node id of a standalone broker."""
+        partitions = (partition for topic in self._catalog.topics.by_name.values() for partition in topic.partitions)
+        return next((partition.replicas[0] for partition in partitions), _FIRST_NODE_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +312,13 @@ def _copy_of(source: Path) -> _Copy:
     try:
         lines = parse(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"--from {source}: {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"--from {source}: cannot read {path}: {error.strerror}") from error
     if lines and not lines[-1].is_whole:
-        lines.pop()  # torn, or being written
+        lines.pop()  # torn, or just being written
     bad = next((line for line in lines if line.problem), None)
     if bad is not None or not lines or lines[-1].parts_missing:
         where = f"in line {bad.number}: {bad.problem}" if bad else "at its end"
-        raise IllegalStateError(f"--from {source}: {path} is damaged {where}. Take the folder of another broker")
+        raise IllegalStateError(f"--from {source}: {path} is damaged {where}; use the folder of another broker")
     catalog = Sections()
     for event in (event for line in lines for event in line.events):
         catalog.apply(event)
@@ -325,7 +326,7 @@ def _copy_of(source: Path) -> _Copy:
 
 
 def _salvaged(lines: list[Line], plan: RepairPlan) -> list[Line]:
-    """The lines that can be used, also those of which one bit is wrong; what is lost is noted."""
+    """Return the usable lines, with single wrong bits corrected; add losses to the plan."""
     data = b""
     index = 0
     while index < len(lines):
@@ -341,7 +342,7 @@ def _salvaged(lines: list[Line], plan: RepairPlan) -> list[Line]:
             corrected = _with_one_bit_flipped(damaged)
             data += corrected
             if corrected:
-                plan.actions.append(f"correct the one bit that is wrong in line {line.number}")
+                plan.actions.append(f"correct a wrong bit in line {line.number}")
             else:
                 plan.lost.append(text + _hint(damaged))
         index = end
@@ -353,7 +354,7 @@ def _salvaged(lines: list[Line], plan: RepairPlan) -> list[Line]:
 
 
 def _with_one_bit_flipped(data: bytes) -> bytes:
-    """What these bytes are with the one bit turned that makes all their lines whole; empty if there is none."""
+    """Return these bytes with the one bit flipped that makes all lines intact; empty if there is none."""
     if len(data) > CORRECTED_BYTES_MAX:
         return b""
     tried = bytearray(data)
@@ -367,20 +368,20 @@ def _with_one_bit_flipped(data: bytes) -> bytes:
 
 
 def _hint(data: bytes) -> str:
-    """What a damaged line seems to have said."""
+    """Return the contents of a damaged line as far as they are readable."""
     kinds = [kind.decode() for kind in re.findall(rb'"kind":"([a-z-]+)"', data) if kind not in (b"change", b"snapshot")]
     names = [name.decode() for name in re.findall(rb'"name":"([\w.-]+)"', data)]
-    return f" (it seems to say: {', '.join([*kinds, *names])})" if kinds or names else ""
+    return f" (it contains: {', '.join([*kinds, *names])})" if kinds or names else ""
 
 
 def _has_records(folder: Path) -> bool:
     return any(path.stat().st_size for path in folder.glob(f"*{LOG}"))
 
 
-def _place(node_id: int, folder: Path | None) -> PartitionPlace:
-    """Where a partition is of a topic that only its folders are left of; in a later epoch than its records have."""
+def _partition(node_id: int, folder: Path | None) -> PartitionRegistration:
+    """Return the state of a recovered partition, in a later leader epoch than its records."""
     epochs = [] if folder is None else re.findall(r"^(\d+) \d+$", _text(folder / LEADER_EPOCHS), re.MULTILINE)
-    return PartitionPlace((node_id,), (node_id,), node_id, max(map(int, epochs), default=-1) + 1)
+    return PartitionRegistration((node_id,), (node_id,), node_id, max(map(int, epochs), default=-1) + 1)
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The two ways in which an `EmbeddedBroker` runs: a process of its own, or a thread of ours."""
+"""The runners of an `EmbeddedBroker`: a separate process, or a thread of this process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from headrace.errors import ConfigError, IllegalStateError, TimedOutError
 if TYPE_CHECKING:
     from headrace.broker.service import Service
 
-START_SECONDS_MAX = 60.0  # with a large log to recover; an empty broker takes less than half a second
-STOP_SECONDS_MAX = 35.0  # a little more than a broker gives itself
+START_SECONDS_MAX = 60.0  # for the recovery of a large log; an empty broker takes less than half a second
+STOP_SECONDS_MAX = 35.0  # a little more than the broker's limit
 KILL_SECONDS_MAX = 10.0
 LOG_TAIL_BYTES = 8000
 READY_BYTES_MAX = 64 * 1024
 
 
 class Runner(Protocol):
-    """Runs one broker once."""
+    """Runs a broker once."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -50,11 +50,11 @@ class Runner(Protocol):
 
 
 class ProcessRunner:
-    """A process, that stops when the pipe to it is closed: by us, or because we are no more."""
+    """A process that stops when its standard input is closed, also because this process has ended."""
 
     def __init__(self, options: dict[str, object], *, remove_data: bool) -> None:
         self._settings = json.dumps({"options": _as_json(options), "remove_data_dir": remove_data}).encode() + b"\n"
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it has no name and goes with us
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -68,13 +68,13 @@ class ProcessRunner:
 
     def start(self) -> Ready:
         self._process = subprocess.Popen(
-            # -P: what lies in the working folder is none of the broker's business.
+            # -P: do not import modules from the working directory.
             [sys.executable, "-P", "-m", "headrace.broker.main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             env=child_environment(),
-            start_new_session=True,  # Ctrl-C is for us: we stop it then
+            start_new_session=True,  # Ctrl-C is for this process, which then stops the broker
         )
         try:
             return self._await_ready(self._process)
@@ -85,15 +85,17 @@ class ProcessRunner:
     def _await_ready(self, process: subprocess.Popen[bytes]) -> Ready:
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(BrokenPipeError):  # then it has ended, and its log says why
+        with suppress(BrokenPipeError):  # it has ended; its log has the reason
             process.stdin.write(self._settings)
             process.stdin.flush()
         line = read_line(process.stdout.fileno(), START_SECONDS_MAX)
         if line is None:
-            raise TimedOutError(f"the broker was not ready after {START_SECONDS_MAX:g} s; {self._last_words()}")
+            raise TimedOutError(
+                f"timed out after {START_SECONDS_MAX:g} s waiting for the broker to start; {self._log_tail()}"
+            )
         if not line:
             code = process.wait(KILL_SECONDS_MAX)
-            raise IllegalStateError(f"the broker ended with exit code {code} at its start; {self._last_words()}")
+            raise IllegalStateError(f"the broker exited with code {code} at start-up; {self._log_tail()}")
         return ready_from(line)
 
     def stop(self) -> None:
@@ -103,9 +105,11 @@ class ProcessRunner:
         try:
             process.wait(STOP_SECONDS_MAX)
         except subprocess.TimeoutExpired:
-            said = self._last_words()
+            tail = self._log_tail()
             self.kill()
-            raise TimedOutError(f"the broker did not stop within {STOP_SECONDS_MAX:g} s; {said}") from None
+            raise TimedOutError(
+                f"timed out after {STOP_SECONDS_MAX:g} s waiting for the broker to stop; {tail}"
+            ) from None
         self._close_pipes(process)
 
     def kill(self) -> None:
@@ -120,9 +124,9 @@ class ProcessRunner:
         try:
             return self._process.wait(seconds_max)
         except subprocess.TimeoutExpired:
-            raise TimedOutError(f"the broker still runs after {seconds_max:g} s") from None
+            raise TimedOutError(f"timed out after {seconds_max:g} s waiting for the broker to exit") from None
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         text = self.log_text.strip()
         return f"its log ends:\n{text}" if text else "it logged nothing"
 
@@ -135,30 +139,30 @@ class ProcessRunner:
 
 
 def ready_from(line: bytes) -> Ready:
-    """What the first line of a broker's process says; if it says why there is no broker, that is raised."""
-    said = json.loads(line)
-    if "ready" in said:
-        return Ready(**said["ready"])
-    kind = ConfigError if said["error"]["kind"] == "ConfigError" else IllegalStateError
-    raise kind(said["error"]["message"])
+    """Parse the first line of a broker process; raise its error if it could not start."""
+    message = json.loads(line)
+    if "ready" in message:
+        return Ready(**message["ready"])
+    kind = ConfigError if message["error"]["kind"] == "ConfigError" else IllegalStateError
+    raise kind(message["error"]["message"])
 
 
 def _as_json(options: dict[str, object]) -> dict[str, object]:
-    """Options as they can travel to another process."""
-    found: dict[str, object] = {}
+    """Return options in a form that can be sent to another process."""
+    values: dict[str, object] = {}
     for name, value in options.items():
         plain = value.reveal() if isinstance(value, Secret) else value
         if not isinstance(plain, str | int | float | list | tuple | None):
             raise ConfigError(
-                f"{name} is an object of type {type(value).__name__}, which cannot be given to another process: "
-                "name its class by its path, or use in_process=True"
+                f"{name} is an object of type {type(value).__name__}, which cannot be sent to another process: pass "
+                "the path of its class, or use in_process=True"
             )
-        found[name] = plain
-    return found
+        values[name] = plain
+    return values
 
 
 def child_environment() -> dict[str, str]:
-    """Ours; and where this package is, if it is not installed but run from its sources."""
+    """Return the environment of a child process, with the path of this package if it is not installed."""
     environment = dict(os.environ)
     assert headrace.__file__ is not None
     root = Path(headrace.__file__).parents[1]
@@ -169,7 +173,7 @@ def child_environment() -> dict[str, str]:
 
 
 def read_line(fd: int, seconds_max: float) -> bytes | None:
-    """A line of a pipe; empty if the pipe ended before, None if the time was up."""
+    """Read a line from a pipe; empty if the pipe ends before, None at the timeout."""
     deadline = time.monotonic() + seconds_max
     line = b""
     while not line.endswith(b"\n") and len(line) < READY_BYTES_MAX:
@@ -182,9 +186,9 @@ def read_line(fd: int, seconds_max: float) -> bytes | None:
 
 
 class ThreadRunner:
-    """An event loop in a thread."""
+    """A thread with an event loop."""
 
-    log_text = ""  # it logs where we do
+    log_text = ""  # it uses the logging of this process
 
     def __init__(self, options: dict[str, object]) -> None:
         self._options = options
@@ -192,7 +196,7 @@ class ThreadRunner:
         self._thread = threading.Thread(target=self._run, name="headrace-broker", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: Service | None = None
-        self._error: BaseException | None = None  # of the stop
+        self._error: BaseException | None = None  # from stopping
 
     @property
     def is_alive(self) -> bool:
@@ -203,7 +207,7 @@ class ThreadRunner:
         try:
             return self._ready.result(START_SECONDS_MAX)
         except TimeoutError:
-            raise TimedOutError(f"the broker was not ready after {START_SECONDS_MAX:g} s") from None
+            raise TimedOutError(f"timed out after {START_SECONDS_MAX:g} s waiting for the broker to start") from None
 
     def stop(self) -> None:
         if self._thread.is_alive() and self._loop is not None and self._service is not None:
@@ -211,17 +215,17 @@ class ThreadRunner:
                 self._loop.call_soon_threadsafe(self._service.stopping.set)
         self._thread.join(STOP_SECONDS_MAX)
         if self._thread.is_alive():
-            raise TimedOutError(f"the broker did not stop within {STOP_SECONDS_MAX:g} s")
+            raise TimedOutError(f"timed out after {STOP_SECONDS_MAX:g} s waiting for the broker to stop")
         if self._error is not None:
             raise self._error
 
     def kill(self) -> None:
-        raise IllegalStateError("a broker in a thread cannot be killed")
+        raise IllegalStateError("a broker in a thread cannot be killed: leave out in_process=True")
 
     def wait(self, seconds_max: float) -> int:
         self._thread.join(seconds_max)
         if self._thread.is_alive():
-            raise TimedOutError(f"the broker still runs after {seconds_max:g} s")
+            raise TimedOutError(f"timed out after {seconds_max:g} s waiting for the broker to exit")
         return 0
 
     def _run(self) -> None:
@@ -233,6 +237,7 @@ class ThreadRunner:
                 self._ready.set_exception(error)
 
     async def _serve(self) -> None:
+        # A broker in a process needs neither in this one.
         from headrace.broker.broker_options import resolve
         from headrace.broker.service import Service
 

@@ -1,8 +1,8 @@
-"""A broker as a service: with its control socket and its run file, started and stopped as one.
+"""A broker with its control socket and run file, started and stopped together.
 
-    start: folder → broker → control socket → run file      stop: the other way round
+    start: folder → broker → control socket → run file      stop: in reverse order
 
-Whoever runs it (a process in main.py, a thread in embedded.py) waits for `stopping`, which the control socket sets too.
+The process (main.py) or thread (runners.py) that runs it waits for `stopping`, which the control socket can set.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STOP_SECONDS_MAX = 30.0
 
 
 class Service:
-    """One broker, and the ways to it. Event loop only."""
+    """A broker and its control socket. Event loop only."""
 
     def __init__(self, config: Config, *, may_crash: bool = True) -> None:
         self._config = config
@@ -43,15 +43,15 @@ class Service:
         self.stopping = asyncio.Event()
 
     async def start(self) -> Ready:
-        """Start it, or say why that cannot be."""
+        """Start the broker. Raises an error with the reason if that fails."""
         try:
             self._data_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the data folder {self._data_dir} cannot be made: {error.strerror}") from error
+            raise ConfigError(f"cannot create the data folder {self._data_dir}: {error.strerror}") from error
         try:
             await self._broker.start()
         except Exception as error:
-            # What a start that failed half-way holds (the folder's lock) must not outlive it in a process that goes on.
+            # Release what a failed start holds, such as the folder lock: this process may continue.
             with suppress(Exception):
                 await self._broker.stop()
             if isinstance(error, OSError | ConfigError):
@@ -69,7 +69,7 @@ class Service:
         return self._ready
 
     async def stop(self) -> None:
-        """Stop it in good order, within bounds."""
+        """Stop cleanly, within a time limit."""
         self._broker.faults.release()
         remove_run_file(self._data_dir)
         await self._control.stop()
@@ -77,7 +77,7 @@ class Service:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 await self._broker.stop()
         except TimeoutError:
-            raise IllegalStateError(f"the broker could not stop within {STOP_SECONDS_MAX:g} s") from None
+            raise IllegalStateError(f"timed out after {STOP_SECONDS_MAX:g} s waiting for the broker to stop") from None
 
     def _topic_name(self, topic_id: bytes) -> str | None:
         topic = self._broker.catalog.topics.by_id.get(topic_id)
@@ -113,7 +113,9 @@ class Service:
             "task_failures": failures(),
             "damaged": self._broker.logs.damages(),
             "catalog": self._catalog_state(),
-            "leaderless": [asdict(each) | {"text": str(each)} for each in self._broker.catalog.topics.leaderless()],
+            "leaderless": [
+                asdict(partition) | {"text": str(partition)} for partition in self._broker.catalog.topics.leaderless()
+            ],
             "strays": [
                 {"folder": str(stray.folder), "reason": stray.reason} for stray in self._broker.logs.strays.values()
             ],
@@ -129,23 +131,23 @@ class Service:
         }
 
     async def _create_topic(self, arguments: dict[str, Any]) -> str:
-        """For those who have no client at hand: the fixtures."""
+        """Create a topic without a client, for fixtures."""
         configs = {str(name): str(value) for name, value in arguments.get("configs", {}).items()}
         name = str(arguments["name"])
         partitions, replication_factor = int(arguments.get("partitions", 1)), arguments.get("replication_factor", 1)
         self._broker.topic_admin.create(name, partitions, int(replication_factor), configs)
         if self._broker.cluster is not None:
-            await self._broker.cluster.spread()
+            await self._broker.cluster.wait_propagated()
         return name
 
     def _describe_topic(self, arguments: dict[str, Any]) -> list[dict[str, Any]] | None:
-        """Where the partitions of a topic are, as this broker knows it; None if it knows of none."""
+        """Return the state of the partitions of a topic as this broker knows it; None if it is unknown."""
         topic = self._broker.catalog.topics.by_name.get(arguments["name"])
-        return None if topic is None else [asdict(place) for place in topic.partitions]
+        return None if topic is None else [asdict(partition) for partition in topic.partitions]
 
     def _brokers(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-        """The brokers of the cluster, as this one knows them; none if it is alone."""
-        return [asdict(row) for _, row in sorted(self._broker.catalog.brokers.by_id.items())]
+        """Return the brokers of the cluster as this broker knows them; none if it is standalone."""
+        return [asdict(broker) for _, broker in sorted(self._broker.catalog.brokers.by_id.items())]
 
     def _delete_topic(self, arguments: dict[str, Any]) -> bool:
         topic = self._broker.catalog.topics.by_name.get(arguments["name"])
@@ -155,12 +157,12 @@ class Service:
 
 
 def _explained(error: OSError | ConfigError, config: Config) -> Exception:
-    """The error of a broker that could not start; of a port that is taken, by whom."""
+    """Return the error of a failed start, with the process that uses the port if it is in use."""
     cause = error.__cause__ if isinstance(error, ConfigError) else error
     if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
         return IllegalStateError(
             f"the broker could not start: the disk of its data folder {data_folder(config).absolute()} is full "
-            f"({cause}): make room there and start it again"
+            f"({cause}): free some space and start it again"
         )
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return error if isinstance(error, ConfigError) else IllegalStateError(f"the broker could not start: {error}")
@@ -168,7 +170,7 @@ def _explained(error: OSError | ConfigError, config: Config) -> Exception:
         port = listener.rpartition(":")[2]
         if holder := holder_of(int(port)):
             return IllegalStateError(
-                f"the broker cannot listen on {listener}: port {port} is taken by {holder}; "
-                "choose another port, or end that process"
+                f"cannot listen on {listener}: port {port} is used by {holder}; choose another port, or stop that "
+                "process"
             )
-    return IllegalStateError(f"{error}; choose another port, or end the process that has it")
+    return IllegalStateError(f"{error}; choose another port, or stop the process that uses it")

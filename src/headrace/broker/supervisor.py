@@ -1,9 +1,9 @@
-"""Several brokers under one process: started, watched and stopped together, and found by one folder.
+"""The supervisor of `headrace broker start --brokers N`: starts, monitors and stops a cluster from one process.
 
-    start: brokers → control socket → run file      stop: the other way round
+    start: brokers → control socket → run file      stop: in reverse order
 
-Each broker has a folder of its own in the cluster's, with a control socket of its own, so one of them can be asked, or
-stopped, alone. If this process ends, however that comes about, they stop as well.
+Each broker has a subfolder with a control socket, so that it can be controlled separately. The brokers stop when
+this process ends for any reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headrace.errors import ConfigError, HeadraceError, IllegalStateError
 log = logging.getLogger("headrace.broker")
 
 WATCH_SECONDS = 0.5
-_SIGNALLED = 128  # what shells add to the number of the signal that ended a process
+_SIGNALLED = 128  # shells add this to the number of the signal
 _SUMMED = ("connections", "faults", "requests", "failed_requests", "received_bytes", "sent_bytes")
 
 
@@ -50,14 +50,14 @@ class Supervisor:
         self._stopping = asyncio.Event()
 
     async def run(self, announce: Callable[[Ready], None]) -> None:
-        """Until it is told to stop, by a signal or by its control socket. A second signal ends it at once."""
+        """Run until stopped by a signal or the control socket. A second signal exits at once."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the data folder {self._folder} cannot be made: {error.strerror}") from error
+            raise ConfigError(f"cannot create the data folder {self._folder}: {error.strerror}") from error
         operations: dict[str, Operation] = {
             "ping": lambda _: "pong",
             "status": self._status,
@@ -66,7 +66,7 @@ class Supervisor:
             "brokers.start": self._start,
         }
         try:
-            await asyncio.to_thread(self._cluster.start)  # fails if others run here: they have the folders
+            await asyncio.to_thread(self._cluster.start)  # fails if another cluster has locked the folders
             await self._serve(ControlServer(self._folder, operations), announce)
         finally:
             await asyncio.to_thread(self._cluster.close)
@@ -93,7 +93,7 @@ class Supervisor:
 
     @property
     def _members(self) -> list[ClusterBroker]:
-        """All processes: the brokers, and the controller if it is one of its own."""
+        """All processes: the brokers, and the controller if it is separate."""
         cluster = self._cluster
         return [*cluster.brokers, cluster.controller] if cluster.has_separate_controller else cluster.brokers
 
@@ -106,13 +106,13 @@ class Supervisor:
         self._stopping.set()
 
     async def _watch(self) -> None:
-        """Say when a broker has ended by itself; the others go on."""
+        """Log when a broker exits; the others continue."""
         while not self._stopping.is_set():
             for member in self._members:
-                if not member.is_alive and member.node_id not in self._down:
+                if not member.is_running and member.node_id not in self._down:
                     self._down.add(member.node_id)
-                    name, said = self._name(member), member.log_text.strip()
-                    log.warning("%s has ended; the others go on. %s", name, said)
+                    name, tail = self._name(member), member.log_text.strip()
+                    log.warning("%s has exited; the others continue. %s", name, tail)
             try:
                 async with asyncio.timeout(WATCH_SECONDS):
                     await self._stopping.wait()
@@ -120,14 +120,14 @@ class Supervisor:
                 continue
 
     async def _kill(self, arguments: dict[str, Any]) -> None:
-        """End one of them as a power cut would, to see what the others do."""
+        """Kill a broker."""
         await asyncio.to_thread(self._named(arguments).kill)
 
     async def _start(self, arguments: dict[str, Any]) -> None:
-        """Start one that is down; it is part of the cluster again when this is answered."""
+        """Start a broker; respond when it is a member of the cluster again."""
         broker = self._named(arguments)
-        if broker.is_alive:
-            raise IllegalStateError(f"broker {broker.node_id} runs already, on {broker.bootstrap}")
+        if broker.is_running:
+            raise IllegalStateError(f"broker {broker.node_id} is already running on {broker.bootstrap}")
         await asyncio.to_thread(broker.start)
         self._down.discard(broker.node_id)
 
@@ -136,15 +136,15 @@ class Supervisor:
         for member in self._members:
             if member.node_id == node_id:
                 return member
-        there = ", ".join(str(broker.node_id) for broker in self._cluster.brokers)
-        raise ConfigError(f"there is no broker {node_id!r} in this cluster; there are {there}")
+        node_ids = ", ".join(str(broker.node_id) for broker in self._cluster.brokers)
+        raise ConfigError(f"unknown broker {node_id!r} in this cluster: expected one of {node_ids}")
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         assert self._ready is not None
-        rows = await asyncio.gather(*(asyncio.to_thread(_asked, member) for member in self._members))
+        rows = await asyncio.gather(*(asyncio.to_thread(_member_status, member) for member in self._members))
         processes = [_process_row(row) for row in rows]
         controller = processes.pop() if self._cluster.has_separate_controller else None
-        # The controller, if it is there: it has the lowest number, and decides who leads.
+        # The controller if it is running: it has the lowest node id.
         first = min((row for row in rows if row["alive"]), key=lambda row: row["node_id"], default={})
         return self._ready.to_json() | {
             "version": __version__,
@@ -165,8 +165,8 @@ def _process_row(status: dict[str, Any]) -> dict[str, Any]:
     return row | {"catalog_problem": status.get("catalog", {}).get("problem")}
 
 
-def _asked(broker: ClusterBroker) -> dict[str, Any]:
-    """What a broker says of itself, or that it says nothing; also if it was started again with --join."""
+def _member_status(broker: ClusterBroker) -> dict[str, Any]:
+    """Return the status of a broker, also if it was restarted with --join; `alive` is False if it does not respond."""
     row: dict[str, Any] = {
         "node_id": broker.node_id,
         "alive": False,
@@ -175,7 +175,7 @@ def _asked(broker: ClusterBroker) -> dict[str, Any]:
         "data_dir": str(broker.data_dir),
     }
     try:
-        if broker.is_alive:
+        if broker.is_running:
             return {**row, **broker.status(), "alive": True}
         if (facts := read_run_file(broker.data_dir)) is not None:
             return {**row, **call(facts["control"], "status"), "alive": True}

@@ -1,16 +1,16 @@
-"""Background tasks of a broker: each is started here, so that none ends silently.
+"""Background tasks: every task of the broker is started here, so that none fails silently.
 
-    start_task    runs to its end once; whoever awaits it gets its exception
-    start_loop    runs for ever; after an unexpected exception it is started again, with back-off
+    start_task    runs once; its exception goes to the caller that awaits it
+    start_loop    runs until cancelled; after an unexpected exception it is restarted with back-off
 
-An unexpected exception is logged with its traceback and counted by the name of the task; `failures` is part of the
-broker's status. So are exceptions in timers and callbacks, which asyncio hands to `on_loop_error`.
+An unexpected exception is logged with its traceback and counted by the name of the task; the broker's status contains
+`failures`. Exceptions in timers and callbacks are counted by `on_loop_error`.
 
-No task of today brings the broker down: what fails is tried again (fetching from a leader, heartbeats, periodic work)
-or is told to those who wait for it (a request, a flush). What must not go on after a failure refuses by itself: a log
-whose files could not be forced to disk takes no more writes.
+No task brings the broker down: it is retried (replica fetchers, heartbeats, periodic work), or its error goes to the
+waiting request. State that must not be used after a failure protects itself: a log that could not be synced rejects
+further writes.
 
-Counters belong to the event loop: a broker has one of its own.
+Counters belong to the event loop, of which each broker has one.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from headrace.config.backoff import exponential_backoff
 log = logging.getLogger("headrace.broker")
 
 BACKOFF_SECONDS_MIN = 0.1
-"""The wait before the first restart of a loop; each one is twice as long as the last."""
+"""The wait before the first restart of a loop; it doubles with every restart."""
 BACKOFF_SECONDS_MAX = 30.0
-"""A loop that has run for so long before it fails begins with the shortest wait again."""
+"""The longest wait; a loop that ran for this long starts again with the shortest one."""
 
 T = TypeVar("T")
 
-_running: set[asyncio.Task[Any]] = set()  # the event loop holds tasks weakly: one that nobody holds may vanish
+_running: set[asyncio.Task[Any]] = set()  # the event loop has only weak references to tasks
 _failures: WeakKeyDictionary[asyncio.AbstractEventLoop, Counter[str]] = WeakKeyDictionary()
 
 
 def start_task(
     work: Coroutine[Any, Any, T], name: str, *, outcomes: tuple[type[BaseException], ...] = ()
 ) -> asyncio.Task[T]:
-    """Run `work` in the background. `outcomes` are exceptions that are for whoever awaits it, not unexpected ones."""
+    """Run `work` in the background. `outcomes` are expected exceptions, which only the awaiting caller handles."""
     task = asyncio.get_running_loop().create_task(work, name=name)
     _running.add(task)
     task.add_done_callback(lambda done: _ended(done, outcomes))
@@ -48,17 +48,17 @@ def start_task(
 
 
 def start_loop(run: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
-    """Keep `run` running in the background until it returns or is cancelled."""
+    """Run `run` in the background, with restarts, until it returns or is cancelled."""
     return start_task(_keep_running(run, name), name)
 
 
 def failures() -> dict[str, int]:
-    """How often tasks of the running event loop have failed, by their names."""
+    """Return the number of failures of tasks on the running event loop, by name."""
     return dict(_failures.get(asyncio.get_running_loop(), {}))
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Count what asyncio has nobody to tell: an exception in a timer or a callback."""
+    """Count an exception in a timer or callback, and log it as asyncio does."""
     if context.get("exception") is not None:
         _count(loop, "callback")
     loop.default_exception_handler(context)

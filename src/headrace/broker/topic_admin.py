@@ -9,6 +9,7 @@ from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import TOPIC, Configs
 from headrace.broker.catalog.topics import Topic, Topics, check_name
 from headrace.broker.configs import ResourceType, check_values
+from headrace.broker.placement import place_with_inactive
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
 
@@ -32,7 +33,7 @@ class TopicAdmin:
     ) -> None:
         """`node_id` is the broker for all partitions of a standalone broker; None: it has no partitions.
 
-        `strays` are stray data directories by topic and partition, whose names new topics must not use.
+        `strays` are stray data folders by topic and partition, whose names new topics must not use.
         """
         self._catalog = catalog
         self._node_id = node_id
@@ -91,7 +92,8 @@ class TopicAdmin:
             )
         _check_count(added)
         if assignment is None:
-            assignment = self._assign(added, len(topic.partitions[0].replicas), number=len(topic.partitions))
+            replicas = len(topic.partitions[0].replicas)
+            assignment = self._assign(added, replicas, first_partition=len(topic.partitions))
         elif len(assignment) != added:
             raise BrokerError(
                 f"invalid assignment: it has {len(assignment)} partitions, expected {added}",
@@ -121,7 +123,7 @@ class TopicAdmin:
             if topic == name:
                 raise BrokerError(
                     f"cannot create topic {name}: {stray.folder} has records of another topic of that name "
-                    f"({stray.reason}); run `headrace broker repair` on that broker's data directory",
+                    f"({stray.reason}); run `headrace broker repair` on that broker's data folder",
                     code=Code.INVALID_TOPIC_EXCEPTION,
                 )
         similar = next((other for other in self._catalog.topics.by_name if _folded(other) == _folded(name)), None)
@@ -131,7 +133,7 @@ class TopicAdmin:
                 code=Code.INVALID_TOPIC_EXCEPTION,
             )
 
-    def _assign(self, partitions: int, replication_factor: int, *, number: int = 0) -> Assignment:
+    def _assign(self, partitions: int, replication_factor: int, *, first_partition: int = 0) -> Assignment:
         if partitions == DEFAULT:
             partitions = self._config.of(int, "num.partitions")
         if replication_factor == DEFAULT:
@@ -147,12 +149,10 @@ class TopicAdmin:
                 code=Code.INVALID_REPLICATION_FACTOR,
             )
         if self._catalog.brokers.by_id or self._node_id is None:
-            from headrace.broker.cluster.placement import place_in_cluster
-
-            rows = self._catalog.brokers.by_id
-            racks = {node_id: row.rack for node_id, row in rows.items() if self._is_active(node_id)}
-            inactive = [node_id for node_id in sorted(rows) if node_id not in racks]
-            return place_in_cluster(racks, inactive, partitions, replication_factor, number)
+            brokers = self._catalog.brokers.by_id
+            racks = {node_id: broker.rack for node_id, broker in brokers.items() if self._is_active(node_id)}
+            inactive = [node_id for node_id in sorted(brokers) if node_id not in racks]
+            return place_with_inactive(racks, inactive, partitions, replication_factor, first_partition)
         if replication_factor > 1:
             raise BrokerError(
                 f"invalid replication factor {replication_factor}: this is the only broker",

@@ -1,4 +1,4 @@
-"""Every topic option of Kafka 4.3, declared once, and where a broker's configuration gives it another default.
+"""The topic options of Kafka 4.3, declared once, and the broker options that change their defaults.
 
     set on the topic  >  set on the broker, by the name in BROKER_SYNONYMS  >  the default here
 
@@ -17,12 +17,12 @@ _DAY_MS = 24 * 60 * 60 * 1000
 _WEEK_MS = 7 * _DAY_MS
 _MINUTE_MS = 60 * 1000
 _HOUR_MS = 60 * _MINUTE_MS
-_NO_TIERS = "there is no tiered storage"
+_NO_TIERS = "tiered storage is not supported"
 _NO_THROTTLE = "replication is not throttled"
 
 
 class SomeOf:
-    """A list of some words, each once at most."""
+    """A list of distinct words out of several."""
 
     def __init__(self, *choices: str) -> None:
         self.choices = choices
@@ -60,56 +60,56 @@ _CLEANING = (
         "cleanup.policy",
         "list",
         ("delete",),
-        "What happens to old records: `delete` drops segments that are too old or too much, `compact` keeps the last "
-        "record of each key. Both together do both; empty keeps everything.",
+        "What happens to old records: `delete` removes old segments by age and size, `compact` keeps the last "
+        "record of each key. Both can be combined; empty keeps everything.",
         SomeOf("compact", "delete"),
     ),
     Option(
         "delete.retention.ms",
         "long",
         _DAY_MS,
-        "How long a tombstone (a record without a value) stays after it was compacted, so that readers see it.",
+        "How long a tombstone (a record without a value) is kept after compaction, so that consumers see it.",
         _FROM_0,
     ),
     Option(
         "min.cleanable.dirty.ratio",
         "double",
         0.5,
-        "The part of a compacted log that must be new before it is worth compacting again.",
+        "The dirty part of a log that triggers compaction.",
         Between(0, 1),
     ),
     Option(
         "min.compaction.lag.ms",
         "long",
         0,
-        "How old a record must be before it may be compacted away.",
+        "The minimum age of records for compaction.",
         _FROM_0,
     ),
     Option(
         "max.compaction.lag.ms",
         "long",
         LONG_MAX,
-        "How old a record may be before its segment is compacted, dirty enough or not.",
+        "The maximum age of records before their segment is compacted, regardless of the dirty ratio.",
         _FROM_1,
     ),
     Option(
         "retention.ms",
         "long",
         _WEEK_MS,
-        "How old records may be before `delete` drops their segment; -1: any age.",
+        "The maximum age of records before `delete` removes their segment; -1: unlimited.",
         Between(-1),
     ),
     Option(
         "retention.bytes",
         "long",
         -1,
-        "How large a partition may be before `delete` drops its oldest segments; -1: any size.",
+        "The maximum size of a partition before `delete` removes its oldest segments; -1: unlimited.",
     ),
     Option(
         "file.delete.delay.ms",
         "long",
         60_000,
-        "How long a file stays on disk, under another name, after it was taken out of the log.",
+        "How long a file stays on disk, renamed, after it was removed from the log.",
         _FROM_0,
     ),
 )
@@ -119,14 +119,14 @@ _SEGMENTS = (
         "segment.bytes",
         "int",
         1024 * 1024 * 1024,
-        "A segment that would grow beyond this is closed and the next one begun.",
+        "The maximum size of a segment; then a new one is started.",
         Between(1024 * 1024),
     ),
     Option(
         "internal.segment.bytes",
         "int",
         None,
-        "For tests: stands in for segment.bytes, and may be smaller than that may be.",
+        "For tests: replaces segment.bytes and may be smaller than its minimum.",
         _FROM_1,
         "low",
     ),
@@ -134,45 +134,46 @@ _SEGMENTS = (
         "segment.ms",
         "long",
         _WEEK_MS,
-        "A segment this old is closed by the next record, so that what is in it can be deleted or compacted.",
+        "The maximum age of a segment; then the next record starts a new one, so that the old one can be deleted or "
+        "compacted.",
         _FROM_1,
     ),
     Option(
         "segment.jitter.ms",
         "long",
         0,
-        "A random part of this is taken off segment.ms, so that partitions do not all begin a segment at once.",
+        "A random part of this is subtracted from segment.ms, so that partitions do not all start segments at once.",
         _FROM_0,
     ),
     Option(
         "segment.index.bytes",
         "int",
         10 * 1024 * 1024,
-        "How large the index of a segment may be; a full index closes the segment.",
+        "The maximum size of the index of a segment; a full index starts a new segment.",
         Between(4),
     ),
     Option(
         "index.interval.bytes",
         "int",
         4096,
-        "Bytes of records between two entries of the index: fewer find a record faster and take more memory.",
+        "Bytes of records for each entry of the index: fewer make look-ups faster and take more memory.",
         _FROM_0,
     ),
     Option(
         "preallocate",
         "bool",
         False,
-        "Reserve the space of a segment when it is begun.",
+        "Allocate the space of a segment when it is created.",
         no_effect="files grow as they are written",
     ),
     Option(
         "flush.messages",
         "long",
         LONG_MAX,
-        "After this many records the log is forced to disk before they are acknowledged; 1 survives a power cut.",
+        "Sync the log after this many records, before they are acknowledged; 1 survives a power cut.",
         _FROM_1,
     ),
-    Option("flush.ms", "long", LONG_MAX, "The longest a record stays in memory before it is forced to disk.", _FROM_0),
+    Option("flush.ms", "long", LONG_MAX, "The maximum time before a record is synced to disk.", _FROM_0),
 )
 
 _MESSAGES = (
@@ -180,35 +181,35 @@ _MESSAGES = (
         "max.message.bytes",
         "int",
         1024 * 1024 + 12,
-        "The largest batch of records that is accepted, after compression.",
+        "The maximum size of a record batch, after compression.",
         _FROM_0,
     ),
     Option(
         "message.timestamp.type",
         "str",
         "CreateTime",
-        "Whose clock a record's timestamp is of: the producer's, or the broker's when it is appended.",
+        "Whether timestamps are set by the producer, or by the broker when it appends the record.",
         OneOf("CreateTime", "LogAppendTime"),
     ),
     Option(
         "message.timestamp.before.max.ms",
         "long",
         LONG_MAX,
-        "How far a producer's timestamp may be in the past; records beyond that are refused.",
+        "How far timestamps may be in the past; older records are rejected.",
         _FROM_0,
     ),
     Option(
         "message.timestamp.after.max.ms",
         "long",
         _HOUR_MS,
-        "How far a producer's timestamp may be in the future; records beyond that are refused.",
+        "How far timestamps may be in the future; later records are rejected.",
         _FROM_0,
     ),
     Option(
         "compression.type",
         "str",
         "producer",
-        "How records are kept: as the producer compressed them, or compressed anew with this codec.",
+        "The compression of stored records: as the producer sent them, or recompressed with this codec.",
         OneOf("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
     ),
     Option("compression.gzip.level", "int", -1, "The level if compression.type is gzip.", Between(1, 9, also=-1)),
@@ -221,20 +222,20 @@ _REPLICATION = (
         "min.insync.replicas",
         "int",
         1,
-        "How many copies must be in sync for a write with acks=all to be accepted.",
+        "The minimum number of in-sync replicas for writes with acks=all.",
         _FROM_1,
     ),
     Option(
         "unclean.leader.election.enable",
         "bool",
         False,
-        "Let a copy that is not in sync lead when no other is left: records may be lost.",
+        "Elect a replica that is not in sync if there is no other: records may be lost.",
     ),
     Option(
         "leader.replication.throttled.replicas",
         "list",
         (),
-        "Copies whose sending is throttled.",
+        "Replicas whose sending is throttled.",
         ThrottledReplicas(),
         no_effect=_NO_THROTTLE,
     ),
@@ -242,18 +243,18 @@ _REPLICATION = (
         "follower.replication.throttled.replicas",
         "list",
         (),
-        "Copies whose receiving is throttled.",
+        "Replicas whose receiving is throttled.",
         ThrottledReplicas(),
         no_effect=_NO_THROTTLE,
     ),
 )
 
 _TIERS = (
-    Option("remote.storage.enable", "bool", False, "Keep old segments elsewhere.", no_effect=_NO_TIERS),
-    Option("remote.log.copy.disable", "bool", False, "Copy no more segments elsewhere.", no_effect=_NO_TIERS),
-    Option("remote.log.delete.on.disable", "bool", False, "Delete what is elsewhere.", no_effect=_NO_TIERS),
-    Option("local.retention.ms", "long", -2, "retention.ms of what is here.", Between(-2), no_effect=_NO_TIERS),
-    Option("local.retention.bytes", "long", -2, "retention.bytes of what is here.", Between(-2), no_effect=_NO_TIERS),
+    Option("remote.storage.enable", "bool", False, "Store old segments remotely.", no_effect=_NO_TIERS),
+    Option("remote.log.copy.disable", "bool", False, "Stop copying segments to remote storage.", no_effect=_NO_TIERS),
+    Option("remote.log.delete.on.disable", "bool", False, "Delete remote segments.", no_effect=_NO_TIERS),
+    Option("local.retention.ms", "long", -2, "retention.ms of local segments.", Between(-2), no_effect=_NO_TIERS),
+    Option("local.retention.bytes", "long", -2, "retention.bytes of local segments.", Between(-2), no_effect=_NO_TIERS),
 )
 
 TOPIC_OPTIONS = Options(*_CLEANING, *_SEGMENTS, *_MESSAGES, *_REPLICATION, *_TIERS)
@@ -292,17 +293,17 @@ BROKER_SYNONYMS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "segment.ms": (("log.roll.ms", 1), ("log.roll.hours", _HOUR_MS)),
     "unclean.leader.election.enable": (("unclean.leader.election.enable", 1),),
 }
-"""For a topic's option the broker's ones that give its default, the strongest first, and what to multiply them by."""
+"""For a topic option the broker options with its default, by precedence, and the factors of their units."""
 
 
 def broker_defaults(broker: Mapping[str, object]) -> dict[str, object]:
-    """What a broker's configuration says about the options of its topics. None stands for "not given"."""
-    found: dict[str, object] = {}
+    """Return the defaults of topic options in a broker's configuration; None means not set."""
+    defaults: dict[str, object] = {}
     for name, synonyms in BROKER_SYNONYMS.items():
         for synonym, factor in synonyms:
             value = broker.get(synonym)
             if value is not None:
-                # A time without limit has no unit.
-                found[name] = value if factor == 1 or int(str(value)) < 0 else int(str(value)) * factor
+                # Negative values mean unlimited in every unit.
+                defaults[name] = value if factor == 1 or int(str(value)) < 0 else int(str(value)) * factor
                 break
-    return found
+    return defaults

@@ -22,6 +22,18 @@ signals.py         graceful stop on SIGINT and SIGTERM
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from typing import Any
+
+
+class LazyModule:
+    """A module that is imported when one of its attributes is first used: `--help` does not load the clients."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self._name), attribute)
 
 
 def main() -> None:

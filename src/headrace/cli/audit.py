@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli import LazyModule
 from headrace.cli.output import EXIT_INTERRUPTED, CommandError, debug_option, emit, format_option
 from headrace.cli.pipeline import master_option, override_option, spark_session
 from headrace.cli.shared_options import parse_key_value
 from headrace.errors import HeadraceError
-from headrace.spark import auditing
-from headrace.spark.auditing import AuditReport, Example
 from headrace.spark.pipeline import Pipeline
 from headrace.spark.pipeline_spec import MaskedOptions, PipelineSpec, Sink, Source, SparkSettings, Step, Trigger
+
+if TYPE_CHECKING:
+    from headrace.spark import auditing
+    from headrace.spark.auditing import AuditReport, Example
+else:
+    auditing = LazyModule("headrace.spark.auditing")
 
 EXIT_DIFFERENT = 1
 EXIT_COULD_NOT_RUN = 2

@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import headrace
+from headrace.cli import LazyModule
 from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.output import CommandError, command_errors, debug_option, emit, format_option
-from headrace.client.admin import NewTopic
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
+    from headrace.client.admin import topics as topic_admin
     from headrace.producer.producer import Producer
+else:
+    topic_admin = LazyModule("headrace.client.admin.topics")
 
 RECORDS = 1_000_000
 VALUE_BYTES = 100
@@ -175,7 +178,7 @@ def _benchmark_topic(connection: ClusterConnection, name: str | None, partitions
         return
     temporary = f"headrace-bench-{uuid.uuid4().hex[:12]}"
     with connection.admin() as admin:
-        admin.create_topics([NewTopic(temporary, partitions)])
+        admin.create_topics([topic_admin.NewTopic(temporary, partitions)])
     try:
         yield temporary
     finally:

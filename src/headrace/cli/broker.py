@@ -66,11 +66,11 @@ def _status_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     )
     problem = (facts.get("catalog") or {}).get("problem")
     if problem:
-        yield f"the controller's catalog is refused: {problem}"
+        yield f"the controller's catalog is rejected: {problem}"
     for row in facts.get("brokers", ()):
         yield f"broker {row['node_id']}: {_process_text(row)}"
         if row.get("catalog_problem"):
-            yield f"broker {row['node_id']}: the controller's catalog is refused: {row['catalog_problem']}"
+            yield f"broker {row['node_id']}: the controller's catalog is rejected: {row['catalog_problem']}"
     if facts.get("controller"):
         yield f"controller: {_process_text(facts['controller'])}"
     leaderless = [str(row["text"]) for row in facts.get("leaderless", ())]

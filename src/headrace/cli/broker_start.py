@@ -213,14 +213,14 @@ def _run_cluster(
 
 def _has_separate_controller(folder: Path, requested: bool | None) -> bool:
     """Return whether the controller is separate: as before in this folder, else as requested, by default True."""
-    from headrace.broker.embedded_cluster import SEPARATE  # Imported here: see _run_cluster.
+    from headrace.broker.embedded_cluster import CONTROLLER_ID  # Imported here: see _run_cluster.
 
     journals = _cluster_journals(folder)
     if not journals:
         return requested is not False
     controller_id = _recorded_controller(journals)
     if controller_id is None:  # no broker has registered yet
-        controller_id = SEPARATE if SEPARATE in journals else SEPARATE + 1
+        controller_id = CONTROLLER_ID if CONTROLLER_ID in journals else CONTROLLER_ID + 1
     if controller_id not in journals:
         controller_folder = folder / f"broker-{controller_id}"
         sources = " ".join(f"--from {journal.parent}" for journal in journals.values())
@@ -229,7 +229,7 @@ def _has_separate_controller(folder: Path, requested: bool | None) -> bool:
             f"{JOURNAL_NAME}: restore the folder. If it is lost, copy the catalog from the other brokers: headrace "
             f"broker repair --data-dir {controller_folder} {sources} --yes"
         )
-    is_separate = controller_id == SEPARATE
+    is_separate = controller_id == CONTROLLER_ID
     if requested not in (None, is_separate):
         raise InvalidUsageError(
             f"--controller: the cluster in {folder} has a {'separate' if is_separate else 'combined'} controller, "

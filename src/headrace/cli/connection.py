@@ -23,22 +23,33 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
-from headrace.cli import settings
+from headrace.cli import LazyModule, settings
 from headrace.cli.connectivity import check_reachable, explained, fetch_metadata
 from headrace.cli.output import log_to_stderr, quiet_log
 from headrace.cli.settings import Setting, merge_settings
 from headrace.cli.signals import sigterm_as_exit
-from headrace.client.admin import AdminClient
-from headrace.client.blocking import BlockingClient, ClientSettings
 from headrace.config import Config, Options
 from headrace.errors import HeadraceError
 from headrace.producer.options import PRODUCER_OPTIONS
-from headrace.spark.consumer_options import CONSUMER_OPTIONS, client_settings, fetcher_arguments
 
 if TYPE_CHECKING:
+    from headrace.cli import broker_control
     from headrace.cli.broker_control import LocalBroker
+    from headrace.client import admin as client_admin
+    from headrace.client import blocking, fetcher
+    from headrace.client.admin import AdminClient
+    from headrace.client.blocking import BlockingClient, ClientSettings
     from headrace.client.fetcher import Fetcher
+    from headrace.producer import producer as client_producer
     from headrace.producer.producer import Producer
+    from headrace.spark import consumer_options
+else:
+    broker_control = LazyModule("headrace.cli.broker_control")
+    blocking = LazyModule("headrace.client.blocking")
+    client_admin = LazyModule("headrace.client.admin")
+    client_producer = LazyModule("headrace.producer.producer")
+    consumer_options = LazyModule("headrace.spark.consumer_options")
+    fetcher = LazyModule("headrace.client.fetcher")
 
 BOOTSTRAP = "bootstrap.servers"
 CLIENT_ID = "headrace-cli"
@@ -72,10 +83,7 @@ class ClusterConnection:
         """Return the address that was given, or that of the running local broker, or None. Starts nothing."""
         if BOOTSTRAP in self._given or self._local_broker is not None:
             return self.bootstrap
-        # Imported here to keep the broker and asyncio out of commands that are given an address.
-        from headrace.cli.broker_control import default_data_dir, find_broker
-
-        self._local_broker = find_broker(default_data_dir().absolute())
+        self._local_broker = broker_control.find_broker(broker_control.default_data_dir().absolute())
         return None if self._local_broker is None else self._local_broker.bootstrap
 
     @property
@@ -104,20 +112,21 @@ class ClusterConnection:
 
     def consumer_config(self, **overrides: str) -> Config:
         """Return the resolved consumer options; the names of overrides have underscores instead of dots."""
-        named = {str(name): str(value) for name, value in CONSUMER_OPTIONS.named(overrides).items()}
-        return CONSUMER_OPTIONS.resolve(("argument", {**self.options(CONSUMER_OPTIONS), **named}))
+        known = consumer_options.CONSUMER_OPTIONS
+        named = {str(name): str(value) for name, value in known.named(overrides).items()}
+        return known.resolve(("argument", {**self.options(known), **named}))
 
     def client_settings(self) -> ClientSettings:
         """Return the settings of blocking clients."""
         config = self.consumer_config()
-        return client_settings(config, config.of(str, "client.id") or CLIENT_ID)
+        return consumer_options.client_settings(config, config.of(str, "client.id") or CLIENT_ID)
 
     @contextmanager
     def client(self) -> Iterator[BlockingClient]:
         """Yield a client that has reached the cluster."""
         bootstrap = self.bootstrap
         check_reachable(bootstrap)
-        with explained(bootstrap), BlockingClient(self.client_settings()) as client:
+        with explained(bootstrap), blocking.BlockingClient(self.client_settings()) as client:
             with quiet_log():
                 fetch_metadata(client)
             yield client
@@ -128,16 +137,14 @@ class ClusterConnection:
         bootstrap, client = self.bootstrap, self.client_settings()
         check_reachable(bootstrap)
         options: dict[str, Any] = {field.name: getattr(client, field.name) for field in fields(client)}
-        with explained(bootstrap), AdminClient(**options) as admin:
+        with explained(bootstrap), client_admin.AdminClient(**options) as admin:
             with quiet_log():
                 fetch_metadata(admin.client)
             yield admin
 
     def fetcher(self, client: BlockingClient, **overrides: str) -> Fetcher:
         """Return a fetcher that uses `client` but does not own it; `overrides` as in `consumer_config`."""
-        from headrace.client.fetcher import Fetcher  # imports pyarrow
-
-        return Fetcher(client, **fetcher_arguments(self.consumer_config(**overrides)))
+        return fetcher.Fetcher(client, **consumer_options.fetcher_arguments(self.consumer_config(**overrides)))
 
     @contextmanager
     def producer(self, overrides: Mapping[str, str] | None = None) -> Iterator[Producer]:
@@ -145,12 +152,10 @@ class ClusterConnection:
 
         The caller flushes: closing waits only a few seconds for unsent records.
         """
-        from headrace.producer.producer import Producer  # imports pyarrow
-
         with self.client():
             pass  # A producer would retry for a minute before it reported an unreachable cluster.
         with explained(self.bootstrap):
-            producer = Producer({**self.options(PRODUCER_OPTIONS), **(overrides or {})})
+            producer = client_producer.Producer({**self.options(PRODUCER_OPTIONS), **(overrides or {})})
             try:
                 yield producer
             finally:
@@ -173,10 +178,7 @@ class ClusterConnection:
 
 
 def _find_or_start_broker() -> LocalBroker:
-    # Imported here to keep the broker and asyncio out of commands that are given an address.
-    from headrace.cli.broker_control import default_data_dir, find_or_start_broker
-
-    broker = find_or_start_broker(default_data_dir())
+    broker = broker_control.find_or_start_broker(broker_control.default_data_dir())
     if broker.started:
         click.echo(
             f"note: -b is not set and no broker runs here: started one for this command (data in {broker.folder})",

@@ -9,10 +9,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from headrace.cli.output import BrokerNotRunningError, CommandError
 from headrace.client.addresses import Address, Endpoint, parse, resolve
-from headrace.client.blocking import BlockingClient
 from headrace.errors import (
     AuthenticationError,
     ConnectionFailedError,
@@ -20,6 +20,9 @@ from headrace.errors import (
     TlsError,
     WireError,
 )
+
+if TYPE_CHECKING:
+    from headrace.client.blocking import BlockingClient
 
 CONNECT_SECONDS_MAX = 5.0
 METADATA_MS_MAX = 8_000.0

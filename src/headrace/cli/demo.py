@@ -15,24 +15,37 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import click
 
+from headrace.cli import LazyModule
 from headrace.cli.connection import BOOTSTRAP, ClusterConnection, assignments_option, config_file_option
 from headrace.cli.output import InvalidUsageError, command_errors, debug_option, emit, format_option
 from headrace.cli.settings import merge_settings, variable_of
 from headrace.cli.shared_options import is_loopback, parse_listen, ui_option
 from headrace.cli.signals import StopSignals, show_cursor
 from headrace.cli.ui import ViewProcess
-from headrace.demo.demo import Demo, DemoSettings
-from headrace.demo.demo_run import ProgressListener, StoppedError
-from headrace.demo.orders import ROWS_DEFAULT, ROWS_MAX, ROWS_MIN
-from headrace.demo.outcome import DemoOutcome, Kill
-from headrace.demo.report import write_report
+from headrace.demo.outcome import ROWS_DEFAULT, ROWS_MAX, ROWS_MIN, DemoOutcome, Kill
 from headrace.producer.options import PRODUCER_OPTIONS
 from headrace.telemetry.sender import check_url
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from headrace.demo import demo as demo_steps
+    from headrace.demo import demo_run
+    from headrace.demo import report as demo_report
     from headrace.demo.cluster import DemoCluster
+    from headrace.demo.demo_run import ProgressListener
+
+    class DemoOutput(ProgressListener, Protocol):
+        """A listener that restores the terminal when it is closed."""
+
+        def close(self) -> None: ...
+        def __enter__(self) -> Self: ...
+        def __exit__(self, *_: object) -> None: ...
+
+else:
+    demo_steps = LazyModule("headrace.demo.demo")
+    demo_run = LazyModule("headrace.demo.demo_run")
+    demo_report = LazyModule("headrace.demo.report")
 
 EXIT_DIFFERENT = 1
 EXIT_STOPPED = 130
@@ -107,7 +120,8 @@ def demo(
     options = _client_options(bootstrap, assignments, config_file)
     with _listener_for(output_format) as listener, ExitStack() as stack:
         open_view = None if ui_listen is None else partial(_open_view, stack, ui_listen)
-        demo_ = Demo(DemoSettings(rows, options, keep, view, open_view), listener)
+        settings = demo_steps.DemoSettings(rows, options, keep, view, open_view)
+        demo_ = demo_steps.Demo(settings, listener)
 
         def abandon() -> None:
             demo_.abandon()
@@ -116,11 +130,11 @@ def demo(
         with StopSignals("stopping; press Ctrl-C again to exit now", abandon) as signals:
             try:
                 outcome = demo_.run(signals.stop_requested)
-            except StoppedError as error:
+            except demo_run.StoppedError as error:
                 listener.close()
                 click.echo(f"{error}", err=True)
                 raise click.exceptions.Exit(EXIT_STOPPED) from error
-    write_report(outcome, report)
+    demo_report.write_report(outcome, report)
     facts = {**outcome.to_json(), "report": str(report.absolute())}
     if keep:
         facts["folder"] = str(demo_.folder)
@@ -147,14 +161,6 @@ def _client_options(bootstrap: str | None, assignments: tuple[str, ...], config_
 
 
 # -- progress --------------------------------------------------------------------------------------
-
-
-class DemoOutput(ProgressListener, Protocol):
-    """A listener that restores the terminal when it is closed."""
-
-    def close(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 def _listener_for(output_format: str) -> DemoOutput:

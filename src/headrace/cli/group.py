@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
+from headrace.cli import LazyModule
 from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.output import (
     CommandError,
@@ -18,10 +20,15 @@ from headrace.cli.output import (
     render_table,
 )
 from headrace.cli.shared_options import confirm, parse_time_ms, parse_topic_partitions, yes_option
-from headrace.client.admin import AdminClient
-from headrace.client.queries.groups import GroupOverview, LagTimes, ResetTarget, find_group, plan_reset
 from headrace.client.text_formats import format_duration_ms
 from headrace.errors import BrokerError, Code
+
+if TYPE_CHECKING:
+    from headrace.client.admin import AdminClient
+    from headrace.client.queries import groups
+    from headrace.client.queries.groups import GroupOverview, ResetTarget
+else:
+    groups = LazyModule("headrace.client.queries.groups")
 
 
 @click.group()
@@ -84,7 +91,7 @@ def describe(
         for name in names:
             facts = _existing_group(admin, name)
             if not no_time:
-                LagTimes().fill(facts.partitions, admin)
+                groups.LagTimes().fill(facts.partitions, admin)
             emit(output_format, facts.to_json(), _description(facts))
 
 
@@ -135,10 +142,11 @@ def reset(
     """
     target = _parse_target(to, shift)
     with connection.admin() as admin:
-        current = find_group(admin, name)
+        current = groups.find_group(admin, name)
         if current is None and not topics:
             raise _unknown_group(name)
-        changes = plan_reset(admin, name, current, target, parse_topic_partitions(admin, topics) if topics else None)
+        partitions = parse_topic_partitions(admin, topics) if topics else None
+        changes = groups.plan_reset(admin, name, current, target, partitions)
         facts = [change.to_json() for change in changes]
         if output_format == "text":
             rows = [(c.tp.topic, c.tp.partition, c.before, c.after, c.moved) for c in changes]
@@ -155,14 +163,14 @@ def _parse_target(to: str | None, shift: int | None) -> ResetTarget:
     if (to is None) == (shift is None):
         raise InvalidUsageError("pass either --to or --shift")
     if to is None:
-        return ResetTarget(shift=shift)
+        return groups.ResetTarget(shift=shift)
     if to in ("earliest", "latest"):
-        return ResetTarget(end=to)
+        return groups.ResetTarget(end=to)
     if to.startswith("@"):
-        return ResetTarget(time_ms=parse_time_ms(to[1:], "--to"))
+        return groups.ResetTarget(time_ms=parse_time_ms(to[1:], "--to"))
     if not to.isdecimal():
         raise InvalidUsageError(f"invalid --to: expected earliest, latest, an offset or @TIME, got {to!r}")
-    return ResetTarget(offset=int(to))
+    return groups.ResetTarget(offset=int(to))
 
 
 def _confirm_reset(name: str, yes: bool) -> bool:
@@ -211,7 +219,7 @@ def _delete_error(admin: AdminClient, name: str, error: BrokerError) -> Exceptio
 
 
 def _existing_group(admin: AdminClient, name: str) -> GroupOverview:
-    facts = find_group(admin, name)
+    facts = groups.find_group(admin, name)
     if facts is None:
         raise _unknown_group(name)
     return facts

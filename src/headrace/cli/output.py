@@ -7,11 +7,12 @@ import io
 import json
 import logging
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import click
 
@@ -31,6 +32,7 @@ _NOT_FOUND = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.GROUP_ID_NOT_FOUND, Code.TRA
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Alignment = Literal["left", "right"]
 
 format_option = click.option(
     "--format",
@@ -58,19 +60,40 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> s
 
     Columns that hold only numbers are right-aligned; None and "" are shown as a dash.
     """
-    # Imported here to keep rich out of the start-up of commands without a table.
+    cells = [[_cell(value) for value in row] for row in rows]
+    columns = list(zip(*cells, strict=True)) if cells else [()] * len(headings)
+    alignments: list[Alignment] = ["right" if _is_numeric(column) else "left" for column in columns]
+    titles = [heading.upper() for heading in headings]
+    is_terminal = sys.stdout.isatty()
+    # rich takes half a millisecond for a row of four cells. Only a table that is too wide, or has wide or unprintable
+    # characters, needs it.
+    if all(cell.isascii() and cell.isprintable() for row in cells for cell in row):
+        widths = [max(map(len, (title, *column))) for title, column in zip(titles, columns, strict=True)]
+        if not is_terminal or sum(widths) + _COLUMN_GAP * len(widths) <= shutil.get_terminal_size().columns:
+            lines = [_aligned(row, widths, alignments) for row in (titles, *cells)]
+            return "\n".join([click.style(lines[0], bold=True) if is_terminal else lines[0], *lines[1:]])
+    return _render_with_rich(titles, alignments, cells, is_terminal=is_terminal)
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int], alignments: Sequence[Alignment]) -> str:
+    parts = zip(row, widths, alignments, strict=True)
+    gap = " " * _COLUMN_GAP
+    return gap.join(
+        cell.rjust(width) if alignment == "right" else cell.ljust(width) for cell, width, alignment in parts
+    ).rstrip()
+
+
+def _render_with_rich(
+    titles: Sequence[str], alignments: Sequence[Alignment], cells: Iterable[Sequence[str]], *, is_terminal: bool
+) -> str:
+    # Imported here to keep rich out of the start-up of commands without such a table.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    is_terminal = sys.stdout.isatty()
-    cells = [[_cell(value) for value in row] for row in rows]
-    columns = list(zip(*cells, strict=True)) if cells else [()] * len(headings)
     table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
-    for heading, column in zip(headings, columns, strict=True):
-        table.add_column(
-            Text(heading.upper()), justify="right" if _is_numeric(column) else "left", overflow="fold", no_wrap=False
-        )
+    for title, alignment in zip(titles, alignments, strict=True):
+        table.add_column(Text(title), justify=alignment, overflow="fold", no_wrap=False)
     for row in cells:
         table.add_row(*map(Text, row))
     buffer = io.StringIO()

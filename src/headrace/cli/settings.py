@@ -11,17 +11,22 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from headrace.cli import LazyModule
 from headrace.cli.output import InvalidUsageError
 from headrace.cli.shared_options import parse_key_value
 from headrace.client import addresses
 from headrace.config import Option, Options, read_properties
 from headrace.errors import ConfigError
 from headrace.producer.options import PRODUCER_OPTIONS
-from headrace.spark.consumer_options import CONSUMER_OPTIONS
+
+if TYPE_CHECKING:
+    from headrace.spark import consumer_options
+else:
+    consumer_options = LazyModule("headrace.spark.consumer_options")
 
 PREFIX = "HEADRACE_"
 FILE_VARIABLE = "HEADRACE_CONFIG"
@@ -46,7 +51,8 @@ class Setting(NamedTuple):
 @cache
 def client_options() -> Options:
     """Return the options of all clients: producer, consumer and admin."""
-    only_consumers = (option for name, option in CONSUMER_OPTIONS.items() if name not in PRODUCER_OPTIONS)
+    consumer = consumer_options.CONSUMER_OPTIONS.items()
+    only_consumers = (option for name, option in consumer if name not in PRODUCER_OPTIONS)
     return Options(*PRODUCER_OPTIONS.values(), *only_consumers)
 
 

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from headrace.cli import LazyModule
 from headrace.cli.output import InvalidUsageError
 from headrace.client import text_formats
 from headrace.client.addresses import PORT_MAX
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.client.admin import AdminClient, TopicPartition
+    from headrace.client.admin import AdminClient
+    from headrace.client.queries import topics as topic_queries
+    from headrace.types import TopicPartition
+else:
+    topic_queries = LazyModule("headrace.client.queries.topics")
 
 UI_LISTEN_DEFAULT = "127.0.0.1:9080"
 _LOOPBACK_HOSTS = ("localhost", "::1")
@@ -82,15 +87,12 @@ def is_loopback(host: str) -> bool:
 
 def parse_topic_partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartition]:
     """Return the partitions that --topic names, as TOPIC or TOPIC:0,2; a topic named twice gets the union."""
-    # Imported here: `broker start` and `demo` use this module too, and should not load the admin client.
-    from headrace.client.queries.topics import chosen_partitions
-
     selected: dict[str, set[int] | None] = {}
     for text in topics:
         topic, colon, numbers = text.partition(":")
         before = selected.get(topic, set())
         selected[topic] = before | _partition_numbers(topic, numbers) if colon and before is not None else None
-    return chosen_partitions(admin, selected)
+    return topic_queries.chosen_partitions(admin, selected)
 
 
 def _partition_numbers(topic: str, text: str) -> set[int]:

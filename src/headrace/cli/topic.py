@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli import LazyModule
 from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.output import (
     CommandError,
@@ -19,10 +20,16 @@ from headrace.cli.output import (
     render_table,
 )
 from headrace.cli.shared_options import confirm, parse_key_value, yes_option
-from headrace.client.admin import ConfigResource, NewTopic, ResourceKind
-from headrace.client.admin.topics import BROKERS_DEFAULT, TopicAdmin
-from headrace.client.queries.topics import describe_topic, topic_configs, topic_summaries
 from headrace.errors import BrokerError, Code
+
+if TYPE_CHECKING:
+    from headrace.client.admin import configs as config_admin
+    from headrace.client.admin import topics as topic_admin
+    from headrace.client.queries import topics as topic_queries
+else:
+    config_admin = LazyModule("headrace.client.admin.configs")
+    topic_admin = LazyModule("headrace.client.admin.topics")
+    topic_queries = LazyModule("headrace.client.queries.topics")
 
 COUNT_MAX = 2**31 - 1
 _REPLICATION_MAX = 2**15 - 1
@@ -54,7 +61,7 @@ def list_(connection: ClusterConnection, internal: bool, output_format: str, deb
     Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no broker; 130 interrupted.
     """
     with connection.admin() as admin:
-        facts = topic_summaries(admin, internal=internal)
+        facts = topic_queries.topic_summaries(admin, internal=internal)
     rows = [(f["topic"], f["partitions"], f["replication_factor"], f["size_bytes"]) for f in facts]
     text = render_table(("topic", "partitions", "replication", "bytes"), rows) if rows else "no topics"
     emit(output_format, {"topics": facts}, text)
@@ -95,9 +102,10 @@ def create(
     """
     options = dict(parse_key_value(text, "-c") for text in configs)
     created: list[str] = []
+    default = topic_admin.BROKERS_DEFAULT
     with connection.admin() as admin:
         for name in dict.fromkeys(names):
-            new = NewTopic(name, partitions or BROKERS_DEFAULT, replication_factor or BROKERS_DEFAULT, options)
+            new = topic_admin.NewTopic(name, partitions or default, replication_factor or default, options)
             try:
                 admin.create_topics([new])
                 created.append(name)
@@ -133,7 +141,7 @@ def describe(connection: ClusterConnection, names: tuple[str, ...], output_forma
     with connection.admin() as admin:
         for name in names:
             partition_count(admin, name)
-            facts = describe_topic(admin, name)
+            facts = topic_queries.describe_topic(admin, name)
             emit(output_format, facts, _description(facts))
 
 
@@ -222,8 +230,8 @@ def config(
     with connection.admin() as admin:
         partition_count(admin, name)
         if changes:
-            admin.alter_configs({ConfigResource(ResourceKind.TOPIC, name): changes})
-        entries = topic_configs(admin, name)
+            admin.alter_configs({config_admin.ConfigResource(config_admin.ResourceKind.TOPIC, name): changes})
+        entries = topic_queries.topic_configs(admin, name)
     shown = entries if show_all else [entry for entry in entries if not entry["is_default"] or entry["name"] in changes]
     rows = [(entry["name"], entry["value"], entry["source"]) for entry in shown]
     defaults_text = "all options have their defaults; --all shows them"
@@ -268,7 +276,7 @@ def delete(
     emit(output_format, {"deleted": to_delete, "missing": missing}, "\n".join(lines))
 
 
-def partition_count(admin: TopicAdmin, name: str) -> int:
+def partition_count(admin: topic_admin.TopicAdmin, name: str) -> int:
     """Return the number of partitions of a topic; raise ResourceNotFoundError if it does not exist."""
     try:
         return len(admin.describe_topics([name])[name].partitions)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli import LazyModule
 from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.output import (
     CommandError,
@@ -20,11 +21,18 @@ from headrace.cli.output import (
     render_table,
 )
 from headrace.cli.shared_options import confirm, parse_duration_ms, parse_topic_partitions, yes_option
-from headrace.client.admin import AdminClient, TopicPartition, TransactionDescription
-from headrace.client.admin.transactions import UNDER_WAY
-from headrace.client.queries import transactions
-from headrace.client.queries.topics import existing_partitions
 from headrace.client.text_formats import format_duration_ms, format_time
+from headrace.types import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.admin import AdminClient, TransactionDescription
+    from headrace.client.admin import transactions as transaction_admin
+    from headrace.client.queries import topics as topic_queries
+    from headrace.client.queries import transactions
+else:
+    topic_queries = LazyModule("headrace.client.queries.topics")
+    transaction_admin = LazyModule("headrace.client.admin.transactions")
+    transactions = LazyModule("headrace.client.queries.transactions")
 
 HANGING_AGE = "15m"
 """The default transaction.max.timeout.ms of brokers."""
@@ -63,7 +71,7 @@ def list_(
                 transactions.describe_transaction(admin, listing.transactional_id)
             )
             for listing in listings
-            if listing.state in UNDER_WAY
+            if listing.state in transaction_admin.UNDER_WAY
         }
     facts: list[dict[str, Any]] = [
         {
@@ -179,7 +187,7 @@ def abort(
 
 def _abort_by_id(admin: AdminClient, transactional_id: str, yes: bool, output_format: str) -> None:
     transaction = _existing_transaction(admin, transactional_id)
-    if transaction.state not in UNDER_WAY:
+    if transaction.state not in transaction_admin.UNDER_WAY:
         raise ResourceNotFoundError(
             f"transactional id {transactional_id!r} has no open transaction: its state is {transaction.state}"
         )
@@ -249,14 +257,14 @@ def find_hanging(
     age_ms = parse_duration_ms(max_age, "--max-age")
     with connection.admin() as admin:
         if topics:
-            partitions = parse_topic_partitions(admin, topics)
+            searched = parse_topic_partitions(admin, topics)
         else:
-            partitions = sorted(existing_partitions(admin, admin.list_topics(internal=True)))
+            searched = sorted(topic_queries.existing_partitions(admin, admin.list_topics(internal=True)))
         if broker_id is not None:
-            partitions = transactions.led_by(admin, partitions, broker_id)
-        results = admin.find_hanging_transactions(partitions, older_than_ms=age_ms) if partitions else []
+            searched = transactions.led_by(admin, searched, broker_id)
+        results = admin.find_hanging_transactions(searched, older_than_ms=age_ms) if searched else []
     facts = [transactions.hanging_transaction_to_json(transaction, time.time() * 1000) for transaction in results]
-    emit(output_format, {"partitions": len(partitions), "hanging": facts}, _hanging_text(facts, len(partitions)))
+    emit(output_format, {"partitions": len(searched), "hanging": facts}, _hanging_text(facts, len(searched)))
 
 
 def _hanging_text(facts: list[dict[str, Any]], partition_count: int) -> str:

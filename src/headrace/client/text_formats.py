@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import ConfigError
-from headrace.wire.layout import Header
+
+if TYPE_CHECKING:
+    from headrace.wire.layout import Header
 
 _MILLISECONDS = re.compile(r"\d{10,}", re.ASCII)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)

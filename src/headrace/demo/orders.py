@@ -30,8 +30,6 @@ from headrace.spark.pipeline_spec import (
     Trigger,
 )
 
-ROWS_DEFAULT = 1_000_000
-ROWS_MIN, ROWS_MAX = 1_000, 50_000_000
 FILES_PER_BATCH = 2
 """One for each task, with half of the customers each."""
 BATCH_ROWS = 25_000

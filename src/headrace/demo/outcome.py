@@ -9,6 +9,8 @@ from typing import Any
 
 from headrace.spark.commit_times import CommitTimes
 
+ROWS_DEFAULT = 1_000_000
+ROWS_MIN, ROWS_MAX = 1_000, 50_000_000
 WORKER, DRIVER, BROKER = "worker", "driver", "broker"
 
 

@@ -318,7 +318,7 @@ def _resolved(frame: DataFrame, order: Column) -> DataFrame | None:
 
 
 def _shown(frame: DataFrame) -> list[Column]:
-    """The first bytes of key and value."""
+    """Return columns with the first bytes of key and value."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return [

@@ -115,9 +115,7 @@ class ColumnPlan:
         self._where = where  # batch and task, for errors
         self._count_partitions = count_partitions
         self._counts = dict(limits.partition_counts)
-        self._looked_up_at: dict[
-            str, float
-        ] = {}  # by topic, monotonic seconds: the last lookup of an unknown partition
+        self._looked_up_at: dict[str, float] = {}  # by topic, monotonic seconds: last lookup of an unknown partition
         self._first_row = 0
         self._plugins = None
         if any(name in options.kafka for name in PLUGIN_OPTIONS):

@@ -47,7 +47,7 @@ READ_MS_MAX = 60_000
 POLL_MS = 500
 REPLICAS_MAX = 3
 HASH_MODULUS = 1 << 64
-_NOT_AUTHORIZED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
+NOT_AUTHORIZED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
 _TOPIC_CONFIGS = {
     "cleanup.policy": "compact",
     "max.message.bytes": str(DECISION_BYTES_MAX),
@@ -309,7 +309,7 @@ class DecisionLog:
         try:
             policy = ConfigAdmin(self._client).describe_configs([resource])[resource]["cleanup.policy"].value
         except BrokerError as error:
-            if error.code not in _NOT_AUTHORIZED:
+            if error.code not in NOT_AUTHORIZED:
                 raise
             return
         if policy is not None and "delete" in policy:

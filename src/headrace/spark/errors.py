@@ -60,7 +60,7 @@ class LostError(SinkError):
 
 
 def not_sent(topic: str, error: HeadraceError) -> str:
-    """The message for rows that could not be sent: unknown topic, no permission, or no response."""
+    """Return the message for rows that could not be sent: unknown topic, not authorized, or no response."""
     return f"rows to topic {topic!r} cannot be sent: {error}"
 
 

@@ -1,6 +1,6 @@
 """Which run of a query holds a sink, and which runs held it before.
 
-    decision topic, key [sink, "holders", 1] → the runs that have held the sink, in order, the last one holds it
+    decision topic, key [sink, "holders", 1] → the runs that have held the sink, in order; the last one holds it
 
 The transactional id of a sink is only a lock: every process that opens the ledger bumps its epoch, and Spark may run
 each commit of a run in another process. Which run may decide is in the holder record. A run that is not in it takes the
@@ -84,7 +84,7 @@ class Holders:
         return not self.is_held_by(run) and any(holder.run == run for holder in self.history)
 
     def runs_before(self, run: str) -> list[str]:
-        """The runs that held the sink before this one did: all of them if it is new."""
+        """Return the runs that held the sink before this one: all of them if it is new."""
         runs = [holder.run for holder in self.history]
         return runs[: runs.index(run)] if run in runs else runs
 

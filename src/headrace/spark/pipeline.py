@@ -2,7 +2,7 @@
 
     spec → check (options) → plan: source → view → step → view → … → DataFrame → run: start, watch, stop → Totals
 
-A Pipeline has no state but its spec: the progress of a stream is in its checkpoint, the decisions of a sink are in the
+A Pipeline has no state except its spec: the progress of a stream is in its checkpoint, the decisions of a sink in the
 decision topic. To resume, run the same pipeline again. PySpark, an optional dependency, is imported in functions.
 """
 
@@ -277,6 +277,7 @@ def _cancelled_if(
 
 def last_committed(spark: SparkSession, checkpoint: str) -> int | None:
     """Return the last committed batch of a checkpoint; -1 if none is committed; None if the checkpoint is new."""
+    # PySpark has no public access to Hadoop's file systems, where checkpoints are.
     jvm, context = spark._jvm, spark.sparkContext
     assert jvm is not None
     path = jvm.org.apache.hadoop.fs.Path(checkpoint)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from headrace.config import NotEmpty, OneOf, Option, Options
 from headrace.errors import ConfigError
 from headrace.telemetry.sender import check_url
 
 AVAILABLE_NOW, INTERVAL, ONCE, BATCH = "availableNow", "interval", "once", "batch"
-TriggerMode = Literal["availableNow", "interval", "once", "batch"]
 
 STREAM_MODES = ("append", "complete", "update")
 BATCH_MODES = ("append", "overwrite", "ignore", "error", "errorifexists")

@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from headrace.errors import HeadraceError
@@ -21,7 +21,6 @@ from headrace.types import TopicPartition
 Offsets = dict[TopicPartition, int]
 TopicIds = Mapping[str, str]
 """Topic ids (KIP-516) by topic, as UUIDs in text form."""
-NO_IDS: TopicIds = MappingProxyType({})
 
 INITIAL_KEY = "@initial"
 BEGIN_KEY = "@begin"
@@ -98,7 +97,8 @@ def offset_count(begin: Mapping[TopicPartition, int], end: Mapping[TopicPartitio
     return sum(max(0, offset - begin.get(tp, offset)) for tp, offset in end.items())
 
 
-class Position(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Position:
     """The position of a stream, as in Spark's checkpoint: `{"topic": {"0": 5}}`.
 
     Spark stores the end of the first micro-batch but not its beginning, and calls `initialOffset` again after a crash,
@@ -112,7 +112,7 @@ class Position(NamedTuple):
     offsets: Offsets
     initial: bool = False
     begin: Offsets | None = None
-    topic_ids: TopicIds = NO_IDS
+    topic_ids: TopicIds = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     """Topics that did not exist at `initialOffset`; a new query does not start without them."""
 
@@ -137,7 +137,7 @@ class Position(NamedTuple):
             _flat(topics),
             bool(fields.get(INITIAL_KEY)),
             None if begin is None else _flat(begin),
-            fields.get(TOPIC_IDS_KEY, NO_IDS),
+            fields.get(TOPIC_IDS_KEY, {}),
             tuple(fields.get(MISSING_KEY, ())),
         )
 
@@ -147,7 +147,7 @@ class Position(NamedTuple):
 
     def without_topics(self, topics: Collection[str]) -> Position:
         """Return this position without these topics."""
-        return self._replace(offsets={tp: offset for tp, offset in self.offsets.items() if tp.topic not in topics})
+        return replace(self, offsets={tp: offset for tp, offset in self.offsets.items() if tp.topic not in topics})
 
 
 class Recreated(NamedTuple):
@@ -181,21 +181,6 @@ def _flat(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
         for topic, numbers in topics.items()
         for number, offset in numbers.items()
     }
-
-
-class Behind(NamedTuple):
-    """How many offsets the partitions of a stream are behind: the metrics of Spark's own source."""
-
-    least: int
-    most: int
-    average: float
-
-
-def offsets_behind(end: Mapping[str, Any], latest: Mapping[str, Any]) -> Behind | None:
-    """Compute it from `endOffset` and `latestOffset` in the progress of a source; None without partitions."""
-    reached = Position.of_json(end).offsets
-    behind = [max(0, offset - reached.get(tp, 0)) for tp, offset in Position.of_json(latest).offsets.items()]
-    return Behind(min(behind), max(behind), sum(behind) / len(behind)) if behind else None
 
 
 log = logging.getLogger("headrace")

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,9 +34,6 @@ from headrace.spark.source_options import SourceOptions
 from headrace.types import TopicPartition
 from headrace.wire.columns import HEADERS_TYPE, ArrowDecoder
 from headrace.wire.records import RecordBatch
-
-if TYPE_CHECKING:
-    from headrace.spark.source_options import SourceOptions
 
 BATCH_ROWS = 32 * 1024
 """Rows of a batch for Spark: fewer need more messages, more do not fit into CPU caches."""

@@ -26,7 +26,7 @@ Decisions = Mapping[str, Decision]
 
 
 class ReplayChecks:
-    """Compares the batches of one sink with its decisions."""
+    """The checks of one sink: its batches against its decisions."""
 
     def __init__(self, sink: str, replay_check: str) -> None:
         self._sink = sink
@@ -55,7 +55,7 @@ class ReplayChecks:
         return batch.rows == last.rows
 
     def conflict(self, batch: Batch, last: Decision) -> RepeatedBatchError:
-        """The error for a batch number or write.id that was decided before for other rows."""
+        """Return the error for a batch number or write.id that was decided before for other rows."""
         now = f"{batch.rows} rows" if batch.fingerprint is None else str(batch.fingerprint)
         then = f"{last.rows} rows" if last.fingerprint is None else str(last.fingerprint)
         if batch.is_write:
@@ -94,7 +94,7 @@ class ReplayChecks:
         )
 
     def in_doubt_remedy(self, batch: Batch, *, is_single_use: bool) -> str:
-        """What to do if it is not known whether a batch is decided, or whether all of it is visible."""
+        """Return what to do if it is not known whether a batch is decided, or whether all of it is visible."""
         if not batch.is_write:
             return "Start the query again: it reads the decisions first, and finishes the batch if it is decided"
         if not batch.erase_decision:

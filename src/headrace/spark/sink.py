@@ -53,7 +53,7 @@ except ImportError:  # Spark 4.0 passes the rows of a stream one by one
 SESSIONS_MAX = 8
 """Runs for which a committing process keeps connections; beyond that, the least recently used is closed."""
 SESSION_IDLE_SECONDS_MAX = 120.0
-"""A run without a commit in this process for so long has ended, or other processes commit it."""
+"""A run without a commit in this process for this long has ended, or other processes commit it."""
 CHECKED_MAX = 64
 _WRITE_BIT = 1 << 4
 """The operation Write has the number 4 in Kafka."""
@@ -127,7 +127,7 @@ def _check_may_write(client: BlockingClient, topics: Iterable[str]) -> None:
     try:
         response = client.request(message, versions=(8, 12))
     except UnsupportedVersionError:
-        return  # brokers before 2.3 do not say: they will refuse the records
+        return  # brokers before 2.3 do not report it: they refuse the records
     for topic in response.topics:
         operations = topic.topic_authorized_operations
         if operations != _OPERATIONS_UNKNOWN and not operations & _WRITE_BIT:
@@ -175,7 +175,7 @@ class _OriginReader:
 def _known_origins(options: SinkOptions) -> dict[str, KnownOrigins] | None:
     """Return the source offsets that the queries of the sink have delivered; None without source.offsets.
 
-    They are read for all queries: Spark tells the tasks, but not the planner, which query this is.
+    They are read for all queries: Spark gives the query id to tasks, but not to the planner.
     """
     if options.origins is None or options.sink_id is None:
         return None

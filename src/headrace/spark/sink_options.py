@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from headrace.client.blocking import ClientSettings
 from headrace.config import Config, Option, Options, Secret
@@ -40,9 +39,6 @@ _SET_BY_SINK = {
 }
 _FOR_DECISIONS = ("sink.id", "write.id", "replay.check")
 _PLUGINS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
-
-Delivery = Literal["exactly-once", "at-least-once"]
-CommitMode = Literal["auto", "inline", "parallel"]
 
 SINK_OPTIONS = Options(
     Option("topic", "str", None, "The topic to write to. It overrides the column `topic`.", None, "high"),

@@ -3,8 +3,8 @@
     batch    options → Lookup: partitions, starts, ends → ranges → split → a RangePartition for each task → reading
     stream   initialOffset → latestOffset(start, limit) → partitions(start, end) → reading … → commit(end)
 
-All but `read` runs on the driver; for a stream, in one process for the whole query. What has to survive that process is
-in the offsets that Spark writes to the checkpoint: see planning.Position.
+Everything except `read` runs on the driver; for a stream, in one process for the whole query. State that must survive
+that process is in the offsets that Spark writes to the checkpoint: see planning.Position.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -106,7 +106,7 @@ class RangePartition(InputPartition):
 def read_partition(
     options: SourceOptions, columns: tuple[str, ...], partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition. If `partitions()` returns none, Spark passes one of its own: it has no rows."""
+    """Yield the rows of a partition. If `partitions()` returns none, Spark passes an InputPartition without rows."""
     if isinstance(partition, RangePartition):
         from headrace.spark.reading import read_range  # imports Arrow, which planning does not need
 
@@ -220,7 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any] | None = None, limit: ReadLimit = NO_LIMIT
     ) -> dict[str, Any]:
         if start is None:
-            return self._available(NOWHERE)._replace(begin=self._begin_without_start()).to_json()
+            return replace(self._available(NOWHERE), begin=self._begin_without_start()).to_json()
         position = Position.of_json(start)
         require(position.missing)
         if not position.initial:
@@ -266,8 +266,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if known.initial:
                 # The beginning was looked up after the end: it may be behind it, or in a newer partition.
                 reached = {tp: max(at, self._target.offsets.get(tp, 0)) for tp, at in known.offsets.items()}
-                self._target = self._target._replace(
-                    offsets=self._target.offsets | reached, topic_ids={**known.topic_ids, **self._target.topic_ids}
+                self._target = replace(
+                    self._target,
+                    offsets=self._target.offsets | reached,
+                    topic_ids={**known.topic_ids, **self._target.topic_ids},
                 )
             available = self._target
         if fail:  # otherwise the planned micro-batch logs a warning

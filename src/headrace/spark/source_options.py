@@ -60,8 +60,7 @@ SOURCE_OPTIONS = Options(
         "str",
         None,
         f"Where a new query begins: {_OFFSETS} (-1: latest, -2: earliest). By default latest for a stream, earliest "
-        f"for "
-        "a batch. A stream with a checkpoint continues from there.",
+        "for a batch. A stream with a checkpoint continues from there.",
         None,
         "high",
     ),

@@ -1,4 +1,4 @@
-"""A task writes its rows to Kafka, or sends them to the driver.
+"""Writes the rows of a task to Kafka, or sends them to the driver.
 
     Arrow batches → ColumnPlan → few bytes: Report with the rows (inline)
                                ↘ more: a transaction of the task → flushed, left open → Report with the transaction

@@ -217,7 +217,7 @@ class Transactions:
         TransactionAdmin(self._client).fence_producers(ids)
 
     def _coordinators(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the coordinators of ids, as far as one request tells; the others are looked up when needed."""
+        """Return the coordinators of ids, as far as one response has them; the others are looked up when needed."""
         if len(ids) < 2:
             return {}
         message = FindCoordinatorRequest(key_type=_TRANSACTION.value, coordinator_keys=list(ids))

@@ -54,9 +54,7 @@ class _Worker:
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     lock: threading.Lock = field(default_factory=threading.Lock)
     kept: dict[tuple[tuple[str, str], ...], _IdleProducer] = field(default_factory=dict)  # Guarded by lock.
-    batches: dict[str, dict[int, int]] = field(
-        default_factory=dict
-    )  # By sink and run: the last batch of each id number.
+    batches: dict[str, dict[int, int]] = field(default_factory=dict)  # by sink and run: last batch of each id number
     ids: int = 0
     closer: threading.Thread | None = None  # Guarded by lock.
 

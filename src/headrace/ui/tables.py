@@ -1,11 +1,11 @@
 """Tables that are paged, sorted and searched on the server: the browser only gets the rows it shows.
 
     columns = [Column("topic", "Topic", kind="link"), Column("size", "Size", kind="number")]
+    fetch = item_rows(topics, make_row, keys=…)
     table = ServerTable("Topics", columns, fetch, row_key="topic", empty="No topics yet. …")
     page.live(table.refresh)
 
-    def fetch(query: Query) -> Rows:
-        return paged(query, items, make_row, keys=…)    # or any other way to get query.count rows from query.first
+`item_rows` is for items in memory. Any other function that returns query.count rows from query.first on will do.
 
 A row is a dict of formatted texts. Kinds of columns:
 
@@ -80,6 +80,17 @@ def paged(
     if query.sort_by is not None and keys is not None and query.sort_by in keys:
         selected.sort(key=keys[query.sort_by], reverse=query.descending)
     return Rows([make_row(item) for item in selected[query.first : query.first + query.count]], len(selected))
+
+
+def item_rows(
+    items: Callable[[], Iterable[Any]],
+    make_row: Callable[[Any], Row],
+    *,
+    keys: Mapping[str, Callable[[Any], Any]] | None = None,
+    text: Callable[[Any], str] | None = None,
+) -> Callable[[Query], Rows]:
+    """Return a function that fetches the rows of a table from the current `items`; the others as in `paged`."""
+    return lambda query: paged(query, items(), make_row, keys=keys, text=text)
 
 
 class ServerTable:

@@ -1,18 +1,18 @@
-"""The other side of the tests: real Kafka, its Java classes, and a socket to talk to any broker in bare messages.
+"""The peers of headrace in tests: Apache Kafka, its Java classes, foreign clients, and raw connections.
 
-    fetched      what no repository holds, fetched or built once into a folder that git ignores
-    maven        jars, that way
-    java         runs a Java program of ours on those jars
-    batches      what a batch says, by our reading and by Java's
-    broker       what tests may ask of any broker, whoever wrote it
-    real_kafka   Apache Kafka in a process of its own
-    embedded     our own broker
-    librdkafka   a client that is neither ours nor Kafka's
-    clients      what every client of other people's is asked to do; by each of them:
+    fetched      downloads and builds, cached in a folder that git ignores
+    maven        jars from Maven
+    java         runs Java programs of the tests on those jars
+    batches      batches as decoded by headrace and by Java
+    broker       the interface of all brokers in tests
+    real_kafka   Apache Kafka in a separate process
+    embedded     the headrace broker
+    librdkafka   produce and consume with librdkafka
+    clients      the interface of foreign clients; their implementations:
                  of_confluent, of_aiokafka, of_kafka_python, java_client, kafkajs, franz_go
-    program      a client in another language, in a process that takes commands
+    program      a client in another language, as a process that takes commands
     spark_connector   Spark with its own Kafka connector
-    connection   request and response over one socket, by headrace's own wire layer
+    connection   request and response over one socket, with headrace's wire layer
 
-Tests get at all of it through the fixtures in tests/conftest.py.
+Tests use them through the fixtures in tests/conftest.py.
 """

@@ -1,4 +1,4 @@
-"""Batches described in one way, whether we or Java have read them, so that they can be compared."""
+"""Batches in a common form, decoded by headrace or by Java, for comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.peers.java import JavaRunner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What a batch says. Of a control batch the marker stands for its record."""
+    """A decoded batch. A control batch has its marker instead of a record."""
 
     records: tuple[Record, ...] = ()
     magic: int = 2
@@ -33,7 +33,7 @@ class Batch:
 
     @classmethod
     def of(cls, records: list[Record], **facts: Any) -> Batch:
-        """The batch that a producer, or with an append time a broker, makes of records."""
+        """Return the batch that a producer, or with an append time a broker, creates from records."""
         if (append_time := facts.get("append_time", NO_TIMESTAMP)) != NO_TIMESTAMP:
             records = [record._replace(timestamp=append_time) for record in records]
         return cls(
@@ -83,15 +83,15 @@ class JavaBatches:
         return {path.name: path.read_bytes() for path in written.iterdir()}
 
     def read(self, jars: Path, files: Mapping[str, bytes | memoryview]) -> dict[str, list[Batch] | str]:
-        """The batches in bytes, by name; Java's error message where there was one."""
+        """Let Java decode batches, by name; return the batches, or Java's error message."""
         to_read = self._folder / "to_read"
         to_read.mkdir()
         for name, data in files.items():
             (to_read / name).write_bytes(data)
-        answer = json.loads(self._java(jars, self._source, "read", to_read))
+        reply = json.loads(self._java(jars, self._source, "read", to_read))
         return {
-            name: found if isinstance(found, str) else [_from_json(batch) for batch in found]
-            for name, found in answer.items()
+            name: value if isinstance(value, str) else [_from_json(batch) for batch in value]
+            for name, value in reply.items()
         }
 
 

@@ -30,7 +30,7 @@ class Broker(Protocol):
         """End it in good order. Both may be called again when there is nothing left to end."""
 
     def restart(self) -> None:
-        """Start it again on the same port and data; if it runs, stop it first."""
+        """Start the broker again with the same port and data, after stopping it if it is running."""
 
 
 def create_topic(
@@ -42,11 +42,11 @@ def create_topic(
     admin.create_topics([topic], request_timeout=ADMIN_SECONDS_MAX)[name].result(timeout=ADMIN_SECONDS_MAX)
     # The answer comes, and metadata show the topic, before the leader has made its log.
     spec = OffsetSpec.latest()
-    wanted = {TopicPartition(name, number): spec for number in range(partitions)}
-    eventually(f"leaders of topic {name}", lambda: _all_have_logs(admin, wanted))
+    specs = {TopicPartition(name, number): spec for number in range(partitions)}
+    eventually(f"leaders of topic {name}", lambda: _all_have_logs(admin, specs))
     return name
 
 
-def _all_have_logs(admin: AdminClient, wanted: dict[TopicPartition, OffsetSpec]) -> bool:
-    futures = admin.list_offsets(wanted, request_timeout=ADMIN_SECONDS_MAX)
+def _all_have_logs(admin: AdminClient, specs: dict[TopicPartition, OffsetSpec]) -> bool:
+    futures = admin.list_offsets(specs, request_timeout=ADMIN_SECONDS_MAX)
     return not any(future.exception(timeout=ADMIN_SECONDS_MAX) for future in futures.values())

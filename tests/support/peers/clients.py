@@ -1,6 +1,6 @@
-"""What every client of other people's is asked to do, in the same words.
+"""The interface of foreign clients for tests.
 
-Each does it by its own means; a test then looks at the broker by another client, and at what came back.
+Tests check the results, and the state of the broker with another client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FACTS = (
 class Rebalance(NamedTuple):
     """Which partitions members of a group had, and what they read together."""
 
-    alone: list[int]  # of the first, before the second came
+    alone: list[int]  # of the first member, before the second joined
     shared: list[list[int]]  # of both
     again: list[int]  # of the first, after the second left
     values: list[str]
@@ -34,11 +34,11 @@ class Noted(NamedTuple):
 
     number: int
     partition: int
-    offset: int  # negative if the client was not told
+    offset: int  # negative if the client does not know it
 
 
 class Ride(NamedTuple):
-    """What a client wrote and read while brokers came and went."""
+    """The numbers that a client wrote and read during broker failures."""
 
     acknowledged: list[Noted]
     errors: list[str]
@@ -46,12 +46,12 @@ class Ride(NamedTuple):
 
 
 class Rider(Protocol):
-    """A client of other people's that can be watched while it goes on."""
+    """A foreign client that runs during broker failures."""
 
     def ride(self, bootstrap: str, topic: str, group: str, partitions: int, stop: Path) -> Ride:
-        """Write numbers from 0 on, idempotently and with acks=all, each to the partition it falls to, and read them.
+        """Write numbers from 0 on, idempotently and with acks=all, and read them in a group.
 
-        It goes on until the file `stop` is there, and until its reader, in a group, has all that was acknowledged.
+        It ends when the file `stop` exists and the reader has all acknowledged numbers.
         """
 
 
@@ -72,9 +72,9 @@ class Client(Protocol):
         """The first `count` records of partition 0."""
 
     def rebalance(self, bootstrap: str, topic: str, group: str, partitions: int, count: int) -> Rebalance:
-        """Read all `count` records of a topic in a group, of which one member comes late and leaves early.
+        """Read all `count` records of a topic in a group, with a member that joins late and leaves early.
 
-        The second leaves as soon as both have partitions; the first stays until all is read, and commits that.
+        The second member leaves when both have partitions; the first reads all records, and commits.
         """
 
     def transform(
@@ -90,11 +90,11 @@ class Client(Protocol):
         """End what runs for it."""
 
     def administer(self, bootstrap: str, topic: str, filled: str, group: str) -> Mapping[str, Any]:
-        """Make `topic`, change and delete it; shorten `filled`; look at `group` and delete it. See test_clients."""
+        """Create, alter and delete `topic`; delete records of `filled`; describe and delete `group`."""
 
 
 class ProgramClient:
-    """A client whose means are a program of its own."""
+    """A client that is a separate program."""
 
     codecs: Sequence[str] = CODECS
     facts: Sequence[str] = FACTS
@@ -166,9 +166,9 @@ def _to_json(record: Record) -> dict[str, Any]:
     }
 
 
-def _from_json(found: Mapping[str, Any]) -> Record:
+def _from_json(fields: Mapping[str, Any]) -> Record:
     def as_bytes(text: str | None) -> bytes | None:
         return None if text is None else text.encode()
 
-    headers = tuple((key, as_bytes(value)) for key, value in found["headers"])
-    return Record(found["offset"], found["timestamp"], as_bytes(found["key"]), as_bytes(found["value"]), headers)
+    headers = tuple((key, as_bytes(value)) for key, value in fields["headers"])
+    return Record(fields["offset"], fields["timestamp"], as_bytes(fields["key"]), as_bytes(fields["value"]), headers)

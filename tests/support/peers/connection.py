@@ -1,4 +1,4 @@
-"""One socket to a broker, one message at a time, by headrace's wire layer and nothing above it."""
+"""A connection to a broker: one request at a time, with headrace's wire layer only."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FETCH_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Connection:
-    """Sends requests and reads responses, each in the version it is told."""
+    """Sends requests and reads responses, in the given versions."""
 
     def __init__(self, bootstrap: str) -> None:
         host, port = bootstrap.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS_MAX)
         self._reader = FrameReader(FRAME_BYTES_MAX)
-        self._frames: list[Buffer] = []  # received, and not asked for yet
+        self._frames: list[Buffer] = []  # received, and not read yet
         self._correlation_ids = itertools.count(1)
 
     def call(self, request: Message, version: int) -> Message:
@@ -44,7 +44,7 @@ class Connection:
         return response
 
     def receive(self, api_key: int, version: int) -> tuple[int, Message]:
-        """The next response, with its correlation id; it has to be one to that kind of request."""
+        """Return the next response and its correlation id; it must be for that kind of request."""
         while not self._frames:
             data = self._socket.recv(_RECEIVE_BYTES)
             if not data:
@@ -61,7 +61,7 @@ class Connection:
     def produce(
         self, topic: str, data: Records, *, version: int = 9, partition: int = 0, transactional_id: str | None = None
     ) -> PartitionProduceResponse:
-        """What the broker says to batches, or to a message set, for one partition."""
+        """Send batches or a message set to one partition, and return the response."""
         partitions = [PartitionProduceData(partition_index=partition, records=data)]
         request = ProduceRequest(
             transactional_id=transactional_id,
@@ -78,13 +78,13 @@ class Connection:
         self, topic: str, *, version: int = 12, partition: int = 0, offset: int = 0, committed: bool = False
     ) -> PartitionData:
         """What the broker has of a partition from an offset on, up to a few megabytes."""
-        wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES_MAX)
+        fetch_partition = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES_MAX)
         request = FetchRequest(
             max_wait_ms=1000,
             min_bytes=1,
             max_bytes=_FETCH_BYTES_MAX,
             isolation_level=int(committed),
-            topics=[FetchTopic(topic=topic, partitions=[wanted])],
+            topics=[FetchTopic(topic=topic, partitions=[fetch_partition])],
         )
         response = self.call(request, version)
         assert isinstance(response, FetchResponse)
@@ -106,7 +106,7 @@ class Connection:
 
 
 def batches_of(answer: PartitionData) -> list[RecordBatch]:
-    """The batches that a fetch has brought, without one that is cut short."""
+    """Return the complete batches of a fetch response."""
     records = answer.records
     assert records is None or isinstance(records, bytes | bytearray | memoryview)
     return list(read_batches(records or b"", partial=True))

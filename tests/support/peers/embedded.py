@@ -1,4 +1,4 @@
-"""Our own broker as one that tests may ask things of (peers/broker.py)."""
+"""The headrace broker with the interface of peers/broker.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.peers import broker
 
 
 class OwnBroker(broker.Broker):
-    """An `EmbeddedBroker` behind the `Broker` interface; what only ours can do is at `embedded`."""
+    """An `EmbeddedBroker` with the `Broker` interface; `embedded` has its other methods."""
 
     def __init__(self, embedded: EmbeddedBroker) -> None:
         self.embedded = embedded

@@ -50,7 +50,7 @@ class OwnCluster(broker.Broker):
         self.cluster.close()
 
     def _coordinator(self) -> ClusterBroker:
-        (place,) = self.cluster.places(COORDINATING)
+        (place,) = self.cluster.describe_topic(COORDINATING)
         return self.cluster.broker(place["leader"])
 
     def _is_whole(self) -> bool:

@@ -29,9 +29,9 @@ def require(*programs: str, purpose: str = "tests against real Kafka") -> None:
 
 
 def fetched(name: str, fill: Callable[[Path], None], *, cache: Path | None = None, others: str = "") -> Path:
-    """The folder `name` of the cache; when it is not there yet, `fill` makes it, in one run at a time.
+    """Return the folder `name` of the cache; if it is missing, create it with `fill`, in one process at a time.
 
-    `others` is a pattern of folders that this one replaces: they go when it is made.
+    `others` is a pattern of folders that are deleted when it is created.
     """
     cache = cache or CACHE
     folder = cache / name
@@ -40,7 +40,7 @@ def fetched(name: str, fill: Callable[[Path], None], *, cache: Path | None = Non
         kind = name.split("-")[0]
         with only_one_run(cache / f"{kind}.lock"):
             if not folder.exists():
-                for left_over in cache.glob(f"{kind}-*.partial"):  # of a run that was killed: we hold the lock
+                for left_over in cache.glob(f"{kind}-*.partial"):  # of a killed run: this process holds the lock
                     shutil.rmtree(left_over)
                 partial = folder.with_name(folder.name + ".partial")
                 fill(partial)
@@ -52,7 +52,7 @@ def fetched(name: str, fill: Callable[[Path], None], *, cache: Path | None = Non
 
 
 def run(command: list[str], what: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
-    """Run a command that fetches or builds; if it fails, all it said is in the error."""
+    """Run a command that downloads or builds; if it fails, the error has its output."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -68,16 +68,16 @@ def run(command: list[str], what: str, *, cwd: Path | None = None, env: Mapping[
 
 
 def digest(folder: Path) -> str:
-    """A short name for what the files of a folder say."""
-    found = hashlib.sha256()
+    """Return a short hash of the files of a folder."""
+    digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()[:12]
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 @contextmanager
 def only_one_run(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when that process dies."""
+    """Hold a file lock; the system releases it when the process ends."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""franz-go: the client program in tests/either/clients/go, built once for what its sources say."""
+"""franz-go: the client program in tests/either/clients/go, built once for each version of its sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_franz_go() -> ProgramClient:
 
 
 def is_built() -> bool:
-    """Whether a test that asks for it will not have to wait for downloads and a compiler."""
+    """Return whether it is built already."""
     return (fetched.CACHE / _name()).exists()
 
 

@@ -1,4 +1,4 @@
-"""Java programs of ours, on Kafka's jars."""
+"""Runs Java programs of the tests on Kafka's jars."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 
 JAVA_SECONDS_MAX = 60
 QUIET = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",)
-# A tool lives for a second or two: not worth an optimising compiler, nor more than one thread of garbage collection.
+# Tools run for a second or two, without an optimising compiler and parallel garbage collection.
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx512m")
 
 
 def java_command(
     jars: Path, main: str, *args: str, options: tuple[str, ...] = (), classes: Path | None = None
 ) -> list[str]:
-    """The command line that runs the class `main`, found in the jars or among `classes`."""
+    """Return the command line that runs the class `main` from the jars or `classes`."""
     path = f"{jars}/*" if classes is None else f"{classes}:{jars}/*"
     return ["java", *QUIET, *options, "-cp", path, main, *args]
 
 
 def run(command: list[str]) -> str:
-    """What a command prints; an error with all it said if it fails."""
+    """Run a command and return its output; raise with the output if it fails."""
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -30,13 +30,13 @@ def run(command: list[str]) -> str:
         timeout=JAVA_SECONDS_MAX,
     )
     if done.returncode:
-        said = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        raise RuntimeError(f"{' '.join(command[:1] + command[-4:])} gave {done.returncode}:\n{said}")
+        output = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        raise RuntimeError(f"{' '.join(command[:1] + command[-4:])} gave {done.returncode}:\n{output}")
     return done.stdout
 
 
 class JavaRunner:
-    """Runs programs of one source file each, compiled once for the jars they are run with."""
+    """Runs programs of one source file each, compiled once for their jars."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class JavaRunner:
     def _compile(self, jars: Path, source: Path, classes: Path) -> None:
         partial = classes.with_name(classes.name + ".partial")
         partial.mkdir(parents=True, exist_ok=True)
-        # Quick to start, as above. What lies in packages beside the source is compiled where it is needed.
+        # Starts quickly, as above. Packages next to the source are compiled if needed.
         quick = [f"-J{option}" for option in SHORT_LIVED]
         run(["javac", *quick, "-cp", f"{jars}/*", "-sourcepath", str(source.parent), "-d", str(partial), str(source)])
         partial.rename(classes)

@@ -32,23 +32,23 @@ class JavaClient(ProgramClient):
         self._jars = jars
 
     def look(self, bootstrap: str, topic: str, *, offset: int, time_ms: int) -> dict[str, Any]:
-        """What the consumer says of positions in partition 0."""
+        """Return the positions that the consumer reports for partition 0."""
         return dict(self._program("look", bootstrap=bootstrap, topic=topic, offset=offset, time=time_ms))
 
     def admin(self, area: str, bootstrap: str, **arguments: Any) -> dict[str, Any]:
-        """What the admin client finds and does in one area."""
+        """Run the admin client for one area, and return its results."""
         return dict(self._program("admin", area=area, bootstrap=bootstrap, **arguments))
 
     def tool(self, main: str, *args: object, stdin: str = "", may_fail: bool = False) -> ToolRun:
         """Run the main method of a command line tool, in the process there is."""
         name = main if main.startswith("kafka.") else f"{TOOLS}.{main}"
-        found = self._program("tool", main=name, args=[str(arg) for arg in args], stdin=stdin)
-        run = ToolRun(found["code"], found["out"], found["err"])
+        result = self._program("tool", main=name, args=[str(arg) for arg in args], stdin=stdin)
+        run = ToolRun(result["code"], result["out"], result["err"])
         assert may_fail or run.code == 0, f"{main} ended with {run.code}:\n{run.out}\n{run.err}"
         return run
 
     def tool_alone(self, main: str, *args: object) -> ToolRun:
-        """Run a tool in a process of its own: some print the rest, or end, with the process only."""
+        """Run a tool in a separate process: some print the rest only when the process ends."""
         command = java.java_command(
             self._jars, f"{TOOLS}.{main}", *(str(arg) for arg in args), options=java.SHORT_LIVED
         )

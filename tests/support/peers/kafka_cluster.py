@@ -1,6 +1,6 @@
-"""Apache Kafka, three nodes in three processes: what a cluster of ours is compared with.
+"""Apache Kafka, three nodes in three processes, for comparison with a headrace cluster.
 
-The first node is broker and controller, as with ours; the others are brokers. Sessions have Kafka's default times.
+The first node is broker and controller, as in headrace; the others are brokers. Sessions have Kafka's default times.
 """
 
 from __future__ import annotations

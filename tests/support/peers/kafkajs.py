@@ -18,7 +18,7 @@ _LISTS = ("package.json", "package-lock.json")
 
 
 class KafkaJs(ProgramClient):
-    codecs: Sequence[str] = ("none", "gzip")  # the others want packages of their own
+    codecs: Sequence[str] = ("none", "gzip")  # the others need more packages
 
 
 def make_kafkajs() -> KafkaJs:
@@ -30,7 +30,7 @@ def make_kafkajs() -> KafkaJs:
 
 
 def is_installed() -> bool:
-    """Whether a test that asks for it will not have to wait for a download."""
+    """Return whether it is downloaded already."""
     return (fetched.CACHE / NAME).exists()
 
 

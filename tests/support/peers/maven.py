@@ -12,8 +12,8 @@ __all__ = ["CACHE", "DOWNLOAD_SECONDS_MAX", "copy_jars", "jars_folder", "kafka_j
 
 CACHE = fetched.CACHE
 
-# slf4j-simple prints to stderr at the level that a system property says, with any version of Kafka; what some
-# versions bring along instead wants a file of configuration.
+# slf4j-simple prints to stderr at the level of a system property, with any version of Kafka; the loggers that some
+# versions depend on need a configuration file.
 _KAFKA = """\
     <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{version}</version>
       <exclusions><exclusion><groupId>org.slf4j</groupId><artifactId>slf4j-reload4j</artifactId></exclusion></exclusions>

@@ -1,4 +1,4 @@
-"""aiokafka as one of the clients that a broker has to satisfy."""
+"""aiokafka with the interface of clients.py."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Aiokafka:
     ) -> Sequence[Record]:
         async def main() -> list[Record]:
             consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level=isolation)
-            found: list[Record] = []
+            records: list[Record] = []
             async with consumer:
                 consumer.assign([TopicPartition(topic, 0)])
                 await consumer.seek_to_beginning()
-                while len(found) < count:
+                while len(records) < count:
                     message = await consumer.getone()
                     headers = tuple(message.headers)
-                    found.append(Record(message.offset, message.timestamp, message.key, message.value, headers))
-            return found
+                    records.append(Record(message.offset, message.timestamp, message.key, message.value, headers))
+            return records
 
         return _run(main())
 
@@ -80,8 +80,8 @@ async def _rebalance(bootstrap: str, topic: str, group: str, partitions: int, co
 
     async def until_all(member: AIOKafkaConsumer) -> list[int]:
         async def ask() -> list[int] | None:
-            (found,) = await poll(member)
-            return found if len(found) == partitions else None
+            (assigned,) = await poll(member)
+            return assigned if len(assigned) == partitions else None
 
         return await _eventually("all partitions", ask)
 
@@ -91,8 +91,8 @@ async def _rebalance(bootstrap: str, topic: str, group: str, partitions: int, co
         async with _member(bootstrap, topic, group) as second:
 
             async def ask() -> list[list[int]] | None:
-                found = await poll(first, second)
-                return found if all(found) and found[0] != alone else None
+                assigned = await poll(first, second)
+                return assigned if all(assigned) and assigned[0] != alone else None
 
             shared = await _eventually("both to have some", ask)
         again = await until_all(first)
@@ -122,11 +122,11 @@ async def _transform(
     async with producer, consumer:
         await attempt()
         await producer.abort_transaction()
-        found = await consumer.committed(partition)
+        committed = await consumer.committed(partition)
         consumer.seek(partition, 0)
         await attempt()
         await producer.commit_transaction()
-    return None if found is None else int(found)
+    return None if committed is None else int(committed)
 
 
 async def _administer(bootstrap: str, topic: str, filled: TopicPartition, group: str) -> dict[str, Any]:
@@ -134,8 +134,8 @@ async def _administer(bootstrap: str, topic: str, filled: TopicPartition, group:
     facts: dict[str, Any] = {}
 
     async def described() -> int:
-        (found,) = await admin.describe_topics([topic])
-        return len(found["partitions"])
+        (description,) = await admin.describe_topics([topic])
+        return len(description["partitions"])
 
     async def retention() -> str:
         (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
@@ -177,7 +177,7 @@ async def _administer(bootstrap: str, topic: str, filled: TopicPartition, group:
         cluster = await admin.describe_cluster()
         facts["nodes"] = [[node["node_id"], node["host"], node["port"]] for node in cluster["brokers"]]
         facts["controller"] = cluster["controller_id"]
-        facts["group_listed"] = group in [found[0] for found in await admin.list_consumer_groups()]
+        facts["group_listed"] = group in [listing[0] for listing in await admin.list_consumer_groups()]
         (answer,) = await admin.describe_consumer_groups([group])
         facts["group_state"] = answer.groups[0][2]
         facts["committed"] = (await admin.list_consumer_group_offsets(group))[filled].offset
@@ -200,8 +200,8 @@ def _member(bootstrap: str, topic: str, group: str, **options: Any) -> AIOKafkaC
 
 
 async def _messages(consumer: AIOKafkaConsumer) -> list[Any]:
-    found = await consumer.getmany(timeout_ms=POLL_MS)
-    return [message for messages in found.values() for message in messages]
+    fetched = await consumer.getmany(timeout_ms=POLL_MS)
+    return [message for messages in fetched.values() for message in messages]
 
 
 async def _eventually(what: str, ask: Callable[[], Awaitable[T | None]]) -> T:

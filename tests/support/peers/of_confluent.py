@@ -1,4 +1,4 @@
-"""confluent-kafka, that is librdkafka, as one of the clients that a broker has to satisfy."""
+"""confluent-kafka (librdkafka) with the interface of clients.py."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ class Confluent:
         consumer = _member(bootstrap, group, **{"enable.auto.commit": False})
 
         def read() -> list[str]:
-            found: list[str] = []
+            values: list[str] = []
 
             def poll() -> bool:
-                found.extend(map(_text, consumer.consume(count, POLL_SECONDS)))
-                return len(found) == count
+                values.extend(map(_text, consumer.consume(count, POLL_SECONDS)))
+                return len(values) == count
 
             eventually("all records", poll)
-            return found
+            return values
 
         def write(texts: list[str]) -> None:
             producer.begin_transaction()
@@ -113,20 +113,20 @@ class Confluent:
             consumer.subscribe([source])
             write(read())
             producer.abort_transaction(SECONDS_MAX)
-            (found,) = consumer.committed([TopicPartition(source, 0)], SECONDS_MAX)
+            (committed,) = consumer.committed([TopicPartition(source, 0)], SECONDS_MAX)
             consumer.seek(TopicPartition(source, 0, 0))
             write(read())
             producer.commit_transaction(SECONDS_MAX)
         finally:
             consumer.close()
-        return None if found.offset < 0 else found.offset
+        return None if committed.offset < 0 else committed.offset
 
     def ride(self, bootstrap: str, topic: str, group: str, partitions: int, stop: Path) -> Ride:
         ride = Ride([], [], [])
         producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
         consumer = _member(bootstrap, group)
 
-        def told(error: KafkaError | None, message: Message) -> None:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 ride.errors.append(str(error))
             else:
@@ -138,7 +138,7 @@ class Confluent:
 
         def write() -> bool:
             number = next(numbers)
-            producer.produce(topic, str(number), partition=number % partitions, on_delivery=told)
+            producer.produce(topic, str(number), partition=number % partitions, on_delivery=on_delivery)
             producer.poll(0)
             read()
             return stop.exists()
@@ -163,8 +163,8 @@ class Confluent:
             return future.result(SECONDS_MAX)
 
         def topics() -> Mapping[str, Any]:
-            found: Mapping[str, Any] = admin.list_topics(timeout=SECONDS_MAX).topics
-            return found
+            topics: Mapping[str, Any] = admin.list_topics(timeout=SECONDS_MAX).topics
+            return topics
 
         def described() -> int:
             return len(topics()[topic].partitions)
@@ -198,7 +198,7 @@ class Confluent:
         facts["controller"] = cluster.controller.id
 
         def groups() -> list[str]:
-            return [found.group_id for found in admin.list_consumer_groups().result(SECONDS_MAX).valid]
+            return [listing.group_id for listing in admin.list_consumer_groups().result(SECONDS_MAX).valid]
 
         facts["group_listed"] = group in groups()
         facts["group_state"] = done(admin.describe_consumer_groups([group])).state.name.capitalize()
@@ -237,5 +237,5 @@ def _text(message: Message) -> str:
     return value.decode()
 
 
-def _if(is_wanted: Any, found: Any) -> Any:
-    return found if is_wanted(found) else None
+def _if(matches: Any, value: Any) -> Any:
+    return value if matches(value) else None

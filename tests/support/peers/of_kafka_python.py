@@ -1,4 +1,4 @@
-"""kafka-python as one of the clients that a broker has to satisfy."""
+"""kafka-python with the interface of clients.py."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class KafkaPython:
         self, bootstrap: str, topic: str, count: int, *, isolation: str = "read_uncommitted"
     ) -> Sequence[Record]:
         consumer = KafkaConsumer(bootstrap_servers=bootstrap, isolation_level=isolation, group_id=None)
-        found: list[Record] = []
+        records: list[Record] = []
         try:
             consumer.assign([TopicPartition(topic, 0)])
             consumer.seek_to_beginning()
@@ -51,13 +51,13 @@ class KafkaPython:
             def poll() -> bool:
                 for message in _messages(consumer):
                     headers = tuple((key, value) for key, value in message.headers)
-                    found.append(Record(message.offset, message.timestamp, message.key, message.value, headers))
-                return len(found) >= count
+                    records.append(Record(message.offset, message.timestamp, message.key, message.value, headers))
+                return len(records) >= count
 
             eventually(f"{count} records", poll)
         finally:
             consumer.close()
-        return found
+        return records
 
     def rebalance(self, bootstrap: str, topic: str, group: str, partitions: int, count: int) -> Rebalance:
         values: list[str] = []
@@ -95,14 +95,14 @@ class KafkaPython:
         consumer = _member(bootstrap, group, enable_auto_commit=False)
 
         def read() -> list[str]:
-            found: list[str] = []
+            values: list[str] = []
 
             def poll() -> bool:
-                found.extend(message.value.decode() for message in _messages(consumer))
-                return len(found) == count
+                values.extend(message.value.decode() for message in _messages(consumer))
+                return len(values) == count
 
             eventually("all records", poll)
-            return found
+            return values
 
         def write(texts: list[str]) -> None:
             producer.begin_transaction()
@@ -117,14 +117,14 @@ class KafkaPython:
             producer.init_transactions()
             write(read())
             producer.abort_transaction()
-            found = consumer.committed(partition)
+            committed = consumer.committed(partition)
             consumer.seek(partition, 0)
             write(read())
             producer.commit_transaction()
         finally:
             consumer.close()
             producer.close(SECONDS_MAX)
-        return None if found is None else int(found)
+        return None if committed is None else int(committed)
 
     def administer(self, bootstrap: str, topic: str, filled: str, group: str) -> Mapping[str, Any]:
         admin = KafkaAdminClient(bootstrap_servers=bootstrap)
@@ -138,13 +138,13 @@ def _administer(admin: Any, topic: str, filled: TopicPartition, group: str) -> d
     facts: dict[str, Any] = {}
 
     def described() -> int:
-        (found,) = admin.describe_topics([topic])
-        return len(found["partitions"])
+        (description,) = admin.describe_topics([topic])
+        return len(description["partitions"])
 
     def retention() -> str:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-        found = admin.describe_configs([resource], config_filter="all")
-        return str(found[ConfigResourceType.TOPIC.name.lower()][topic]["retention.ms"]["value"])
+        description = admin.describe_configs([resource], config_filter="all")
+        return str(description[ConfigResourceType.TOPIC.name.lower()][topic]["retention.ms"]["value"])
 
     admin.create_topics({topic: {"num_partitions": 2, "replication_factor": 1, "configs": {"retention.ms": "1000000"}}})
     eventually("the topic", lambda: topic in admin.list_topics())
@@ -166,7 +166,7 @@ def _administer(admin: Any, topic: str, filled: TopicPartition, group: str) -> d
     facts["controller"] = cluster["controller_id"]
 
     def groups() -> list[str]:
-        return [found["group_id"] for found in admin.list_groups()]
+        return [listing["group_id"] for listing in admin.list_groups()]
 
     facts["group_listed"] = group in groups()
     facts["group_state"] = admin.describe_groups([group])[group]["group_state"]
@@ -192,5 +192,5 @@ def _messages(consumer: KafkaConsumer) -> list[Any]:
     return [message for messages in consumer.poll(POLL_MS).values() for message in messages]
 
 
-def _if(is_wanted: Any, found: Any) -> Any:
-    return found if is_wanted(found) else None
+def _if(matches: Any, value: Any) -> Any:
+    return value if matches(value) else None

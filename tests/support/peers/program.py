@@ -1,10 +1,10 @@
-"""Client programs in other languages: a process for the whole run, which takes commands and gives answers.
+"""Client programs in other languages: a process for the whole run that takes commands and replies.
 
-    us → {"do": "produce", "bootstrap": "127.0.0.1:9092", …}      one line of JSON on its standard input
-    it → {"offsets": [0, 1, 2]}   or   {"error": "what went wrong"}   one line on its standard output
+    test    → {"do": "produce", "bootstrap": "127.0.0.1:9092", …}      one line of JSON on its standard input
+    program → {"offsets": [0, 1, 2]}   or   {"error": "the cause"}     one line on its standard output
 
-It ends with its standard input, that is, whatever becomes of the test run. What it says on standard error is kept for
-the message of an error. A command that takes too long ends the process; the next one starts another.
+It ends when its standard input is closed, also if the test run is killed. Errors include its standard error. A command
+that times out kills the process; the next command starts another.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Program:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we do
 
     def __call__(self, do: str, *, seconds_max: float = ANSWER_SECONDS_MAX, **arguments: Any) -> Any:
-        """The answer to a command."""
+        """Return the reply to a command."""
         process = self._process or self._start()
         assert process.stdin is not None
         try:
@@ -89,8 +89,8 @@ class Program:
             process.kill()
             process.wait(END_SECONDS_MAX)
         self._said.seek(0)
-        said = self._said.read()[-_SAID_BYTES_MAX:].decode(errors="replace")
-        return ProgramError(f"{self.name}: {reason}; it said:\n{said}")
+        output = self._said.read()[-_SAID_BYTES_MAX:].decode(errors="replace")
+        return ProgramError(f"{self.name}: {reason}; it said:\n{output}")
 
 
 def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:

@@ -1,4 +1,4 @@
-"""Apache Kafka itself, one node in a process of its own: the judge of what we claim to speak.
+"""Apache Kafka, one node in a separate process.
 
     start → running ─ kill, stop ─► dead ─ restart ─► running … → remove
 
@@ -31,7 +31,7 @@ _FIRST_ANSWER_SECONDS_MAX = 10
 # of those could be given that very port, and be connected to itself.
 _PORTS = range(20000, 32000)
 
-# Runs a command, and kills it when the standard input ends: that is, whatever becomes of the test run.
+# Runs a command, and kills it when the standard input is closed, also if the test run is killed.
 GUARD = ("sh", "-c", 'exec 3<&0; { cat <&3 >/dev/null; kill -9 $$; } & exec "$@" </dev/null 3<&-', "sh")
 
 # It has little to do, and a minute to live: the quick compiler will do.
@@ -101,7 +101,7 @@ class RealKafka(broker.Broker):
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it, for the first time with empty logs, and wait until it answers."""
+        """Start the broker, the first time with empty logs, and wait until it responds."""
         if not self._logs.exists():
             arguments = (f"--cluster-id={self._cluster_id}", f"--config={self._config}")
             self._run("kafka.tools.StorageTool", "format", *arguments)
@@ -111,7 +111,7 @@ class RealKafka(broker.Broker):
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a group of its own: no Ctrl-C reaches it, and it ends as a whole
+                start_new_session=True,  # a separate process group: Ctrl-C does not reach it
             )
         try:
             eventually("an answer from Kafka", self._answers, START_SECONDS_MAX)
@@ -157,10 +157,10 @@ class RealKafka(broker.Broker):
         idle_seconds: float = 5,
         properties: Iterable[str] = (),
     ) -> list[str]:
-        """What the console consumer prints of a topic from its start, a line for each record.
+        """Return the output of the console consumer for a topic from its start, a line for each record.
 
-        Timestamp, partition, offset, headers, key and value stand between tabs. It ends after `records_max`
-        records, or when none has come for a while; fewer than `records_max` are an error.
+        Timestamp, partition, offset, headers, key and value are separated by tabs. It ends after `records_max` records,
+        or after a time-out; fewer than `records_max` are an error.
         """
         command = [
             "org.apache.kafka.tools.consumer.ConsoleConsumer",
@@ -205,12 +205,12 @@ class RealKafka(broker.Broker):
 
 
 def new_cluster_id() -> str:
-    """A random one, as Kafka writes them."""
+    """Return a random id in Kafka's format."""
     return base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()
 
 
 def answers_api_versions(port: int) -> bool:
-    """Whether a broker on loopback answers the first question any client asks."""
+    """Return whether a broker on loopback responds to ApiVersions."""
     request = struct.pack(">hhih", 18, 0, 1, -1)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=_FIRST_ANSWER_SECONDS_MAX) as connection:
@@ -221,17 +221,17 @@ def answers_api_versions(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
-    found: list[int] = []
+    """Return free ports on loopback."""
+    ports: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
-            # As servers do: else a connection of the last minute would make a port look taken.
+            # As servers do: otherwise a recent connection makes a port look used.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"only {len(found)} of {count} ports from {_PORTS.start} to {_PORTS.stop} are free")
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"only {len(ports)} of {count} ports from {_PORTS.start} to {_PORTS.stop} are free")

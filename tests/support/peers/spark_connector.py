@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector: a Spark of the version it was made for, in an environment of its own."""
+"""Spark's own Kafka connector, with its version of Spark in a separate environment."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.support.peers.program import Program
 SOURCE = Path(__file__).parents[2] / "either" / "clients" / "spark" / "reader.py"
 SPARK_VERSION = "4.2.0"
 
-# 4.2.0 asks for a token provider that does not exist in that version; with the one of 4.0.0 it works.
+# 4.2.0 depends on a token provider that does not exist in that version; that of 4.0.0 works.
 _JARS = {
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13"): SPARK_VERSION,
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13"): "4.0.0",
     ("org.apache.kafka", "kafka-clients"): "3.9.0",
     ("org.apache.commons", "commons-pool2"): "2.12.0",
 }
-# Each alone: what they depend on comes with Spark itself.
+# Without dependencies: they are part of Spark.
 _DEPENDENCY = """\
     <dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>
       <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>
@@ -45,17 +45,19 @@ def installed() -> tuple[Path, Path]:
 
 
 def is_installed() -> bool:
-    """Whether a test that asks for it will not have to wait for downloads."""
+    """Return whether it is downloaded already."""
     return all((fetched.CACHE / f"{kind}-{SPARK_VERSION}").exists() for kind in ("sparkjars", "pyspark"))
 
 
 def _fetch_jars(folder: Path) -> None:
-    wanted = [_DEPENDENCY.format(group=group, name=name, version=found) for (group, name), found in _JARS.items()]
-    maven.copy_jars("Spark's Kafka connector", "".join(wanted), folder)
+    dependencies = [
+        _DEPENDENCY.format(group=group, name=name, version=version) for (group, name), version in _JARS.items()
+    ]
+    maven.copy_jars("Spark's Kafka connector", "".join(dependencies), folder)
 
 
 def _install(folder: Path) -> None:
-    # An environment can be moved as long as it is asked by the path of its Python, which is all we do.
+    # An environment can be moved if it is used by the path of its Python only.
     fetched.run([sys.executable, "-m", "venv", str(folder)], "no environment for Spark")
     fetched.run(
         [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", f"pyspark=={SPARK_VERSION}"], "no PySpark"

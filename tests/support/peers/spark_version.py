@@ -1,4 +1,4 @@
-"""Other versions of Spark than the one that is installed, each in an environment of its own."""
+"""Other versions of Spark than the installed one, each in a separate environment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_installed(version: str) -> bool:
 
 
 def smoke(version: str, job: dict[str, Any]) -> dict[str, Any]:
-    """What the program found that uses sink and source on this Spark."""
+    """Run the smoke test of sink and source on this Spark, and return its results."""
     python = environment(version) / "bin" / "python"
     variables = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     variables |= {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(SOURCES)}
@@ -43,8 +43,8 @@ def smoke(version: str, job: dict[str, Any]) -> dict[str, Any]:
         env=variables,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def _install(folder: Path, version: str) -> None:

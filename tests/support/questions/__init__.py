@@ -1,5 +1,5 @@
-"""Questions that two brokers are asked alike, in every version of the request that both know.
+"""Requests that are sent to two brokers, in every version that both have, to compare the responses.
 
-data, groups, transactions, admin   the questions, by what they are about
-asking                              how a question is put, to whom, and what of the answers has to be equal
+data, groups, transactions, admin   the requests, by area
+asking                              sends a request to both, and compares the responses
 """

@@ -1,4 +1,4 @@
-"""How a question is put, to whom, and what of two answers has to be equal."""
+"""Sends a request to two brokers, and compares the responses."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class World:
             self._open = librdkafka.transactional(broker.bootstrap, transactional_id)
             self._open.begin_transaction()
             librdkafka.append(self._open, topic, [Record(0, TIME, None, b"open", ())], partition=1)
-            found = admin.describe_transactions([transactional_id])[transactional_id]
-            self.transaction = (found.producer_id, found.producer_epoch)
+            description = admin.describe_transactions([transactional_id])[transactional_id]
+            self.transaction = (description.producer_id, description.producer_epoch)
         self.producer_id = self.call("InitProducerId", 4, {"transactional_id": None}).producer_id
 
     def call(self, name: str, version: int, fields: Mapping[str, Any]) -> Any:
-        """The answer, or that there was none."""
+        """Return the response, or that there was none."""
         try:
             return self.connection.call(request(name, version, fields), version)
         except OSError:
@@ -69,24 +69,24 @@ class World:
 
 
 class Question(NamedTuple):
-    """A request: its name, its fields (those that a version lacks are left out), and the versions to ask in."""
+    """A request: its name, its fields (without those that a version lacks), and its versions."""
 
     name: str
     fields: Callable[[World], Mapping[str, Any]]
     versions: range = ALL_VERSIONS
 
     def ask(self, ours: World, theirs: World) -> list[str]:
-        """Where the answers of two brokers differ, one line each."""
+        """Return the differences between the responses of two brokers, one line each."""
         key = KEYS[self.name]
         first = max(ours.versions[key][0], theirs.versions[key][0])
         last = min(ours.versions[key][1], theirs.versions[key][1])
-        asked = [version for version in range(first, last + 1) if version in self.versions]
-        assert asked, f"no version of {self.name} is known to both"
-        found = []
-        for version in asked:
+        versions = [version for version in range(first, last + 1) if version in self.versions]
+        assert versions, f"no version of {self.name} is known to both"
+        unequal = []
+        for version in versions:
             answers = [comparable(world.call(self.name, version, self.fields(world))) for world in (ours, theirs)]
-            found += [f"{self.name} v{version}{line}" for line in differences(*answers)]
-        return found
+            unequal += [f"{self.name} v{version}{line}" for line in differences(*answers)]
+        return unequal
 
 
 def request(name: str, version: int, fields: Mapping[str, Any]) -> Message:
@@ -113,7 +113,7 @@ def _struct(cls: type[Struct], version: int, fields: Mapping[str, Any]) -> Struc
 
 
 def comparable(answer: Any, name: str = "") -> Any:
-    """An answer as plain values, without what a broker may choose."""
+    """Return a response as plain values, without fields that a broker may choose."""
     if name in CHOSEN:
         return ...
     if isinstance(answer, Struct):
@@ -130,7 +130,7 @@ def comparable(answer: Any, name: str = "") -> Any:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """Where two comparable answers differ, one line each."""
+    """Return the differences between two comparable responses, one line each."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return [line for key in ours for line in differences(ours[key], theirs[key], f"{path}.{key}")]
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):

@@ -86,10 +86,10 @@ QUESTIONS = {
 }
 
 
-def offsets(topic: str, *wanted: tuple[int, int, int], isolation: int = 0) -> dict[str, Any]:
+def offsets(topic: str, *requested: tuple[int, int, int], isolation: int = 0) -> dict[str, Any]:
     """Each is a partition, a time (or -1 and so on for an end), and the epoch that its leader is thought to have."""
     names = ("partition_index", "timestamp", "current_leader_epoch")
-    partitions = [dict(zip(names, values, strict=True)) for values in wanted]
+    partitions = [dict(zip(names, values, strict=True)) for values in requested]
     return {"replica_id": -1, "isolation_level": isolation, "topics": [{"name": topic, "partitions": partitions}]}
 
 
@@ -101,13 +101,13 @@ def epoch_ends(topic: str, epoch: int) -> dict[str, Any]:
 def fetch(
     world: World, partition: int, offset: int, *, current_leader_epoch: int = -1, **fields: Any
 ) -> dict[str, Any]:
-    wanted = {
+    fetch_partition = {
         "partition": partition,
         "fetch_offset": offset,
         "partition_max_bytes": 1_000_000,
         "current_leader_epoch": current_leader_epoch,
     }
-    topic = {"topic": world.topic, "topic_id": world.topic_id, "partitions": [wanted]}
+    topic = {"topic": world.topic, "topic_id": world.topic_id, "partitions": [fetch_partition]}
     return {"max_wait_ms": 10, "min_bytes": 1, "topics": [topic], **fields}
 
 
@@ -129,10 +129,10 @@ def produce(
     acks: int = -1,
     transactional_id: str | None = None,
 ) -> dict[str, Any]:
-    wanted = {"name": topic or world.topic, "topic_id": world.topic_id}
+    topic_fields = {"name": topic or world.topic, "topic_id": world.topic_id}
     return {
         "transactional_id": transactional_id,
         "acks": acks,
         "timeout_ms": 5000,
-        "topic_data": [{**wanted, "partition_data": [{"partition_index": partition, "records": data}]}],
+        "topic_data": [{**topic_fields, "partition_data": [{"partition_index": partition, "records": data}]}],
     }

@@ -61,9 +61,9 @@ QUESTIONS = {
 
 def offset_fetch(world: World, group: str, partitions: list[int] | None) -> dict[str, Any]:
     topic = {"name": world.topic, "topic_id": world.topic_id, "partition_indexes": partitions}
-    wanted = None if partitions is None else [topic]
+    topics = None if partitions is None else [topic]
     by_name = None if partitions is None else [{"name": world.topic, "partition_indexes": partitions}]
-    return {"group_id": group, "topics": by_name, "groups": [{"group_id": group, "topics": wanted}]}
+    return {"group_id": group, "topics": by_name, "groups": [{"group_id": group, "topics": topics}]}
 
 
 def offset_commit(world: World, group: str, generation: int, member: str) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""What the cluster is: topics, configurations, users, rights. Everything that is not records.
+"""The catalog: the metadata of the cluster (topics, options, users, ACLs, quotas), everything that is not records.
 
-    change → Journal (a line on disk, synced) → section.apply → memory → listeners
-    start  → Journal, line by line            → section.apply → memory
+    change   → Journal (a line on disk, synced) → section.apply → memory → listeners
+    start-up → Journal, line by line            → section.apply → memory
 
-A change is an *event*, a JSON object whose `kind` belongs to one section. Memory changes through `apply` only, so what
-is on disk and what is in memory cannot differ; a snapshot is the shortest list of events that gives the same memory.
+A change is a list of *events*, JSON objects whose `kind` belongs to one section. Memory changes through `apply` only,
+so disk and memory cannot differ. A snapshot is the shortest list of events that creates the same state.
 
-In a cluster the controller records, and other brokers follow: `recent` is what they have to hear of, `follow` and
-`load_snapshot` is how they take it over. A snapshot that lacks changes which this copy has is refused (epochs.py), and
-what is not in a snapshot is not deleted because of that: only an event that says so deletes a topic.
+In a cluster the controller records changes and the other brokers replicate them: `recent` has the last changes, and
+`apply_changes` and `load_snapshot` apply them to a copy. A snapshot that lacks changes of the copy is rejected
+(history.py). A topic that is missing in a snapshot is not deleted: only an event deletes a topic.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from headrace.broker.catalog.acls import Acls
-from headrace.broker.catalog.brokers import Brokers
-from headrace.broker.catalog.configs import Configs
-from headrace.broker.catalog.epochs import ControllerEpochs
-from headrace.broker.catalog.identity import Identity
+from headrace.broker.catalog.cluster import Brokers, Identity
+from headrace.broker.catalog.configs import Configs, Quotas
+from headrace.broker.catalog.history import ControllerEpochs, RecentChanges
 from headrace.broker.catalog.journal import DamagedJournalError, Event, Journal, Section
-from headrace.broker.catalog.quotas import Quotas
-from headrace.broker.catalog.recent import Recent
+from headrace.broker.catalog.security import Acls, Users
 from headrace.broker.catalog.topics import Topics
-from headrace.broker.catalog.users import Users
 from headrace.errors import BrokerError, Code
 
 __all__ = ["Catalog", "Event", "Sections"]
@@ -35,7 +31,7 @@ log = logging.getLogger("headrace.broker")
 
 
 class Sections:
-    """The sections, in memory."""
+    """The sections of a catalog, in memory."""
 
     def __init__(self) -> None:
         self.epochs = ControllerEpochs()
@@ -46,7 +42,7 @@ class Sections:
         self.acls = Acls()
         self.users = Users()
         self.quotas = Quotas()
-        # Options come before topics: a log is made, with them, when its topic is there.
+        # Configs come before topics: the logs of a topic are created with its options.
         self._sections: tuple[Section, ...] = (
             self.epochs,
             self.identity,
@@ -60,11 +56,11 @@ class Sections:
         self._by_kind = {kind: section for section in self._sections for kind in section.kinds}
 
     def apply(self, event: Event) -> None:
-        """Change memory, and nothing else."""
+        """Apply an event to memory only."""
         self._by_kind[event["kind"]].apply(event)
 
     def snapshot(self) -> Iterator[Event]:
-        """Events that make the catalog what it is, from nothing."""
+        """Yield events that create the catalog from an empty one."""
         for section in self._sections:
             yield from section.snapshot()
 
@@ -74,20 +70,20 @@ class Sections:
 
 
 class Catalog(Sections):
-    """The sections, and the journal they are kept in."""
+    """The sections and their journal."""
 
     def __init__(self, journal: Path, *, follows: bool = False) -> None:
-        """`follows`: it is a copy of another broker's, and cannot be changed here.
+        """`follows`: this is a copy of the controller's catalog and cannot be changed here.
 
-        DamagedJournalError if the journal has lost changes that were acknowledged.
+        Raises DamagedJournalError if the journal has lost acknowledged changes.
         """
         super().__init__()
-        self.listeners: list[Callable[[Event], None]] = []  # told of every event, after it is applied
+        self.listeners: list[Callable[[Event], None]] = []  # called with every event after it is applied
         self._follows = follows
         self._journal = Journal(journal)
         try:
             self._load(journal)
-            self.recent = Recent(self._journal.offset)
+            self.recent = RecentChanges(self._journal.offset)
             if not follows:
                 self._begin_epoch()
         except BaseException:
@@ -102,49 +98,49 @@ class Catalog(Sections):
             except (LookupError, TypeError, ValueError) as error:
                 raise DamagedJournalError(
                     f"{path}: line {line.number} (byte {line.position}) cannot be applied: {error!r}. A newer version "
-                    "may have written it, or lines before it are lost. Nothing was changed. "
-                    f"`headrace broker repair --data-dir {path.parent}` shows what can be saved"
+                    "may have written it, or earlier lines are lost. Nothing was changed. "
+                    f"Run `headrace broker repair --data-dir {path.parent}` to see what can be recovered"
                 ) from error
         if self._journal.worth_compacting(sum(1 for _ in self.snapshot())):
             self._journal.replace(self.snapshot())
 
     def _begin_epoch(self) -> None:
-        events = [] if self.identity.cluster_id else Identity.founding()
+        events = [] if self.identity.cluster_id else Identity.creation()
         events.append(self.epochs.beginning(self.recent.generation, self.offset))
         if self._journal.has_lost_end:
-            events.append(self.identity.skip_producer_ids())  # what is lost may have reserved some
+            events.append(self.identity.skip_producer_ids())  # the lost changes may have reserved some
         self.record(*events)
 
     @property
     def offset(self) -> int:
-        """How many changes there have been."""
+        """The number of changes so far."""
         return self._journal.offset
 
     def record(self, *events: Event) -> None:
-        """Make changes: on disk first, then in memory. All of them survive, or none."""
+        """Record a change on disk, then apply it: all of its events survive a crash, or none."""
         if self._follows:
-            raise BrokerError("only the controller changes the catalog", code=Code.NOT_CONTROLLER)
+            raise BrokerError("only the controller can change the catalog", code=Code.NOT_CONTROLLER)
         self._append(events)
         self.recent.add(events)
-        self._take_over(events)
+        self._apply_all(events)
 
-    def follow(self, events: Sequence[Event], offset: int) -> None:
-        """Take over what the controller has recorded; its catalog's offset is `offset` then."""
+    def apply_changes(self, events: Sequence[Event], offset: int) -> None:
+        """Record and apply changes of the controller, whose catalog is at `offset` after them."""
         self._append(events, offset)
-        self._take_over(events)
+        self._apply_all(events)
 
     def check_snapshot(self, snapshot: Sequence[Event], offset: int) -> None:
-        """Raise StaleCatalogError if a snapshot lacks changes that this copy has."""
+        """Raise StaleCatalogError if a snapshot lacks changes of this copy."""
         self._sections_of(snapshot, offset)
 
     def load_snapshot(self, snapshot: Sequence[Event], offset: int) -> None:
-        """Be what the controller's catalog is, at an offset; listeners hear of the difference.
+        """Replace this copy with a snapshot of the controller; listeners get the differences as events.
 
-        StaleCatalogError, and nothing is changed, if the snapshot lacks changes that this copy has.
+        Raises StaleCatalogError, and changes nothing, if the snapshot lacks changes of this copy.
         """
         changes = list(self._changes_to(self._sections_of(snapshot, offset)))
         self._journal.replace(snapshot, offset)
-        self._take_over(changes)
+        self._apply_all(changes)
 
     def _sections_of(self, snapshot: Sequence[Event], offset: int) -> Sections:
         target = Sections()
@@ -157,21 +153,21 @@ class Catalog(Sections):
         try:
             self._journal.append(events, offset)
         except OSError as error:
-            raise BrokerError(f"the catalog cannot be changed: {error}", code=Code.KAFKA_STORAGE_ERROR) from error
+            raise BrokerError(f"cannot change the catalog: {error}", code=Code.KAFKA_STORAGE_ERROR) from error
 
-    def assume(self, events: Iterable[Event]) -> None:
-        """Take something for given, in memory only, until the controller is heard of."""
-        self._take_over(events)
+    def overlay(self, events: Iterable[Event]) -> None:
+        """Apply events in memory only, until the next changes of the controller."""
+        self._apply_all(events)
 
     def close(self) -> None:
-        """Close the journal, and note how far it goes."""
+        """Close the journal and write its end file."""
         self._journal.close()
         try:
             self._journal.note_end()
         except OSError as error:
-            log.warning("the end of the catalog's journal could not be noted: %s", error)
+            log.warning("cannot write the end file of the catalog journal: %s", error)
 
-    def _take_over(self, events: Iterable[Event]) -> None:
+    def _apply_all(self, events: Iterable[Event]) -> None:
         for event in events:
             self.apply(event)
             for listener in self.listeners:
@@ -179,5 +175,5 @@ class Catalog(Sections):
         if self._journal.is_overlong:
             try:
                 self._journal.replace(self.snapshot())
-            except OSError as error:  # the long one is as good
-                log.warning("the catalog's journal could not be written anew: %s", error)
+            except OSError as error:  # the old journal remains valid
+                log.warning("cannot rewrite the catalog journal: %s", error)

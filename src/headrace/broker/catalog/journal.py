@@ -1,18 +1,18 @@
-"""The catalog's file: a line for each change, and how it survives a crash and damage.
+"""The journal of the catalog: one line for each change, checked after a crash.
 
-    crc32 [{"kind": "snapshot", "offset": 40, "part": 1, "parts": 2}, event]     after the file was written anew
+    crc32 [{"kind": "snapshot", "offset": 40, "part": 1, "parts": 2}, event]     after a rewrite
     crc32 [{"kind": "snapshot", "offset": 40, "part": 2, "parts": 2}, event]
-    crc32 [{"kind": "change", "offset": 41, "after": 40}, event, event]          for each change since
+    crc32 [{"kind": "change", "offset": 41, "after": 40}, event, event]          for each later change
 
-A line is a checksum and a JSON array, so that events recorded together come back together or not at all. Its first
-element is the line's position in the history of the catalog: a line that is lost, swapped or of another copy of the
-file is noticed. Lines without it are those of earlier versions; each counts as one change.
+A line is a checksum and a JSON array: events recorded together are read together or not at all. The first element is
+the position of the line in the history of the catalog, so that lines that are lost, swapped or copied from another file
+are detected. Lines of earlier versions do not have it; each of them counts as one change.
 
-What a start does about damage:
+Damage found at start-up:
 
-    the last line fails its checksum    A crash came while it was written: cut it off, log it, keep a copy of it.
-    lines are missing at the end        Log it: the file beside it says up to which change it went at the last stop.
-    anything else                       Refuse to start, and name the line. `headrace broker repair` shows the rest.
+    the last line fails its checksum    A torn write: truncate it, log it, keep a copy.
+    lines are missing at the end        Log it; the end file has the offset of the last clean stop.
+    anything else                       Refuse to start and name the line; `headrace broker repair` lists the rest.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = logging.getLogger("headrace.broker")
 Event = dict[str, Any]
 
 SPARE_LINES_MAX = 1000
-"""As many lines more than needed are kept before the journal is written anew, at a start."""
+"""Lines beyond the size of a snapshot that are kept before the journal is rewritten at start-up."""
 LINES_MAX = 100_000
-"""With so many it is written anew at once: in-sync sets may change for months."""
+"""The number of lines at which the journal is rewritten at once: in-sync sets may change for months."""
 _CHANGE, _SNAPSHOT = "change", "snapshot"
 _CHECKSUM_BYTES = 9  # eight digits and a space
 
@@ -45,42 +45,42 @@ class Section(Protocol):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Of the events that belong here."""
+        """The kinds of events of this section."""
         ...
 
     def apply(self, event: Event) -> None:
-        """Take over an event. It has been checked before it was recorded: this must not fail."""
+        """Apply an event. Events are validated before they are recorded, so this must not fail."""
         ...
 
     def snapshot(self) -> Iterator[Event]:
-        """Events that make the section what it is, from nothing."""
+        """Yield events that create this section from an empty one."""
         ...
 
     def changes_to(self, target: Any) -> Iterator[Event]:
-        """Events that make this section what another one of its kind is."""
+        """Yield events that turn this section into `target`."""
         ...
 
 
 class DamagedJournalError(IllegalStateError):
-    """A journal that has lost changes which were acknowledged."""
+    """A journal has lost acknowledged changes."""
 
 
 class Line(NamedTuple):
-    """A line of the file."""
+    """A line of a journal."""
 
     number: int  # from 1
-    position: int  # of its first byte in the file
+    position: int  # of the first byte in the file
     data: bytes
     events: list[Event]
-    offset: int  # of the catalog after it
-    parts_missing: int  # of the snapshot that it is a part of
-    is_whole: bool  # the checksum is right
-    problem: str  # empty: none
+    offset: int  # of the catalog after this line
+    parts_missing: int  # of the snapshot that the line belongs to
+    is_whole: bool  # the checksum matches
+    problem: str  # empty if there is none
 
 
 def parse(data: bytes) -> list[Line]:
-    """Return all lines of a journal, each with what is wrong with it."""
-    # Lines end with a line feed and nothing else: a carriage return is damage within one.
+    """Return all lines of a journal, each with its problem."""
+    # Only a line feed ends a line: a carriage return is damage.
     *whole, rest = data.split(b"\n")
     texts = [text + b"\n" for text in whole] + ([rest] if rest else [])
     lines: list[Line] = []
@@ -99,14 +99,14 @@ def parse(data: bytes) -> list[Line]:
 
 
 class _Sequence:
-    """The position in the catalog's history that the lines so far have come to."""
+    """The position in the catalog's history after the lines so far."""
 
     def __init__(self) -> None:
         self.offset = 0
         self.part = self.parts = 0  # of the snapshot
 
     def check(self, events: list[Event]) -> str:
-        """Take the header off the next line, and say why that line cannot be the next one; empty if it can."""
+        """Remove the header of the next line; return why it does not continue the sequence, or an empty string."""
         if not events or events[0].get("kind") not in (_CHANGE, _SNAPSHOT):
             self.offset += 1  # a line of an earlier version
             return ""
@@ -123,18 +123,18 @@ class _Sequence:
 
 
 class Journal:
-    """An append-only file of lines."""
+    """The append-only file of the catalog."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
         self._lines = 0
-        self._failure = ""  # why nothing can be appended any more
-        self.offset = 0  # of the last change: how many there have been
-        self.has_lost_end = False  # when the file was opened, its last line was torn, or lines were missing
+        self._failure = ""  # why the journal is read-only, empty if it is not
+        self.offset = 0  # the number of changes so far
+        self.has_lost_end = False  # at open the last line was torn, or lines were missing at the end
 
     def open(self) -> list[Line]:
-        """Read the lines, cut off a torn last one, and be ready to append. DamagedJournalError if lines are lost."""
+        """Read all lines, truncate a torn last line and open for appending. Raises DamagedJournalError."""
         is_new = not self._path.exists()
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if is_new:
@@ -151,9 +151,9 @@ class Journal:
         return lines
 
     def append(self, events: Sequence[Event], offset: int | None = None) -> None:
-        """Add a line, and return when it is on disk. `offset`: the catalog's after it, if that is not the next one.
+        """Append a line and sync it. `offset` is the catalog's offset after it; None: the next one.
 
-        OSError if it cannot be written or forced to disk. Then it is not in the file either.
+        Raises OSError if the line could not be written or synced; it is then removed from the file again.
         """
         if self._failure:
             raise OSError(self._failure)
@@ -163,7 +163,7 @@ class Journal:
         try:
             written = os.write(self._fd, line)
             if written != len(line):
-                raise OSError(f"{self._path}: only {written} of {len(line)} bytes could be written: is the disk full?")
+                raise OSError(f"{self._path}: wrote only {written} of {len(line)} bytes; check free disk space")
             os.fsync(self._fd)
         except OSError as error:
             self._roll_back(size, error)
@@ -179,7 +179,7 @@ class Journal:
         return self._lines > LINES_MAX
 
     def replace(self, events: Iterable[Event], offset: int | None = None) -> None:
-        """Write the journal anew with just these events, which are the catalog at `offset` (None: as it is now)."""
+        """Rewrite the journal with only these events, a snapshot at `offset` (None: the current offset)."""
         offset = self.offset if offset is None else offset
         lines = write_snapshot(self._path, list(events), offset)
         self.close()
@@ -194,7 +194,7 @@ class Journal:
             self._fd = -1
 
     def note_end(self) -> None:
-        """Note, at a stop, how far the journal goes: an older copy of it is recognised by that."""
+        """Write the current offset to the end file, at a clean stop: it identifies an older copy of the journal."""
         path = end_path(self._path)
         fresh = path.with_suffix(".new")
         fresh.write_text(f"{self.offset}\n")
@@ -205,31 +205,31 @@ class Journal:
         if self.offset < noted:
             self.has_lost_end = True
             log.error(
-                "%s ends with change %d, but when the broker was stopped it had change %d: its last lines are lost, or "
-                "it is an older copy. Topics that were made since are stray folders now: see `headrace broker status`",
+                "%s ends at change %d, but had change %d at the last clean stop: its last lines are lost, or it is an "
+                "older copy. Newer topics are stray folders now: see `headrace broker status`",
                 self._path,
                 self.offset,
                 noted,
             )
 
     def _sync_folder(self) -> None:
-        """Force the file's name to disk: what is appended to a file without one would be lost with it."""
+        """Sync the folder, so that the file name is on disk."""
         try:
             sync_path(self._path.parent)
         except OSError as error:
-            self._fail(f"its folder cannot be forced to disk ({error})")
+            self._fail(f"syncing its folder failed ({error})")
             raise
 
     def _roll_back(self, size: int, error: OSError) -> None:
-        """Take back a line that may or may not be on disk."""
+        """Remove a line that may or may not be on disk."""
         try:
             os.ftruncate(self._fd, size)
             os.fsync(self._fd)
         except OSError as again:
-            self._fail(f"a change could neither be forced to disk ({error}) nor taken back ({again})")
+            self._fail(f"a change could neither be synced ({error}) nor removed ({again})")
 
     def _fail(self, why: str) -> None:
-        self._failure = f"{self._path}: {why}; nothing can be changed until the broker is started again"
+        self._failure = f"{self._path}: {why}; the catalog is read-only until the broker is restarted"
         log.error("%s", self._failure)
 
     def _cut_off(self, line: Line) -> None:
@@ -238,8 +238,8 @@ class Journal:
         os.fsync(self._fd)
         self.has_lost_end = True
         log.warning(
-            "%s: line %d (%d bytes from byte %d on) is cut off: %s. Its bytes are kept in %s. If the broker did not "
-            "crash, a change that was acknowledged may be lost: see stray folders in `headrace broker status`",
+            "%s: truncated line %d (%d bytes at byte %d): %s. Its bytes are kept in %s. If the broker did not crash, "
+            "an acknowledged change may be lost: see the stray folders in `headrace broker status`",
             self._path,
             line.number,
             len(line.data),
@@ -251,32 +251,32 @@ class Journal:
     def _damaged(self, lines: list[Line], bad: Line | None) -> DamagedJournalError:
         if bad is None:
             where = f"after line {len(lines)}"
-            problem = f"{lines[-1].parts_missing} parts of the snapshot that it begins with are missing"
+            problem = f"{lines[-1].parts_missing} parts of its first snapshot are missing"
         else:
             where = f"in line {bad.number} (byte {bad.position})"
-            problem = f"{bad.problem}; {len(lines) - bad.number} lines follow it"
+            problem = f"{bad.problem}; {len(lines) - bad.number} lines follow"
         return DamagedJournalError(
             f"{self._path} is damaged {where}: {problem}. Nothing was changed. "
-            f"`headrace broker repair --data-dir {self._path.parent}` shows what can be saved"
+            f"Run `headrace broker repair --data-dir {self._path.parent}` to see what can be recovered"
         )
 
 
 def _is_torn(lines: list[Line]) -> bool:
-    """Whether all is well but the last line; one of a snapshot is not torn: the file got its name when it was whole."""
+    """Return whether only the last line is damaged. Snapshots are never torn: files are renamed when complete."""
     if not lines or lines[-1].is_whole:
         return False
     return not any(line.problem for line in lines[:-1]) and not lines[-1].parts_missing
 
 
 def write_snapshot(path: Path, events: Sequence[Event], offset: int) -> int:
-    """Write a journal anew, so that there is always the old one or the new one, whole; how many lines it has."""
+    """Replace a journal atomically with a snapshot; return its number of lines."""
     fresh = path.with_suffix(".new")
     parts: list[list[Event]] = [[event] for event in events] or [[]]
     fresh.unlink(missing_ok=True)
-    with open(fresh, "wb", opener=private) as file:  # it has keys of users
-        for part, of_part in enumerate(parts, 1):
-            header = {"kind": _SNAPSHOT, "offset": offset, "part": part, "parts": len(parts)}
-            file.write(_format([header, *of_part]))
+    with open(fresh, "wb", opener=private) as file:  # it contains credentials
+        for number, part in enumerate(parts, 1):
+            header = {"kind": _SNAPSHOT, "offset": offset, "part": number, "parts": len(parts)}
+            file.write(_format([header, *part]))
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, path)
@@ -284,24 +284,24 @@ def write_snapshot(path: Path, events: Sequence[Event], offset: int) -> int:
 
 
 def end_path(journal: Path) -> Path:
-    """The file that says how far a journal went when the broker was stopped."""
+    """Return the path of the end file, which has the offset of the last clean stop."""
     return journal.with_name(f"{journal.name}.end")
 
 
 def noted_end(journal: Path) -> int:
-    """Return the offset that a journal had when the broker was stopped; 0: it is not known."""
+    """Return the offset of a journal at the last clean stop; 0 if it is unknown."""
     path = end_path(journal)
     try:
         return int(path.read_text())
     except FileNotFoundError:
         return 0
     except (OSError, ValueError) as error:
-        log.warning("%s cannot be read: %s. It is written again at the next stop", path, error)
+        log.warning("cannot read %s: %s; it is written again at the next stop", path, error)
         return 0
 
 
 def set_aside(path: Path, why: str, data: bytes) -> Path:
-    """Keep bytes of a journal in a file of their own beside it."""
+    """Copy bytes of a journal to a new file in the same folder."""
     kept = unused(lambda number: path.with_name(f"{path.name}.{why}-{number + 1}"))
     with open(kept, "xb", opener=private) as file:
         file.write(data)

@@ -1,12 +1,13 @@
-"""Several brokers that are one cluster. A broker that is alone imports nothing of this.
+"""Clusters of several brokers. A standalone broker does not import this package.
 
-    the controller                                       every other broker
-      registration ◄──────── BrokerRegistration, BrokerHeartbeat ──────── registration
-      elections, placement                                              catalog_link ─► catalog ─► replicas, …
-          │ record
-          ▼                                                                  ▲
-      catalog ───────────────── events, by CatalogFetch ─────────────────────┘
+    controller                                             every other broker
+      broker_sessions ◄──── BrokerRegistration, BrokerHeartbeat ──────── membership
+      elections                                                        catalog_replication ─► catalog ─► replicas, …
+          │ record                                                              ▲
+          ▼                                                                     │
+      catalog ─────────────────── events, by CatalogFetch ──────────────────────┘
 
-The broker that was there first is the controller. Its catalog is the cluster's: it alone changes it, the others follow
-and hand on what would change it. While it is down data flow, but nobody is elected and nothing can be changed.
+The first broker, or a separate process, is the controller. Only the controller changes the catalog; the other brokers
+replicate it and forward requests that would change it. While the controller is down, producing and consuming continue,
+but no leader is elected and nothing can be changed.
 """

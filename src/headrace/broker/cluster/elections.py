@@ -1,10 +1,10 @@
-"""Who leads a partition, and what becomes of its sets of replicas. Nothing here knows time, network or disk.
+"""Elections: the next state of a partition, as a pure function without time, network or disk.
 
     a new in-sync set, new replicas, or a broker that came or went
-      → a move that is complete ends → eligible leader replicas → election → the place as it is to be
+      → complete a reassignment → eligible leader replicas → election → the next state
 
-Eligible leader replicas (KIP-966): while the in-sync set is smaller than min.insync.replicas nothing is committed, so
-whoever leaves it then still has all that ever was, and may lead when nobody is left in sync.
+Eligible leader replicas (KIP-966): while the in-sync set is smaller than min.insync.replicas nothing is committed. A
+replica that leaves the set then has all committed records, and may lead when no in-sync replica is left.
 """
 
 from __future__ import annotations
@@ -13,127 +13,129 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from headrace.broker.catalog.topics import PartitionPlace
-
-NOBODY = -1
+from headrace.broker.catalog.topics import NO_LEADER, PartitionRegistration
 
 
 class Election(Enum):
-    """Which leader is wanted."""
+    """The kind of an election."""
 
-    ONLINE = "online"  # the present one if it lives, else another one that has all that is committed
-    PREFERRED = "preferred"  # the first replica, if it can
-    UNCLEAN = "unclean"  # any that lives, if no other can: what only the others have is lost
+    ONLINE = "online"  # the current leader if it is active, otherwise another one with all committed records
+    PREFERRED = "preferred"  # the first replica, if it is in sync
+    UNCLEAN = "unclean"  # any active replica if there is no other: records that only others have are lost
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What a partition's topic and the cluster say."""
+class ElectionRules:
+    """The settings of a topic and the cluster that an election depends on."""
 
-    is_active: Callable[[int], bool]  # a broker that lives, and does not want to stop
+    is_active: Callable[[int], bool]  # whether a broker is live and not stopping
     min_isr: int
     election: Election = Election.ONLINE
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to change; None: as it is."""
+class PartitionChange:
+    """The requested change of a partition; None: unchanged."""
 
     isr: Sequence[int] | None = None
     replicas: Sequence[int] | None = None
     adding: Sequence[int] | None = None
     removing: Sequence[int] | None = None
-    distrusted: Collection[int] = ()  # brokers that may have lost what they had
+    distrusted: Collection[int] = ()  # brokers that may have lost data
     new_epoch: bool = False  # begin a leader epoch even if the leader stays
 
 
-NOTHING = Wanted()
+NO_CHANGE = PartitionChange()
 
 
-def changed(place: PartitionPlace, rules: Rules, wanted: Wanted = NOTHING) -> PartitionPlace | None:
-    """The place as it is to be; None if that is as it is."""
+def apply_change(
+    partition: PartitionRegistration, rules: ElectionRules, change: PartitionChange = NO_CHANGE
+) -> PartitionRegistration | None:
+    """Return the next state of a partition; None if nothing changes."""
     target = replace(
-        place,
-        isr=_or(wanted.isr, place.isr),
-        replicas=_or(wanted.replicas, place.replicas),
-        adding=_or(wanted.adding, place.adding),
-        removing=_or(wanted.removing, place.removing),
+        partition,
+        isr=_or_current(change.isr, partition.isr),
+        replicas=_or_current(change.replicas, partition.replicas),
+        adding=_or_current(change.adding, partition.adding),
+        removing=_or_current(change.removing, partition.removing),
     )
-    _complete_move(target)
-    _choose_eligible(place, target, rules, wanted.distrusted)
+    _complete_reassignment(target)
+    _choose_eligible(partition, target, rules, change.distrusted)
     _elect(target, rules)
-    if not target.isr and place.isr:
-        target.last_known_elr = (place.leader,) if place.leader != NOBODY else place.isr
-    elif target.leader != NOBODY:
+    if not target.isr and partition.isr:
+        target.last_known_elr = (partition.leader,) if partition.leader != NO_LEADER else partition.isr
+    elif target.leader != NO_LEADER:
         target.last_known_elr = ()
-    if target == place and not wanted.new_epoch:
+    if target == partition and not change.new_epoch:
         return None
-    lost_replica = not set(place.replicas) <= set(target.replicas)  # it must not go on fetching in this epoch
-    if target.leader != place.leader or lost_replica or wanted.new_epoch:
+    lost_replica = not set(partition.replicas) <= set(target.replicas)  # it must stop fetching in this epoch
+    if target.leader != partition.leader or lost_replica or change.new_epoch:
         target.leader_epoch += 1
     target.partition_epoch += 1
     return target
 
 
-def _or(wanted: Sequence[int] | None, there: tuple[int, ...]) -> tuple[int, ...]:
-    return there if wanted is None else tuple(wanted)
+def _or_current(changed: Sequence[int] | None, current: tuple[int, ...]) -> tuple[int, ...]:
+    return current if changed is None else tuple(changed)
 
 
-def _complete_move(target: PartitionPlace) -> None:
-    """End a move when all replicas that stay are in sync."""
+def _complete_reassignment(target: PartitionRegistration) -> None:
+    """End a reassignment when all remaining replicas are in sync."""
     if not (target.adding or target.removing):
         return
-    staying = _without(target.replicas, target.removing)
+    remaining = _without(target.replicas, target.removing)
     isr = _without(target.isr, target.removing)
-    if isr and staying and set(staying) <= set(isr):
-        target.replicas, target.isr, target.adding, target.removing = staying, isr, (), ()
+    if isr and remaining and set(remaining) <= set(isr):
+        target.replicas, target.isr, target.adding, target.removing = remaining, isr, (), ()
 
 
-def _choose_eligible(place: PartitionPlace, target: PartitionPlace, rules: Rules, distrusted: Collection[int]) -> None:
+def _choose_eligible(
+    partition: PartitionRegistration, target: PartitionRegistration, rules: ElectionRules, distrusted: Collection[int]
+) -> None:
     if len(target.isr) >= rules.min_isr:
         target.elr = ()
         return
-    candidates = dict.fromkeys((*place.elr, *place.isr))
+    candidates = dict.fromkeys((*partition.elr, *partition.isr))
     target.elr = tuple(
         node for node in candidates if node in target.replicas and node not in target.isr and node not in distrusted
     )
 
 
-def _elect(target: PartitionPlace, rules: Rules) -> None:
+def _elect(target: PartitionRegistration, rules: ElectionRules) -> None:
     clean = target.isr or target.elr
     order = (target.leader, *target.replicas)
     if rules.election is Election.PREFERRED:
         order = (target.replicas[0], *order)
     leader = _first(order, lambda node: node in clean and rules.is_active(node))
-    if leader == NOBODY and rules.election is Election.UNCLEAN:
+    if leader == NO_LEADER and rules.election is Election.UNCLEAN:
         order = (*target.last_known_elr, *target.replicas)
         leader = _first(order, lambda node: node in target.replicas and rules.is_active(node))
-        if leader != NOBODY:
+        if leader != NO_LEADER:
             target.isr, target.elr = (leader,), ()
-    elif leader != NOBODY and not target.isr:
+    elif leader != NO_LEADER and not target.isr:
         target.isr, target.elr = (leader,), _without(target.elr, (leader,))
     target.leader = leader
 
 
-def _first(nodes: Iterable[int], fits: Callable[[int], bool]) -> int:
-    return next((node for node in nodes if node != NOBODY and fits(node)), NOBODY)
+def _first(nodes: Iterable[int], is_suitable: Callable[[int], bool]) -> int:
+    return next((node for node in nodes if node != NO_LEADER and is_suitable(node)), NO_LEADER)
 
 
-def _without(nodes: Sequence[int], gone: Collection[int]) -> tuple[int, ...]:
-    return tuple(node for node in nodes if node not in gone)
+def _without(nodes: Sequence[int], removed: Collection[int]) -> tuple[int, ...]:
+    return tuple(node for node in nodes if node not in removed)
 
 
-# -- moves ---------------------------------------------------------------------------------------
+# -- reassignments -------------------------------------------------------------------------------
 
 
-def move(place: PartitionPlace, replicas: Sequence[int]) -> Wanted:
-    """What begins a move to other replicas: the new ones come, the old ones go when those have caught up."""
-    removing = _without(place.replicas, replicas)  # with those that a move under way has brought for nothing
-    adding = _without(replicas, _without(place.replicas, place.adding))
-    return Wanted(replicas=(*replicas, *removing), adding=adding, removing=removing)
+def begin_reassignment(partition: PartitionRegistration, replicas: Sequence[int]) -> PartitionChange:
+    """Return the change that begins a reassignment: old replicas are removed when the new ones have caught up."""
+    removing = _without(partition.replicas, replicas)  # including those that a running reassignment has added
+    adding = _without(replicas, _without(partition.replicas, partition.adding))
+    return PartitionChange(replicas=(*replicas, *removing), adding=adding, removing=removing)
 
 
-def back(place: PartitionPlace) -> Wanted:
-    """What gives up a move: the replicas that were there before it."""
-    before = _without(place.replicas, place.adding)
-    return Wanted(replicas=before, adding=(), removing=(), isr=_without(place.isr, place.adding))
+def cancel_reassignment(partition: PartitionRegistration) -> PartitionChange:
+    """Return the change that cancels a reassignment: the replicas as before it."""
+    before = _without(partition.replicas, partition.adding)
+    return PartitionChange(replicas=before, adding=(), removing=(), isr=_without(partition.isr, partition.adding))

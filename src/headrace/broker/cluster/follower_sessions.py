@@ -1,11 +1,10 @@
-"""What followers want of this broker, kept between their fetches (KIP-227, for followers only).
+"""Fetch sessions of followers, kept between their fetches (KIP-227, for followers only).
 
-A follower names its partitions once, and after that only those of which it wants something else than before: mostly
-the ones that it has just got records of. The leader marks what was written, so that a fetch costs what has happened,
-and not what there is.
+A follower names its partitions once, and after that only those whose position has changed, mostly the ones it has just
+received records of. The leader marks partitions that were written, so that a fetch costs as much as has changed.
 
-    append, high watermark ─► mark, note ─┐
-    fetch: rows that changed ─────────────┴► due ─► read ─► an answer with what is new
+    append, high watermark ─► mark, mark_for_next ─┐
+    fetch: partitions that changed ────────────────┴► due ─► read ─► unreported: the rows of the response
 """
 
 from __future__ import annotations
@@ -15,139 +14,143 @@ from collections.abc import Iterable, Sequence
 
 from headrace.broker.clock import Clock
 from headrace.broker.fetching import PartitionFetch, Read
-from headrace.broker.replica_manager import Key
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 
 SESSION_ID_MAX = 2**31 - 1
 
-Place = tuple[bytes, int]
-"""The id of a topic, and the index of a partition."""
+TopicIdPartition = tuple[bytes, int]
+"""A topic id and a partition index."""
 
 
 class FollowerSession:
-    """One follower, as it knows us. Event loop only."""
+    """The fetch session of one follower. Event loop only."""
 
     def __init__(self, session_id: int) -> None:
         self.id = session_id
         self.next_epoch = 1
-        self.is_prompt = False  # it wants to hear of high watermarks at once (KIP-1166)
-        self._wanted: dict[Place, PartitionFetch] = {}
-        self._places: dict[Key, Place] = {}  # of those that are here
-        self._told: dict[Place, tuple[int, int]] = {}  # the high watermark and the start that it has heard of
-        self._marked: set[Key] = set()
+        self.is_prompt = False  # a new high watermark completes a waiting fetch (KIP-1166)
+        self._fetches: dict[TopicIdPartition, PartitionFetch] = {}
+        self._ids: dict[TopicPartition, TopicIdPartition] = {}  # of the partitions that exist here
+        self._reported: dict[TopicIdPartition, tuple[int, int]] = {}  # high watermark and start offset
+        self._marked: set[TopicPartition] = set()
         self._waiting: asyncio.Future[None] | None = None
 
-    # -- what happens here -----------------------------------------------------------------------
+    # -- events of partitions --------------------------------------------------------------------
 
-    def mark(self, key: Key) -> None:
-        """There is something for it: a fetch that waits is answered."""
+    def mark(self, key: TopicPartition) -> None:
+        """Mark a partition with new records, and complete a waiting fetch."""
         self._marked.add(key)
         self._wake()
 
-    def _wake(self) -> None:
-        if self._waiting is not None:
-            _end(self._waiting)
-
-    def note(self, key: Key) -> None:
-        """There is something to be said with the next answer; that is now, for a follower which others read from."""
+    def mark_for_next(self, key: TopicPartition) -> None:
+        """Mark a partition for the next response; complete a waiting fetch only if the follower asks for that."""
         self._marked.add(key)
         if self.is_prompt:
             self._wake()
 
-    # -- what it asks for ------------------------------------------------------------------------
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            _complete(self._waiting)
 
-    def take(self, place: Place, wanted: PartitionFetch) -> None:
-        """It wants something of a partition, or something else than before."""
-        self.forget(place)
-        self._wanted[place] = wanted
-        if wanted.partition is not None:
-            self._places[wanted.partition.key] = place
-            wanted.partition.sessions.append(self)
+    # -- requests --------------------------------------------------------------------------------
 
-    def forget(self, place: Place) -> None:
-        """It wants nothing of it any more."""
-        wanted = self._wanted.pop(place, None)
-        self._told.pop(place, None)
-        if wanted is not None and wanted.partition is not None:
-            partition = wanted.partition
-            if self in partition.sessions:
-                partition.sessions.remove(self)
-            if self._places.get(partition.key) == place:
-                del self._places[partition.key]
+    def update(self, partition_id: TopicIdPartition, fetch: PartitionFetch) -> None:
+        """Add a partition, or replace its position."""
+        self.forget(partition_id)
+        self._fetches[partition_id] = fetch
+        if fetch.partition is not None:
+            self._ids[fetch.partition.key] = partition_id
+            fetch.partition.follower_sessions.append(self)
+
+    def forget(self, partition_id: TopicIdPartition) -> None:
+        """Remove a partition."""
+        fetch = self._fetches.pop(partition_id, None)
+        self._reported.pop(partition_id, None)
+        if fetch is not None and fetch.partition is not None:
+            partition = fetch.partition
+            if self in partition.follower_sessions:
+                partition.follower_sessions.remove(self)
+            if self._ids.get(partition.key) == partition_id:
+                del self._ids[partition.key]
 
     def close(self) -> None:
-        for place in [*self._wanted]:
-            self.forget(place)
+        for partition_id in [*self._fetches]:
+            self.forget(partition_id)
         self._wake()
 
-    def due(self, asked: Iterable[Place]) -> dict[Place, PartitionFetch]:
-        """What has to be looked at: what it has asked for just now, and what was marked."""
+    def due(self, requested: Iterable[TopicIdPartition]) -> dict[TopicIdPartition, PartitionFetch]:
+        """Return the partitions to read: those of the request and those that are marked."""
         marked, self._marked = self._marked, set()
-        places = {self._places[key] for key in marked if key in self._places}
-        places.update(asked)
-        return {place: self._wanted[place] for place in places if place in self._wanted}
+        due = {self._ids[key] for key in marked if key in self._ids}
+        due.update(requested)
+        return {partition_id: self._fetches[partition_id] for partition_id in due if partition_id in self._fetches}
 
     async def wait(self, clock: Clock, timeout_ms: float) -> None:
-        """Until something is marked, or time is up."""
+        """Wait until a partition is marked, or for the timeout."""
         if self.is_prompt and self._marked:
-            return  # what it has just told us has raised a high watermark
+            return  # this fetch itself has advanced a high watermark
         self._waiting = waiting = asyncio.get_running_loop().create_future()
-        timer = clock.call_later(timeout_ms, _end, waiting)
+        timer = clock.call_later(timeout_ms, _complete, waiting)
         try:
             await waiting
         finally:
             timer.cancel()
             self._waiting = None
 
-    def news(self, due: dict[Place, PartitionFetch], reads: Sequence[Read]) -> list[tuple[Place, PartitionFetch, Read]]:
-        """What of it the follower has not heard yet. What there was no room for comes next."""
+    def unreported(
+        self, due: dict[TopicIdPartition, PartitionFetch], reads: Sequence[Read]
+    ) -> list[tuple[TopicIdPartition, PartitionFetch, Read]]:
+        """Return the reads with news for the follower; partitions that did not fit are marked again."""
         rows = []
-        for (place, wanted), read in zip(due.items(), reads, strict=True):
-            partition = wanted.partition
-            silent = not len(read.data) and read.diverging is None and not read.error_code
-            if silent and partition is not None and partition.log.end_offset > wanted.offset:
+        for (partition_id, fetch), read in zip(due.items(), reads, strict=True):
+            partition = fetch.partition
+            is_empty = not len(read.data) and read.diverging is None and not read.error_code
+            if is_empty and partition is not None and partition.log.end_offset > fetch.offset:
                 self._marked.add(partition.key)
-            known = (read.high_watermark, read.start_offset)
-            if silent and self._told.get(place) == known:
+            offsets = (read.high_watermark, read.start_offset)
+            if is_empty and self._reported.get(partition_id) == offsets:
                 continue
-            self._told[place] = known
-            rows.append((place, wanted, read))
+            self._reported[partition_id] = offsets
+            rows.append((partition_id, fetch, read))
         return rows
 
 
 class FollowerSessions:
-    """One for each follower: who begins again leaves what was before."""
+    """The sessions by follower; a new session replaces the one before."""
 
     def __init__(self) -> None:
         self._by_node: dict[int, FollowerSession] = {}
         self._last_id = 0
 
     def find(self, node_id: int, session_id: int, epoch: int) -> FollowerSession:
-        """The session of a fetch; a new one if it begins one."""
-        found = self._by_node.get(node_id)
+        """Return the session of a fetch; epoch 0 begins a new one."""
+        session = self._by_node.get(node_id)
         if epoch == 0:
-            if found is not None:
-                found.close()
+            if session is not None:
+                session.close()
             self._last_id = self._last_id % SESSION_ID_MAX + 1
-            found = self._by_node[node_id] = FollowerSession(self._last_id)
-            return found
-        if found is None or found.id != session_id:
-            raise BrokerError(f"broker {node_id} has no session here", code=Code.FETCH_SESSION_ID_NOT_FOUND)
-        if epoch != found.next_epoch:
+            session = self._by_node[node_id] = FollowerSession(self._last_id)
+            return session
+        if session is None or session.id != session_id:
             raise BrokerError(
-                f"fetch {epoch} of broker {node_id} came instead of {found.next_epoch}",
+                f"unknown fetch session {session_id} of broker {node_id}", code=Code.FETCH_SESSION_ID_NOT_FOUND
+            )
+        if epoch != session.next_epoch:
+            raise BrokerError(
+                f"invalid fetch session epoch {epoch} of broker {node_id}: expected {session.next_epoch}",
                 code=Code.INVALID_FETCH_SESSION_EPOCH,
             )
-        found.next_epoch += 1
-        return found
+        session.next_epoch += 1
+        return session
 
     def close(self) -> None:
-        """End them all: whoever waits is answered, and begins again."""
+        """Close all sessions and complete their waiting fetches."""
         for session in self._by_node.values():
             session.close()
         self._by_node.clear()
 
 
-def _end(waiting: asyncio.Future[None]) -> None:
+def _complete(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)

@@ -1,7 +1,7 @@
-"""Requests of clients that only the controller can answer: handed on to it, and the answer back.
+"""Forwarding of client requests that only the controller can handle.
 
-The client sees one broker that does it all. It is told that something is done only when the broker it is connected to
-has heard of it too: what it asks next will be answered by that one.
+A client can send every request to any broker. The response is returned when the client's broker knows the change too,
+because that broker will handle the next request of the client.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from headrace.broker.cluster.catalog_link import CatalogLink
-from headrace.broker.cluster.link import Peer
+from headrace.broker.cluster.catalog_replication import CatalogReplica
+from headrace.broker.cluster.peer import Peer
 from headrace.broker.context import Context
 from headrace.broker.error_responses import error_response
 from headrace.errors import BrokerError, Code, ConnectionFailedError
-from headrace.wire.api import response_class
+from headrace.wire.api import ApiKey, response_class
 from headrace.wire.api.inter_broker import EnsureTopicRequest, EnsureTopicResponse, ForwardRequest, ForwardResponse
 from headrace.wire.schema import Message
 
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
 
 FORWARDED = frozenset(
     {
-        19,  # CreateTopics
-        20,  # DeleteTopics
-        30,  # CreateAcls
-        31,  # DeleteAcls
-        33,  # AlterConfigs
-        37,  # CreatePartitions
-        43,  # ElectLeaders
-        44,  # IncrementalAlterConfigs
-        45,  # AlterPartitionReassignments
-        49,  # AlterClientQuotas
-        51,  # AlterUserScramCredentials
-        57,  # UpdateFeatures
-        64,  # UnregisterBroker
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.UPDATE_FEATURES,
+        ApiKey.UNREGISTER_BROKER,
     }
 )
 CONNECT_MS_MAX = 5_000
-"""How long a request waits for a controller that is not there: it may be restarting."""
+"""How long a request waits for a connection to the controller, which may be restarting."""
 CAUGHT_UP_MS_MAX = 5_000
-"""How long the answer waits for this broker to hear of what was done."""
+"""How long a response waits until this broker knows the change."""
 RETRY_MS = 50.0
 
 
 class Forwarding:
-    """Hands on, for a broker that is not the controller. Event loop only."""
+    """Forwards requests to the controller. Event loop only."""
 
-    def __init__(self, peer: Peer, link: CatalogLink, node_id: int, timeout_ms: int) -> None:
+    def __init__(self, peer: Peer, catalog: CatalogReplica, node_id: int, timeout_ms: int) -> None:
         self._peer = peer
-        self._link = link
+        self._catalog = catalog
         self._node_id = node_id
         self._timeout_ms = timeout_ms
 
-    async def hand_on(self, broker: Broker, context: Context, message: Message) -> Message:
-        """A handler: the controller's answer to a request, or one that says that there is none."""
+    async def forward(self, broker: Broker, context: Context, message: Message) -> Message:
+        """Handle a request by forwarding it; return the controller's response, or an error response."""
         try:
-            response = await self._ask(
+            response = await self._request(
                 ForwardRequest(
                     broker_id=self._node_id,
                     request_key=context.api_key,
@@ -75,29 +75,29 @@ class Forwarding:
         return response_class(context.api_key).decode(context.api_version, response.body)
 
     async def ensure_topic(self, name: str) -> None:
-        """Have the controller make a topic; return when it is known here."""
-        await self._ask(EnsureTopicRequest(broker_id=self._node_id, name=name))
+        """Create a topic on the controller; return when it is known here."""
+        await self._request(EnsureTopicRequest(broker_id=self._node_id, name=name))
 
     async def close(self) -> None:
         await self._peer.close()
 
-    async def _ask(self, request: ForwardRequest | EnsureTopicRequest) -> Message:
+    async def _request(self, request: ForwardRequest | EnsureTopicRequest) -> Message:
         try:
-            await self._connected()
-            response = await self._peer.ask(request, 0, self._timeout_ms)
+            await self._connect()
+            response = await self._peer.request(request, 0, self._timeout_ms)
         except ConnectionFailedError as error:
             raise BrokerError(
-                f"the controller of the cluster does not answer ({error.args[0]}): nothing can be changed meanwhile",
+                f"the controller does not respond ({error.args[0]}): nothing can be changed until it does",
                 code=Code.REQUEST_TIMED_OUT,
             ) from error
         assert isinstance(response, ForwardResponse | EnsureTopicResponse)
         if response.error_code:
-            raise BrokerError(response.error_message or "refused by the controller", code=response.error_code)
-        await self._link.reached(response.generation, response.next_number, CAUGHT_UP_MS_MAX)
+            raise BrokerError(response.error_message or "rejected by the controller", code=response.error_code)
+        await self._catalog.wait_for(response.generation, response.next_number, CAUGHT_UP_MS_MAX)
         return response
 
-    async def _connected(self) -> None:
-        """Wait for a connection: nothing has been asked yet, so there is no harm in trying again."""
+    async def _connect(self) -> None:
+        """Wait for a connection; retrying is safe because nothing has been sent."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CONNECT_MS_MAX / 1000
         while True:
@@ -110,4 +110,4 @@ class Forwarding:
 
 
 async def _never() -> Message | None:
-    raise AssertionError("only Metadata asks for more, and that is not handed on")
+    raise AssertionError("only Metadata calls the handler again, and it is not forwarded")

@@ -1,4 +1,4 @@
-"""Transactions across brokers: their coordinator is on one, the partitions they write to are on others.
+"""Transaction requests to other brokers: between a coordinator and the leaders of the partitions.
 
 coordinator ─ WriteTxnMarkers ─► leaders of partitions
 leader of a partition ─ AddPartitionsToTxn (verify, or add) ─► coordinator
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from headrace.broker.catalog.topics import TRANSACTION_STATE, Topics
-from headrace.broker.cluster.link import Peers
+from headrace.broker.catalog.topics import NO_LEADER, TRANSACTION_STATE, Topics
+from headrace.broker.cluster.peer import Peers
 from headrace.broker.replica_manager import MARKER_TIMEOUT_MS
 from headrace.broker.transactions.transaction import Transaction
 from headrace.errors import BrokerError, Code
@@ -29,43 +29,42 @@ from headrace.wire.records import Marker
 
 MARKERS_VERSION = 2
 ADD_VERSION = 5
-LINES = 4
-"""Connections to each broker, for a server answers one request of a connection after the other."""
-ANSWER_MS = 5_000
-"""For the way there and back, on top of what the other one may wait for."""
-NOWHERE = -1
+CONNECTIONS = 4
+"""Connections to each broker, because a server handles the requests of a connection in order."""
+RESPONSE_MS = 5_000
+"""The time-out for the network, in addition to what the other broker may wait for."""
 
 
 class TransactionLinks:
-    """Other brokers, as far as transactions go. Event loop only."""
+    """Sends transaction requests to other brokers. Event loop only."""
 
     def __init__(self, node_id: int, topics: Topics, peers: Peers) -> None:
         self._node_id = node_id
         self._topics = topics
         self._peers = peers
 
-    def leader_elsewhere(self, partition: TopicPartition) -> int | None:
-        """The broker that leads a partition; None if we do, or nobody: then it is for us to find out."""
+    def remote_leader(self, partition: TopicPartition) -> int | None:
+        """Return the broker that leads a partition; None if it is this broker, or there is no leader."""
         topic, index = partition
-        found = self._topics.by_name.get(topic)
-        if found is None or index >= len(found.partitions):
+        known = self._topics.by_name.get(topic)
+        if known is None or index >= len(known.partitions):
             return None
-        leader = found.partitions[index].leader
-        return None if leader in (NOWHERE, self._node_id) else leader
+        leader = known.partitions[index].leader
+        return None if leader in (NO_LEADER, self._node_id) else leader
 
-    def coordinator_elsewhere(self, transactional_id: str) -> int | None:
-        """The broker that coordinates a transactional id; None if we do, or nobody."""
-        found = self._topics.by_name.get(TRANSACTION_STATE)
-        if found is None:
+    def remote_coordinator(self, transactional_id: str) -> int | None:
+        """Return the coordinator of a transactional id; None if it is this broker, or there is none."""
+        topic = self._topics.by_name.get(TRANSACTION_STATE)
+        if topic is None:
             return None
-        return self.leader_elsewhere(
-            TopicPartition(TRANSACTION_STATE, coordinator_partition(transactional_id, len(found.partitions)))
+        return self.remote_leader(
+            TopicPartition(TRANSACTION_STATE, coordinator_partition(transactional_id, len(topic.partitions)))
         )
 
     async def write_markers(
         self, node: int, transaction: Transaction, partitions: Sequence[TopicPartition], marker: Marker
     ) -> dict[TopicPartition, int]:
-        """End a transaction in partitions that another broker leads: a code for each of them."""
+        """Write markers to partitions that another broker leads; return an error code for each of them."""
         row = WritableTxnMarker(
             producer_id=transaction.producer_id,
             producer_epoch=transaction.epoch,
@@ -77,8 +76,10 @@ class TransactionLinks:
             coordinator_epoch=marker.coordinator_epoch,
             transaction_version=transaction.version,
         )
-        peer = self._peers.to(node, f"markers-{transaction.producer_id % LINES}")
-        response = await peer.ask(WriteTxnMarkersRequest(markers=[row]), MARKERS_VERSION, MARKER_TIMEOUT_MS + ANSWER_MS)
+        peer = self._peers.to(node, f"markers-{transaction.producer_id % CONNECTIONS}")
+        response = await peer.request(
+            WriteTxnMarkersRequest(markers=[row]), MARKERS_VERSION, MARKER_TIMEOUT_MS + RESPONSE_MS
+        )
         assert isinstance(response, WriteTxnMarkersResponse)
         return {
             TopicPartition(topic.name, part.partition_index): part.error_code
@@ -97,7 +98,7 @@ class TransactionLinks:
         *,
         add: bool,
     ) -> dict[TopicPartition, Code]:
-        """Ask the coordinator whether partitions belong to a transaction, or to let them: a code for each of them."""
+        """Verify that partitions are in a transaction, or add them; return an error code for each of them."""
         row = AddPartitionsToTxnTransaction(
             transactional_id=transactional_id,
             producer_id=producer_id,
@@ -108,11 +109,11 @@ class TransactionLinks:
                 for topic, indexes in _by_topic(partitions).items()
             ],
         )
-        peer = self._peers.to(node, f"verify-{producer_id % LINES}")
-        response = await peer.ask(AddPartitionsToTxnRequest(transactions=[row]), ADD_VERSION, 2 * ANSWER_MS)
+        peer = self._peers.to(node, f"verify-{producer_id % CONNECTIONS}")
+        response = await peer.request(AddPartitionsToTxnRequest(transactions=[row]), ADD_VERSION, 2 * RESPONSE_MS)
         assert isinstance(response, AddPartitionsToTxnResponse)
         if response.error_code:
-            raise BrokerError("the coordinator does not say", code=response.error_code)
+            raise BrokerError("the coordinator rejected AddPartitionsToTxn", code=response.error_code)
         return {
             TopicPartition(topic.name, part.partition_index): Code(part.partition_error_code)
             for result in response.results_by_transaction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from headrace.broker.catalog.acls import Acl, AclFilter, Acls, Pattern, Permission
+from headrace.broker.catalog.security import Acl, AclFilter, Acls, Pattern, Permission
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code

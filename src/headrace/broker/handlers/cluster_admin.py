@@ -75,7 +75,7 @@ def handle_describe_cluster(broker: Broker, context: Context, request: DescribeC
 
 
 def handle_describe_log_dirs(broker: Broker, context: Context, request: DescribeLogDirsRequest) -> HandlerResult:
-    """Return the size of each partition in the data directory, and the free disk space."""
+    """Return the size of each partition in the data folder, and the free disk space."""
     try:
         broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
     except BrokerError as error:
@@ -100,7 +100,7 @@ def handle_describe_log_dirs(broker: Broker, context: Context, request: Describe
 
 
 def fail_describe_log_dirs(context: Context, request: DescribeLogDirsRequest, code: int) -> DescribeLogDirsResponse:
-    """Before v3 there is no error code: like Kafka, respond without any directory."""
+    """Before v3 there is no error code: like Kafka, respond without any folder."""
     return DescribeLogDirsResponse(error_code=code)
 
 
@@ -253,7 +253,7 @@ def _reassign(broker: Broker, name: str, index: int, replicas: Sequence[int] | N
                 code=Code.INVALID_REPLICATION_FACTOR,
             )
     if broker.cluster is not None:
-        _controller(broker).move(topic, index, replicas)
+        _controller(broker).reassign(topic, index, replicas)
 
 
 # -- ListPartitionReassignments ------------------------------------------------------------------

@@ -38,7 +38,7 @@ from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.cluster.follower_sessions import FollowerSession, FollowerSessions, Place
+    from headrace.broker.cluster.follower_sessions import FollowerSession, FollowerSessions, TopicIdPartition
     from headrace.wire.layout import BatchHeader, Record
 
 RECORD_BATCHES_MIN_VERSION = 4  # v0-3 get message sets
@@ -140,7 +140,7 @@ def _fetch_in_session(
     requested = [(topic.topic_id, fetch.index) for topic, partitions in topics for fetch in partitions]
     for topic, partitions in topics:
         for fetch in partitions:
-            session.take((topic.topic_id, fetch.index), fetch)
+            session.update((topic.topic_id, fetch.index), fetch)
     due = session.due(requested)
     reads, is_ready = fetching.read_all([*due.values()], limits)
     if is_ready or request.max_wait_ms <= 0:
@@ -155,7 +155,7 @@ async def _wait_in_session(
     limits: FetchLimits,
     *,
     session: FollowerSession,
-    due: dict[Place, PartitionFetch],
+    due: dict[TopicIdPartition, PartitionFetch],
 ) -> FetchResponse:
     await session.wait(broker.clock, min(request.max_wait_ms, WAIT_MS_MAX))
     due = session.due(due)
@@ -164,10 +164,10 @@ async def _wait_in_session(
 
 
 def _session_response(
-    context: Context, session: FollowerSession, due: dict[Place, PartitionFetch], reads: Sequence[Read]
+    context: Context, session: FollowerSession, due: dict[TopicIdPartition, PartitionFetch], reads: Sequence[Read]
 ) -> FetchResponse:
     topics: dict[bytes, list[PartitionData]] = {}
-    for (topic_id, _), fetch, read in session.news(due, reads):
+    for (topic_id, _), fetch, read in session.unreported(due, reads):
         topics.setdefault(topic_id, []).append(_partition_response(context.api_version, fetch, read))
     rows = [FetchableTopicResponse(topic_id=topic_id, partitions=parts) for topic_id, parts in topics.items()]
     return FetchResponse(session_id=session.id, responses=rows)
@@ -179,7 +179,7 @@ def _session_response(
 def _find_partitions(broker: Broker, context: Context, request: FetchRequest, limits: FetchLimits) -> _Topics:
     """Return the partitions of a request, each found and authorized or with the error that prevents reading it."""
     find = broker.replicas.replica if limits.from_follower else broker.replicas.partition
-    nearest = broker.replicas.nearest if request.rack_id and limits.from_follower else None
+    select_replica = broker.replicas.replica_selector if request.rack_id and limits.from_follower else None
     topics: _Topics = []
     for topic in request.topics:
         fetches = [
@@ -203,8 +203,8 @@ def _find_partitions(broker: Broker, context: Context, request: FetchRequest, li
         for fetch in fetches:
             try:
                 fetch.partition = find(name, fetch.index)
-                if nearest is not None and fetch.partition.is_leader:
-                    fetch.preferred_replica = nearest(fetch.partition, request.rack_id, fetch.offset)
+                if select_replica is not None and fetch.partition.is_leader:
+                    fetch.preferred_replica = select_replica(fetch.partition, request.rack_id, fetch.offset)
             except BrokerError as error:
                 fetch.error = error
     return topics

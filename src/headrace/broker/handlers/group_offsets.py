@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from headrace.broker.catalog.topics import Topic
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.groups.commits import NOTHING_COMMITTED, Commit, Fetched
 from headrace.broker.groups.group import MemberClaim
@@ -50,27 +51,27 @@ async def handle_offset_commit(broker: Broker, context: Context, request: Offset
     """
     if not broker.authorizer.allows(context.session, Operation.READ, Resource.GROUP, request.group_id):
         return fail_offset_commit(context, request, Code.GROUP_AUTHORIZATION_FAILED)
-    if context.api_version >= COMMIT_TOPIC_IDS_MIN_VERSION:
+    has_topic_ids = context.api_version >= COMMIT_TOPIC_IDS_MIN_VERSION
+    if has_topic_ids:
         request = request.replace(topics=[_with_topic_name(broker, topic) for topic in request.topics])
-    failed: dict[TopicPartition, int] = {}
-    commits: dict[TopicPartition, Commit] = {}
-    for topic in request.topics:
-        topic_code = _check_topic(broker, context, topic)
-        known_topic = broker.catalog.topics.by_name.get(topic.name)
-        for row in topic.partitions:
-            partition = TopicPartition(topic.name or topic.topic_id.hex(), row.partition_index)
-            if topic_code:
-                failed[partition] = topic_code
-            elif known_topic is None or not 0 <= row.partition_index < len(known_topic.partitions):
-                failed[partition] = Code.UNKNOWN_TOPIC_OR_PARTITION
-            else:
-                commits[partition] = Commit(
-                    row.committed_offset,
-                    row.committed_leader_epoch,
-                    row.committed_metadata,
-                    row.commit_timestamp,
-                    known_topic.id,
-                )
+    named_topics = ((topic.name, topic.partitions) for topic in request.topics if topic.name or not has_topic_ids)
+    failed, rows = check_rows(broker, context, named_topics)
+    failed |= {
+        TopicPartition(topic.topic_id.hex(), row.partition_index): Code.UNKNOWN_TOPIC_ID
+        for topic in request.topics
+        if has_topic_ids and not topic.name
+        for row in topic.partitions
+    }
+    commits = {
+        partition: Commit(
+            row.committed_offset,
+            row.committed_leader_epoch,
+            row.committed_metadata,
+            row.commit_timestamp,
+            topic.id,
+        )
+        for partition, (row, topic) in rows.items()
+    }
     results: Mapping[TopicPartition, int] = {}
     if commits:
         claim = MemberClaim(request.member_id, request.generation_id_or_member_epoch, request.group_instance_id)
@@ -93,13 +94,34 @@ def _with_topic_name(broker: Broker, topic: OffsetCommitRequestTopic) -> OffsetC
     return topic if known_topic is None else topic.replace(name=known_topic.name)
 
 
-def _check_topic(broker: Broker, context: Context, topic: OffsetCommitRequestTopic) -> Code:
-    """Return the error of all partitions of a topic, or NONE."""
-    if not topic.name and context.api_version >= COMMIT_TOPIC_IDS_MIN_VERSION:
-        return Code.UNKNOWN_TOPIC_ID
-    if not broker.authorizer.allows(context.session, Operation.READ, Resource.TOPIC, topic.name):
-        return Code.TOPIC_AUTHORIZATION_FAILED
-    return Code.NONE
+class PartitionRow(Protocol):
+    """A row of a request about committed offsets."""
+
+    @property
+    def partition_index(self) -> int: ...
+
+
+R = TypeVar("R", bound=PartitionRow)
+
+
+def check_rows(
+    broker: Broker, context: Context, topics: Iterable[tuple[str, Sequence[R]]]
+) -> tuple[dict[TopicPartition, Code], dict[TopicPartition, tuple[R, Topic]]]:
+    """Return the error of each partition that is unknown or not authorized, and the other rows with their topics."""
+    failed: dict[TopicPartition, Code] = {}
+    checked: dict[TopicPartition, tuple[R, Topic]] = {}
+    for name, rows in topics:
+        authorized = broker.authorizer.allows(context.session, Operation.READ, Resource.TOPIC, name)
+        topic = broker.catalog.topics.by_name.get(name)
+        for row in rows:
+            partition = TopicPartition(name, row.partition_index)
+            if not authorized:
+                failed[partition] = Code.TOPIC_AUTHORIZATION_FAILED
+            elif topic is None or not 0 <= row.partition_index < len(topic.partitions):
+                failed[partition] = Code.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                checked[partition] = row, topic
+    return failed, checked
 
 
 def _commit_response(
@@ -282,27 +304,14 @@ def _fetch_response(context: Context, groups: Sequence[OffsetFetchResponseGroup]
 
 async def handle_offset_delete(broker: Broker, context: Context, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
     """Delete committed offsets of topics that the group is not subscribed to."""
-    allows, session = broker.authorizer.allows, context.session
-    if not allows(session, Operation.DELETE, Resource.GROUP, request.group_id):
+    if not broker.authorizer.allows(context.session, Operation.DELETE, Resource.GROUP, request.group_id):
         return OffsetDeleteResponse(error_code=Code.GROUP_AUTHORIZATION_FAILED)
-    codes: dict[TopicPartition, int] = {}
-    partitions: list[TopicPartition] = []
-    for topic in request.topics:
-        authorized = allows(session, Operation.READ, Resource.TOPIC, topic.name)
-        known_topic = broker.catalog.topics.by_name.get(topic.name)
-        for row in topic.partitions:
-            partition = TopicPartition(topic.name, row.partition_index)
-            if not authorized:
-                codes[partition] = Code.TOPIC_AUTHORIZATION_FAILED
-            elif known_topic is None or not 0 <= row.partition_index < len(known_topic.partitions):
-                codes[partition] = Code.UNKNOWN_TOPIC_OR_PARTITION
-            else:
-                partitions.append(partition)
+    failed, rows = check_rows(broker, context, ((topic.name, topic.partitions) for topic in request.topics))
     try:
-        codes |= await broker.groups.delete_offsets(request.group_id, partitions)
+        results = await broker.groups.delete_offsets(request.group_id, list(rows))
     except BrokerError as error:
         return OffsetDeleteResponse(error_code=error.code)
-    return _delete_response(request, codes)
+    return _delete_response(request, {**failed, **results})
 
 
 def _delete_response(request: OffsetDeleteRequest, codes: Mapping[TopicPartition, int]) -> OffsetDeleteResponse:

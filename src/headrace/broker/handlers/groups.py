@@ -29,7 +29,7 @@ from headrace.wire.internal_topics import coordinator_partition
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.cluster.cluster import Cluster
+    from headrace.broker.cluster.role import ClusterRole
 
 # -- FindCoordinator -----------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ def handle_find_coordinator(broker: Broker, context: Context, request: FindCoord
 
 
 async def _create_topic_then_find(
-    broker: Broker, cluster: Cluster, context: Context, request: FindCoordinatorRequest, topic: str
+    broker: Broker, cluster: ClusterRole, context: Context, request: FindCoordinatorRequest, topic: str
 ) -> FindCoordinatorResponse:
     """Have the controller create the internal topic, then respond."""
     try:
@@ -103,7 +103,7 @@ def _find_coordinator(broker: Broker, context: Context, key_type: int, key: str)
             raise BrokerError(f"{kind.topic}-{index} has no leader", code=Code.COORDINATOR_NOT_AVAILABLE)
         address = node(broker, context.session.listener, leader)
     except BrokerError as error:
-        # A stray data directory makes the internal topic's name invalid.
+        # A stray data folder makes the internal topic's name invalid.
         is_unavailable = error.code in (Code.BROKER_NOT_AVAILABLE, Code.INVALID_TOPIC_EXCEPTION)
         code = Code.COORDINATOR_NOT_AVAILABLE if is_unavailable else error.code
         return _no_coordinator(key, code, str(error.args[0]))

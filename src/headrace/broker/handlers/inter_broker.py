@@ -6,10 +6,10 @@ import inspect
 import logging
 from typing import TYPE_CHECKING
 
-from headrace.broker.cluster.access import controller_for
-from headrace.broker.cluster.catalog_feed import answer
-from headrace.broker.cluster.controller import Controller
+from headrace.broker.cluster.catalog_replication import fetch_now
+from headrace.broker.cluster.controller import Controller, controller_for
 from headrace.broker.cluster.forwarding import FORWARDED
+from headrace.broker.cluster.role import IsrChange
 from headrace.broker.context import Context, HandlerResult, Session
 from headrace.broker.error_responses import error_response
 from headrace.broker.handlers import supported
@@ -57,15 +57,8 @@ def _alter_partition(
 ) -> PartitionResult:
     isr = {state.broker_id: state.broker_epoch for state in row.new_isr_with_epochs}
     try:
-        partition = controller.alter(
-            request.broker_id,
-            request.broker_epoch,
-            topic_id,
-            row.partition_index,
-            row.leader_epoch,
-            row.partition_epoch,
-            isr,
-        )
+        change = IsrChange(topic_id, row.partition_index, row.leader_epoch, row.partition_epoch, isr)
+        partition = controller.alter_isr(request.broker_id, request.broker_epoch, change)
     except BrokerError as error:
         return PartitionResult(partition_index=row.partition_index, error_code=error.code)
     return PartitionResult(
@@ -103,7 +96,7 @@ def handle_broker_registration(broker: Broker, context: Context, request: Broker
 
 def _become_controller(broker: Broker, node_id: int) -> None:
     try:
-        broker.found_cluster()
+        broker.start_cluster()
     except ConfigError as error:  # options that a standalone broker does not need
         log.error("broker %d cannot join: %s", node_id, error)
         raise BrokerError(str(error), code=Code.INVALID_REGISTRATION) from error
@@ -139,7 +132,7 @@ def handle_catalog_fetch(broker: Broker, context: Context, request: CatalogFetch
     if broker.cluster is None or not broker.cluster.is_controller:
         broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
     if broker.cluster is None:
-        return answer(broker.catalog, request)
+        return fetch_now(broker.catalog, request)
     if not broker.cluster.is_controller:
         return CatalogFetchResponse(
             error_code=Code.NOT_CONTROLLER,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headrace.broker.catalog.topics import INTERNAL, Topic, check_name
+from headrace.broker.catalog.topics import INTERNAL, PartitionRegistration, Topic, check_name
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.nodes import controller_id, nodes, offline
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
@@ -26,7 +26,7 @@ from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.cluster.cluster import Cluster
+    from headrace.broker.cluster.role import ClusterRole
 
 # -- Metadata ------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ def _topics_to_create(broker: Broker, context: Context, request: MetadataRequest
 
 
 async def _create_then_respond(
-    broker: Broker, cluster: Cluster, context: Context, request: MetadataRequest, names: list[str]
+    broker: Broker, cluster: ClusterRole, context: Context, request: MetadataRequest, names: list[str]
 ) -> MetadataResponse:
     """Have the controller create topics, then respond. Clients retry for those that it could not create."""
     failed: dict[str, int] = {}
@@ -160,19 +160,24 @@ def _describe_topic(broker: Broker, context: Context, request: MetadataRequest, 
         topic_id=topic.id,
         is_internal=topic.is_internal,
         partitions=[
-            MetadataResponsePartition(
-                error_code=Code.NONE if partition.leader >= 0 else Code.LEADER_NOT_AVAILABLE,
-                partition_index=index,
-                leader_id=partition.leader,
-                leader_epoch=partition.leader_epoch,
-                replica_nodes=partition.replicas,
-                isr_nodes=partition.isr,
-                offline_replicas=offline(broker, partition.replicas),
-            )
+            MetadataResponsePartition(**_partition_fields(broker, index, partition))
             for index, partition in enumerate(topic.partitions)
         ],
     )
     return _with_authorized_operations(broker, context, request, response)
+
+
+def _partition_fields(broker: Broker, index: int, partition: PartitionRegistration) -> dict[str, Any]:
+    """Return the fields that a partition has in both responses."""
+    return {
+        "error_code": Code.NONE if partition.leader >= 0 else Code.LEADER_NOT_AVAILABLE,
+        "partition_index": index,
+        "leader_id": partition.leader,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": partition.replicas,
+        "isr_nodes": partition.isr,
+        "offline_replicas": offline(broker, partition.replicas),
+    }
 
 
 def _with_authorized_operations(
@@ -243,16 +248,10 @@ def _describe_page(
         is_internal=topic.is_internal,
         partitions=[
             DescribeTopicPartitionsResponsePartition(
-                error_code=Code.NONE if partition.leader >= 0 else Code.LEADER_NOT_AVAILABLE,
-                partition_index=index,
-                leader_id=partition.leader,
-                leader_epoch=partition.leader_epoch,
-                replica_nodes=partition.replicas,
-                isr_nodes=partition.isr,
+                **_partition_fields(broker, index, partition),
                 # The protocol allows null, but Java's admin client fails on it.
                 eligible_leader_replicas=partition.elr,
                 last_known_elr=partition.last_known_elr,
-                offline_replicas=offline(broker, partition.replicas),
             )
             for index, partition in enumerate(topic.partitions[first : first + count], start=first)
         ],

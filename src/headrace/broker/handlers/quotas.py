@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from headrace.broker.catalog import Event
-from headrace.broker.catalog.quotas import (
+from headrace.broker.catalog.configs import (
     CLIENT_ID,
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
@@ -18,7 +18,7 @@ from headrace.broker.catalog.quotas import (
     USER,
     Entity,
     Quotas,
-    entity,
+    quota_entity,
 )
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.security.authorizer import Operation
@@ -56,9 +56,9 @@ def handle_describe_client_quotas(
     except BrokerError as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=str(error.args[0]), entries=None)
     entries = []
-    for quota_entity, values in broker.catalog.quotas.by_entity.items():
-        if _matches(quota_entity, components, strict=request.strict):
-            parts = [EntityData(entity_type=kind, entity_name=name) for kind, name in quota_entity]
+    for entity, values in broker.catalog.quotas.by_entity.items():
+        if _matches(entity, components, strict=request.strict):
+            parts = [EntityData(entity_type=kind, entity_name=name) for kind, name in entity]
             rows = [ValueData(key=key, value=value) for key, value in values.items()]
             entries.append(EntryData(entity=parts, values=rows))
     return DescribeClientQuotasResponse(error_message=None, entries=entries)
@@ -127,7 +127,7 @@ def _quota_change(entry: EntryDataRequest) -> Event:
         if op.key in values:
             raise BrokerError(f"duplicate quota {op.key}", code=Code.INVALID_REQUEST)
         values[op.key] = _check_value(parts, op.key, None if op.remove else op.value)
-    return Quotas.change(entity(parts), values)
+    return Quotas.change(quota_entity(parts), values)
 
 
 def _altered_entry(entry: EntryDataRequest, code: int, text: str | None = None) -> EntryDataResponse:

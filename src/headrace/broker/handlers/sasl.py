@@ -7,7 +7,7 @@ from hashlib import new
 from typing import TYPE_CHECKING
 
 from headrace.broker.catalog import Event
-from headrace.broker.catalog.users import Users
+from headrace.broker.catalog.security import Users
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.security.authorizer import Operation
 from headrace.broker.security.sasl import sasl_of

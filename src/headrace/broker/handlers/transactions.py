@@ -10,6 +10,7 @@ from headrace.broker.catalog.topics import INTERNAL
 from headrace.broker.context import Context
 from headrace.broker.groups.commits import Commit
 from headrace.broker.groups.group import MemberClaim
+from headrace.broker.handlers.group_offsets import check_rows
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.broker.transactions.markers import IN_FLIGHT_MAX
 from headrace.broker.transactions.transaction import VERSION_1, VERSION_2
@@ -258,7 +259,11 @@ async def handle_txn_offset_commit(
         return fail_txn_offset_commit(context, request, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     if not allows(session, Operation.READ, Resource.GROUP, request.group_id):
         return fail_txn_offset_commit(context, request, Code.GROUP_AUTHORIZATION_FAILED)
-    failed, commits = _check_commits(broker, context, request)
+    failed, rows = check_rows(broker, context, ((topic.name, topic.partitions) for topic in request.topics))
+    commits = {
+        partition: Commit(row.committed_offset, row.committed_leader_epoch, row.committed_metadata, topic_id=topic.id)
+        for partition, (row, topic) in rows.items()
+    }
     results: Mapping[TopicPartition, int] = {}
     if commits:
         claim = MemberClaim(request.member_id, request.generation_id, request.group_instance_id)
@@ -279,28 +284,6 @@ async def handle_txn_offset_commit(
 def fail_txn_offset_commit(context: Context, request: TxnOffsetCommitRequest, code: int) -> TxnOffsetCommitResponse:
     """Return a response in which every partition failed with the same code."""
     return _offset_commit_response(request, {}, _offset_commit_code(context, code))
-
-
-def _check_commits(
-    broker: Broker, context: Context, request: TxnOffsetCommitRequest
-) -> tuple[dict[TopicPartition, Code], dict[TopicPartition, Commit]]:
-    """Return the error of each invalid commit, and the valid commits."""
-    failed: dict[TopicPartition, Code] = {}
-    commits: dict[TopicPartition, Commit] = {}
-    for topic in request.topics:
-        authorized = broker.authorizer.allows(context.session, Operation.READ, Resource.TOPIC, topic.name)
-        known_topic = broker.catalog.topics.by_name.get(topic.name)
-        for row in topic.partitions:
-            partition = TopicPartition(topic.name, row.partition_index)
-            if not authorized:
-                failed[partition] = Code.TOPIC_AUTHORIZATION_FAILED
-            elif known_topic is None or not 0 <= row.partition_index < len(known_topic.partitions):
-                failed[partition] = Code.UNKNOWN_TOPIC_OR_PARTITION
-            else:
-                commits[partition] = Commit(
-                    row.committed_offset, row.committed_leader_epoch, row.committed_metadata, topic_id=known_topic.id
-                )
-    return failed, commits
 
 
 def _offset_commit_code(context: Context, code: int) -> int:

@@ -1,1 +1,1 @@
-"""The tables of `broker_options`, by what they are about. Names, types and ranges are those of Apache Kafka 4.3."""
+"""The declarations of `broker_options`, by subject. Names, types and ranges are those of Apache Kafka 4.3."""

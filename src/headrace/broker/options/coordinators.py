@@ -1,4 +1,4 @@
-"""Transactions, consumer groups and quotas."""
+"""Options of transactions, consumer groups and quotas."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from headrace.config import INT_MAX, Between, Option
 _FROM_0 = Between(0)
 _FROM_1 = Between(1)
 
-_FOLDERS = (
-    "Each is a folder with a few files of its own, and this broker is alone or one of few: 8 start faster than the 50 "
-    "of Kafka and spread as well. It cannot change once the topic exists."
+_PARTITIONS = (
+    "Each partition is a folder with several files; 8 instead of Kafka's 50 start faster and are enough for a few "
+    "brokers. It cannot be changed once the topic exists."
 )
-_ALONE = "One copy is all that a single broker can keep (Kafka: 3)."
+_STANDALONE = "A standalone broker has one replica (Kafka: 3)."
 
 TRANSACTIONS = (
     Option(
         "transaction.max.timeout.ms",
         "int",
         900_000,
-        "The longest transaction.timeout.ms that a producer may ask for.",
+        "The maximum transaction.timeout.ms of producers.",
         _FROM_1,
         "high",
     ),
@@ -26,7 +26,7 @@ TRANSACTIONS = (
         "transactional.id.expiration.ms",
         "int",
         604_800_000,
-        "How long a transactional id is remembered that nobody uses.",
+        "How long an unused transactional id is kept.",
         _FROM_1,
         "high",
     ),
@@ -34,11 +34,18 @@ TRANSACTIONS = (
         "transaction.state.log.num.partitions",
         "int",
         8,
-        f"Partitions of the topic that transactions are kept in. {_FOLDERS}",
+        f"The number of partitions of the transaction state topic. {_PARTITIONS}",
         _FROM_1,
         "high",
     ),
-    Option("transaction.state.log.replication.factor", "short", 1, f"Copies of that topic. {_ALONE}", _FROM_1, "high"),
+    Option(
+        "transaction.state.log.replication.factor",
+        "short",
+        1,
+        f"The replication factor of that topic. {_STANDALONE}",
+        _FROM_1,
+        "high",
+    ),
     Option(
         "transaction.state.log.min.isr",
         "int",
@@ -51,7 +58,7 @@ TRANSACTIONS = (
         "transaction.state.log.segment.bytes",
         "int",
         104_857_600,
-        "segment.bytes of that topic: small, so that compaction comes round often and a start is quick.",
+        "segment.bytes of that topic: small, for frequent compaction and a fast start.",
         _FROM_1,
         "high",
     ),
@@ -59,7 +66,7 @@ TRANSACTIONS = (
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         "int",
         10_000,
-        "How often to look for transactions whose time is up.",
+        "How often transactions are checked for their timeout.",
         _FROM_1,
         "low",
     ),
@@ -67,7 +74,7 @@ TRANSACTIONS = (
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         "int",
         3_600_000,
-        "How often to look for transactional ids that can be forgotten.",
+        "How often expired transactional ids are removed.",
         _FROM_1,
         "low",
     ),
@@ -75,8 +82,8 @@ TRANSACTIONS = (
         "transaction.partition.verification.enable",
         "bool",
         True,
-        "Before a transactional write is taken, ask whether its transaction is really open (KIP-890): otherwise a late "
-        "one could leave a transaction hanging.",
+        "Verify before a transactional write that its transaction is open (KIP-890): otherwise a late write could "
+        "leave a hanging transaction.",
         None,
         "low",
     ),
@@ -84,10 +91,10 @@ TRANSACTIONS = (
         "transaction.two.phase.commit.enable",
         "bool",
         False,
-        "Let producers ask for transactions that never time out (KIP-939).",
+        "Allow producers to use transactions without a timeout (KIP-939).",
         None,
         "low",
-        no_effect="no version of InitProducerId that could ask for it is offered",
+        no_effect="the version of InitProducerId for it is not supported",
     ),
 )
 
@@ -96,16 +103,23 @@ OFFSETS = (
         "offsets.topic.num.partitions",
         "int",
         8,
-        f"Partitions of the topic that consumer offsets are kept in. {_FOLDERS}",
+        f"The number of partitions of the consumer offsets topic. {_PARTITIONS}",
         _FROM_1,
         "high",
     ),
-    Option("offsets.topic.replication.factor", "short", 1, f"Copies of that topic. {_ALONE}", _FROM_1, "high"),
+    Option(
+        "offsets.topic.replication.factor",
+        "short",
+        1,
+        f"The replication factor of that topic. {_STANDALONE}",
+        _FROM_1,
+        "high",
+    ),
     Option(
         "offsets.topic.segment.bytes",
         "int",
         104_857_600,
-        "segment.bytes of that topic: small, so that compaction comes round often and a start is quick.",
+        "segment.bytes of that topic: small, for frequent compaction and a fast start.",
         _FROM_1,
         "high",
     ),
@@ -121,7 +135,7 @@ OFFSETS = (
         "offsets.retention.check.interval.ms",
         "long",
         600_000,
-        "How often to look for offsets that can be forgotten.",
+        "How often expired offsets are removed.",
         _FROM_1,
         "high",
     ),
@@ -132,26 +146,26 @@ OFFSETS = (
         "How long a commit may wait for the replicas of its topic.",
         _FROM_1,
         "high",
-        no_effect="one copy of the topic is written at once",
+        no_effect="the timeout is always 5 s",
     ),
-    Option("offset.metadata.max.bytes", "int", 4_096, "The longest note that may go with an offset.", None, "high"),
+    Option("offset.metadata.max.bytes", "int", 4_096, "The maximum size of the metadata of an offset.", None, "high"),
 )
 
 GROUPS = (
-    Option("group.min.session.timeout.ms", "int", 6_000, "The shortest session time-out that members may ask for."),
-    Option("group.max.session.timeout.ms", "int", 1_800_000, "The longest one."),
+    Option("group.min.session.timeout.ms", "int", 6_000, "The minimum session timeout of members."),
+    Option("group.max.session.timeout.ms", "int", 1_800_000, "The maximum session timeout of members."),
     Option(
         "group.initial.rebalance.delay.ms",
         "int",
         3_000,
-        "How long an empty group waits for more members before its first rebalance. 0 suits tests.",
+        "How long an empty group waits for more members before its first rebalance. Use 0 for tests.",
     ),
-    Option("group.max.size", "int", INT_MAX, "Members of a group.", _FROM_1),
+    Option("group.max.size", "int", INT_MAX, "The maximum number of members of a group.", _FROM_1),
 )
 
 QUOTAS = (
-    Option("quota.window.num", "int", 11, "Samples that a client's rate is taken over.", _FROM_1, "low"),
-    Option("quota.window.size.seconds", "int", 1, "How long each of them is.", _FROM_1, "low"),
+    Option("quota.window.num", "int", 11, "The number of samples of a client's rate.", _FROM_1, "low"),
+    Option("quota.window.size.seconds", "int", 1, "The length of a sample.", _FROM_1, "low"),
 )
 
 COORDINATORS = TRANSACTIONS + OFFSETS + GROUPS + QUOTAS

@@ -1,4 +1,4 @@
-"""Who the broker is, where it listens, and how much it takes from the network."""
+"""Options of the broker's identity, listeners, membership and connections."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ IDENTITY = (
         "node.id",
         "int",
         1,
-        "The number of this broker, different from those of all others in the cluster (in Kafka it has to be given).",
+        "The id of this broker, unique in the cluster (required in Kafka).",
         _FROM_0,
         "high",
     ),
-    Option("broker.id", "int", -1, "The older name of node.id, used if that is not given.", None, "high"),
+    Option("broker.id", "int", -1, "The former name of node.id, used if that is not set.", None, "high"),
     Option(
         "process.roles",
         "list",
         ("broker",),
-        "broker: it has partitions, and is the controller of those who join it. controller, alone: it is that and no "
-        "more, so that any of the others can be lost. Kafka's broker,controller means what broker means.",
+        "broker: it has partitions, and is the controller of brokers that join it. controller: a separate controller "
+        "without partitions, so that any broker can fail. Kafka's broker,controller is the same as broker.",
         NotEmpty(),
         "high",
     ),
@@ -30,12 +30,12 @@ IDENTITY = (
         "headrace.controller",
         "str",
         None,
-        "HOST:PORT of the controller of the cluster to join, or of a broker of that cluster, which tells where the "
-        "controller is. Not set: this broker is the controller, and others may join it.",
+        "HOST:PORT of the controller of the cluster to join, or of any of its brokers, which returns the address of "
+        "the controller. Not set: this broker is the controller, and others may join it.",
         None,
         "high",
     ),
-    Option("broker.rack", "str", None, "Where this broker stands; told to clients with its address."),
+    Option("broker.rack", "str", None, "The rack of this broker, returned to clients with its address."),
 )
 
 LISTENERS = (
@@ -43,9 +43,9 @@ LISTENERS = (
         "listeners",
         "list",
         ("PLAINTEXT://127.0.0.1:9092",),
-        "Where to listen, as NAME://host:port with commas between them. No host: all addresses of the machine. "
-        "Port 0: a free one. The default is on the loopback only (in Kafka it is PLAINTEXT://:9092): nobody but this "
-        "machine gets in unless told so.",
+        "The addresses to listen on: NAME://host:port, comma-separated. Without a host: all interfaces. Port 0: a free "
+        "port. The default is on the loopback interface only (Kafka: PLAINTEXT://:9092), so that other machines "
+        "cannot connect unless you allow it.",
         NotEmpty(),
         "high",
     ),
@@ -53,7 +53,7 @@ LISTENERS = (
         "advertised.listeners",
         "list",
         None,
-        "The addresses that clients are told, by the names of listeners. Not set: those of `listeners`.",
+        "The addresses for clients, by listener name. Not set: those of `listeners`.",
         None,
         "high",
     ),
@@ -61,23 +61,23 @@ LISTENERS = (
         "listener.security.protocol.map",
         "str",
         "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
-        "What is spoken on a listener, by its name. An option with listener.name.<name>. before it is of one only.",
+        "The security protocol of each listener. Options with the prefix listener.name.<name>. are for one listener.",
         NotEmpty(),
     ),
     Option(
         "controller.listener.names",
         "list",
         (),
-        "Listeners of Kafka's controllers: they are not opened, so that a server.properties of Kafka can be used.",
+        "Listeners of Kafka's controllers. They are ignored, so that a server.properties of Kafka can be used.",
         None,
         "high",
     ),
-    Option("inter.broker.listener.name", "str", None, "The listener that brokers use among themselves."),
+    Option("inter.broker.listener.name", "str", None, "The listener for connections between brokers."),
     Option(
         "security.inter.broker.protocol",
         "str",
         "PLAINTEXT",
-        "The protocol that brokers use among themselves, if inter.broker.listener.name is not set.",
+        "The protocol for connections between brokers, if inter.broker.listener.name is not set.",
         OneOf("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     ),
 )
@@ -87,7 +87,7 @@ MEMBERSHIP = (
         "broker.heartbeat.interval.ms",
         "int",
         500,
-        "How often a broker tells the controller that it lives (Kafka: 2000).",
+        "The interval of heartbeats to the controller (Kafka: 2000).",
         _FROM_1,
         "high",
     ),
@@ -95,7 +95,8 @@ MEMBERSHIP = (
         "broker.session.timeout.ms",
         "int",
         6_000,
-        "How long it counts as living without (Kafka: 9000). When its connection is gone too, half a second is enough.",
+        "How long a broker stays unfenced without heartbeats (Kafka: 9000). If its connection is closed too, it is "
+        "fenced after half a second.",
         _FROM_1,
         "high",
     ),
@@ -106,9 +107,9 @@ MEMBERSHIP = (
         "How long a broker waits for the controller when it joins.",
         _FROM_1,
     ),
-    Option("controlled.shutdown.enable", "bool", True, "Give leadership away before stopping."),
-    Option("auto.leader.rebalance.enable", "bool", True, "Give leadership back to the first replica.", None, "high"),
-    Option("leader.imbalance.check.interval.seconds", "long", 300, "How often to look whether to.", _FROM_1, "high"),
+    Option("controlled.shutdown.enable", "bool", True, "Hand over leaderships before stopping."),
+    Option("auto.leader.rebalance.enable", "bool", True, "Move leaderships to preferred replicas.", None, "high"),
+    Option("leader.imbalance.check.interval.seconds", "long", 300, "How often that is checked.", _FROM_1, "high"),
 )
 
 SOCKETS = (
@@ -116,7 +117,7 @@ SOCKETS = (
         "socket.request.max.bytes",
         "int",
         104_857_600,
-        "The largest request; a connection that announces a larger one is closed.",
+        "The maximum size of a request; a connection with a larger one is closed.",
         _FROM_1,
         "high",
     ),
@@ -124,7 +125,7 @@ SOCKETS = (
         "socket.send.buffer.bytes",
         "int",
         -1,
-        "The socket's buffer for sending; -1 leaves it to the system, which tunes it as it goes (Kafka: 102400).",
+        "The send buffer of sockets; -1: the system's default, which adapts (Kafka: 102400).",
         Between(-1),
         "high",
     ),
@@ -132,7 +133,7 @@ SOCKETS = (
         "socket.receive.buffer.bytes",
         "int",
         -1,
-        "The socket's buffer for receiving; -1 leaves it to the system, which tunes it as it goes (Kafka: 102400).",
+        "The receive buffer of sockets; -1: the system's default, which adapts (Kafka: 102400).",
         Between(-1),
         "high",
     ),
@@ -140,46 +141,46 @@ SOCKETS = (
         "socket.listen.backlog.size",
         "int",
         1024,
-        "Connections that the system holds before they are accepted (Kafka: 50, which turns clients away "
-        "that come a thousand at once).",
+        "Connections that the system queues before they are accepted (Kafka: 50, which is too few for a thousand "
+        "clients at once).",
         _FROM_1,
     ),
     Option(
         "queued.max.requests",
         "int",
         500,
-        "Requests that may be in work or wait for it; no more is read from the network until one of them is over.",
+        "Requests in progress or queued; no more are read from the network until one of them completes.",
         _FROM_1,
         "high",
     ),
-    Option("queued.max.request.bytes", "long", -1, "The same in bytes; -1: no limit but the number."),
+    Option("queued.max.request.bytes", "long", -1, "The same in bytes; -1: unlimited."),
     Option(
         "connections.max.idle.ms",
         "long",
         600_000,
-        "A connection that carried nothing for this long is closed; negative: never.",
+        "Idle connections are closed after this time; negative: never.",
     ),
-    Option("max.connections", "int", INT_MAX, "Connections to this broker; one more is closed at once.", _FROM_0),
-    Option("max.connections.per.ip", "int", INT_MAX, "Connections from one address.", _FROM_0),
+    Option("max.connections", "int", INT_MAX, "The maximum number of connections; further ones are closed.", _FROM_0),
+    Option("max.connections.per.ip", "int", INT_MAX, "The maximum number of connections per IP address.", _FROM_0),
     Option(
         "max.connections.per.ip.overrides",
         "str",
         "",
-        "Other numbers for some addresses or host names, as host:number with commas between them.",
+        "Other maxima for some addresses or host names: host:number, comma-separated.",
     ),
     Option(
         "max.connection.creation.rate",
         "int",
         INT_MAX,
-        "New connections a second that are accepted; further ones wait.",
+        "The maximum rate of new connections per second; further ones wait.",
         _FROM_0,
     ),
     Option(
         "connection.failed.authentication.delay.ms",
         "int",
         100,
-        "How long after a failed authentication the answer is held back, so that guessing takes time. "
-        "Less than connections.max.idle.ms.",
+        "The delay of the response to a failed authentication, to slow down guessing. Must be less than "
+        "connections.max.idle.ms.",
         _FROM_0,
         "low",
     ),
@@ -187,7 +188,7 @@ SOCKETS = (
         "request.timeout.ms",
         "int",
         30_000,
-        "How long this broker waits for an answer of another one.",
+        "The timeout of requests to other brokers.",
         None,
         "high",
     ),
@@ -195,22 +196,22 @@ SOCKETS = (
         "fetch.max.bytes",
         "int",
         57_671_680,
-        "Bytes of records in the answer to a fetch, whatever the client allows (the first batch comes whole).",
+        "The maximum size of records in a fetch response, whatever the client requests (the first batch is complete).",
         Between(1024),
     ),
     Option(
         "max.incremental.fetch.session.cache.slots",
         "int",
         1_000,
-        "Fetch sessions that are kept; beyond them clients send the whole list of partitions each time.",
+        "Fetch sessions that are kept; without a session clients send all partitions with every request.",
         _FROM_0,
-        no_effect="every fetch names all its partitions; sessions are not kept",
+        no_effect="every fetch contains all its partitions; there are no fetch sessions",
     ),
     Option(
         "max.request.partition.size.limit",
         "int",
         2_000,
-        "Partitions in one answer of DescribeTopicPartitions.",
+        "The maximum number of partitions in a DescribeTopicPartitions response.",
         _FROM_1,
     ),
 )

@@ -1,4 +1,4 @@
-"""TLS, SASL and access rules. Each of the `ssl.*` and `sasl.*` may be set for one listener: listener.name.<name>.…"""
+"""Options of TLS, SASL and ACLs. `ssl.*` and `sasl.*` can be set for one listener: listener.name.<name>.…"""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ TLS = (
     Option("ssl.key.location", "str", None, "A PEM file with the key of the certificate (not in Kafka)."),
     Option("ssl.keystore.certificate.chain", "password", None, "The certificate chain itself, as PEM text."),
     Option("ssl.keystore.key", "password", None, "The key itself, as PEM text."),
-    Option("ssl.key.password", "password", None, "What the key is encrypted with."),
-    Option("ssl.keystore.type", "str", "PEM", "PEM is all that OpenSSL reads here (Kafka: JKS).", OneOf("PEM")),
+    Option("ssl.key.password", "password", None, "The password of the encrypted key."),
+    Option("ssl.keystore.type", "str", "PEM", "Only PEM is supported (Kafka: JKS).", OneOf("PEM")),
     Option(
         "ssl.truststore.location",
         "str",
         None,
-        "A PEM file with the authorities that client certificates are checked by. Not set: those of the system.",
+        "A PEM file with the certificate authorities for client certificates. Not set: those of the system.",
     ),
-    Option("ssl.truststore.certificates", "password", None, "These authorities themselves, as PEM text."),
-    Option("ssl.truststore.type", "str", "PEM", "PEM is all that OpenSSL reads here (Kafka: JKS).", OneOf("PEM")),
+    Option("ssl.truststore.certificates", "password", None, "The certificate authorities, as PEM text."),
+    Option("ssl.truststore.type", "str", "PEM", "Only PEM is supported (Kafka: JKS).", OneOf("PEM")),
     Option(
         "ssl.client.auth",
         "str",
         "none",
-        "Whether clients need a certificate. `requested`: one that is shown has to be good, none is as well.",
+        "Whether clients need a certificate. `requested`: it is optional, but must be valid.",
         OneOf("required", "requested", "none"),
     ),
-    Option("ssl.enabled.protocols", "list", ("TLSv1.2", "TLSv1.3"), "Versions of TLS that are spoken."),
+    Option("ssl.enabled.protocols", "list", ("TLSv1.2", "TLSv1.3"), "The enabled TLS versions."),
     Option(
         "ssl.endpoint.identification.algorithm",
         "str",
         "https",
-        "How host names of other brokers are checked; empty: they are not.",
+        "How the host names of other brokers are verified; empty: not at all.",
     ),
-    Option("ssl.cipher.suites", "list", (), "Allowed suites, named as in Java or OpenSSL. Empty: OpenSSL's choice."),
+    Option("ssl.cipher.suites", "list", (), "Allowed suites, named as in Java or OpenSSL. Empty: OpenSSL's default."),
     Option(
         "ssl.principal.mapping.rules",
         "str",
         "DEFAULT",
-        "How the name in a certificate becomes a user: RULE:pattern/replacement/[LU] with commas between them, the "
-        "first that matches wins. DEFAULT takes the whole name.",
+        "Rules that map the name in a certificate to a user: RULE:pattern/replacement/[LU], comma-separated; the first "
+        "match applies. DEFAULT: the whole name.",
         None,
         "low",
     ),
@@ -55,48 +55,46 @@ SASL = (
         "sasl.enabled.mechanisms",
         "list",
         ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
-        "What clients may choose from: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER (Kafka's default is Kerberos, "
-        "which is not supported). Whom a mechanism lets in is said elsewhere; at first that is nobody.",
+        "The enabled mechanisms: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER (Kafka's default is Kerberos, which "
+        "is not supported). There are no users until you add them.",
     ),
     Option(
         "sasl.jaas.config",
         "password",
         None,
-        'The users of PLAIN, as Java has it: a login module, then user_alice="secret" for each of them, and '
-        'username="…" password="…" for who the broker is to others of its cluster, also with SCRAM. With '
-        "listener.name.<name>.<mechanism>. before it, as in Kafka, or alone for all listeners. For OAUTHBEARER the "
-        "options of Kafka's unsecured tokens.",
+        'The users of PLAIN in Java\'s format: a login module, then user_alice="secret" for each user, and '
+        'username="…" password="…" for connections to other brokers, also with SCRAM. As in Kafka, with the prefix '
+        "listener.name.<name>.<mechanism>., or without it for all listeners. For OAUTHBEARER: the options of Kafka's "
+        "unsecured tokens.",
     ),
     Option(
         "sasl.plain.users",
         "password",
         None,
-        "The users of PLAIN in short (not in Kafka): alice:secret,bob:other, or a JSON object. In Python it may be a "
-        "dict.",
+        "The users of PLAIN (headrace only): alice:secret,bob:other, or a JSON object. In Python also a dict.",
     ),
     Option(
         "sasl.server.callback.handler.class",
         "class",
         None,
-        "For one listener and mechanism (listener.name.<name>.<mechanism>.…): a function, or the path of one. PLAIN: "
-        "user and password in, whether they are right out. OAUTHBEARER: a token in, a BearerToken out, or an "
-        "exception. One that has to wait for something has to be async. `unsecured` takes tokens that nobody has "
-        "signed, for tests.",
+        "For one listener and mechanism (listener.name.<name>.<mechanism>.…): a function or its path. PLAIN: it gets "
+        "user and password and returns whether they are valid. OAUTHBEARER: it gets a token and returns a BearerToken "
+        "or raises. A function that waits must be async. `unsecured` accepts unsigned tokens, for tests.",
     ),
-    Option("sasl.server.max.receive.size", "int", 524_288, "The largest frame before a client is authenticated."),
+    Option("sasl.server.max.receive.size", "int", 524_288, "The maximum request size before authentication."),
     Option(
         "connections.max.reauth.ms",
         "long",
         0,
-        "How long an authentication counts; then the client has to prove itself again (KIP-368). 0: for ever, unless "
-        "its token ends before.",
+        "The lifetime of an authentication; then the client has to reauthenticate (KIP-368). 0: unlimited, unless its "
+        "token expires.",
     ),
     Option(
         "sasl.mechanism.inter.broker.protocol",
         "str",
         "SCRAM-SHA-512",
-        "How brokers authenticate among themselves, where their listener has SASL: PLAIN or SCRAM (Kafka's default is "
-        "Kerberos, which is not supported). Who they are is in sasl.jaas.config.",
+        "The mechanism for connections between brokers, if their listener uses SASL: PLAIN or SCRAM (Kafka's default "
+        "is Kerberos, which is not supported). The user is in sasl.jaas.config.",
     ),
 )
 
@@ -105,8 +103,7 @@ ACCESS = (
         "authorizer.class.name",
         "str",
         "",
-        "Empty: everybody may do everything. `acl`, or Kafka's own class of the name "
-        "org.apache.kafka.metadata.authorizer.StandardAuthorizer: access rules decide.",
+        "Empty: no authorization. `acl`, or Kafka's org.apache.kafka.metadata.authorizer.StandardAuthorizer: ACLs.",
         None,
         "low",
     ),
@@ -114,8 +111,8 @@ ACCESS = (
         "super.users",
         "str",
         "",
-        "Who may do everything whatever the rules say, as User:alice;User:bob. Semicolons, because names in "
-        "certificates have commas.",
+        "Users that are authorized for everything: User:alice;User:bob. The separator is a semicolon, because names in "
+        "certificates contain commas.",
         None,
         "low",
     ),
@@ -123,7 +120,7 @@ ACCESS = (
         "allow.everyone.if.no.acl.found",
         "bool",
         False,
-        "Whether everybody may use what no rule is about.",
+        "Authorize everybody for resources without ACLs.",
         None,
         "low",
     ),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from headrace.broker.broker_options import for_listener
-from headrace.broker.catalog.users import Users
+from headrace.broker.catalog.security import Users
 from headrace.broker.clock import Clock
 from headrace.broker.context import Session
 from headrace.broker.security.mechanisms import (

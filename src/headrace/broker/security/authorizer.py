@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 
-from headrace.broker.catalog.acls import WILDCARD, Acl, Acls, Pattern, Permission
+from headrace.broker.catalog.security import WILDCARD, Acl, Acls, Pattern, Permission
 from headrace.broker.context import Session
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, ConfigError

@@ -15,7 +15,7 @@ import hmac
 import re
 import secrets
 
-from headrace.broker.catalog.users import Credential, Users
+from headrace.broker.catalog.security import Credential, Users
 from headrace.errors import AuthenticationError
 from headrace.wire.sasl import SCRAM_SHA_256, SCRAM_SHA_512
 

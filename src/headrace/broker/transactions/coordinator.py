@@ -184,7 +184,7 @@ class TransactionCoordinator:
         With `add` (version 2) missing partitions are added. Otherwise they get TRANSACTION_ABORTABLE, which the handler
         maps to INVALID_TXN_STATE for older clients.
         """
-        node = None if self._remote is None else self._remote.coordinator_elsewhere(transactional_id)
+        node = None if self._remote is None else self._remote.remote_coordinator(transactional_id)
         if node is not None:
             return await self._ensure_remotely(node, transactional_id, producer, partitions, add=add)
         try:

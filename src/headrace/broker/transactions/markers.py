@@ -69,7 +69,7 @@ class MarkerWriter:
         by_leader: dict[int, list[TopicPartition]] = {}
         work = []
         for partition in partitions:
-            leader = None if self.remote is None else self.remote.leader_elsewhere(partition)
+            leader = None if self.remote is None else self.remote.remote_leader(partition)
             if leader is None:
                 work.append(self._write_one(transaction, partition, marker, attempt))
             else:

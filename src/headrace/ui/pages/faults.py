@@ -15,7 +15,7 @@ from headrace.ui.broker_control import BrokerStatus, FaultControl
 from headrace.ui.charts import LineChart
 from headrace.ui.elements import EmptyNote, Problem, Select, Text, TextField, Tile, form, parse_int, section, tiles
 from headrace.ui.frame import frame
-from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
+from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, item_rows, paged
 from headrace.ui.view import View
 from headrace.wire.api import APIS, api_name
 
@@ -173,11 +173,6 @@ class _FaultsContent:
     # -- brokers ---------------------------------------------------------------------------------
 
     def _make_broker_table(self) -> ServerTable:
-        def rows(query: Query) -> Rows:
-            return paged(
-                query, self._brokers, lambda broker: _broker_row(broker, self._view.read_only, bool(self._error))
-            )
-
         table = ServerTable(
             "Brokers",
             [
@@ -188,7 +183,10 @@ class _FaultsContent:
                 Column("faults", "Faults", "number"),
                 Column("action", "", "action"),
             ],
-            rows,
+            item_rows(
+                lambda: self._brokers,
+                lambda broker: _broker_row(broker, self._view.read_only, bool(self._error)),
+            ),
             row_key="broker",
             empty="Loading brokers …",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from nicegui import ui
@@ -16,7 +16,7 @@ from headrace.ui.elements import Problem, Text, Tile, section, tiles
 from headrace.ui.frame import frame, group_url, topic_url
 from headrace.ui.group_feeds import STEADY_PER_SECOND, GroupFeeds, LagHistory
 from headrace.ui.pages.offset_reset import OffsetResetForm
-from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
+from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, item_rows, paged
 from headrace.ui.view import View
 
 RECORDS, LAG_SECONDS = "lag", "lag in time"
@@ -186,9 +186,9 @@ def _delete(admin: AdminClient, name: str) -> str:
 
 
 def _member_table(facts: Callable[[], GroupOverview | None]) -> ServerTable:
-    def rows(query: Query) -> Rows:
+    def members() -> Iterable[Member]:
         group = facts()
-        return paged(query, (group.members or ()) if group else (), member_row, keys=_MEMBER_KEYS)
+        return (group.members or ()) if group else ()
 
     return ServerTable(
         "Members",
@@ -200,17 +200,16 @@ def _member_table(facts: Callable[[], GroupOverview | None]) -> ServerTable:
             Column("instance", "Group instance id"),
             Column("member", "Member id", "mono"),
         ],
-        rows,
+        item_rows(members, member_row, keys=_MEMBER_KEYS),
         row_key="member",
         empty="No active members. Offsets of the group can be reset.",
     )
 
 
 def _partition_table(facts: Callable[[], GroupOverview | None]) -> ServerTable:
-    def rows(query: Query) -> Rows:
+    def partitions() -> Iterable[PartitionLag]:
         group = facts()
-        partitions: list[PartitionLag] = group.partitions if group else []
-        return paged(query, partitions, partition_row, keys=_PARTITION_KEYS, text=lambda partition: str(partition.tp))
+        return group.partitions if group else ()
 
     return ServerTable(
         "Partitions",
@@ -223,7 +222,7 @@ def _partition_table(facts: Callable[[], GroupOverview | None]) -> ServerTable:
             Column("lag_time", "Lag in time", "number", sortable=True),
             Column("client", "Consumer"),
         ],
-        rows,
+        item_rows(partitions, partition_row, keys=_PARTITION_KEYS, text=lambda partition: str(partition.tp)),
         row_key="at",
         empty="No committed offsets and no assigned partitions.",
         search="topics",

@@ -19,7 +19,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.ui import formatting
 from headrace.ui.actions import GRACE_SECONDS, button, in_thread, run_action
 from headrace.ui.elements import Problem, Select, Text, TextField, form, parse_int
-from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
+from headrace.ui.tables import Column, Row, ServerTable, item_rows
 from headrace.ui.view import View
 
 PREVIEW_MS_MAX = 5_000.0
@@ -145,9 +145,6 @@ class OffsetResetForm:
 
 
 def _table(changes: Callable[[], list[OffsetChange]]) -> ServerTable:
-    def rows(query: Query) -> Rows:
-        return paged(query, changes(), _row, keys={"moved": lambda change: change.after - (change.before or 0)})
-
     return ServerTable(
         "Preview",
         [
@@ -157,7 +154,7 @@ def _table(changes: Callable[[], list[OffsetChange]]) -> ServerTable:
             Column("after", "New offset", "number"),
             Column("moved", "OffsetChange", "number", sortable=True),
         ],
-        rows,
+        item_rows(changes, _row, keys={"moved": lambda change: change.after - (change.before or 0)}),
         row_key="at",
         empty="Nothing would change.",
     )

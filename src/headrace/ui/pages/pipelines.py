@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from nicegui import ui
 
@@ -13,7 +13,7 @@ from headrace.ui.commit_diagram import create_commit_diagram, draw_commit, phase
 from headrace.ui.elements import DefinitionList, EmptyNote, Problem, Tile, section, tiles
 from headrace.ui.frame import Page, frame, pipeline_url, view_url
 from headrace.ui.reports import ReportedPipeline, last_report_text
-from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
+from headrace.ui.tables import Column, Row, ServerTable, item_rows
 from headrace.ui.view import View
 
 PIPELINE_ROWS = 10
@@ -56,7 +56,15 @@ def build(view: View) -> None:
                         Column("behind", "Source lag", "number"),
                         Column("reported", "Last report", "number", sortable=True),
                     ],
-                    lambda query: _rows(view, query),
+                    item_rows(
+                        view.reports.pipelines,
+                        _pipeline_row,
+                        keys={
+                            "name": lambda pipeline: pipeline.name,
+                            "reported": lambda pipeline: -pipeline.last_report_s,
+                        },
+                        text=lambda pipeline: pipeline.name,
+                    ),
                     row_key="name",
                     empty=f"No pipeline reports to this view yet. Start one with headrace pipeline run FILE --view "
                     f"{view_url()}, or set the sink option view.url={view_url()}.",
@@ -67,31 +75,22 @@ def build(view: View) -> None:
             _PipelineDetail(view, page, name)
 
 
-def _rows(view: View, query: Query) -> Rows:
-    def row(pipeline: ReportedPipeline) -> Row:
-        run, driver = pipeline.run, pipeline.driver
-        mark, tone = _STATES.get(pipeline.state, ("", ""))
-        behind = None if driver is None else driver.totals.behind
-        return {
-            "name": pipeline.name,
-            "name_href": pipeline_url(pipeline.name),
-            "state": pipeline.state,
-            "state_mark": mark,
-            "state_tone": tone,
-            "topic": (run.report.topic or "per row") if run else formatting.UNKNOWN,
-            "last": str(pipeline.batches[-1].batch) if pipeline.batches else formatting.UNKNOWN,
-            "rows": formatting.count(pipeline.totals.rows, "rows"),
-            "behind": formatting.count(behind, "offsets"),
-            "reported": last_report_text(pipeline.last_report_s),
-        }
-
-    return paged(
-        query,
-        view.reports.pipelines(),
-        row,
-        keys={"name": lambda pipeline: pipeline.name, "reported": lambda pipeline: -pipeline.last_report_s},
-        text=lambda pipeline: pipeline.name,
-    )
+def _pipeline_row(pipeline: ReportedPipeline) -> Row:
+    run, driver = pipeline.run, pipeline.driver
+    mark, tone = _STATES.get(pipeline.state, ("", ""))
+    behind = None if driver is None else driver.totals.behind
+    return {
+        "name": pipeline.name,
+        "name_href": pipeline_url(pipeline.name),
+        "state": pipeline.state,
+        "state_mark": mark,
+        "state_tone": tone,
+        "topic": (run.report.topic or "per row") if run else formatting.UNKNOWN,
+        "last": str(pipeline.batches[-1].batch) if pipeline.batches else formatting.UNKNOWN,
+        "rows": formatting.count(pipeline.totals.rows, "rows"),
+        "behind": formatting.count(behind, "offsets"),
+        "reported": last_report_text(pipeline.last_report_s),
+    }
 
 
 class _PipelineDetail:
@@ -204,10 +203,9 @@ def _durations(batch: BatchReport) -> dict[str, float]:
 
 
 def _batches_table(pipeline: Callable[[], ReportedPipeline | None]) -> ServerTable:
-    def fetch(query: Query) -> Rows:
+    def newest_first() -> Iterable[tuple[int, BatchReport]]:
         selected = pipeline()
-        newest_first = list(selected.batches)[::-1] if selected is not None else []
-        return paged(query, enumerate(newest_first), _batch_row)
+        return enumerate(list(selected.batches)[::-1] if selected is not None else [])
 
     return ServerTable(
         "Batches",
@@ -225,7 +223,7 @@ def _batches_table(pipeline: Callable[[], ReportedPipeline | None]) -> ServerTab
             Column("end", "End", "number"),
             Column("notes", "Notes"),
         ],
-        fetch,
+        item_rows(newest_first, _batch_row),
         row_key="key",
         empty="No batch reported yet. A batch is reported when its commit ends.",
         page_rows=BATCH_ROWS,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from nicegui import ui
 
@@ -19,13 +20,13 @@ from headrace.ui.elements import EmptyNote, Text, section
 from headrace.ui.frame import Page, frame, producer_url, topic_url, view_url
 from headrace.ui.producer_diagram import create_producer_diagram, draw_producer
 from headrace.ui.reports import ReportedProducer, last_report_text
-from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
+from headrace.ui.tables import Column, Row, ServerTable, item_rows
 from headrace.ui.view import View
 
 PAGE_ROWS = 10
 RECORDS, P50, P99, USED = "records", "p50", "p99", "used"
 
-LastReport = Callable[[], ProducerReport | None]
+Items = Callable[[], Iterable[Any]]
 
 
 def build(view: View) -> None:
@@ -45,7 +46,16 @@ def build(view: View) -> None:
                         Column("errors", "Failed", "number", sortable=True),
                         Column("reported", "Last report", "number"),
                     ],
-                    lambda query: _rows(view, query),
+                    item_rows(
+                        view.reports.producers,
+                        _producer_row,
+                        keys={
+                            "client": lambda producer: producer.report.client_id,
+                            "rate": lambda producer: producer.records.last or 0.0,
+                            "errors": lambda producer: producer.report.totals.errors,
+                        },
+                        text=_search_text,
+                    ),
                     row_key="id",
                     empty="No producer reports to this view yet. Set the producer options metric.reporters=view and "
                     f"view.url={view_url()}. Pipelines and the demo report with --view {view_url()}.",
@@ -56,40 +66,31 @@ def build(view: View) -> None:
             _ProducerDetail(view, page, id)
 
 
-def _rows(view: View, query: Query) -> Rows:
-    def row(producer: ReportedProducer) -> Row:
-        report, delivery = producer.report, producer.report.latency.delivery
-        mark, tone, word = _state(producer)
-        return {
-            "id": producer.id,
-            "client": report.client_id,
-            "client_href": producer_url(producer.id),
-            "process": report.process,
-            "state": word,
-            "state_mark": mark,
-            "state_tone": tone,
-            "rate": formatting.rate(producer.records.last if producer.is_live else 0.0),
-            "delivery": formatting.UNKNOWN if delivery is None else f"p99 {formatting.milliseconds(delivery.p99)}",
-            "used": f"{producer.used_percent.last or 0.0:.0f} %",
-            "errors": formatting.plural(report.totals.errors, "record"),
-            "reported": last_report_text(producer.last_report_s),
-        }
+def _producer_row(producer: ReportedProducer) -> Row:
+    report, delivery = producer.report, producer.report.latency.delivery
+    mark, tone, word = _state(producer)
+    return {
+        "id": producer.id,
+        "client": report.client_id,
+        "client_href": producer_url(producer.id),
+        "process": report.process,
+        "state": word,
+        "state_mark": mark,
+        "state_tone": tone,
+        "rate": formatting.rate(producer.records.last if producer.is_live else 0.0),
+        "delivery": formatting.UNKNOWN if delivery is None else f"p99 {formatting.milliseconds(delivery.p99)}",
+        "used": f"{producer.used_percent.last or 0.0:.0f} %",
+        "errors": formatting.plural(report.totals.errors, "record"),
+        "reported": last_report_text(producer.last_report_s),
+    }
 
-    return paged(
-        query,
-        view.reports.producers(),
-        row,
-        keys={
-            "client": lambda producer: producer.report.client_id,
-            "rate": lambda producer: producer.records.last or 0.0,
-            "errors": lambda producer: producer.report.totals.errors,
-        },
-        text=lambda producer: f"{producer.report.client_id} {producer.report.process} {_transactional_id(producer)}",
-    )
+
+def _search_text(producer: ReportedProducer) -> str:
+    return f"{producer.report.client_id} {producer.report.process} {_transactional_id(producer)}"
 
 
 def _state(producer: ReportedProducer) -> tuple[str, str, str]:
-    """Mark, tone and word."""
+    """Return mark, tone and word."""
     if producer.report.is_closed:
         return "■", "", "closed"
     return ("?", "warn", "silent") if producer.is_silent else ("●", "good", "live")
@@ -122,10 +123,10 @@ class _ProducerDetail:
                 with section("Buffer memory"):
                     self._used = LineChart("Share of buffer.memory in use, last 15 minutes", [USED], "%")
             self._tables = [
-                _errors_table(self._report),
-                _batches_table(self._report),
-                _brokers_table(self._report),
-                _topics_table(self._report),
+                _errors_table(self._items(lambda report: enumerate(report.errors))),
+                _batches_table(self._items(lambda report: report.batches.oldest)),
+                _brokers_table(self._items(lambda report: report.brokers)),
+                _topics_table(self._items(lambda report: report.topics)),
             ]
         page.live(self.refresh)
 
@@ -135,9 +136,14 @@ class _ProducerDetail:
             self._id = known[0].id if known else ""
         return self._view.reports.producer(self._id)
 
-    def _report(self) -> ProducerReport | None:
-        producer = self._producer()
-        return None if producer is None else producer.report
+    def _items(self, select: Callable[[ProducerReport], Iterable[Any]]) -> Items:
+        """Return a function that returns items of the last report; none without a report."""
+
+        def items() -> Iterable[Any]:
+            producer = self._producer()
+            return () if producer is None else select(producer.report)
+
+        return items
 
     def refresh(self) -> None:
         producer = self._producer()
@@ -163,11 +169,7 @@ class _ProducerDetail:
 # -- tables of the selected producer -------------------------------------------------------------
 
 
-def _errors_table(last_report: LastReport) -> ServerTable:
-    def fetch(query: Query) -> Rows:
-        report = last_report()
-        return paged(query, enumerate(report.errors if report else ()), _error_row)
-
+def _errors_table(items: Items) -> ServerTable:
     with section("Recent errors"):
         return ServerTable(
             "Recent errors",
@@ -177,7 +179,7 @@ def _errors_table(last_report: LastReport) -> ServerTable:
                 Column("count", "Count", "number"),
                 Column("text", "Error"),
             ],
-            fetch,
+            item_rows(items, _error_row),
             row_key="key",
             empty="No errors.",
             page_rows=PAGE_ROWS,
@@ -195,16 +197,8 @@ def _error_row(numbered: tuple[int, ReportedError]) -> Row:
     }
 
 
-def _batches_table(last_report: LastReport) -> ServerTable:
-    def fetch(query: Query) -> Rows:
-        report = last_report()
-        return paged(
-            query,
-            report.batches.oldest if report else (),
-            _queue_row,
-            keys={"age": lambda queue: queue.age_ms, "batches": lambda queue: queue.batches},
-        )
-
+def _batches_table(items: Items) -> ServerTable:
+    keys = {"age": lambda queue: queue.age_ms, "batches": lambda queue: queue.batches}
     with section("Queued batches by partition"):
         return ServerTable(
             "Queued batches",
@@ -217,7 +211,7 @@ def _batches_table(last_report: LastReport) -> ServerTable:
                 Column("age", "Oldest batch", "number", sortable=True),
                 Column("attempts", "Attempts"),
             ],
-            fetch,
+            item_rows(items, _queue_row, keys=keys),
             row_key="partition",
             empty="No batch is queued: all records are in flight or acknowledged.",
             page_rows=PAGE_ROWS,
@@ -236,11 +230,7 @@ def _queue_row(queue: PartitionQueueStatus) -> Row:
     }
 
 
-def _brokers_table(last_report: LastReport) -> ServerTable:
-    def fetch(query: Query) -> Rows:
-        report = last_report()
-        return paged(query, report.brokers if report else (), _broker_row)
-
+def _brokers_table(items: Items) -> ServerTable:
     with section("Brokers"):
         return ServerTable(
             "Brokers of this producer",
@@ -251,7 +241,7 @@ def _brokers_table(last_report: LastReport) -> ServerTable:
                 Column("in_flight", "In flight", "number"),
                 Column("sent", "Bytes sent", "number"),
             ],
-            fetch,
+            item_rows(items, _broker_row),
             row_key="id",
             empty="No broker known yet: metadata is fetched with the first record.",
             page_rows=PAGE_ROWS,
@@ -274,11 +264,7 @@ def _broker_row(broker: BrokerConnection) -> Row:
     }
 
 
-def _topics_table(last_report: LastReport) -> ServerTable:
-    def fetch(query: Query) -> Rows:
-        report = last_report()
-        return paged(query, report.topics if report else (), _topic_row)
-
+def _topics_table(items: Items) -> ServerTable:
     with section("Topics by bytes sent"):
         return ServerTable(
             "Topics of this producer",
@@ -287,7 +273,7 @@ def _topics_table(last_report: LastReport) -> ServerTable:
                 Column("records", "Records", "number"),
                 Column("size", "Batch bytes", "number"),
             ],
-            fetch,
+            item_rows(items, _topic_row),
             row_key="topic",
             empty="Nothing sent yet.",
             page_rows=PAGE_ROWS,

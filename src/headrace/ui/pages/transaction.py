@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nicegui import ui
 
 from headrace.client.admin import AdminClient, HangingTransaction, TransactionDescription, TransactionListing
@@ -19,7 +21,7 @@ from headrace.ui import formatting
 from headrace.ui.actions import button, run_action
 from headrace.ui.elements import Problem, Text, Tile, section, tiles
 from headrace.ui.frame import frame, topic_url, transaction_url
-from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
+from headrace.ui.tables import Column, Row, ServerTable, item_rows
 from headrace.ui.transaction_feeds import OpenTransaction, TransactionFeeds, age_seconds
 from headrace.ui.view import View
 
@@ -71,10 +73,9 @@ class _TransactionContent:
             self._step_table = self._make_step_table()
 
     def _make_part_table(self) -> ServerTable:
-        def rows(query: Query) -> Rows:
+        def parts() -> Iterable[TransactionPartition]:
             transaction = self._transaction()
-            parts = transaction.parts if transaction else ()
-            return paged(query, parts, part_row, keys=_PART_KEYS, text=lambda part: str(part.tp))
+            return transaction.parts if transaction else ()
 
         return ServerTable(
             "Partitions",
@@ -86,18 +87,17 @@ class _TransactionContent:
                 Column("end", "End offset", "number"),
                 Column("beyond_lso", "Beyond LSO", "number", sortable=True),
             ],
-            rows,
+            item_rows(parts, part_row, keys=_PART_KEYS, text=lambda part: str(part.tp)),
             row_key="at",
             empty="No partitions: the transaction is not open.",
             sort_by="topic",
         )
 
     def _make_step_table(self) -> ServerTable:
-        def rows(query: Query) -> Rows:
+        def newest_first() -> Iterable[tuple[int, TransactionStep, TransactionStep | None]]:
             detail = self._detail.get()
             steps = detail.history.steps if detail else ()
-            numbered = [(i + 1, step, steps[i - 1] if i else None) for i, step in enumerate(steps)]
-            return paged(query, reversed(numbered), lambda step: step_row(*step))
+            return reversed([(i + 1, step, steps[i - 1] if i else None) for i, step in enumerate(steps)])
 
         return ServerTable(
             "State history",
@@ -108,7 +108,7 @@ class _TransactionContent:
                 Column("partitions", "Partitions", "number"),
                 Column("producer", "Producer"),
             ],
-            rows,
+            item_rows(newest_first, lambda step: step_row(*step)),
             row_key="number",
             empty=f"No state change in the last {_MINUTES} minutes.",
         )

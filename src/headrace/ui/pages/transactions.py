@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from nicegui import ui
 
-from headrace.client.admin import HangingTransaction
+from headrace.client.admin import HangingTransaction, TransactionListing
 from headrace.client.queries.transactions import transaction_age_ms
 from headrace.ui import formatting
 from headrace.ui.elements import Problem, Text, Tile, section, tiles
@@ -20,7 +21,7 @@ from headrace.ui.pages.transaction import (
     listed_row,
     open_row,
 )
-from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
+from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, item_rows, paged
 from headrace.ui.transaction_feeds import HANGING_MS, OPEN_MAX, TransactionFeeds
 from headrace.ui.view import View
 
@@ -106,10 +107,9 @@ class _TransactionsContent:
         return table
 
     def _make_id_table(self) -> ServerTable:
-        def rows(query: Query) -> Rows:
+        def listings() -> Iterable[TransactionListing]:
             transactions = self._all.get()
-            listings = transactions.listings if transactions else ()
-            return paged(query, listings, listed_row, keys=_ID_KEYS, text=lambda listing: listing.transactional_id)
+            return transactions.listings if transactions else ()
 
         return ServerTable(
             "Transactional ids",
@@ -118,7 +118,7 @@ class _TransactionsContent:
                 Column("state", "State", "state", sortable=True),
                 Column("producer", "Producer id", "number", sortable=True),
             ],
-            rows,
+            item_rows(listings, listed_row, keys=_ID_KEYS, text=lambda listing: listing.transactional_id),
             row_key="id",
             empty="No transactional ids. Producers with a transactional.id and the Spark sink create them.",
             search="transactional ids",

@@ -1,4 +1,4 @@
-"""Spark with its own Kafka connector: a command a line on standard input, an answer a line on standard output.
+"""Spark with its own Kafka connector: one command per line on standard input, one reply per line on standard output.
 
 python reader.py JAR,JAR,…
 """
@@ -21,10 +21,10 @@ def rows(spark: SparkSession, command: dict[str, Any]) -> dict[str, Any]:
         .option("includeHeaders", "true")
         .load()
     )
-    found = frame.selectExpr(
+    rows = frame.selectExpr(
         "partition", "offset", "CAST(key AS STRING) key", "CAST(value AS STRING) value", "unix_millis(timestamp) time"
     )
-    return {"rows": [list(row) for row in found.orderBy("partition", "offset").collect()]}
+    return {"rows": [list(row) for row in rows.orderBy("partition", "offset").collect()]}
 
 
 def streamed(spark: SparkSession, command: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ COMMANDS = {"rows": rows, "streamed": streamed, "written": written}
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Spark and its Java print is not an answer
+    os.dup2(2, 1)  # output of Spark and Java is not a reply
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars", sys.argv[1])

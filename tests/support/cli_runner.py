@@ -10,21 +10,21 @@ from click.testing import CliRunner, Result
 from headrace.cli.commands import headrace
 
 
-def typed(*arguments: object, stdin: str | None = None, **environment: str) -> Result:
+def run_cli(*arguments: object, stdin: str | None = None, **environment: str) -> Result:
     """Run a command, without a terminal."""
     return CliRunner().invoke(headrace, [str(argument) for argument in arguments], input=stdin, env=environment)
 
 
 def facts(*arguments: object) -> Any:
     """Return the JSON output of a command that succeeds."""
-    done = typed(*arguments, "--format", "json")
+    done = run_cli(*arguments, "--format", "json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def refused(code: int, *arguments: object, **environment: str) -> str:
     """Return the error of a command that fails: one paragraph, without a traceback."""
-    done = typed(*arguments, **environment)
+    done = run_cli(*arguments, **environment)
     assert done.exit_code == code, (done.exit_code, done.output)
     message = done.stderr.strip()
     assert message, "no error on stderr"

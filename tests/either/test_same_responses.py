@@ -1,4 +1,4 @@
-"""Raw requests in every version that both brokers know: ours answers as Apache Kafka does, field by field."""
+"""Raw requests in every version of both brokers: headrace responds like Apache Kafka, field by field."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ JOIN_VERSIONS = range(10)
 
 @pytest.fixture(scope="module")
 def worlds(kafka, headrace_broker):
-    """Both brokers with the same in them: ours first."""
+    """Both brokers with the same content: headrace first."""
     names = unique("same"), unique("same-group"), unique("same-txn")
-    made = [World(broker, *names) for broker in (headrace_broker, kafka)]
-    yield made
-    for world in made:
+    worlds = [World(broker, *names) for broker in (headrace_broker, kafka)]
+    yield worlds
+    for world in worlds:
         world.close()
 
 
-def test_ours_advertises_what_apache_does_up_to_the_same_versions(worlds):
+def test_api_versions_are_those_of_apache_kafka(worlds):
     ours, theirs = (world.versions for world in worlds)
     assert {key: (ours[key], theirs.get(key)) for key in ours if theirs.get(key, (0, -1))[1] != ours[key][1]} == {}
     assert {key: (ours[key], theirs[key]) for key in ours if ours[key][0] > theirs[key][0]} == {}
 
 
 @pytest.mark.parametrize("about", QUESTIONS)
-def test_both_answer_alike_about(worlds, about):
-    found = QUESTIONS[about].ask(*worlds)
-    assert not found, "\n".join(found)
+def test_both_brokers_respond_alike(worlds, about):
+    unequal = QUESTIONS[about].ask(*worlds)
+    assert not unequal, "\n".join(unequal)
 
 
 @pytest.mark.parametrize("version", JOIN_VERSIONS)
-def test_the_life_of_a_group_is_the_same_in_every_version(worlds, version):
-    """Join, sync, heartbeat, commit, leave: in the version of the join, or the nearest that there is."""
-    ours, theirs = (lives(world, version) for world in worlds)
-    found = differences(ours, theirs)
-    assert not found, "\n".join(found)
+def test_a_group_gets_the_same_responses_in_every_version(worlds, version):
+    """Join, sync, heartbeat, commit, leave: in the version of the join, or the nearest one."""
+    ours, theirs = (group_responses(world, version) for world in worlds)
+    unequal = differences(ours, theirs)
+    assert not unequal, "\n".join(unequal)
 
 
-def lives(world, version):
-    group, found = f"{world.group}-{version}", []
+def group_responses(world, version):
+    group, responses = f"{world.group}-{version}", []
 
     def call(name, fields):
         first, last = world.versions[KEYS[name]]
-        answer = world.call(name, min(max(version, first, groups.FIRST_VERSIONS.get(name, 0)), last), fields)
-        found.append(comparable(answer))
-        return answer
+        response = world.call(name, min(max(version, first, groups.FIRST_VERSIONS.get(name, 0)), last), fields)
+        responses.append(comparable(response))
+        return response
 
     joined = call("JoinGroup", groups.join(world, group_id=group))
-    if joined.error_code:  # from version 4 on it is told its name first
+    if joined.error_code:  # from version 4 on, the first response assigns a member id
         joined = call("JoinGroup", groups.join(world, group_id=group, member_id=joined.member_id))
-    found[-1] = {**found[-1], "leader": joined.leader == joined.member_id, "members": len(joined.members)}
+    responses[-1] = {**responses[-1], "leader": joined.leader == joined.member_id, "members": len(joined.members)}
     member = {"group_id": group, "generation_id": joined.generation_id, "member_id": joined.member_id}
     call("Heartbeat", member)
     assignments = [{"member_id": joined.member_id, "assignment": b"all"}]
@@ -71,4 +71,4 @@ def lives(world, version):
     call("DescribeGroups", {"groups": [group]})
     call("OffsetFetch", groups.offset_fetch(world, group, [0, 1]))
     call("DeleteGroups", {"groups_names": [group]})
-    return found
+    return responses

@@ -1,4 +1,4 @@
-"""What a broker asks of the controller: in-sync sets, together; and producer ids, ahead of time."""
+"""Requests to the controller: AlterPartition in batches, and producer ids in advance."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from headrace.broker.catalog import Catalog
-from headrace.broker.cluster.in_sync_requests import InSyncRequests
-from headrace.broker.cluster.link import Peer
+from headrace.broker.cluster.isr import AlterPartitionManager
+from headrace.broker.cluster.peer import Peer
+from headrace.broker.cluster.role import IsrChange
 from headrace.broker.transactions.producer_ids import REFILL_THRESHOLD, ProducerIds
 from headrace.errors import BrokerError, ClosedError, Code, ConnectionFailedError, HeadraceError
 from headrace.wire.api.inter_broker import (
@@ -33,7 +34,7 @@ class FakeController:
         self.held = asyncio.Event()
         self.held.set()
 
-    async def ask(self, message: AlterPartitionRequest, version: int, timeout_ms: float) -> AlterPartitionResponse:
+    async def request(self, message: AlterPartitionRequest, version: int, timeout_ms: float) -> AlterPartitionResponse:
         self.requests.append(message)
         await self.held.wait()
         if self.error is not None:
@@ -57,37 +58,37 @@ class FakeController:
         )
 
 
-def made(controller: FakeController) -> InSyncRequests:
-    return InSyncRequests(cast("Peer", controller), 1, lambda: 5, 1_000)
+def made(controller: FakeController) -> AlterPartitionManager:
+    return AlterPartitionManager(cast("Peer", controller), 1, lambda: 5, 1_000)
 
 
 @on_loop
-async def test_what_comes_together_is_asked_together_and_each_gets_its_own_answer() -> None:
+async def test_concurrent_changes_share_a_request_and_get_separate_results() -> None:
     controller = FakeController()
     requests = made(controller)
-    found = await asyncio.gather(
-        requests.ask(ONE, 0, 3, 7, {1: 5}),
-        requests.ask(TWO, 0, 3, 8, {1: 5, 2: 6}),
-        requests.ask(ONE, 1, 3, 9, {1: 5, 3: -1}),
-        requests.ask(ONE, 9, 3, 9, {1: 5}),
+    results = await asyncio.gather(
+        requests.alter(IsrChange(ONE, 0, 3, 7, {1: 5})),
+        requests.alter(IsrChange(TWO, 0, 3, 8, {1: 5, 2: 6})),
+        requests.alter(IsrChange(ONE, 1, 3, 9, {1: 5, 3: -1})),
+        requests.alter(IsrChange(ONE, 9, 3, 9, {1: 5})),
         return_exceptions=True,
     )
     assert len(controller.requests) == 1
     assert (controller.requests[0].broker_id, controller.requests[0].broker_epoch) == (1, 5)
-    rows: list[Any] = list(found[:3])
+    rows: list[Any] = list(results[:3])
     assert [(row.isr, row.partition_epoch) for row in rows] == [((1,), 8), ((1, 2), 9), ((1, 3), 10)]
-    assert isinstance(found[3], BrokerError)
-    assert found[3].code == Code.FENCED_LEADER_EPOCH
+    assert isinstance(results[3], BrokerError)
+    assert results[3].code == Code.FENCED_LEADER_EPOCH
 
 
 @on_loop
-async def test_what_comes_while_a_request_is_on_its_way_waits_for_the_next_one() -> None:
+async def test_changes_during_a_request_wait_for_the_next_request() -> None:
     controller = FakeController()
     controller.held.clear()
     requests = made(controller)
-    first = asyncio.create_task(requests.ask(ONE, 0, 0, 0, {1: 5}))
+    first = asyncio.create_task(requests.alter(IsrChange(ONE, 0, 0, 0, {1: 5})))
     await asyncio.sleep(0.01)
-    others = [asyncio.create_task(requests.ask(ONE, index, 0, 0, {1: 5})) for index in (1, 2)]
+    others = [asyncio.create_task(requests.alter(IsrChange(ONE, index, 0, 0, {1: 5}))) for index in (1, 2)]
     await asyncio.sleep(0.01)
     assert len(controller.requests) == 1
     controller.held.set()
@@ -96,31 +97,33 @@ async def test_what_comes_while_a_request_is_on_its_way_waits_for_the_next_one()
 
 
 @on_loop
-async def test_a_controller_that_is_away_is_told_to_all_who_asked_and_the_next_ones_ask_again() -> None:
+async def test_an_unreachable_controller_fails_all_pending_changes() -> None:
     controller = FakeController()
     controller.error = ConnectionFailedError("away")
     requests = made(controller)
-    found = await asyncio.gather(*(requests.ask(ONE, n, 0, 0, {1: 5}) for n in (0, 1)), return_exceptions=True)
-    assert [type(error) for error in found] == [ConnectionFailedError] * 2
+    results = await asyncio.gather(
+        *(requests.alter(IsrChange(ONE, n, 0, 0, {1: 5})) for n in (0, 1)), return_exceptions=True
+    )
+    assert [type(error) for error in results] == [ConnectionFailedError] * 2
     controller.error = None
-    assert (await requests.ask(ONE, 0, 0, 0, {1: 5})).partition_epoch == 1
+    assert (await requests.alter(IsrChange(ONE, 0, 0, 0, {1: 5}))).partition_epoch == 1
 
 
 @on_loop
-async def test_nobody_waits_when_the_broker_stops() -> None:
+async def test_closing_fails_pending_changes() -> None:
     controller = FakeController()
     controller.held.clear()
     requests = made(controller)
-    asked = [asyncio.create_task(requests.ask(ONE, 0, 0, 0, {1: 5}))]
+    asked = [asyncio.create_task(requests.alter(IsrChange(ONE, 0, 0, 0, {1: 5})))]
     await asyncio.sleep(0.01)
-    asked.append(asyncio.create_task(requests.ask(ONE, 1, 0, 0, {1: 5})))
+    asked.append(asyncio.create_task(requests.alter(IsrChange(ONE, 1, 0, 0, {1: 5}))))
     await asyncio.sleep(0.01)
     await requests.close()
     assert [type(error) for error in await asyncio.gather(*asked, return_exceptions=True)] == [ClosedError] * 2
 
 
 @on_loop
-async def test_producer_ids_of_the_controller_are_asked_for_before_they_are_needed(tmp_path: Path) -> None:
+async def test_producer_ids_are_prefetched_from_the_controller(tmp_path: Path) -> None:
     blocks = [(0, 1000), (5000, 6000), (9000, 10_000)]
     asked = 0
     error: HeadraceError | None = ConnectionFailedError("away")

@@ -1,10 +1,10 @@
-"""Which brokers count as living: by heartbeats, and by connections."""
+"""Broker sessions: heartbeats and closed connections."""
 
 from __future__ import annotations
 
 import asyncio
 
-from headrace.broker.cluster.sessions import RECONNECT_MS_MAX, Sessions
+from headrace.broker.cluster.broker_sessions import RECONNECT_MS_MAX, BrokerSessions
 from headrace.broker.context import Session
 from headrace.errors import BrokerError, Code
 from tests.support.fake_internal import HandClock
@@ -17,7 +17,7 @@ class Rig:
     def __init__(self) -> None:
         self.clock = HandClock()
         self.ended: list[int] = []
-        self.sessions = Sessions(self.clock, TIMEOUT_MS, self.ended.append)
+        self.sessions = BrokerSessions(self.clock, TIMEOUT_MS, self.ended.append)
 
 
 def line() -> Session:
@@ -25,7 +25,7 @@ def line() -> Session:
 
 
 @on_loop
-async def test_a_broker_that_is_not_heard_of_for_the_time_out_is_gone_and_only_that() -> None:
+async def test_a_session_without_heartbeats_expires() -> None:
     rig = Rig()
     rig.sessions.touch(2, line())
     rig.sessions.touch(3, line())
@@ -41,7 +41,7 @@ async def test_a_broker_that_is_not_heard_of_for_the_time_out_is_gone_and_only_t
 
 
 @on_loop
-async def test_an_end_that_cannot_be_recorded_is_tried_again() -> None:
+async def test_an_expiry_that_cannot_be_recorded_is_retried() -> None:
     rig = Rig()
     is_full = True
 
@@ -50,7 +50,7 @@ async def test_an_end_that_cannot_be_recorded_is_tried_again() -> None:
             raise BrokerError("no space left on device", code=Code.KAFKA_STORAGE_ERROR)
         rig.ended.append(node_id)
 
-    sessions = Sessions(rig.clock, TIMEOUT_MS, ended)
+    sessions = BrokerSessions(rig.clock, TIMEOUT_MS, ended)
     sessions.touch(2, line())
     await rig.clock.run(2 * TIMEOUT_MS)
     is_full = False
@@ -59,7 +59,7 @@ async def test_an_end_that_cannot_be_recorded_is_tried_again() -> None:
 
 
 @on_loop
-async def test_a_lost_connection_ends_a_session_soon_unless_there_is_another_one() -> None:
+async def test_a_closed_connection_shortens_the_session_unless_reconnected() -> None:
     rig = Rig()
     two, three = line(), line()
     rig.sessions.touch(2, two)
@@ -76,7 +76,7 @@ async def test_a_lost_connection_ends_a_session_soon_unless_there_is_another_one
 
 
 @on_loop
-async def test_an_old_connection_that_closes_does_not_end_a_session_that_has_a_newer_one() -> None:
+async def test_closing_an_old_connection_does_not_affect_the_session() -> None:
     rig = Rig()
     old = line()
     rig.sessions.touch(2, old)
@@ -87,7 +87,7 @@ async def test_an_old_connection_that_closes_does_not_end_a_session_that_has_a_n
 
 
 @on_loop
-async def test_nobody_is_gone_because_the_controller_was_away_itself() -> None:
+async def test_a_stalled_controller_does_not_expire_sessions() -> None:
     rig = Rig()
     rig.sessions.touch(2, line())
     await rig.clock.run(1_000)

@@ -1,4 +1,4 @@
-"""Asking the controller for other in-sync sets, and what followers are told: with a controller that the test plays."""
+"""In-sync set proposals with a fake controller, and the fetch sessions of followers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.brokers import Brokers, Registration
-from headrace.broker.catalog.topics import PartitionPlace, Topics
-from headrace.broker.cluster.cluster import Cluster
+from headrace.broker.catalog.cluster import BrokerRegistration, Brokers
+from headrace.broker.catalog.topics import PartitionRegistration, Topics
 from headrace.broker.cluster.follower_sessions import FollowerSessions
-from headrace.broker.cluster.in_sync import InSyncSets
+from headrace.broker.cluster.isr import IsrManager
+from headrace.broker.cluster.role import ClusterRole, IsrChange
 from headrace.broker.fetching import PartitionFetch, Read
 from headrace.broker.log import LogConfig, Origin
 from headrace.broker.partition import Partition
@@ -36,13 +36,12 @@ class Controller:
         self.asked: list[dict[int, int]] = []
         self.answers: list[HeadraceError | None] = []  # None: it is done
 
-    async def alter_partition(self, topic_id, index, leader_epoch, partition_epoch, new_isr) -> PartitionPlace:
-        self.asked.append(dict(new_isr))
+    async def alter_partition(self, change: IsrChange) -> PartitionRegistration:
+        self.asked.append(dict(change.isr))
         answer = self.answers.pop(0) if self.answers else None
         if answer is not None:
             raise answer
-        place = self.rig.place(tuple(new_isr), partition_epoch=partition_epoch + 1)
-        return place
+        return self.rig.register(tuple(change.isr), partition_epoch=change.partition_epoch + 1)
 
 
 class Rig:
@@ -53,30 +52,30 @@ class Rig:
         self.clock: HandClock = self.logs.clock
         self.catalog = Catalog(tmp_path / "catalog.journal")
         self.replicas = ReplicaManager(
-            1, self.logs.manager, self.catalog, self.clock, lambda _: LogConfig.resolve({}), LAG_MS
+            1, self.logs.manager, self.catalog, self.clock, lambda _: LogConfig.resolve({}), lag_ms_max=LAG_MS
         )
         self.replicas.start()
         self.controller = Controller(self)
-        self.in_sync = InSyncSets(self.replicas, cast(Cluster, self.controller), self.clock, LAG_MS)
+        self.in_sync = IsrManager(self.replicas, cast(ClusterRole, self.controller), self.clock, LAG_MS)
         self.in_sync.start()
         for node in (1, 2, 3):
             self.broker(node)
         self.catalog.record(Topics.creation("t", [[1, 2, 3]]))
-        self.place(isr, partition_epoch=1)
+        self.register(isr, partition_epoch=1)
 
     @property
     def partition(self) -> Partition:
         return self.replicas.partition("t", 0)
 
     def broker(self, node: int, *, fenced: bool = False) -> None:
-        row = Registration(node, "00", 10 + node, {}, None, fenced=fenced, stopping=False)
+        row = BrokerRegistration(node, "00", 10 + node, {}, None, fenced=fenced, stopping=False)
         self.catalog.record(Brokers.change(row, 1))
 
-    def place(self, isr, *, partition_epoch) -> PartitionPlace:
+    def register(self, isr, *, partition_epoch) -> PartitionRegistration:
         topic = self.catalog.topics.by_name["t"]
-        place = PartitionPlace((1, 2, 3), isr, 1, 0, partition_epoch)
-        self.catalog.record(self.catalog.topics.move(topic, 0, place))
-        return place
+        registration = PartitionRegistration((1, 2, 3), isr, 1, 0, partition_epoch)
+        self.catalog.record(self.catalog.topics.partition_change(topic, 0, registration))
+        return registration
 
     def write(self) -> None:
         self.replicas.append(self.partition, batch(b"x"), origin=Origin.CLIENT, acks=1)
@@ -103,7 +102,7 @@ def run(tmp_path, test: Callable[[Rig], Awaitable[None]], **options) -> None:
     asyncio.run(main())
 
 
-def test_who_has_caught_up_joins_with_the_epoch_it_fetched_with(tmp_path):
+def test_a_caught_up_replica_joins_with_its_broker_epoch(tmp_path):
     async def test(rig):
         rig.write()
         assert rig.fetch(3, 1) == 0
@@ -114,7 +113,7 @@ def test_who_has_caught_up_joins_with_the_epoch_it_fetched_with(tmp_path):
     run(tmp_path, test, isr=(1, 2))
 
 
-def test_who_does_not_keep_up_leaves_and_is_not_waited_for_any_more(tmp_path):
+def test_a_lagging_replica_leaves_the_in_sync_set(tmp_path):
     async def test(rig):
         rig.write()
         rig.fetch(2, 1)
@@ -126,7 +125,7 @@ def test_who_does_not_keep_up_leaves_and_is_not_waited_for_any_more(tmp_path):
     run(tmp_path, test)
 
 
-def test_a_controller_that_cannot_be_asked_is_asked_again_and_nothing_changes_before(tmp_path):
+def test_a_proposal_is_retried_while_the_controller_is_unreachable(tmp_path):
     async def test(rig):
         rig.controller.answers = [ConnectionFailedError("away")] * 3
         rig.write()
@@ -157,7 +156,7 @@ def test_an_unexpected_exception_does_not_end_a_proposal(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("code", "kept"), [(Code.INELIGIBLE_REPLICA, False), (Code.INVALID_UPDATE_VERSION, True)])
-def test_a_refusal_ends_the_proposal_unless_it_may_have_been_carried_out(tmp_path, code, kept):
+def test_a_rejection_ends_a_proposal_unless_it_may_have_succeeded(tmp_path, code, kept):
     async def test(rig):
         rig.controller.answers = [BrokerError("no", code=code)]
         rig.write()
@@ -165,13 +164,13 @@ def test_a_refusal_ends_the_proposal_unless_it_may_have_been_carried_out(tmp_pat
         await rig.clock.run(100)
         assert len(rig.controller.asked) == 1
         assert (rig.partition.proposed_isr is not None) is kept
-        rig.place((1, 2, 3), partition_epoch=5)  # what the controller knew, and we did not
+        rig.register((1, 2, 3), partition_epoch=5)  # what the controller knew, and we did not
         assert rig.partition.proposed_isr is None
 
     run(tmp_path, test, isr=(1, 2))
 
 
-def test_nobody_waits_for_a_broker_that_is_gone_though_it_had_just_caught_up(tmp_path):
+def test_a_fenced_broker_does_not_hold_the_high_watermark(tmp_path):
     """It is taken out of the set first, and said to be gone after that: both have to be heard."""
 
     async def test(rig):
@@ -179,7 +178,7 @@ def test_nobody_waits_for_a_broker_that_is_gone_though_it_had_just_caught_up(tmp
         rig.fetch(2, 1)
         assert rig.fetch(3, 1) == 1
         rig.write()
-        rig.place((1, 2), partition_epoch=2)
+        rig.register((1, 2), partition_epoch=2)
         assert rig.fetch(2, 2) == 1  # 3 could come back
         rig.broker(3, fenced=True)
         assert rig.partition.log.high_watermark == 2
@@ -187,7 +186,7 @@ def test_nobody_waits_for_a_broker_that_is_gone_though_it_had_just_caught_up(tmp
     run(tmp_path, test)
 
 
-def test_a_broker_that_comes_back_joins_though_it_fetched_before_it_was_known_to_live(tmp_path):
+def test_a_broker_that_fetched_while_fenced_joins_when_unfenced(tmp_path):
     async def test(rig):
         rig.broker(3, fenced=True)
         rig.fetch(3, 0)
@@ -203,39 +202,39 @@ def test_a_broker_that_comes_back_joins_though_it_fetched_before_it_was_known_to
 # What followers are told.
 
 
-def test_a_session_tells_each_thing_once_and_what_is_marked_again(tmp_path):
+def test_a_session_returns_each_change_once_and_marked_partitions_again(tmp_path):
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
-        place = (rig.partition.topic_id, 0)
-        session.take(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
-        due = session.due([place])
-        assert [*due] == [place]
+        partition_id = (rig.partition.topic_id, 0)
+        session.update(partition_id, PartitionFetch(0, 0, 1000, partition=rig.partition))
+        due = session.due([partition_id])
+        assert [*due] == [partition_id]
         quiet = Read(b"", 0, 0, 0)
-        assert len(session.news(due, [quiet])) == 1  # the high watermark was not known
+        assert len(session.unreported(due, [quiet])) == 1  # the high watermark was not known
         assert session.due([]) == {}
-        assert session.news(due, [quiet]) == []
+        assert session.unreported(due, [quiet]) == []
         rig.write()
-        assert [*session.due([])] == [place]
+        assert [*session.due([])] == [partition_id]
         # There was no room for it: it is not forgotten.
-        assert session.news(due, [quiet]) == []
-        assert [*session.due([])] == [place]
-        session.forget(place)
+        assert session.unreported(due, [quiet]) == []
+        assert [*session.due([])] == [partition_id]
+        session.forget(partition_id)
         rig.write()
         assert session.due([]) == {}
-        assert rig.partition.sessions == []
+        assert rig.partition.follower_sessions == []
 
     run(tmp_path, test)
 
 
-def test_a_fetch_that_waits_is_woken_by_records_but_not_by_the_high_watermark(tmp_path):
+def test_records_complete_a_waiting_fetch_but_the_high_watermark_does_not(tmp_path):
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
-        place = (rig.partition.topic_id, 0)
-        session.take(place, PartitionFetch(0, 0, 1000, partition=rig.partition))
-        session.due([place])
+        partition_id = (rig.partition.topic_id, 0)
+        session.update(partition_id, PartitionFetch(0, 0, 1000, partition=rig.partition))
+        session.due([partition_id])
         waiting = asyncio.create_task(session.wait(rig.clock, 500))
         await rig.clock.run()
-        session.note(rig.partition.key)
+        session.mark_for_next(rig.partition.key)
         await rig.clock.run(10)
         assert not waiting.done()
         rig.write()
@@ -252,7 +251,7 @@ def test_a_fetch_that_waits_is_woken_by_records_but_not_by_the_high_watermark(tm
     ("session_id", "epoch", "code"),
     [(99, 1, Code.FETCH_SESSION_ID_NOT_FOUND), (1, 3, Code.INVALID_FETCH_SESSION_EPOCH)],
 )
-def test_a_fetch_out_of_its_session_is_refused(session_id, epoch, code):
+def test_a_fetch_with_a_wrong_session_is_rejected(session_id, epoch, code):
     sessions = FollowerSessions()
     begun = sessions.find(2, 0, 0)
     assert sessions.find(2, begun.id, 1) is begun
