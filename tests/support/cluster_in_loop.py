@@ -17,7 +17,7 @@ from headrace.wire.api.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 from tests.support.broker_in_loop import broker_in_loop
 
 SECONDS_MAX = 10.0
@@ -57,7 +57,7 @@ async def until(what: str, ask: Callable[[], T | None]) -> T:
     return answer
 
 
-async def asked(broker: Broker, message: Message, version: int) -> Message:
+async def asked(broker: Broker, message: RequestMessage[Message], version: int) -> Message:
     """A broker's answer, by a connection of its own."""
     listener = broker.listeners[0]
     peer = Peer(lambda: (listener.host, listener.port), client_id="test")

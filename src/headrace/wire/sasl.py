@@ -22,7 +22,7 @@ import re
 import secrets
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from headrace.errors import AuthenticationError, Code, error_name
 from headrace.wire.api.sasl import (
@@ -31,7 +31,7 @@ from headrace.wire.api.sasl import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 
 PLAIN = "PLAIN"
 SCRAM_SHA_256 = "SCRAM-SHA-256"
@@ -110,7 +110,7 @@ class Mechanism:
 
 def authenticate(
     mechanism: Mechanism, version: int = AUTHENTICATE_VERSIONS[1]
-) -> Generator[tuple[Message, int], Message, int]:
+) -> Generator[tuple[RequestMessage[Any], int], Message, int]:
     """Run a SASL exchange: each `yield` sends a request in a version and returns its response.
 
     `version` is the version of SaslAuthenticate. Returns the lifetime of the session in ms; 0: unlimited.
